@@ -1,0 +1,1 @@
+"""Schedule compiler and graph partitioner for PyTorch."""

@@ -1,0 +1,73 @@
+"""What a legal program is, by levels: each pass adds a promise to those before it.
+
+    COMPUTE     the actions are a legal schedule, and each reads and writes what the routes say
+    TRANSFERS   every RECV has one SEND and every SEND one RECV, no device waits for ever, nothing is read before it is there
+    LIVENESS    every value is freed once, is not read after, and nothing is left
+    SLOTS       every operand names its buffer, and a buffer is written only when it is free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+from pipecompile.checks.lifetimes import lifetime_faults
+from pipecompile.checks.operands import operand_faults
+from pipecompile.checks.pairing import pairing_faults
+from pipecompile.checks.routes import route_faults
+from pipecompile.checks.schedule import schedule_faults
+from pipecompile.ir import HOST, Instruction, Op, Program, Schedule
+
+__all__ = ["Level", "program_faults"]
+
+
+class Level(IntEnum):
+    """How far a program is lowered."""
+
+    COMPUTE = 0
+    TRANSFERS = 1
+    LIVENESS = 2
+    SLOTS = 3
+
+
+def program_faults(program: Program, level: Level) -> list[str]:
+    """All faults of `program` at `level` and below."""
+    schedule = _schedule_of(program)
+    faults = [*route_faults(program.routes, program.n_stages), *_form_faults(program)]
+    faults += schedule_faults(schedule, program.routes)
+    if faults:
+        return faults
+    faults += operand_faults(program)
+    if level >= Level.TRANSFERS:
+        faults += pairing_faults(program)
+        faults += lifetime_faults(program, frees=level >= Level.LIVENESS, slots=level >= Level.SLOTS)
+    return faults
+
+
+def _schedule_of(program: Program) -> Schedule:
+    rows = tuple(tuple(i.action for i in row if i.action is not None) for row in program.rows)
+    return Schedule(program.n_stages, program.n_microbatches, program.placement, rows)
+
+
+_FORM = {Op.SEND: (1, 0), Op.RECV: (0, 1), Op.FREE: (1, 0)}
+"""How many operands an instruction reads and writes."""
+
+
+def _form_faults(program: Program) -> Iterator[str]:
+    for device, row in enumerate(program.rows):
+        for index, instruction in enumerate(row):
+            for fault in _instruction_faults(instruction, device, program.n_devices):
+                yield f"device {device}, step {index}: {instruction}: {fault}"
+
+
+def _instruction_faults(instruction: Instruction, device: int, n_devices: int) -> Iterator[str]:
+    if (instruction.op is Op.COMPUTE) != (instruction.action is not None):
+        yield "a compute instruction has an action, and no other has"
+    counts = len(instruction.reads), len(instruction.writes)
+    if _FORM.get(instruction.op, counts) != counts:
+        yield f"it reads {counts[0]} and writes {counts[1]}"
+    talks = instruction.op in (Op.SEND, Op.RECV)
+    if talks != (instruction.peer is not None):
+        yield "SEND and RECV have a peer, and no other has"
+    elif talks and (instruction.peer == device or instruction.peer not in range(HOST, n_devices)):
+        yield "the peer must be another device, or the host"

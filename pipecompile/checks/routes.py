@@ -1,0 +1,38 @@
+"""What a legal list of routes is: every value once, from an earlier stage (or the host) to later ones (or the host)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pipecompile.ir import HOST, Route
+
+__all__ = ["route_faults"]
+
+_NAME = re.compile(r"(?!@[0-9]+$)[^\s#'\[\]]+")
+
+
+def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
+    """All faults of `routes` between `n_stages` stages."""
+    counts = Counter(route.value for route in routes)
+    twice = [f"{count} routes are called {name!r}: a value has one route" for name, count in counts.items() if count > 1]
+    return [*twice, *(f"{route}: {fault}" for route in routes for fault in _faults(route, n_stages))]
+
+
+def _faults(route: Route, n_stages: int) -> Iterator[str]:
+    if not _NAME.fullmatch(route.value):
+        yield f"{route.value!r} is not a name: no spaces, no # ' [ ], and @0, @1 ... belong to the stages"
+    if not (math.isfinite(route.nbytes) and route.nbytes >= 0):
+        yield "the size must be finite and not negative"
+    ends = [route.source, *route.consumers]
+    if outside := [end for end in ends if end != HOST and not 0 <= end < n_stages]:
+        yield f"there is no stage {outside[0]}, stages are 0 to {n_stages - 1}"
+    if not route.consumers:
+        yield "nobody consumes it"
+    keys = [n_stages if consumer == HOST else consumer for consumer in route.consumers]
+    if keys != sorted(set(keys)):
+        yield "consumers must be in ascending order, each once, the host last"
+    if any(consumer != HOST and consumer <= route.source for consumer in route.consumers):
+        yield f"it goes back: every consumer must come after stage {route.source}"

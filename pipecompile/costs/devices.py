@@ -1,0 +1,112 @@
+"""Data sheets: what a device can do at best. The analytic cost model and the simulator read speeds from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from pipecompile.errors import InputError
+
+__all__ = ["DEVICES", "DeviceSpec", "spec_for"]
+
+TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
+GIB = 1 << 30
+PCIE3, PCIE4, PCIE5 = 15.75 * GIGA, 31.5 * GIGA, 63.0 * GIGA
+"""Bytes per second of 16 lanes in one direction, after line coding (PCI-SIG)."""
+
+GPU_LAUNCH, CPU_LAUNCH = 5 * MICRO, 2 * MICRO
+"""What one eager PyTorch operator costs before it does any work. No data sheet: the order of what profilers show."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """Peak rates of one device, dense (no sparsity), one direction of its link. Rates are per second, sizes in bytes."""
+
+    name: str
+    flops: Mapping[torch.dtype, float]
+    bandwidth: float
+    link_bandwidth: float
+    link_latency: float
+    launch_overhead: float
+    memory: int
+
+    def peak(self, dtype: torch.dtype) -> float:
+        """FLOP/s in `dtype`; a type that the data sheet does not list runs at the float32 rate."""
+        return self.flops.get(dtype, self.flops[torch.float32])
+
+    def seconds(self, flops: float, moved: float, dtype: torch.dtype) -> float:
+        """The roofline: one kernel takes the longer of computing and moving its bytes, and a launch."""
+        return max(flops / self.peak(dtype), moved / self.bandwidth) + self.launch_overhead
+
+
+def _gpu(
+    name: str, *, fp64: float, fp32: float, fp16: float, bf16: float = 0.0, fp8: float = 0.0, memory: int, bandwidth: float,
+    link: float, latency: float = 10 * MICRO,
+) -> DeviceSpec:
+    """A GPU from the figures of its data sheet: TFLOP/s, GiB, GB/s; `link` is bytes/s in one direction."""
+    rates = {torch.float64: fp64, torch.float32: fp32, torch.float16: fp16, torch.bfloat16: bf16,
+             torch.float8_e4m3fn: fp8, torch.float8_e5m2: fp8}  # fmt: skip
+    flops = {dtype: rate * TERA for dtype, rate in rates.items() if rate}
+    return DeviceSpec(name, flops, bandwidth * GIGA, link, latency, GPU_LAUNCH, memory * GIB)
+
+
+# float32 is the rate of the CUDA cores, because PyTorch multiplies matrices in full float32 unless told otherwise
+# (torch.set_float32_matmul_precision). NVLink figures on data sheets add both directions; here is one.
+_SPECS = (
+    # Intel ARK, Xeon Platinum 8380: 40 cores x 2.3 GHz x 2 AVX-512 FMA units; 8 channels of DDR4-3200. A copy stays in DRAM.
+    DeviceSpec("cpu", {torch.float64: 2.94 * TERA, torch.float32: 5.89 * TERA}, 204.8 * GIGA, 102.4 * GIGA, MICRO, CPU_LAUNCH, 256 * GIB),
+    # NVIDIA Tesla P40 data sheet; halves run at 1/64 of the float32 rate (CUDA programming guide, compute capability 6.1).
+    _gpu("p40", fp64=0.367, fp32=12.0, fp16=0.183, memory=24, bandwidth=346, link=PCIE3),
+    # NVIDIA Tesla P100 data sheet, SXM2: NVLink 160 GB/s both ways.
+    _gpu("p100", fp64=5.3, fp32=10.6, fp16=21.2, memory=16, bandwidth=732, link=80 * GIGA),
+    # NVIDIA Tesla V100 data sheet, SXM2 32 GB: tensor cores 125 TFLOP/s in halves, none in bfloat16; NVLink 300 GB/s both ways.
+    _gpu("v100", fp64=7.8, fp32=15.7, fp16=125, memory=32, bandwidth=900, link=150 * GIGA),
+    # NVIDIA T4 data sheet.
+    _gpu("t4", fp64=0.25, fp32=8.1, fp16=65, memory=16, bandwidth=320, link=PCIE3),
+    # NVIDIA A10 data sheet.
+    _gpu("a10", fp64=0.49, fp32=31.2, fp16=125, bf16=125, memory=24, bandwidth=600, link=PCIE4),
+    # NVIDIA A100 data sheet, SXM 80 GB: NVLink 600 GB/s both ways.
+    _gpu("a100", fp64=9.7, fp32=19.5, fp16=312, bf16=312, memory=80, bandwidth=2039, link=300 * GIGA),
+    # NVIDIA L4 data sheet (its tensor figures are with sparsity, halved here).
+    _gpu("l4", fp64=0.47, fp32=30.3, fp16=121, bf16=121, fp8=242.5, memory=24, bandwidth=300, link=PCIE4),
+    # NVIDIA L40S data sheet.
+    _gpu("l40s", fp64=1.43, fp32=91.6, fp16=362, bf16=362, fp8=733, memory=48, bandwidth=864, link=PCIE4),
+    # NVIDIA H100 data sheet, SXM (tensor figures with sparsity, halved here): NVLink 900 GB/s both ways.
+    _gpu("h100", fp64=34, fp32=67, fp16=989.5, bf16=989.5, fp8=1979, memory=80, bandwidth=3350, link=450 * GIGA),
+    # NVIDIA H200 data sheet, SXM: the H100 with more and faster memory.
+    _gpu("h200", fp64=34, fp32=67, fp16=989.5, bf16=989.5, fp8=1979, memory=141, bandwidth=4800, link=450 * GIGA),
+    # NVIDIA DGX B200 data sheet, an eighth of it (tensor figures with sparsity, halved here): NVLink 1.8 TB/s both ways.
+    _gpu("b200", fp64=37, fp32=75, fp16=2250, bf16=2250, fp8=4500, memory=180, bandwidth=8000, link=900 * GIGA),
+)  # fmt: skip
+
+DEVICES: Mapping[str, DeviceSpec] = {spec.name: spec for spec in _SPECS}
+"""Every device known by name."""
+
+
+def spec_for(device: DeviceSpec | torch.device | str) -> DeviceSpec:
+    """The spec of a named device ("h100"), or of the device that a torch.device ("cuda:1", "cpu") is.
+
+    Raises InputError, listing the known names, for any other; pass a DeviceSpec of your own instead.
+    """
+    if isinstance(device, DeviceSpec):
+        return device
+    name = str(device).lower()
+    if name.partition(":")[0] == "cuda":
+        name = _card(torch.device(name))
+    if name.startswith("cpu:"):
+        name = "cpu"
+    if name not in DEVICES:
+        hint = f"one of {', '.join(DEVICES)}, or a pipecompile.costs.DeviceSpec"
+        raise InputError(f"no data sheet for device {str(device)!r}", why="" if name == str(device) else f"it is {name!r}", hint=hint)
+    return DEVICES[name]
+
+
+def _card(device: torch.device) -> str:
+    """The short name of the CUDA card: "NVIDIA H100 80GB HBM3" is "h100". The full name when it is not a known one."""
+    if not torch.cuda.is_available():
+        return "cuda, but there is none here"
+    full = torch.cuda.get_device_name(device).lower()
+    words = full.replace("-", " ").split()
+    return next((word for word in words if word in DEVICES), full)

@@ -1,0 +1,124 @@
+"""Leave a model, and the state of the thread that runs it, exactly as they were found, whatever happens in between.
+
+`untouched` covers everything but the contents of tensors: attributes of modules (training flags, hooks, caches, the
+parameter and buffer tables), `.grad`, RNG states, grad mode, autocast. `preserved` covers the contents of given tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["preserved", "state_tensors", "untouched"]
+
+Undo = Callable[[], None]
+
+AUTOCAST_TYPES = ("cpu", "cuda")
+
+
+def state_tensors(model: nn.Module) -> tuple[Tensor, ...]:
+    """Every parameter, buffer and plain tensor attribute of the model, once."""
+    found = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    for module in model.modules():
+        found.update((id(value), value) for value in vars(module).values() if isinstance(value, Tensor))
+    return tuple(found.values())
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Put back the model's structure, `.grad`, RNG states, grad mode and autocast on the way out, error or not."""
+    tensors = state_tensors(model)
+    undos = [_attributes(module) for module in model.modules()]
+    undos += [_flags(tensor) for tensor in tensors]
+    undos.append(_autocast())
+    cards = sorted({t.get_device() for t in tensors if t.is_cuda})
+    with torch.random.fork_rng(devices=cards, device_type="cuda"), torch.set_grad_enabled(torch.is_grad_enabled()):
+        try:
+            yield
+        finally:
+            for undo in undos:
+                undo()
+
+
+@contextmanager
+def preserved(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Put back, bit for bit, the contents of those tensors that were written to meanwhile. Costs a copy of them all."""
+    with torch.no_grad():
+        kept = [(tensor, tensor.detach().clone(), tensor._version) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, copy, version in kept:
+                if tensor._version != version:
+                    tensor.copy_(copy)
+
+
+def _attributes(module: nn.Module) -> Undo:
+    """What restores the attributes of one module, and the contents of the dicts, lists and sets among them."""
+    attributes = vars(module)
+    undos = [_contents(value) for value in attributes.values() if isinstance(value, dict | list | set)]
+    undos.append(_contents(attributes))
+
+    def undo() -> None:
+        for put_back in undos:
+            put_back()
+
+    return undo
+
+
+def _contents(container: dict[object, object] | list[object] | set[object] | dict[str, object]) -> Undo:
+    """What restores the contents of one container, keeping the container itself."""
+    if isinstance(container, list):
+        return partial(container.__setitem__, slice(None), list(container))
+    kept = container.copy()
+
+    def undo() -> None:
+        if container != kept or isinstance(container, dict):
+            container.clear()
+            container.update(kept)  # type: ignore[arg-type]
+
+    return undo
+
+
+def _flags(tensor: Tensor) -> Undo:
+    """What restores `requires_grad` and `.grad` of a leaf; other tensors cannot have either changed."""
+    if not tensor.is_leaf:
+        return lambda: None
+    required, grad = tensor.requires_grad, tensor.grad
+
+    def undo() -> None:
+        if tensor.requires_grad != required:
+            tensor.requires_grad_(required)
+        if tensor.grad is not grad:
+            tensor.grad = grad
+
+    return undo
+
+
+def _autocast() -> Undo:
+    """What leaves every autocast region that was entered since, and restores its settings."""
+    depth = _autocast_depth()
+    settings = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in AUTOCAST_TYPES]
+    cached = torch.is_autocast_cache_enabled()
+
+    def undo() -> None:
+        while _autocast_depth() > depth:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+        for kind, enabled, dtype in settings:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(cached)
+
+    return undo
+
+
+def _autocast_depth() -> int:
+    """How many autocast regions are open. There is no getter, but stepping in and out again tells."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()

@@ -1,0 +1,85 @@
+"""Graph pass: which nodes must share a stage because they share memory, and which must not come after a write.
+
+    y = bn(x)         one group {bn, relu_}: relu_ writes y's memory, and a write never crosses a cut
+    z = conv(y)  ──►  conv reads before the write: stage(conv) <= stage(relu_)
+    relu_(y)
+
+Storages and writes were recorded with the graph (`node.meta`), so no list of in-place operators is kept here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import networkx as nx
+from torch import fx, nn
+
+__all__ = ["Ties", "aliasing", "compute_nodes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Names that must share a stage, and pairs (a, b) with stage(a) <= stage(b) that no data edge implies."""
+
+    groups: tuple[tuple[str, ...], ...]
+    precedence: tuple[tuple[str, str], ...]
+
+
+def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
+    """The nodes that a stage is made of, in order: no inputs, attributes, sizes, region switches or output."""
+    called = ("call_module", "call_function", "call_method")
+    return [n for n in graph.graph.nodes if n.op in called and not n.meta.get("scalar") and not n.meta.get("switch")]
+
+
+def aliasing(graph: fx.GraphModule) -> Ties:
+    """Groups from structures (a tuple and its items), shared memory that is written, and shared modules with buffers."""
+    nodes = compute_nodes(graph)
+    ties: nx.Graph[str] = nx.Graph()
+    _tie_items(nodes, ties)
+    _tie_stateful_modules(graph, nodes, ties)
+    precedence = _tie_writes(nodes, ties)
+    order = {node.name: index for index, node in enumerate(nodes)}
+    groups = [tuple(sorted(group, key=order.__getitem__)) for group in nx.connected_components(ties)]
+    return Ties(tuple(sorted(groups, key=lambda group: order[group[0]])), tuple(dict.fromkeys(precedence)))
+
+
+def _tie(ties: nx.Graph[str], nodes: Iterable[fx.Node]) -> None:
+    nx.add_path(ties, [node.name for node in nodes])
+
+
+def _tie_items(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
+    """Only tensors cross a cut: an item stays with the tuple, list or dict that it is taken from."""
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if isinstance(source.meta.get("val"), (tuple, list, dict)) and source.op not in ("placeholder", "get_attr"):
+                _tie(ties, (source, node))
+
+
+def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
+    uses: defaultdict[nn.Module, list[fx.Node]] = defaultdict(list)
+    for node in nodes:
+        if node.op == "call_module":
+            uses[graph.get_submodule(str(node.target))].append(node)
+    for module, users in uses.items():
+        if len(users) > 1 and next(module.buffers(), None) is not None:
+            _tie(ties, users)
+
+
+def _tie_writes(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
+    last_write = {storage: i for i, node in enumerate(nodes) for storage in node.meta["mutates"]}
+    tied: defaultdict[int, list[fx.Node]] = defaultdict(list)
+    precedence = []
+    for i, node in enumerate(nodes):
+        read = {storage: source for source in node.all_input_nodes for storage in source.meta.get("storages", ())}
+        for storage in {*node.meta["storages"], *node.meta["mutates"], *read} & last_write.keys():
+            lives_on = storage in read and read[storage].op in ("get_attr", "placeholder")
+            owns = storage in node.meta["mutates"] or (storage in node.meta["storages"] and i <= last_write[storage])
+            if owns or lives_on:
+                tied[storage].append(node)
+            elif i < last_write[storage]:
+                precedence.append((node.name, nodes[last_write[storage]].name))
+    for group in tied.values():
+        _tie(ties, group)
+    return precedence

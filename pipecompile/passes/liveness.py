@@ -1,0 +1,38 @@
+"""Free every value right after its last use on a device, so that memory is what the schedule needs and no more.
+
+    before   0F0 x#0 -> v0#0 @0#0              after   0F0 x#0 -> v0#0 @0#0
+                                                       FREE x#0
+             SEND v0#0 to 1                            SEND v0#0 to 1
+                                                       FREE v0#0
+
+A use is a read or a send; a value that nobody reads is freed after it was written. `@s#m` thus goes after the last of
+B, I and W. One walk from the end of each row: the first time a value is met is its last use. Linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipecompile.ir import Instruction, Op, Operand, Program, Value
+
+__all__ = ["insert_frees"]
+
+
+def insert_frees(program: Program) -> Program:
+    """Every value that a device holds is freed exactly once there, after its last use."""
+    rows = tuple(_row(row) for row in program.rows)
+    return Program(program.n_stages, program.n_microbatches, program.placement, program.routes, rows)
+
+
+def _row(row: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    freed: set[Value] = set()
+    backwards: list[Instruction] = []
+    for instruction in reversed(row):
+        last_used: dict[Value, Operand] = {}
+        for operand in (*instruction.reads, *instruction.writes):
+            if operand.value not in freed:
+                last_used[operand.value] = operand
+        freed.update(last_used)
+        backwards += (Instruction(Op.FREE, reads=(operand,)) for operand in reversed(last_used.values()))
+        backwards.append(instruction)
+    return tuple(reversed(backwards))

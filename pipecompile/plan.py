@@ -1,0 +1,84 @@
+"""A plan: which stage every node belongs to, which device every stage runs on, and the route of every crossing value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pipecompile.errors import PlanError
+from pipecompile.ir import Route
+
+__all__ = ["Plan", "StageSummary"]
+
+FORMAT = "pipecompile.plan/1"
+
+
+@dataclass(frozen=True, slots=True)
+class StageSummary:
+    """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch."""
+
+    stage: int
+    device: str
+    first: str
+    last: str
+    nodes: int
+    parameters: int
+    parameter_bytes: float
+    forward: float
+    backward: float
+    saved_bytes: float
+    sent_bytes: float
+    skips_in: int
+    skips_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The partitioner's decision as data. `placement[s]` indexes `devices`; `stage_of` covers every compute node."""
+
+    fingerprint: str
+    n_stages: int
+    devices: tuple[str, ...]
+    placement: tuple[int, ...]
+    stage_of: dict[str, int]
+    routes: tuple[Route, ...]
+    stages: tuple[StageSummary, ...]
+    bottleneck: float
+    lower_bound: float
+    status: str
+    method: str
+    cost: str
+    format: str = FORMAT
+
+    @property
+    def gap(self) -> float:
+        """How far the bottleneck may be above the least possible one, as a fraction of it."""
+        return (self.bottleneck - self.lower_bound) / self.bottleneck if self.bottleneck else 0.0
+
+    def to_json(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "") -> Plan:
+        """The inverse of `to_json`. Raises PlanError naming the place in the file; never executes anything."""
+        try:
+            plan = msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise PlanError("this is not a plan", where=where, why=str(error), hint="write one with pipe.plan.save(path)") from None
+        if plan.format != FORMAT:
+            raise PlanError(f"the plan has format {plan.format!r}, this version reads {FORMAT!r}", where=where)
+        return plan
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan. Raises PlanError when the file is missing or damaged."""
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise PlanError("the plan cannot be read", where=str(path), why=str(error)) from None
+        return cls.from_json(text, where=str(path))

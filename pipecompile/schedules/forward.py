@@ -1,0 +1,25 @@
+"""Forward only, for inference: every device runs its stages on all micro-batches in ascending order.
+
+    device 0 │ F0 F1 F2 F3              P = 3, M = 4
+    device 1 │    F0 F1 F2 F3
+    device 2 │       F0 F1 F2 F3
+             └──────────────────▶ time
+
+Bubble: (P - 1) / (M + P - 1); makespan (M + P - 1) tF. Memory: nothing is kept for a backward.
+"""
+
+from __future__ import annotations
+
+from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.schedules.placement import loop
+
+__all__ = ["build_forward"]
+
+
+def build_forward(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
+    """The forwards of all stages, stage by stage on a device that has several; `n_devices` must divide `n_stages`."""
+    rows = tuple(
+        tuple(Action(s, Kind.FORWARD, m) for s in range(device, n_stages, n_devices) for m in range(n_microbatches))
+        for device in range(n_devices)
+    )
+    return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "forward")

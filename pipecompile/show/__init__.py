@@ -1,0 +1,15 @@
+"""How plans, schedules and timelines look: a table, a text grid, a Gantt chart, a Perfetto trace, a Graphviz graph.
+
+Nothing here is imported by the levels below, and matplotlib only when a picture is drawn.
+"""
+
+from __future__ import annotations
+
+from pipecompile.show.dump import dump
+from pipecompile.show.gantt import timeline_svg
+from pipecompile.show.graph import graph_dot
+from pipecompile.show.grid import timeline_grid
+from pipecompile.show.perfetto import timeline_trace
+from pipecompile.show.table import render, stage_table
+
+__all__ = ["dump", "graph_dot", "render", "stage_table", "timeline_grid", "timeline_svg", "timeline_trace"]

@@ -1,0 +1,114 @@
+"""Everything that was decided and predicted, as files in one directory."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipecompile.errors import InputError
+from pipecompile.ir import Program, Schedule
+from pipecompile.plan import Plan
+from pipecompile.show.gantt import timeline_svg
+from pipecompile.show.graph import graph_dot
+from pipecompile.show.perfetto import timeline_trace
+from pipecompile.timeline import Timeline
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+__all__ = ["dump"]
+
+_log = logging.getLogger("pipecompile.show")
+_DOT_SECONDS = 60.0
+
+
+def dump(
+    directory: str | Path,
+    *,
+    plan: Plan | None = None,
+    graph: GraphModule | None = None,
+    schedule: Schedule | None = None,
+    program: Program | None = None,
+    predicted: Timeline | None = None,
+    measured: Timeline | None = None,
+    seconds: bool = True,
+) -> list[Path]:
+    """Write a file per piece given and return their paths; pieces that are missing are left out.
+
+    plan.json, schedule.csv, program.txt, timeline.json, timeline.svg (with matplotlib), graph.py, graph.dot, and
+    graph.svg when Graphviz' `dot` is installed. All texts exist before the first file is written, and every file
+    appears whole or not at all. `seconds` False says that the timeline is in the unit of the costs. Raises InputError
+    if the directory cannot be written.
+    """
+    texts = {} if graph is None else _graph_texts(graph, plan)
+    if predicted is not None:
+        devices = () if plan is None else plan.devices
+        texts |= _timeline_texts(predicted, measured, program, schedule, devices, seconds)
+    texts |= {} if plan is None else {"plan.json": plan.to_json() + "\n"}
+    texts |= {} if schedule is None else {"schedule.csv": schedule.to_csv()}
+    texts |= {} if program is None else {"program.txt": str(program).rstrip("\n") + "\n"}
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_write(folder / name, texts[name]) for name in sorted(texts)]
+    except OSError as error:
+        raise InputError(
+            "the dump cannot be written", where=str(folder), why=str(error), hint="name a directory you may write to"
+        ) from error
+
+
+def _timeline_texts(
+    predicted: Timeline,
+    measured: Timeline | None,
+    program: Program | None,
+    schedule: Schedule | None,
+    devices: tuple[str, ...],
+    seconds: bool,
+) -> dict[str, str]:
+    texts = {"timeline.json": timeline_trace(predicted, measured, program=program, devices=devices)}
+    if importlib.util.find_spec("matplotlib") is None:
+        _log.warning("timeline.svg is left out: matplotlib is not installed (pip install 'pipecompile[plot]')")
+        return texts
+    title = ""
+    if schedule is not None:
+        title = f"{schedule.name}, {schedule.n_stages} stages, {schedule.n_microbatches} micro-batches"
+    return texts | {"timeline.svg": timeline_svg(predicted, measured, title=title, devices=devices, seconds=seconds)}
+
+
+def _graph_texts(graph: GraphModule, plan: Plan | None) -> dict[str, str]:
+    texts = {"graph.py": graph.print_readable(print_output=False).rstrip("\n") + "\n"}
+    if plan is None:
+        return texts
+    texts["graph.dot"] = graph_dot(graph, plan)
+    return texts | _drawn(texts["graph.dot"])
+
+
+def _drawn(dot: str) -> dict[str, str]:
+    """graph.svg as Graphviz draws it, or nothing: a picture is never a reason to lose the other files."""
+    program = shutil.which("dot")
+    if program is None:
+        return {}
+    try:
+        done = subprocess.run(
+            [program, "-Tsvg"], input=dot, capture_output=True, text=True, timeout=_DOT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning("graph.svg is left out: %s", error)
+        return {}
+    return {"graph.svg": done.stdout}
+
+
+def _write(path: Path, text: str) -> Path:
+    """Write beside the target, then rename over it."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        half.write_text(text, encoding="utf-8")
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+    return path

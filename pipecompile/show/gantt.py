@@ -1,0 +1,243 @@
+"""Timelines as a Gantt chart in SVG: a row per device, its copy tracks as thin bars, and the memory curves below.
+
+matplotlib is imported when a chart is drawn, through its object interface: no backend is chosen, no global state is
+left changed, and the same timelines give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipecompile.errors import ScheduleError
+from pipecompile.ir import Action, Kind
+from pipecompile.show.units import BYTES, SECONDS, Unit, fit
+from pipecompile.timeline import COMPUTE, Span, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["timeline_figure", "timeline_svg"]
+
+_SHADES = {
+    Kind.FORWARD: ("#8fbbea", "#5f95d6", "#3f72b5", "#2b5488"),
+    Kind.BACKWARD: ("#f4c283", "#e79d4d", "#c97d2f", "#9c5e1f"),
+    Kind.INPUT_GRAD: ("#f0d888", "#e2c157", "#c3a138", "#977b24"),
+    Kind.WEIGHT_GRAD: ("#a5d3a0", "#79b873", "#579952", "#3e7439"),
+}
+"""Per kind four shades, light to dark: those of the first, second ... stage on one device."""
+
+_COPY, _INK, _FAINT = "#7d838c", "#2b2f36", "#d9dce1"
+_STYLE = {
+    "svg.hashsalt": "pipecompile", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 8.0,
+    "text.color": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK, "axes.edgecolor": _FAINT,
+}  # fmt: skip
+_LEFT, _RIGHT, _HEAD, _FOOT = 1.05, 1.35, 0.35, 0.5
+_ROW, _MEMORY, _CELL, _NARROW, _WIDE = 0.42, 1.25, 0.25, 10.6, 22.0
+"""Inches: the margins; a device's row, a memory panel, a cell of the longest row, and how wide the panels may be."""
+_SMALLEST = 3.2
+"""Points: a label that would have to be smaller is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """A Gantt panel or a memory panel of one timeline. Time is drawn from `origin` on, in `unit`."""
+
+    label: str
+    timeline: Timeline
+    unit: Unit
+    origin: float
+    is_memory: bool
+
+    @property
+    def height(self) -> float:
+        return _MEMORY if self.is_memory else _ROW * self.timeline.n_devices
+
+    @property
+    def gap(self) -> float:
+        """To the panel above, or to the title."""
+        return 0.24 if self.is_memory else 0.46
+
+    def at(self, moment: float) -> float:
+        return (moment - self.origin) / self.unit.size
+
+
+def timeline_svg(
+    predicted: Timeline,
+    measured: Timeline | None = None,
+    *,
+    title: str = "",
+    devices: Sequence[str] = (),
+    seconds: bool = True,
+) -> str:
+    """The chart as SVG text, the measured timeline below the predicted one on the same time axis.
+
+    `seconds` False says that times are in the unit of the costs, as in a unit-time simulation. Needs matplotlib.
+    """
+    from matplotlib import style
+
+    with style.context(["default", _STYLE]):
+        figure = timeline_figure(predicted, measured, title=title, devices=devices, seconds=seconds)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def timeline_figure(
+    predicted: Timeline,
+    measured: Timeline | None = None,
+    *,
+    title: str = "",
+    devices: Sequence[str] = (),
+    seconds: bool = True,
+) -> Figure:
+    """The chart as a matplotlib figure, in the style that is set when it is called."""
+    from matplotlib.figure import Figure
+
+    panels = _panels(predicted, measured, seconds)
+    inner = min(
+        max(_NARROW, _CELL * max(len(p.timeline.compute(d)) for p in panels for d in range(p.timeline.n_devices))),
+        _WIDE,
+    )
+    width, height = _LEFT + inner + _RIGHT, _HEAD + _FOOT + sum(p.gap + p.height for p in panels)
+    figure = Figure(figsize=(width, height), facecolor="white")
+    names = [f"{d} · {devices[d]}" if d < len(devices) else f"device {d}" for d in range(predicted.n_devices)]
+    longest = max(p.at(_end(p.timeline)) for p in panels) or 1.0
+    highest = max(max(p.timeline.peak_memory, default=0.0) for p in panels)
+    bottom = height - _HEAD
+    for panel in panels:
+        bottom -= panel.gap + panel.height
+        axes = figure.add_axes((_LEFT / width, bottom / height, inner / width, panel.height / height))
+        axes.set_xlim(0, longest * 1.002)
+        _frame(axes, last=panel is panels[-1], unit=panel.unit)
+        if panel.is_memory:
+            _draw_memory(axes, panel, highest)
+        else:
+            _draw_rows(axes, panel, names, points=inner * 72 / longest)
+    _head(figure, title, [p.timeline for p in panels])
+    return figure
+
+
+def _panels(predicted: Timeline, measured: Timeline | None, seconds: bool) -> list[_Panel]:
+    timelines = [("predicted", predicted), *([("measured", measured)] if measured else [])]
+    unit = fit(SECONDS, [t.makespan for _, t in timelines]) if seconds else Unit("", 1.0)
+    panels = []
+    for label, timeline in timelines:
+        origin = min((s.start for s in timeline.spans), default=0.0)
+        panels.append(_Panel(label, timeline, unit, origin, is_memory=False))
+        if any(timeline.peak_memory):
+            panels.append(_Panel(label, timeline, unit, origin, is_memory=True))
+    return panels
+
+
+def _end(timeline: Timeline) -> float:
+    return max((s.end for s in timeline.spans), default=0.0)
+
+
+def _frame(axes: Axes, *, last: bool, unit: Unit) -> None:
+    """Thin lines, and the time under the lowest panel only."""
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(length=2, width=0.6, labelbottom=last)
+    axes.set_axisbelow(True)
+    if last:
+        axes.set_xlabel(f"time, {unit.name}" if unit.name else "time, in units of the costs", fontsize=8)
+
+
+def _draw_rows(axes: Axes, panel: _Panel, names: Sequence[str], points: float) -> None:
+    """`points` is the width of one time unit on paper."""
+    timeline = panel.timeline
+    axes.set_ylim(timeline.n_devices, 0)
+    axes.set_yticks([d + 0.5 for d in range(timeline.n_devices)], names[: timeline.n_devices])
+    axes.tick_params(axis="y", length=0)
+    axes.hlines(range(1, timeline.n_devices), 0, 1, transform=axes.get_yaxis_transform(), colors=_FAINT, linewidths=0.5)
+    makespan = f"{panel.unit.format(timeline.makespan)} {panel.unit.name}".rstrip()
+    axes.set_title(f"{panel.label}: makespan {makespan}, bubble {timeline.bubble:.1%}", loc="left", fontsize=8.5, pad=5)
+    for device in range(timeline.n_devices):
+        copies = sorted({s.track for s in timeline.spans if s.device == device and s.track != COMPUTE})
+        _draw_compute(axes, panel, device, 0.62 if copies else 0.8, points)
+        for index, track in enumerate(copies):
+            spans = [s for s in timeline.spans if s.device == device and s.track == track]
+            thickness = min(0.1, 0.22 / len(copies))
+            axes.broken_barh(
+                _bars(panel, spans), (device + 0.74 + index * thickness, thickness * 0.75), facecolors=_COPY
+            )
+
+
+def _draw_compute(axes: Axes, panel: _Panel, device: int, height: float, points: float) -> None:
+    """The cells of one device, each with the number of its micro-batch where that fits in."""
+    spans = panel.timeline.compute(device)
+    cells = [_action(span) for span in spans]
+    stages = sorted({cell.stage for cell in cells if cell})
+    depth = [min(stages.index(cell.stage), 3) if cell else 0 for cell in cells]
+    colours = [_SHADES[cell.kind][shade] if cell else _FAINT for cell, shade in zip(cells, depth, strict=True)]
+    bars = _bars(panel, spans)
+    line = min((0.05 * width * points for _, width in bars), default=0.0)
+    axes.broken_barh(
+        bars, (device + 0.1, height), facecolors=colours, edgecolors="white", linewidth=min(0.6, max(line, 0.1))
+    )
+    for cell, shade, (left, width) in zip(cells, depth, bars, strict=True):
+        size = min(8.0, width * points / (0.72 * len(str(cell.microbatch)) + 0.1)) if cell else 0.0
+        if cell and size >= _SMALLEST:
+            axes.text(left + width / 2, device + 0.1 + height / 2, str(cell.microbatch), fontsize=round(size, 1),
+                      ha="center", va="center_baseline", color="white" if shade > 1 else _INK)  # fmt: skip
+
+
+def _bars(panel: _Panel, spans: Sequence[Span]) -> list[tuple[float, float]]:
+    return [(panel.at(s.start), (s.end - s.start) / panel.unit.size) for s in spans]
+
+
+def _action(span: Span) -> Action | None:
+    try:
+        return Action.parse(span.name)
+    except ScheduleError:
+        return None
+
+
+def _draw_memory(axes: Axes, panel: _Panel, top: float) -> None:
+    """A step curve per device on one axis; what each peaks at stands beside it."""
+    from matplotlib import colormaps
+
+    unit = fit(BYTES, [top])
+    count = max(panel.timeline.n_devices - 1, 1)
+    for device, curve in enumerate(panel.timeline.memory):
+        moments = [panel.at(moment) for moment, _ in curve] + [panel.at(_end(panel.timeline))]
+        sizes = [size / unit.size for _, size in curve] + [curve[-1][1] / unit.size if curve else 0.0]
+        peak = f"{device}: peak {unit.format(panel.timeline.peak_memory[device])} {unit.name}"
+        axes.plot(
+            moments,
+            sizes,
+            drawstyle="steps-post",
+            linewidth=1.1,
+            color=colormaps["viridis"](0.85 * device / count),
+            label=peak,
+        )
+    axes.set_ylim(0, top / unit.size * 1.06)
+    axes.grid(axis="y", color=_FAINT, linewidth=0.5)
+    axes.set_ylabel(f"memory, {unit.name}", fontsize=8)
+    axes.legend(
+        loc="center left", bbox_to_anchor=(1.003, 0.5), fontsize=7, frameon=False, handlelength=1.2, labelspacing=0.25
+    )
+
+
+def _head(figure: Figure, title: str, timelines: Sequence[Timeline]) -> None:
+    """The title, and on the same line the colours in use."""
+    from matplotlib.patches import Patch
+
+    spans = [span for timeline in timelines for span in timeline.spans]
+    kinds = {cell.kind for cell in map(_action, spans) if cell}
+    patches = [
+        Patch(color=shades[0], label=kind.name.lower().replace("_", " "))
+        for kind, shades in _SHADES.items()
+        if kind in kinds
+    ]
+    if any(span.track != COMPUTE for span in spans):
+        patches.append(Patch(color=_COPY, label="copy"))
+    width, height = figure.get_size_inches()
+    figure.text(0.15 / width, 1 - 0.22 / height, title, fontsize=11, fontweight="bold", va="center")
+    figure.legend(
+        handles=patches, loc="center right", bbox_to_anchor=(1 - _RIGHT / width, 1 - 0.22 / height), ncols=5,
+        frameon=False, fontsize=8, handlelength=1.0, handleheight=0.9, columnspacing=1.2, borderpad=0,
+    )  # fmt: skip

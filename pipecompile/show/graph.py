@@ -1,0 +1,125 @@
+"""The cut graph as Graphviz text: a cluster per stage, modules as nodes, values that cross a cut with their size.
+
+The traced graph has a node per call; a picture of it would be unreadable. Calls of one stage that lie in one module
+are one box. How deep "one module" is, is chosen so that the boxes stay few: blocks for a ResNet-50, layers for a small
+model.
+A value that passes over a stage (a skip) is drawn bold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipecompile.plan import Plan
+from pipecompile.show.units import BYTES, COUNT, SECONDS, written
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+__all__ = ["graph_dot"]
+
+_FILLS = ("#dbe8f8", "#fbe6cd", "#dff0dc", "#f6dfe3", "#e8e2f4", "#faf3cf", "#d9f0f0", "#ececec")
+_MOST_BOXES, _DEEPEST = 64, 8
+_HEAD = """digraph pipeline {
+  graph [fontname="Helvetica", fontsize=12, labeljust=l, nodesep=0.25, ranksep=0.35, newrank=true];
+  node [shape=box, style="rounded,filled", fillcolor=white, color="#9aa0a8", fontname="Helvetica", fontsize=10];
+  edge [color="#6b7078", fontname="Helvetica", fontsize=9, arrowsize=0.6];
+"""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Box:
+    """The calls of one stage under one module path; stage -1 holds the inputs and the output of the model."""
+
+    stage: int
+    path: str
+
+
+_Boxes = dict["Node", _Box]
+
+
+def graph_dot(graph: GraphModule, plan: Plan, *, depth: int | None = None) -> str:
+    """DOT text of a traced graph (`node.meta["module"]` says where a call was made) cut as the plan says.
+
+    `depth` is the number of parts that a module path keeps; None takes the deepest that leaves at most 64 boxes.
+    """
+    boxes = _boxes(graph, plan, depth)
+    names = {box: f"n{number}" for number, box in enumerate(dict.fromkeys(boxes.values()))}
+    calls = {box: sum(other == box for other in boxes.values()) for box in names}
+    lines = [_box_line(box, names[box], 0) for box in names if box.stage < 0]
+    for stage in range(plan.n_stages):
+        lines += [f"  subgraph cluster_{stage} {{", f"    label={_quoted(_stage_label(plan, stage))};"]
+        lines += [f'    style="rounded,filled"; color="#c4c8ce"; fillcolor="{_FILLS[stage % len(_FILLS)]}";']
+        lines += [f"  {_box_line(box, names[box], calls[box])}" for box in names if box.stage == stage]
+        lines += ["  }"]
+    lines += [f"  {names[a]} -> {names[b]}{_attributes(look)};" for (a, b), look in _edges(plan, boxes).items()]
+    return _HEAD + "\n".join(lines) + "\n}\n"
+
+
+def _boxes(graph: GraphModule, plan: Plan, depth: int | None) -> _Boxes:
+    for kept in [depth] if depth else range(_DEEPEST, 0, -1):
+        boxes = {node: box for node in graph.graph.nodes if (box := _box(node, plan, kept))}
+        if len(set(boxes.values())) <= _MOST_BOXES:
+            break
+    return boxes
+
+
+def _box(node: Node, plan: Plan, depth: int) -> _Box | None:
+    """None for what belongs to no stage: sizes that every stage computes anew, and attributes that were not placed."""
+    if node.op in ("placeholder", "output"):
+        return _Box(-1, node.name)
+    if node.name not in plan.stage_of:
+        return None
+    path = str(node.target) if node.op == "call_module" else str(node.meta.get("module", ""))
+    shallow = ".".join(path.split(".")[:depth])
+    return _Box(plan.stage_of[node.name], shallow or (node.name if depth > 1 else "forward"))
+
+
+def _edges(plan: Plan, boxes: _Boxes) -> dict[tuple[_Box, _Box], dict[str, str]]:
+    """Box pairs in graph order, with the edge's look. A value's size stands once per stage that receives it."""
+    edges: dict[tuple[_Box, _Box], dict[str, str]] = {}
+    sizes: dict[tuple[_Box, _Box], float] = {}
+    told: set[tuple[str, int]] = set()
+    routed = {route.value: route.nbytes for route in plan.routes}
+    for node, user in _uses(boxes):
+        source, target = boxes[node], boxes[user]
+        if source == target:
+            continue
+        look = edges.setdefault((source, target), {})
+        if source.stage == target.stage:
+            continue
+        if node.name in routed and (node.name, target.stage) not in told:
+            told.add((node.name, target.stage))
+            sizes[source, target] = sizes.get((source, target), 0.0) + routed[node.name]
+            look["label"] = written(BYTES, sizes[source, target])
+        if source.stage >= 0 and target.stage > source.stage + 1:
+            look |= {"penwidth": "2.6", "color": "#c2452d", "fontcolor": "#c2452d", "style": "bold", "class": "skip"}
+    return edges
+
+
+def _uses(boxes: Mapping[Node, _Box]) -> Iterator[tuple[Node, Node]]:
+    return ((node, user) for node in boxes for user in node.users if user in boxes)
+
+
+def _stage_label(plan: Plan, stage: int) -> str:
+    label = f"stage {stage} · {plan.devices[plan.placement[stage]]}"
+    for row in plan.stages:
+        if row.stage == stage:
+            label += f" · {written(SECONDS, row.forward + row.backward)} · {written(COUNT, row.parameters)} parameters"
+    return label
+
+
+def _box_line(box: _Box, name: str, calls: int) -> str:
+    label = box.path + (f"\n{calls} calls" if calls > 1 else "")
+    return f"  {name} [label={_quoted(label)}{', shape=ellipse, style=solid' if box.stage < 0 else ''}];"
+
+
+def _attributes(look: Mapping[str, str]) -> str:
+    return " [" + ", ".join(f"{key}={_quoted(value)}" for key, value in look.items()) + "]" if look else ""
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

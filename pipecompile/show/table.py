@@ -1,0 +1,101 @@
+"""The table that `print(pipe)` shows: a row per stage, totals, and how good the cut is."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipecompile.plan import Plan, StageSummary
+from pipecompile.show.units import BYTES, COUNT, SECONDS, fit, written
+
+__all__ = ["render", "stage_table"]
+
+
+def stage_table(plan: Plan, bubble: float | None) -> Table:
+    """A row per stage and a footer with totals; the caption tells the bottleneck and how far it may be from the best.
+
+    `bubble` is that of the predicted timeline, a fraction; None when nothing was simulated.
+    """
+    caption = _caption(plan, bubble)
+    table = Table(
+        title=_title(plan), title_justify="left", title_style="bold",
+        caption=caption, caption_justify="left", caption_style="",
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=len(caption),
+    )  # fmt: skip
+    cells = _columns(plan.stages)
+    for header, (_, total) in cells.items():
+        justify: Literal["left", "right"] = "left" if header in ("device", "modules") else "right"
+        table.add_column(header, total, justify=justify, no_wrap=header != "modules", overflow="fold")
+    slowest = max(range(len(plan.stages)), key=lambda i: _seconds(plan.stages[i]), default=-1)
+    for row in range(len(plan.stages)):
+        table.add_row(*(Text(values[row]) for values, _ in cells.values()), style="bold" if row == slowest else "")
+    return table
+
+
+def render(table: Table, width: int = 100) -> str:
+    """The table as plain text without control codes or trailing spaces, at most `width` columns wide."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")
+
+
+def _columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], str]]:
+    """Header -> cells and total. A column has one unit, that of its largest value."""
+    columns = {
+        "stage": ([str(s.stage) for s in stages], ""),
+        "device": ([s.device for s in stages], ""),
+        "modules": ([_modules(s) for s in stages], ""),
+        "nodes": ([str(s.nodes) for s in stages], str(sum(s.nodes for s in stages))),
+    }
+    measured = (
+        ("params", COUNT, [float(s.parameters) for s in stages]),
+        ("fwd", SECONDS, [s.forward for s in stages]),
+        ("bwd", SECONDS, [s.backward for s in stages]),
+        ("saved", BYTES, [s.saved_bytes for s in stages]),
+        ("sent", BYTES, [s.sent_bytes for s in stages]),
+    )
+    for header, scale, values in measured:
+        unit = fit(scale, values)
+        columns[f"{header}\n{unit.name}".strip()] = ([unit.format(v) for v in values], unit.format(sum(values)))
+    columns["skips\nin/out"] = ([f"{s.skips_in}/{s.skips_out}" for s in stages], "")
+    return columns
+
+
+def _modules(stage: StageSummary) -> str:
+    ends = [end or "(root)" for end in (stage.first, stage.last)]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} … {ends[1]}"
+
+
+def _seconds(stage: StageSummary) -> float:
+    return stage.forward + stage.backward
+
+
+def _title(plan: Plan) -> Text:
+    devices = len(set(plan.placement))
+    return Text(f"{plan.n_stages} stage{'s' * (plan.n_stages != 1)} on {devices} device{'s' * (devices != 1)}, "
+                f"cut by {plan.method}, {plan.cost} costs, per micro-batch")  # fmt: skip
+
+
+def _caption(plan: Plan, bubble: float | None) -> Text:
+    parts = [
+        f"bottleneck {written(SECONDS, plan.bottleneck)}",
+        f"lower bound {written(SECONDS, plan.lower_bound)}",
+        f"gap {plan.gap:.1%}",
+        plan.status,
+        f"balance {_balance(plan.stages):.0%}",
+    ]
+    parts += [] if bubble is None else [f"bubble {bubble:.1%}"]
+    return Text(" · ".join(parts))
+
+
+def _balance(stages: Sequence[StageSummary]) -> float:
+    """Mean over largest compute time: 1 when all stages take equally long."""
+    times = [_seconds(s) for s in stages]
+    return sum(times) / (len(times) * max(times)) if any(times) else 1.0

@@ -1,0 +1,62 @@
+"""Numbers for people: one unit for a whole column, so that its digits line up; and sizes typed by people, read back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipecompile.errors import InputError
+
+__all__ = ["BYTES", "COUNT", "SECONDS", "Unit", "fit", "parse_bytes", "written"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A name and how many base units (seconds, bytes, things) one of it is."""
+
+    name: str
+    size: float
+
+    def format(self, value: float) -> str:
+        """About three digits, without exponents: 0.042, 4.20, 42.0, 4200. Zero is a plain 0."""
+        scaled = value / self.size
+        if not scaled:
+            return "0"
+        digits = (
+            0
+            if self.size == 1.0 and scaled == int(scaled)
+            else 3 - min(len(str(int(abs(scaled)))), 3) + (abs(scaled) < 1)
+        )
+        return f"{scaled:,.{digits}f}"
+
+
+SECONDS = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("µs", 1e-6), Unit("ns", 1e-9))
+BYTES = (Unit("TiB", 2.0**40), Unit("GiB", 2.0**30), Unit("MiB", 2.0**20), Unit("KiB", 2.0**10), Unit("B", 1.0))
+COUNT = (Unit("B", 1e9), Unit("M", 1e6), Unit("k", 1e3), Unit("", 1.0))
+
+
+def fit(scale: tuple[Unit, ...], values: Iterable[float]) -> Unit:
+    """The largest unit of the scale in which the largest of the values is at least 1; the smallest for all zeros."""
+    top = max(map(abs, values), default=0.0)
+    return next((unit for unit in scale if top >= unit.size), scale[-1])
+
+
+def written(scale: tuple[Unit, ...], value: float) -> str:
+    """One value with its own unit: `12.3 ms`."""
+    unit = fit(scale, (value,))
+    return f"{unit.format(value)} {unit.name}".rstrip()
+
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(?:([kmgt]?)(i?)b?)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """`2GiB`, `512 MB`, `1.5g`, `1e9`: with an i the prefix counts in 1024s, without in 1000s. Raises InputError."""
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise InputError(
+            f"{text!r} is not a size", hint="write a number with KiB, MiB, GiB, TiB, or kB, MB, GB, TB: 2GiB"
+        )
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** ("kmgt".index(match[2].lower()) + 1 if match[2] else 0))

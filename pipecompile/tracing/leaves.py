@@ -1,0 +1,20 @@
+"""Which modules stay whole in the graph: those of torch.nn that compute, not those that only contain."""
+
+from __future__ import annotations
+
+from torch import nn
+
+__all__ = ["is_leaf"]
+
+_WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+"""Leaves although they have children, or parameters under names of their own."""
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """True for a torch.nn module without children (Conv2d, BatchNorm2d, ReLU ...), and for attention and recurrent layers.
+
+    Containers (Sequential, Transformer ...) and everything that users wrote are recorded through, so they can be cut.
+    """
+    if not type(module).__module__.startswith("torch.nn."):
+        return False
+    return isinstance(module, _WHOLE) or not module._modules

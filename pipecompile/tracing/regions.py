@@ -1,0 +1,89 @@
+"""Grad mode and autocast: the ambient state in which every call was recorded, and the nodes that bring it back.
+
+    recorded                          in the graph
+    with torch.no_grad():             _set_grad_enabled(False)
+        y = f(x)                      y = f(x)
+    z = g(y)                          _set_grad_enabled(True)
+                                      z = g(y)
+
+The state is noted on each node and the switches are made anew wherever nodes are copied, so regions survive a cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+__all__ = ["Ambient", "Regions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """Grad mode, and the autocast dtype (None when off) of the CPU and of the accelerator in use."""
+
+    grad: bool
+    autocast: tuple[tuple[str, str | None, bool], ...]
+
+    @classmethod
+    def now(cls) -> Ambient:
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        cache = torch.is_autocast_cache_enabled()
+        state = tuple((kind, _autocast_dtype(kind), cache) for kind in kinds)
+        return cls(torch.is_grad_enabled(), state)
+
+
+def _autocast_dtype(kind: str) -> str | None:
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
+
+
+class Regions:
+    """Emits switches into `graph` whenever the ambient state of the next node differs from that of the last."""
+
+    def __init__(self, graph: fx.Graph, outside: Ambient) -> None:
+        self.graph, self.outside, self.now = graph, outside, outside
+        self._open: list[fx.Node] = []
+
+    def enter(self, ambient: Ambient) -> None:
+        """Call before creating a node that was recorded under `ambient`."""
+        if ambient == self.now:
+            return
+        if ambient.autocast != self.now.autocast:
+            self._leave_autocast()
+            self._enter_autocast(ambient)
+        if ambient.grad != self.now.grad:
+            self._switch(torch._C._set_grad_enabled, ambient.grad)
+        self.now = ambient
+
+    def close(self) -> None:
+        """Return to the state outside, before the output."""
+        self.enter(self.outside)
+
+    def _switch(self, function: object, *args: object) -> fx.Node:
+        node = self.graph.call_function(function, args)  # type: ignore[arg-type]
+        node.meta.update(switch=True, val=None)
+        return node
+
+    def _leave_autocast(self) -> None:
+        while self._open:
+            self._switch(_exit_autocast, self._open.pop())
+
+    def _enter_autocast(self, ambient: Ambient) -> None:
+        for (kind, dtype, cache), (_, outside, _) in zip(ambient.autocast, self.outside.autocast, strict=True):
+            if dtype != outside:
+                kept = getattr(torch, dtype) if dtype else None
+                self._open.append(self._switch(_enter_autocast, kind, kept, dtype is not None, cache))
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Leave grad mode and autocast as they were, whatever a failing forward left behind."""
+    grad = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(grad)

@@ -1,0 +1,55 @@
+"""Where in the user's own file a call came from."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+__all__ = ["caller", "line_of", "raiser"]
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_TORCH = str(Path(torch.__file__).resolve().parent)
+
+
+def _is_foreign(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith((_TORCH, _OURS, "<"))
+
+
+def _describe(frame: FrameType, line: int) -> str:
+    return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
+
+
+def caller() -> str:
+    """The innermost frame on the stack that is neither torch's nor ours, as "file:line in function"."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not _is_foreign(frame):
+            return _describe(frame, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def raiser(error: BaseException) -> str:
+    """The innermost line of the user's that an exception passed through, with its source text."""
+    found, step = "", error.__traceback__
+    while step is not None:
+        if not _is_foreign(step.tb_frame):
+            found = _with_text(step)
+        step = step.tb_next
+    return found
+
+
+def _with_text(step: TracebackType) -> str:
+    text = linecache.getline(step.tb_frame.f_code.co_filename, step.tb_lineno).strip()
+    return f"{_describe(step.tb_frame, step.tb_lineno)}:  {text}"
+
+
+def line_of(place: str) -> str:
+    """`place` (as `caller` gives it) with its file's directories dropped, for tables and labels."""
+    head, _, rest = place.rpartition("/")
+    return rest if head else place

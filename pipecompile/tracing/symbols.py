@@ -1,0 +1,79 @@
+"""The batch size as a symbol: how it is made, and how sizes computed from it become nodes of the graph again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+__all__ = ["BatchSymbol", "Guard"]
+
+
+class Guard:
+    """A condition on the batch size under which the recorded graph is right, because the model branched on it."""
+
+    def __init__(self, symbol: sympy.Symbol, condition: sympy.Basic) -> None:
+        self.symbol, self.condition = symbol, condition
+
+    def holds(self, size: int) -> bool:
+        return bool(self.condition.subs({self.symbol: size}))
+
+    def __str__(self) -> str:
+        return str(self.condition).replace(str(self.symbol), "batch_size")
+
+
+class BatchSymbol:
+    """One symbol for the batch dimension of all inputs, and the graph nodes that compute sizes from it."""
+
+    def __init__(self, hint: int) -> None:
+        self.env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
+        self.hint = max(hint, 2)  # sizes 0 and 1 are constants to torch; the graph serves them all the same
+        self.symbol = self.env.create_symbol(self.hint, ConstantSource("batch"), DimDynamic.DYNAMIC, None)
+        self.size: Any = self.env.create_symintnode(self.symbol, hint=self.hint)
+        self._nodes: dict[sympy.Basic, fx.Node] = {}
+        self._ignored: set[int] = set()
+        self.root: fx.Node | None = None
+
+    def open(self, graph: fx.Graph, placeholder: fx.Node | None) -> None:
+        """Make the node that reads the batch size from the first batched input."""
+        if placeholder is not None:
+            self.root = graph.call_method("size", (placeholder, 0))
+            self.root.meta.update(scalar=True, batch_size=True, val=self.size)
+
+    def argument(self, graph: fx.Graph, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+        """A symbolic number as an argument: a constant where it is one, else the node that computes it."""
+        expression = sympy.sympify(value.node.expr)
+        if expression.is_number or expression in (sympy.true, sympy.false):
+            return value.node.pytype(expression)
+        if expression not in self._nodes:
+            self._nodes[expression] = self._compute(graph, expression, value)
+        return self._nodes[expression]
+
+    def _compute(self, graph: fx.Graph, expression: sympy.Basic, value: Any) -> fx.Node:
+        assert self.root is not None, "a size depends on a batch that no input has"
+        before = len(graph.nodes)
+        proxy = fx.Proxy(self.root, fx.proxy.GraphAppendingTracer(graph))
+        node: fx.Node = sympy_interp(PythonReferenceAnalysis, {self.symbol: proxy}, expression).node
+        for made in list(graph.nodes)[before:]:
+            made.meta.update(scalar=True, val=None)
+        node.meta["val"] = value
+        return node
+
+    def forget(self, since: int) -> None:
+        """Drop what torch assumed inside a recorded call (which convolution is faster ...): the call decides anew when it runs."""
+        self._ignored.update(id(guard) for guard in self.env.guards[since:])
+
+    def guards(self) -> tuple[Guard, ...]:
+        """What the model's own branches assumed about the batch size."""
+        found = [Guard(self.symbol, guard.expr) for guard in self.env.guards
+                 if id(guard) not in self._ignored and self.symbol in guard.expr.free_symbols]  # fmt: skip
+        fixed = self.env.replacements.get(self.symbol)
+        if fixed is not None:
+            found.append(Guard(self.symbol, sympy.Eq(self.symbol, fixed)))
+        return tuple({str(guard): guard for guard in found}.values())

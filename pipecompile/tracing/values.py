@@ -1,0 +1,114 @@
+"""Which graph node stands for which live value while the model runs, and how call arguments become node arguments."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from pipecompile.tracing.symbols import BatchSymbol
+
+__all__ = ["Values", "storages", "tensors_in"]
+
+_PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def tensors_in(structure: object) -> list[torch.Tensor]:
+    """All tensors of a nested structure."""
+    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """A key for the memory that each tensor lives in; views share it. Valid while the tensors are kept alive."""
+    return frozenset(t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided)
+
+
+class Values:
+    """Tensors by identity. Every tensor seen is kept alive, so that no two of them ever share an id."""
+
+    def __init__(self, graph: fx.Graph, symbol: BatchSymbol) -> None:
+        self.graph, self.symbol = graph, symbol
+        self.roots: dict[str, Any] = {}
+        self._owned: dict[int, tuple[str, torch.Tensor]] = {}
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Any] = []
+
+    def own(self, model: nn.Module, fake: FakeTensorMode) -> None:
+        """Put fake twins in the place of all parameters and buffers; a tied tensor has one twin. The caller restores."""
+        for path, module in model.named_modules():
+            for table in (module._parameters, module._buffers):
+                for key, tensor in table.items():
+                    if tensor is not None:
+                        table[key] = twin = fake.from_tensor(tensor, static_shapes=True)
+                        self._owned.setdefault(id(twin), (f"{path}.{key}".lstrip("."), tensor))
+                        self._alive.append(twin)
+
+    def bind(self, value: torch.Tensor, node: fx.Node) -> None:
+        """From now on `node` stands for this tensor."""
+        self._nodes[id(value)] = node
+        self._alive.append(value)
+
+    def bind_result(self, result: Any, node: fx.Node) -> None:
+        """Bind a call's result: the tensor itself, or every tensor inside it through `getitem` nodes."""
+        if isinstance(result, torch.Tensor):
+            self.bind(result, node)
+        elif isinstance(result, dict):
+            self._bind_items(result.items(), node)
+        elif isinstance(result, (tuple, list)):
+            self._bind_items(enumerate(result), node)
+
+    def _bind_items(self, items: Iterable[tuple[Any, Any]], node: fx.Node) -> None:
+        for key, item in items:
+            if tensors_in(item):
+                child = self.graph.call_function(operator.getitem, (node, key))
+                child.meta.update(node.meta, val=item, storages=storages(tensors_in(item)), mutates=frozenset())
+                self.bind_result(item, child)
+
+    def argument(self, value: Any) -> Any:
+        """A call's argument as the graph writes it."""
+        if isinstance(value, torch.Tensor):
+            return self.node(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.symbol.argument(self.graph, value)
+        if isinstance(value, slice):
+            return slice(*map(self.argument, (value.start, value.stop, value.step)))
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(self.argument, value))
+        if isinstance(value, (tuple, list)):
+            return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
+        if isinstance(value, dict):
+            return {key: self.argument(item) for key, item in value.items()}
+        return value if isinstance(value, _PLAIN) else self._constant(value)
+
+    def node(self, tensor: torch.Tensor) -> fx.Node:
+        """The node of a tensor: what made it, or the parameter, buffer or constant that it is."""
+        if id(tensor) not in self._nodes:
+            name, owned = self._owned.get(id(tensor), (None, tensor))
+            self.bind(tensor, self._attribute(name, owned, tensor))
+        return self._nodes[id(tensor)]
+
+    def _attribute(self, name: str | None, value: Any, seen: Any) -> fx.Node:
+        target = name or f"_constant_{len(self.roots)}"
+        self.roots[target] = value
+        with self.graph.inserting_before(self._first()):
+            node = self.graph.get_attr(target)
+        held = tensors_in(seen)
+        node.meta.update(val=seen, module=target.rpartition(".")[0], source="", storages=storages(held), mutates=frozenset())
+        return node
+
+    def _constant(self, value: Any) -> fx.Node:
+        self._alive.append(value)
+        if id(value) not in self._nodes:
+            self._nodes[id(value)] = self._attribute(None, value, value)
+        return self._nodes[id(value)]
+
+    def _first(self) -> fx.Node:
+        return next((n for n in self.graph.nodes if n.op != "placeholder"), self.graph._root)
+
+
+
