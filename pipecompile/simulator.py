@@ -19,8 +19,10 @@ from operator import itemgetter
 
 from pipecompile.checks import verify
 from pipecompile.errors import InputError
-from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Schedule, Value
-from pipecompile.passes import lower
+from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Schedule, Value, chain
+from pipecompile.passes.compute import lower_actions
+from pipecompile.passes.liveness import insert_frees
+from pipecompile.passes.transfers import insert_transfers
 from pipecompile.timeline import COMPUTE, Span, Timeline
 
 __all__ = ["simulate"]
@@ -42,15 +44,22 @@ def simulate(
 
     `transfer` is the time that one value, or one gradient of it, takes between two devices: one number, or a number per
     name of a route. `saved_bytes` is what a stage keeps per micro-batch for its backward; other sizes are the routes'.
-    Linear in the number of instructions. Raises VerifyError when the program cannot run to its end.
+    A program is taken to be legal. Linear in the number of instructions. Raises VerifyError when a schedule is not
+    legal or a program does not run to its end, InputError when a cost is not a number per stage or route.
     """
-    program = lower(subject) if isinstance(subject, Schedule) else subject
+    program = _unverified(subject) if isinstance(subject, Schedule) else subject
     costs = _costs(program, forward, input_grad, weight_grad, transfer, saved_bytes)
     walk = _Walk(program, costs)
     if not walk.run():
         verify(program)
         raise AssertionError("a legal program did not run to its end")
     return Timeline(program.n_devices, tuple(walk.spans), tuple(map(_curve, walk.memory)), _peaks(program))
+
+
+def _unverified(schedule: Schedule) -> Program:
+    """Lowered as far as time and memory are concerned; a legal schedule needs no check between passes."""
+    verify(schedule)
+    return insert_frees(insert_transfers(lower_actions(schedule, chain(schedule.n_stages))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,12 @@ def verify(subject: Schedule | Program, *, routes: Sequence[Route] | None = None
 def verify_schedule(schedule: Schedule, routes: Sequence[Route] | None = None) -> None:
     """Every action once, on its device, in an order that can be met. Raises VerifyError. Linear."""
     ways = chain(schedule.n_stages) if routes is None else routes
-    if faults := [*route_faults(ways, schedule.n_stages), *schedule_faults(schedule, ways)]:
+    faults = route_faults(ways, schedule.n_stages)
+    if faults := [*faults, *schedule_faults(schedule, () if faults else ways)]:
         raise VerifyError(f"schedule {schedule.name!r}", faults)
 
 
 def verify_program(program: Program, level: Level = Level.SLOTS) -> None:
     """Everything that holds up to `level`; a program that can run is legal at SLOTS. Raises VerifyError. Linear."""
     if faults := program_faults(program, level):
-        raise VerifyError("program", faults)
+        raise VerifyError("program" if level is Level.SLOTS else f"program at level {level.name}", faults)

@@ -75,7 +75,7 @@ class _Device:
         key = value.name, value.consumer, operand.slot
         if key in self.holder:
             holder = self.holder[key]
-            yield f"the slot still holds {holder}, written at step {self.written[holder][0]} and not freed"
+            yield f"{operand} still holds {holder}, written at step {self.written[holder][0]} and not freed"
         self.holder[key] = value
 
     def close(self) -> Iterator[str]:

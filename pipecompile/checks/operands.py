@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Program, Route, Value, saved
+from pipecompile.ir import Action, Instruction, Kind, Op, Program, Route, Value, saved
 
 __all__ = ["operand_faults"]
 
@@ -34,15 +34,13 @@ def _add_route(
 ) -> None:
     value = Value(route.value, microbatch)
     back = backwards.get((route.source, microbatch))
-    if route.source != HOST:
-        expected[Action(route.source, Kind.FORWARD, microbatch)][1].add(value)
+    nobody: Sides = (set(), set())
+    expected.get(Action(route.source, Kind.FORWARD, microbatch), nobody)[1].add(value)
     for consumer in route.consumers:
         gradient = Value(route.value, microbatch, consumer)
         if route.gradient and back is not None:
             expected[back][0].add(gradient)
-        if consumer == HOST:
-            continue
-        expected[Action(consumer, Kind.FORWARD, microbatch)][0].add(value)
+        expected.get(Action(consumer, Kind.FORWARD, microbatch), nobody)[0].add(value)
         if route.gradient and (maker := backwards.get((consumer, microbatch))) is not None:
             expected[maker][1].add(gradient)
 

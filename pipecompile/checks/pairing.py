@@ -77,9 +77,10 @@ def _unpaired(sends: Counter[_Message], recvs: Counter[_Message]) -> Iterator[st
     for message in dict.fromkeys([*sends, *recvs]):
         sent, received = sends[message], recvs[message]
         if (sent, received) != (1, 1):
-            given, taken = _times("sent", sent), _times("received", received)
-            arrow = f"{_end(message.source)} {'──' if sent else '  '} {message.value} {'─▶' if received else '  '} {_end(message.target)}"
-            yield f"{message} is {given} and {taken}\n      {arrow}"
+            given = f"SEND {message.value} to {place(message.target)}" if sent else "(nothing)"
+            taken = f"RECV {message.value} from {place(message.source)}" if received else "(nothing)"
+            picture = f"{_end(message.source)} │ {given} ──▶ {taken} │ {_end(message.target)}"
+            yield f"{message}: {_times('sent', sent)}, {_times('received', received)}\n      {picture}"
 
 
 def _times(verb: str, count: int) -> str:

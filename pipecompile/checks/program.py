@@ -15,7 +15,7 @@ from pipecompile.checks.lifetimes import lifetime_faults
 from pipecompile.checks.operands import operand_faults
 from pipecompile.checks.pairing import pairing_faults
 from pipecompile.checks.routes import route_faults
-from pipecompile.checks.schedule import schedule_faults
+from pipecompile.checks.schedule import schedule_faults, shape_faults
 from pipecompile.ir import HOST, Instruction, Op, Program, Schedule
 
 __all__ = ["Level", "program_faults"]
@@ -33,11 +33,9 @@ class Level(IntEnum):
 def program_faults(program: Program, level: Level) -> list[str]:
     """All faults of `program` at `level` and below."""
     schedule = _schedule_of(program)
-    faults = [*route_faults(program.routes, program.n_stages), *_form_faults(program)]
-    faults += schedule_faults(schedule, program.routes)
-    if faults:
-        return faults
-    faults += operand_faults(program)
+    if malformed := [*route_faults(program.routes, program.n_stages), *_form_faults(program), *shape_faults(schedule)]:
+        return malformed
+    faults = [*schedule_faults(schedule, program.routes), *operand_faults(program)]
     if level >= Level.TRANSFERS:
         faults += pairing_faults(program)
         faults += lifetime_faults(program, frees=level >= Level.LIVENESS, slots=level >= Level.SLOTS)

@@ -15,22 +15,27 @@ from itertools import islice
 from pipecompile.checks.deadlock import Wait, deadlocks
 from pipecompile.ir import Action, Kind, Route, Schedule
 
-__all__ = ["schedule_faults"]
+__all__ = ["schedule_faults", "shape_faults"]
 
 F, B, I, W = Kind
 SHOWN = 4
 
 
 def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
-    """All faults of `schedule` when values move along `routes`."""
-    if faults := [*_shape_faults(schedule), *_range_faults(schedule)]:
+    """All faults of `schedule` when values move along `routes`, which must be legal."""
+    if faults := shape_faults(schedule):
         return faults
     counts = Counter(action for row in schedule.rows for action in row)
     needs = _needs(counts, routes)
     return [*_count_faults(schedule, counts), *_place_faults(schedule), *_order_faults(schedule, needs)]
 
 
-def _shape_faults(schedule: Schedule) -> Iterator[str]:
+def shape_faults(schedule: Schedule) -> list[str]:
+    """Counts, placement and actions that do not fit together; while there are any, nothing else can be said."""
+    return [*_count_and_placement_faults(schedule), *_range_faults(schedule)]
+
+
+def _count_and_placement_faults(schedule: Schedule) -> Iterator[str]:
     if schedule.n_stages < 1 or schedule.n_microbatches < 1:
         yield f"{schedule.n_stages} stages and {schedule.n_microbatches} micro-batches: at least one of each is needed"
     if len(schedule.placement) != schedule.n_stages:

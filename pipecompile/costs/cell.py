@@ -4,7 +4,7 @@ The values between nodes are detached, so each node's backward stands alone:
 
     value ──detach──► Root ──► the node ──► result ──detach──► value
                        ▲                      │
-                       └── autograd.grad ─────┘        seeded with ones
+                       └──── autograd.grad ───┘      seeded with ones
 
 `Root` is an autograd node that copies nothing. What comes out of it is no leaf, so the node may write into it in place,
 and it shares the value's storage, so that every other view of the value sees the write, as in the model itself.
@@ -12,7 +12,7 @@ and it shares the value's storage, so that every other view of the value sees th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +23,127 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipecompile.costs.saved import SavedLedger
 
-__all__ = ["Cell", "settled", "tensors_in"]
+__all__ = ["Cell", "map_tensors", "settled", "tensors_in"]
 
 
-def tensors_in(value: object) -> list[Tensor]:
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """`value` with every tensor changed: in tuples, lists, dicts, slices and whatever is registered with pytree."""
+    return map_aggregate(value, lambda leaf: tree_map_only(Tensor, change, leaf))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
     """The tensors of a nested structure, each once, in order."""
     leaves: list[object] = []
-    map_aggregate(value, leaves.extend_leaves if False else lambda leaf: leaves.extend(tree_leaves(leaf)))  # type: ignore[arg-type]
-    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
+    map_aggregate(value, lambda leaf: leaves.extend(tree_leaves(leaf)))
+    return _distinct(leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """The same storage outside any autograd graph, remembering whether a gradient is wanted."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+class Cell:
+    """Runs `call`, what a node calls. A run is `prepare`, `forward`, `seed`, `backward`, in this order; a meter times what it wants of it.
+
+    Only `first` has effects: it computes `value`, what the rest of the graph sees, and writes into the arguments where
+    the node does that. After it, a node that wrote is given copies, made by `prepare`.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        parameters: Iterable[Tensor],
+        ledger: SavedLedger,
+    ) -> None:
+        self._call, self._args, self._kwargs, self._ledger = call, args, kwargs, ledger
+        self._given = tensors_in((*args, *kwargs.values()))
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._ready: tuple[Any, Any] = (), {}
+        self._aliases: dict[int, Tensor] = {}
+        self._edges: list[GradientEdge] = []
+        self._ends: list[Tensor] = []
+        self._seeds: list[Tensor] = []
+        self._result: object = None
+        self.value: Any = None
+        self.writes = False
+
+    @property
+    def computes(self) -> bool:
+        """False when the node, once run, neither made a tensor nor changed one: sizes, switches of grad mode."""
+        return self.writes or bool(tensors_in(self.value))
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether there is anything for `backward` to do; known after `seed`."""
+        return bool(self._ends)
+
+    def first(self) -> None:
+        """The run that counts: records what autograd saves, and whether the node writes into its arguments."""
+        before = [tensor._version for tensor in self._given]
+        self.prepare()
+        with self._ledger.recording():
+            self.forward()
+        self.writes = before != [tensor._version for tensor in self._given]
+        for tensor in self._given:
+            if self._aliases[id(tensor)].requires_grad and not tensor.requires_grad:
+                tensor.requires_grad_()  # something that needs a gradient was written into it
+        self.value = map_tensors(settled, self._result)
+
+    def prepare(self) -> None:
+        """Fresh autograd roots for all arguments; the graph of the last run goes."""
+        self._result, self._ends, self._seeds = None, [], []
+        self._aliases, self._edges = {}, []
+        for tensor in self._given:
+            self._aliases[id(tensor)] = self._alias(tensor)
+        self._ready = map_tensors(lambda t: self._aliases[id(t)], (tuple(self._args), dict(self._kwargs)))
+
+    def forward(self) -> None:
+        """Run the node. This and `backward` are what is worth timing."""
+        args, kwargs = self._ready
+        self._result = self._call(*args, **kwargs)
+
+    def seed(self) -> None:
+        """Find the tensors where this node's backward starts, and gradients of ones for them. None: no backward."""
+        roots = {edge.node for edge in self._edges}
+        ends = [*tensors_in(self._result), *self._aliases.values()]
+        self._ends = _distinct(t for t in ends if t.grad_fn is not None and t.grad_fn not in roots)
+        if not (self._edges or self._parameters):
+            self._ends = []
+        self._seeds = [torch.ones_like(end) for end in self._ends]
+
+    def backward(self) -> None:
+        """Gradients of arguments and parameters; nothing is accumulated into any `.grad`."""
+        if self._ends:
+            sources: Any = (*self._edges, *self._parameters)
+            torch.autograd.grad(self._ends, sources, self._seeds, allow_unused=True)
+
+    def _alias(self, tensor: Tensor) -> Tensor:
+        source = tensor.detach()
+        if self.writes:
+            source = source.clone()
+        if not tensor.requires_grad:
+            return source
+        with torch.enable_grad():
+            alias: Tensor = _Root.apply(self._anchor, source)
+        self._edges.append(get_gradient_edge(alias))
+        return alias
+
+
+class _Root(torch.autograd.Function):
+    """`x` as the output of an autograd node, sharing its storage. `anchor` only makes autograd record it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())

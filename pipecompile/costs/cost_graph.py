@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import fx
 
-from pipecompile.costs import NodeCost
+from pipecompile.costs.cost import NodeCost
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.passes.aliasing import aliasing, compute_nodes
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["preserved", "state_tensors", "untouched"]
 
@@ -46,16 +48,19 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserved(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put back, bit for bit, the contents of those tensors that were written to meanwhile. Costs a copy of them all."""
+    """Put back, bit for bit, the contents of those tensors that were written to meanwhile. Costs a copy of them all.
+
+    The version alone does not tell: the kernel of batch norm updates its running statistics without a new version.
+    Fake tensors have no contents.
+    """
     with torch.no_grad():
-        kept = [(tensor, tensor.detach().clone(), tensor._version) for tensor in tensors]
+        kept = [(t, t.detach().clone(), t._version) for t in tensors if not isinstance(t, FakeTensor)]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor, copy, version in kept:
-                if tensor._version != version:
-                    tensor.copy_(copy)
+        for tensor, copy, version in kept:
+            if tensor._version != version or not torch.equal(tensor, copy):
+                tensor.data.copy_(copy)  # through `data`, so that restoring is no new version either
 
 
 def _attributes(module: nn.Module) -> Undo:
@@ -71,16 +76,15 @@ def _attributes(module: nn.Module) -> Undo:
     return undo
 
 
-def _contents(container: dict[object, object] | list[object] | set[object] | dict[str, object]) -> Undo:
+def _contents(container: dict[Any, Any] | list[Any] | set[Any]) -> Undo:
     """What restores the contents of one container, keeping the container itself."""
     if isinstance(container, list):
         return partial(container.__setitem__, slice(None), list(container))
     kept = container.copy()
 
     def undo() -> None:
-        if container != kept or isinstance(container, dict):
-            container.clear()
-            container.update(kept)  # type: ignore[arg-type]
+        container.clear()
+        container.update(kept)
 
     return undo
 

@@ -20,7 +20,7 @@ class SavedLedger:
     """
 
     def __init__(self, free: Iterable[Tensor]) -> None:
-        self._known: set[StorageWeakRef] = {StorageWeakRef(t.untyped_storage()) for t in free if t.layout is torch.strided}
+        self._known = {_key(t.untyped_storage()) for t in free if t.layout is torch.strided}
         self._bytes = 0
 
     def recording(self) -> saved_tensors_hooks:
@@ -36,8 +36,12 @@ class SavedLedger:
         """Count one saved tensor; detached, because keeping an output itself would tie a knot around its graph."""
         if tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
-            reference = StorageWeakRef(storage)
+            reference = _key(storage)
             if reference not in self._known:
                 self._known.add(reference)
                 self._bytes += storage.nbytes()
         return tensor.detach()
+
+
+def _key(storage: torch.UntypedStorage) -> StorageWeakRef:
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]

@@ -16,6 +16,9 @@ from pipecompile.show.units import BYTES, COUNT, SECONDS, fit, written
 
 __all__ = ["render", "stage_table"]
 
+_MODULES = 32
+"""Characters: when the first and the last module of a stage are longer together, each gets a line of its own."""
+
 
 def stage_table(plan: Plan, bubble: float | None) -> Table:
     """A row per stage and a footer with totals; the caption tells the bottleneck and how far it may be from the best.
@@ -31,7 +34,8 @@ def stage_table(plan: Plan, bubble: float | None) -> Table:
     cells = _columns(plan.stages)
     for header, (_, total) in cells.items():
         justify: Literal["left", "right"] = "left" if header in ("device", "modules") else "right"
-        table.add_column(header, total, justify=justify, no_wrap=header != "modules", overflow="fold")
+        table.add_column(header, total, justify=justify, no_wrap=header != "modules", overflow="fold",
+                         min_width=24 if header == "modules" else None)  # fmt: skip
     slowest = max(range(len(plan.stages)), key=lambda i: _seconds(plan.stages[i]), default=-1)
     for row in range(len(plan.stages)):
         table.add_row(*(Text(values[row]) for values, _ in cells.values()), style="bold" if row == slowest else "")
@@ -63,14 +67,19 @@ def _columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], str]]
     )
     for header, scale, values in measured:
         unit = fit(scale, values)
-        columns[f"{header}\n{unit.name}".strip()] = ([unit.format(v) for v in values], unit.format(sum(values)))
+        columns[f"{header}\n{unit.name}".strip()] = (
+            [unit.format(v, max(values)) for v in values],
+            unit.format(sum(values), max(values)),
+        )
     columns["skips\nin/out"] = ([f"{s.skips_in}/{s.skips_out}" for s in stages], "")
     return columns
 
 
 def _modules(stage: StageSummary) -> str:
-    ends = [end or "(root)" for end in (stage.first, stage.last)]
-    return ends[0] if ends[0] == ends[1] else f"{ends[0]} … {ends[1]}"
+    first, last = stage.first or "(root)", stage.last or "(root)"
+    if first == last:
+        return first
+    return f"{first} … {last}" if len(first + last) < _MODULES else f"{first}\n…{last}"
 
 
 def _seconds(stage: StageSummary) -> float:

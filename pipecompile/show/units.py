@@ -13,27 +13,33 @@ __all__ = ["BYTES", "COUNT", "SECONDS", "Unit", "fit", "parse_bytes", "written"]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A name and how many base units (seconds, bytes, things) one of it is."""
+    """A name, how many base units (seconds, bytes, things) one of it is, and whether there are no fractions of it."""
 
     name: str
     size: float
+    whole: bool = False
 
-    def format(self, value: float) -> str:
-        """About three digits, without exponents: 0.042, 4.20, 42.0, 4200. Zero is a plain 0."""
-        scaled = value / self.size
-        if not scaled:
+    def format(self, value: float, like: float | None = None) -> str:
+        """Three digits, no exponent: 0.042, 4.20, 42.0, 4,200. Zero is a plain 0.
+
+        With `like`, as many decimals as that number would have: then the digits of a column line up.
+        """
+        if not value:
             return "0"
-        digits = (
-            0
-            if self.size == 1.0 and scaled == int(scaled)
-            else 3 - min(len(str(int(abs(scaled)))), 3) + (abs(scaled) < 1)
-        )
-        return f"{scaled:,.{digits}f}"
+        scale = abs(value if like is None else like) / self.size
+        digits = 0 if self.whole else 3 + (scale < 0.1) - len(f"{min(scale, 100.0):.0f}")
+        return f"{value / self.size:,.{digits}f}"
 
 
 SECONDS = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("µs", 1e-6), Unit("ns", 1e-9))
-BYTES = (Unit("TiB", 2.0**40), Unit("GiB", 2.0**30), Unit("MiB", 2.0**20), Unit("KiB", 2.0**10), Unit("B", 1.0))
-COUNT = (Unit("B", 1e9), Unit("M", 1e6), Unit("k", 1e3), Unit("", 1.0))
+BYTES = (
+    Unit("TiB", 2.0**40),
+    Unit("GiB", 2.0**30),
+    Unit("MiB", 2.0**20),
+    Unit("KiB", 2.0**10),
+    Unit("B", 1.0, whole=True),
+)
+COUNT = (Unit("B", 1e9), Unit("M", 1e6), Unit("k", 1e3), Unit("", 1.0, whole=True))
 
 
 def fit(scale: tuple[Unit, ...], values: Iterable[float]) -> Unit:

@@ -1,0 +1,97 @@
+"""One recording of the model, cut and ready to run: a build. There is one per mode and per shape of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.errors import InputError
+from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.options import Options
+from pipecompile.passes import lower
+from pipecompile.planning import carried
+from pipecompile.plan import Plan
+from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
+from pipecompile.runtime.outputs import Outputs, own_loss
+from pipecompile.stages import Stage, routes, split
+from pipecompile.tracing.inputs import FlatInputs, is_batched
+
+__all__ = ["Build", "signature"]
+
+
+def signature(inputs: FlatInputs) -> tuple[Any, ...]:
+    """What a recording depends on: the structure of the inputs, shapes without the batch, dtypes, and plain values."""
+    return (inputs.spec, *map(_leaf_signature, inputs.leaves))
+
+
+def _leaf_signature(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape[1:]) if is_batched(leaf) else None, leaf.dtype, leaf.requires_grad
+    return leaf
+
+
+@dataclass(slots=True)
+class Build:
+    """`plan` may come from another build: then its cut is carried over to this graph."""
+
+    graph: fx.GraphModule
+    signature: tuple[Any, ...]
+    training: bool
+    plan: Plan
+    options: Options
+    stage_devices: tuple[torch.device, ...]
+    routes: tuple[Route, ...]
+    stages: tuple[Stage, ...]
+    outputs: Outputs
+    _executables: dict[tuple[Any, ...], Executable] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, graph: fx.GraphModule, inputs: FlatInputs, plan: Plan, options: Options, n_microbatches: int) -> Build:
+        stage_of = carried(plan.stage_of, graph)
+        devices = tuple(options.devices[device] for device in plan.placement)
+        ways = routes(graph, stage_of, n_microbatches)
+        stages = split(graph, ways, stage_of, devices)
+        return cls(graph, signature(inputs), graph.training, plan, options, devices, ways, stages, Outputs(graph))
+
+    def accepts(self, mark: tuple[Any, ...], training: bool, sizes: Sequence[int]) -> bool:
+        """Is this the recording for such inputs, in this mode, in micro-batches of these sizes?"""
+        if training != self.training or mark != self.signature:
+            return False
+        return all(guard.holds(size) for guard in self.graph.meta["guards"] for size in set(sizes))
+
+    def step(self, n_microbatches: int, with_target: bool) -> Executable:
+        """Forward, loss and backward under the schedule."""
+        if self.options.loss_fn is None and own_loss(self.outputs.example) is None:
+            raise InputError("step needs a loss: the model's output is neither a scalar nor has it a `loss`",
+                             hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)")  # fmt: skip
+        ways = step_routes(self.routes, len(self.stages), with_target)
+        return self._executable(("step", n_microbatches, with_target), ways, lambda: loss_cells(self.stages, ways, self.outputs, self.options.loss_fn))
+
+    def call(self, n_microbatches: int, with_backward: bool) -> Executable:
+        """Forward alone, or in GPipe order with a backward to come."""
+        kind = "gpipe" if with_backward else "forward"
+        return self._executable((kind, n_microbatches), self.routes, lambda: plain_cells(self.stages))
+
+    def _executable(self, key: tuple[Any, ...], ways: tuple[Route, ...], cells: Callable[[], Any]) -> Executable:
+        if key not in self._executables:
+            kind, count = key[:2]
+            known = kind == "step"
+            schedule = self.options.schedule_for(count) if known else breadth_first(self.plan.placement, count, kind == "gpipe")
+            program = lower(schedule, ways)
+            self._executables[key] = Executable(program, cells(), self.options.devices, self.graph)
+        return self._executables[key]
+
+
+def breadth_first(placement: Sequence[int], n_microbatches: int, with_backward: bool) -> Schedule:
+    """What `pipe(x)` runs: per device all forwards, stage by stage, then all backwards from the last stage down."""
+    rows = []
+    for device in range(max(placement) + 1):
+        stages = [stage for stage, home in enumerate(placement) if home == device]
+        ahead = [Action(stage, Kind.FORWARD, m) for stage in stages for m in range(n_microbatches)]
+        back = [Action(stage, Kind.BACKWARD, m) for stage in reversed(stages) for m in range(n_microbatches)]
+        rows.append((*ahead, *(back if with_backward else ())))
+    return Schedule(len(placement), n_microbatches, tuple(placement), tuple(rows), "gpipe" if with_backward else "forward")

@@ -1,0 +1,70 @@
+"""How a command ends: its report on stdout, or its error on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+
+import msgspec
+import typer
+
+from pipecompile.cli.report import Report
+from pipecompile.errors import (
+    InputError,
+    PartitionError,
+    PipecompileError,
+    PlanError,
+    ScheduleError,
+    TraceError,
+)
+
+__all__ = ["conclude", "exit_code", "working"]
+
+_EXIT_CODES = ((TraceError, 3), (PartitionError, 4), (InputError, 2), (ScheduleError, 2), (PlanError, 2))
+_PLAIN_WIDTH = 100
+
+
+def conclude(as_json: bool, work: Callable[[], Report]) -> None:
+    """Do the work and print what it returns. Raises typer.Exit with the code of a PipecompileError."""
+    try:
+        with redirect_stdout(sys.stderr):
+            report = work()
+    except PipecompileError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        if as_json:
+            _print_json({"error": type(error).__name__, "message": str(error)})
+        raise typer.Exit(exit_code(error)) from None
+    if as_json:
+        _print_json(report.data)
+    else:
+        _print_text(report)
+
+
+def exit_code(error: PipecompileError) -> int:
+    """2 for what the user typed, 3 for a model that cannot be traced, 4 for a cut that does not exist, else 1."""
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show a spinner on stderr while the body runs, when somebody is looking at it."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def _print_json(data: object) -> None:
+    sys.stdout.write(msgspec.json.encode(data).decode() + "\n")
+
+
+def _print_text(report: Report) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, markup=False, highlight=False)
+    for block in report.blocks:
+        console.print(block, soft_wrap=isinstance(block, str))

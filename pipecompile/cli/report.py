@@ -1,0 +1,134 @@
+"""What a command found, for programs (one dict) and for people (tables and text)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich import box
+from rich.table import Table
+
+from pipecompile.ir import Schedule
+from pipecompile.show.dump import dump
+from pipecompile.show.grid import timeline_grid
+from pipecompile.show.table import stage_table
+from pipecompile.show.units import BYTES, SECONDS, written
+from pipecompile.timeline import Timeline
+
+if TYPE_CHECKING:
+    from pipecompile.cli.trial import Trial
+    from pipecompile.pipeline import Pipeline
+
+__all__ = ["Report", "planned", "scheduled", "simulated", "trained"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The JSON object and the printed blocks of one command."""
+
+    data: dict[str, Any]
+    blocks: tuple[Table | str, ...]
+
+
+def planned(pipe: Pipeline, out: Path | None) -> Report:
+    """The plan and its table."""
+    bubble = pipe.simulate().bubble
+    files = _files(pipe, out)
+    data = {"plan": msgspec.to_builtins(pipe.plan), "gap": pipe.plan.gap, "bubble": bubble, "files": files}
+    return Report(data, (stage_table(pipe.plan, bubble), *_wrote(files)))
+
+
+def simulated(pipe: Pipeline, unit: Timeline, out: Path | None) -> Report:
+    """The predicted timeline; `unit` is the same schedule in unit time, which draws well."""
+    timeline, schedule = pipe.simulate(), pipe.schedule
+    files = _files(pipe, out)
+    data = _figures(timeline) | {
+        "schedule": schedule.name, "n_stages": schedule.n_stages, "n_microbatches": schedule.n_microbatches,
+        "unit_time": _figures(unit), "csv": schedule.to_csv(), "files": files,
+    }  # fmt: skip
+    summary = (
+        f"{_counts(schedule)}: makespan {written(SECONDS, timeline.makespan)}, bubble {timeline.bubble:.1%}, "
+        f"longest device {written(SECONDS, timeline.span)}"
+    )
+    grid = f"In unit time (F = 1, B = 2; makespan {unit.makespan:g}, bubble {unit.bubble:.1%}):\n"
+    return Report(
+        data, (summary, _device_table(timeline, pipe.plan.devices), grid + timeline_grid(unit), *_wrote(files))
+    )
+
+
+def scheduled(schedule: Schedule, timeline: Timeline, out: Path | None) -> Report:
+    """A schedule by itself, in unit time."""
+    paths = [] if out is None else dump(out, schedule=schedule, predicted=timeline, seconds=False)
+    files = [str(path) for path in paths]
+    data = _figures(timeline) | {
+        "schedule": schedule.name, "n_stages": schedule.n_stages, "n_microbatches": schedule.n_microbatches,
+        "placement": list(schedule.placement), "csv": schedule.to_csv(), "files": files,
+    }  # fmt: skip
+    peaks = " ".join(f"{peak:g}" for peak in timeline.peak_in_flight)
+    summary = (
+        f"{_counts(schedule)}: makespan {timeline.makespan:g}, bubble {timeline.bubble:.1%}, span {timeline.span:g}"
+        f" (F = 1, B = 2)\nmost micro-batches in flight per device: {peaks}\n"
+    )
+    return Report(data, (summary, timeline_grid(timeline), schedule.to_csv().rstrip("\n"), *_wrote(files)))
+
+
+def trained(pipe: Pipeline, trial: Trial, out: Path | None) -> Report:
+    """Losses, and how far they and the gradients are from the plain loop's."""
+    files = _files(pipe, out)
+    data = msgspec.to_builtins(trial) | {"loss_difference": trial.loss_difference, "files": files}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    compared = bool(trial.eager_losses)
+    for header in ("step", "loss", "time", *(("eager loss", "eager time") if compared else ())):
+        table.add_column(header, justify="right")
+    for step, (loss, seconds) in enumerate(zip(trial.losses, trial.seconds, strict=True)):
+        eager = (f"{trial.eager_losses[step]:.7g}", written(SECONDS, trial.eager_seconds[step])) if compared else ()
+        table.add_row(str(step), f"{loss:.7g}", written(SECONDS, seconds), *eager)
+    return Report(data, (_counts(pipe.schedule), table, *(_comparison(trial) if compared else ()), *_wrote(files)))
+
+
+def _comparison(trial: Trial) -> tuple[str, ...]:
+    gaps = f"loss {trial.loss_difference:.2g}, gradient {trial.gradient_difference:.2g}"
+    lines = [f"largest difference to eager micro-batches: {gaps} (largest gradient {trial.largest_gradient:.2g})"]
+    if trial.random:
+        lines.append("The model draws random numbers (dropout): the two are not expected to agree.")
+    if len(trial.seconds) > 1:
+        ours, theirs = median(trial.seconds[1:]), median(trial.eager_seconds[1:])
+        lines.append(f"a step takes {written(SECONDS, ours)}, eager {written(SECONDS, theirs)} ({theirs / ours:.2f}x)")
+    return tuple(lines)
+
+
+def _figures(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "makespan": timeline.makespan, "span": timeline.span, "bubble": timeline.bubble,
+        "peak_memory": list(timeline.peak_memory), "peak_in_flight": list(timeline.peak_in_flight),
+    }  # fmt: skip
+
+
+def _device_table(timeline: Timeline, devices: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("device")
+    for header in ("busy", "peak memory", "in flight"):
+        table.add_column(header, justify="right")
+    for device in range(timeline.n_devices):
+        busy = sum(s.end - s.start for s in timeline.compute(device)) / (timeline.makespan or 1.0)
+        peak = written(BYTES, timeline.peak_memory[device]) if timeline.memory else ""
+        flying = f"{timeline.peak_in_flight[device]:g}" if timeline.peak_in_flight else ""
+        table.add_row(f"{device} · {devices[device]}", f"{busy:.0%}", peak, flying)
+    return table
+
+
+def _counts(schedule: Schedule) -> str:
+    devices = f"{schedule.n_devices} device{'s' * (schedule.n_devices != 1)}"
+    return f"{schedule.name}, {schedule.n_stages} stages on {devices}, {schedule.n_microbatches} micro-batches"
+
+
+def _files(pipe: Pipeline, out: Path | None) -> list[str]:
+    return [] if out is None else [str(path) for path in pipe.dump(out)]
+
+
+def _wrote(files: Sequence[str]) -> tuple[str, ...]:
+    return ("wrote " + " ".join(files),) if files else ()

@@ -1,0 +1,103 @@
+"""Costs by arithmetic: the kernels of every node, found on fake tensors, timed by the roofline of a named device.
+
+Forward and, in grad mode, backward are really run, on tensors without memory. So a 70B model costs no memory, and the
+machine at hand need not have the device. Time = max(FLOPs / peak, bytes / bandwidth) + launch overhead, per kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+
+from pipecompile.costs.cell import Cell, map_tensors, tensors_in
+from pipecompile.costs.cost import NodeCost
+from pipecompile.costs.devices import DeviceSpec, spec_for
+from pipecompile.costs.fakes import OneDevice, Twins
+from pipecompile.costs.guard import state_tensors, untouched
+from pipecompile.costs.kernels import Kernel, KernelLog
+from pipecompile.costs.walk import Visit, walk
+
+__all__ = ["Work", "analytic_costs", "node_work"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The kernels that one node launches, forward and backward."""
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the forward; a multiplication and an addition are two."""
+        return sum(kernel.flops for kernel in self.forward)
+
+    @property
+    def backward_flops(self) -> float:
+        """FLOPs of the backward."""
+        return sum(kernel.flops for kernel in self.backward)
+
+
+def analytic_costs(graph: GraphModule, inputs: Sequence[object], *, device: DeviceSpec | torch.device | str) -> dict[str, NodeCost]:
+    """What every node would cost on `device`, by name ("h100") or spec. Allocates nothing and needs no such device.
+
+    Raises InputError for an unknown device, CostError when a node cannot be run on fake tensors.
+    """
+    spec = spec_for(device)
+    return {
+        name: NodeCost(_seconds(v.reading.forward, spec), _seconds(v.reading.backward, spec), v.saved_bytes, v.output_bytes)
+        for name, v in node_work(graph, inputs).items()
+    }
+
+
+def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[Work]]:
+    """The kernels of every compute node, on whatever device: one walk on fake tensors."""
+    device = _common_device([*state_tensors(graph), *tensors_in(tuple(inputs))])
+    with torch.inference_mode(False), untouched(graph), _plain_kernels(), FakeTensorMode(), OneDevice(device):
+        twins = Twins(device)
+        twins.replace_in(graph)
+        return walk(graph, [map_tensors(twins.of, value) for value in inputs], _Tally())
+
+
+class _Tally:
+    """The meter of the walk: one run of each node, its kernels noted."""
+
+    def __init__(self) -> None:
+        self.log = KernelLog()
+
+    def __call__(self, cell: Cell) -> Work:
+        with self.log:
+            cell.first()
+        forward = self.log.take()
+        cell.seed()
+        with self.log:
+            cell.backward()
+        return Work(forward, self.log.take())
+
+
+def _seconds(kernels: tuple[Kernel, ...], spec: DeviceSpec) -> float:
+    return sum(kernel.seconds(spec) for kernel in kernels)
+
+
+def _common_device(tensors: Sequence[Tensor]) -> torch.device:
+    """Where the model lives; the CPU for one on `meta`, where attention would choose another algorithm."""
+    return next((tensor.device for tensor in tensors if tensor.device.type != "meta"), torch.device("cpu"))
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Without fused kernels that have no FLOP formula: oneDNN's recurrent layers, the inference path of attention."""
+    fast, onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)  # the public `flags` would touch TF32 as well, and warn
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(onednn)

@@ -1,0 +1,65 @@
+"""Which cost model to use: the one asked for, or the best that the tensors at hand allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+from pipecompile.costs.analytic import analytic_costs
+from pipecompile.costs.cell import tensors_in
+from pipecompile.costs.cost import CostProvider, NodeCost
+from pipecompile.costs.devices import DeviceSpec
+from pipecompile.costs.guard import state_tensors
+from pipecompile.costs.profile import profiled_costs
+from pipecompile.errors import InputError
+
+__all__ = ["node_costs"]
+
+NAMES = ("auto", "analytic", "profile")
+
+ASSUMED = "a100"
+"""The device for a model on `meta` when none is named. The ratio of compute to bandwidth is what matters to a balance."""
+
+
+def node_costs(
+    graph: GraphModule,
+    inputs: Sequence[object],
+    *,
+    cost: str | CostProvider = "auto",
+    device: DeviceSpec | torch.device | str | None = None,
+) -> dict[str, NodeCost]:
+    """The cost of every compute node of `graph` for one micro-batch `inputs`, by node name.
+
+    **cost:** "profile" measures, "analytic" computes, "auto" measures when all tensors are real and live on a `device` of
+    the kind asked for, and computes otherwise. A provider of your own is called as it is.
+    **device:** what "analytic" computes for: a name ("h100"), a torch.device, or a DeviceSpec. None is where the model is.
+
+    Raises InputError for an unknown name or device, and to measure what has no memory; CostError when a node fails.
+    """
+    if callable(cost):
+        return cost(graph, inputs)
+    if cost not in NAMES:
+        raise InputError(f"no cost model is called {cost!r}", hint=f"one of {', '.join(NAMES)}, or a function of (graph, inputs)")
+    tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
+    real = not any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
+    if cost == "profile" and not real:
+        raise InputError("only real tensors can be measured", why="parameters or inputs are meta or fake", hint='cost="analytic"')
+    if cost == "profile" or (cost == "auto" and real and _is_here(device, tensors)):
+        return profiled_costs(graph, inputs)
+    return analytic_costs(graph, inputs, device=_home(tensors) if device is None else device)
+
+
+def _is_here(device: DeviceSpec | torch.device | str | None, tensors: Sequence[Tensor]) -> bool:
+    """Whether measuring where the tensors are answers the question: no device, or one of their kind, was asked for."""
+    if device is None:
+        return True
+    kind = device.name if isinstance(device, DeviceSpec) else str(device).partition(":")[0]
+    return all(tensor.device.type == kind for tensor in tensors)
+
+
+def _home(tensors: Sequence[Tensor]) -> torch.device | str:
+    return next((tensor.device for tensor in tensors if not tensor.is_meta), ASSUMED)

@@ -1,0 +1,115 @@
+"""What the user asked `compile` for, checked at once, before anything is traced, measured or moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipecompile.errors import InputError, ScheduleError
+from pipecompile.ir import Schedule
+from pipecompile.plan import Plan
+from pipecompile.schedules import build_schedule
+
+__all__ = ["Options", "resolve_devices"]
+
+_CHOICES = {
+    "partitioner": ("auto", "dp", "ilp"),
+    "cost": ("auto", "analytic", "profile"),
+    "dispatch": ("auto", "inline", "threads"),
+    "loss_reduction": ("mean", "sum"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The keyword arguments of `compile`. Construction raises InputError or ScheduleError for what cannot be."""
+
+    n_stages: int
+    n_microbatches: int | None
+    schedule: str | Schedule
+    devices: tuple[torch.device, ...]
+    loss_fn: Callable[..., Any] | None
+    loss_reduction: str
+    partitioner: str
+    cost: str
+    memory_limit: float | tuple[float, ...] | None
+    plan: Plan | None
+    dispatch: str
+    time_limit: float
+
+    def __post_init__(self) -> None:
+        _check_count("n_stages", self.n_stages)
+        if self.n_microbatches is not None:
+            _check_count("n_microbatches", self.n_microbatches)
+        for name, allowed in _CHOICES.items():
+            if (given := getattr(self, name)) not in allowed:
+                raise InputError(f"{name}={given!r} is not known", hint="one of " + ", ".join(map(repr, allowed)))
+        if self.loss_fn is not None and not callable(self.loss_fn):
+            raise InputError(f"loss_fn is a {type(self.loss_fn).__name__}, not a function", hint="for example torch.nn.functional.cross_entropy")
+        if isinstance(self.memory_limit, tuple) and len(self.memory_limit) != self.n_stages:
+            raise InputError(f"memory_limit lists {len(self.memory_limit)} limits for {self.n_stages} stages")
+        if self.plan is not None and self.plan.n_stages != self.n_stages:
+            raise InputError(f"the plan has {self.plan.n_stages} stages, n_stages is {self.n_stages}")
+        self.schedule_for(self.n_microbatches or 1, custom=False)
+
+    @property
+    def default_microbatches(self) -> int:
+        """As asked for, as the schedule given has, or twice the number of devices."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule.n_microbatches
+        return self.n_microbatches or 2 * len(self.devices)
+
+    def schedule_for(self, n_microbatches: int, *, custom: bool = True) -> Schedule:
+        """The schedule for so many micro-batches. Raises ScheduleError when a schedule given as such has another number."""
+        if not isinstance(self.schedule, Schedule):
+            return build_schedule(self.schedule, self.n_stages, n_microbatches, n_devices=len(self.devices))
+        counts = self.schedule.n_stages, self.schedule.n_devices
+        if counts != (self.n_stages, len(self.devices)):
+            raise ScheduleError(f"the schedule has {counts[0]} stages on {counts[1]} devices, not {self.n_stages} on {len(self.devices)}")
+        if custom and self.schedule.n_microbatches != n_microbatches:
+            raise ScheduleError(f"the schedule is for {self.schedule.n_microbatches} micro-batches, the batch gives {n_microbatches}",
+                                hint="name a schedule instead, it is built for any number")  # fmt: skip
+        return self.schedule
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name} is {value!r}; it must be a whole number, at least 1")
+
+
+def resolve_devices(devices: Sequence[str | torch.device] | None, n_stages: int) -> tuple[torch.device, ...]:
+    """One device per pipeline device. None: the GPUs there are, neighbouring stages sharing one if they are few, else CPU.
+
+    Raises InputError for a device that does not exist.
+    """
+    _check_count("n_stages", n_stages)
+    if devices is None:
+        gpus = min(torch.cuda.device_count(), n_stages)
+        return tuple(torch.device("cuda", i * gpus // n_stages) if gpus else torch.device("cpu") for i in range(n_stages))
+    if isinstance(devices, (str, torch.device)) or not devices:
+        raise InputError(f"devices={devices!r} is not a list of devices", hint=f'one entry per stage, such as ["cpu"] * {n_stages}')
+    return tuple(map(_device, devices))
+
+
+def _device(given: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"{given!r} is not a device", why=str(error).splitlines()[0], hint="cpu, cuda:0, cuda:1 ...") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    index = device.index if device.index is not None else 0
+    if index >= count:
+        there = ", ".join(["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))])
+        raise InputError(f"there is no device {given!s} here", why=f"the devices here are {there}")
+    return torch.device(device.type, index)
+
+
+def load_plan(plan: Plan | str | Path | None) -> Plan | None:
+    """A plan as given, or read from its file. Raises PlanError."""
+    return Plan.load(plan) if isinstance(plan, (str, Path)) else plan

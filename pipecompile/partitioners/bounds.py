@@ -1,0 +1,15 @@
+"""Lower bounds of the bottleneck that need no solver."""
+
+from __future__ import annotations
+
+from math import fsum
+
+from pipecompile.partitioners.clusters import Clusters, Stages
+
+__all__ = ["lower_bound"]
+
+
+def lower_bound(clusters: Clusters, stages: Stages) -> float:
+    """The larger of two: all work shared evenly, and the heaviest cluster on the fastest stage. O(clusters)."""
+    even = fsum(clusters.time) / fsum(stages.speed)
+    return max(even, max(clusters.time, default=0.0) / max(stages.speed)) * (1 - 1e-12)

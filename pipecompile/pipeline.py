@@ -1,0 +1,315 @@
+"""`compile`, and the Pipeline that it returns: the model, run in stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from pipecompile.build import Build, signature
+from pipecompile.errors import InputError
+from pipecompile.ir import LOSS, TARGET, Program, Schedule
+from pipecompile.options import Options, load_plan, resolve_devices
+from pipecompile.placing import move_model, place_stages
+from pipecompile.plan import Plan
+from pipecompile.planning import make_plan, transfer_seconds
+from pipecompile.runtime.dispatch import Crew, choose
+from pipecompile.runtime.drop_in import Call, pipelined
+from pipecompile.runtime.executable import Executable
+from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.gradients import return_input_gradients
+from pipecompile.runtime.microbatch import scatter, scatter_tree, sizes
+from pipecompile.show import dump, render, stage_table
+from pipecompile.simulator import simulate
+from pipecompile.stages import Stage
+from pipecompile.timeline import COMPUTE, Span, Timeline
+from pipecompile.tracing import trace
+from pipecompile.tracing.inputs import FlatInputs, batch_size, flatten, validate_model
+
+__all__ = ["Pipeline", "compile"]
+
+MAX_BUILDS = 16
+"""Recordings kept, one per mode and shape of the inputs; the least recently used goes first."""
+
+
+def compile(
+    model: nn.Module,
+    n_stages: int,
+    *,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    n_microbatches: int | None = None,
+    schedule: str | Schedule = "1f1b",
+    devices: Sequence[str | torch.device] | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    loss_reduction: str = "mean",
+    partitioner: str = "auto",
+    cost: str = "auto",
+    memory_limit: float | Sequence[float] | None = None,
+    plan: Plan | str | Path | None = None,
+    dispatch: str = "auto",
+    time_limit: float = 30.0,
+) -> Pipeline:
+    """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
+
+    **Arguments:**
+
+    - `example_args`, `example_kwargs`: a mini-batch, to compile at once; without, the first call supplies it.
+    - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
+    - `schedule`: "1f1b" or "gpipe", or a Schedule.
+    - `devices`: one entry per stage, repeats allowed; default the GPUs there are, else CPU.
+    - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
+      sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.
+    - `partitioner`: "dp", "ilp" or "auto". `cost`: "profile", "analytic" or "auto". `time_limit`: seconds for the solver.
+    - `memory_limit`: bytes per stage, one number or one per stage.
+    - `plan`: a plan, or its file: nothing is measured or solved.
+    - `dispatch`: "inline", "threads" or "auto".
+
+    Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
+    TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
+    """
+    options = Options(
+        n_stages=n_stages, n_microbatches=n_microbatches, schedule=schedule, devices=resolve_devices(devices, n_stages), loss_fn=loss_fn,
+        loss_reduction=loss_reduction, partitioner=partitioner, cost=cost, plan=load_plan(plan), dispatch=dispatch, time_limit=time_limit,
+        memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
+    )  # fmt: skip
+    pipe = Pipeline(validate_model(model), options)
+    if example_args or example_kwargs:
+        pipe._prepare(pipe._flatten(tuple(example_args), dict(example_kwargs or {})))
+    return pipe
+
+
+class Pipeline(nn.Module):
+    """A model that runs in pipeline stages. As a module it *is* the model: same parameters, same state_dict, same modes."""
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        super().__init__()
+        object.__setattr__(self, "model", model)  # not a submodule: the keys of state_dict stay the model's
+        self.options = options
+        self.training = model.training
+        self._builds: list[Build] = []
+        self._plan: Plan | None = None
+        self._crew: Crew | None = None
+        self._dispatch = options.dispatch
+        self._last: tuple[Executable, Timeline] | None = None
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
+        inputs = self._flatten(args, kwargs)
+        build, parts = self._prepare(inputs)
+        executable = build.call(len(parts), with_backward=torch.is_grad_enabled())
+        if torch.is_grad_enabled():
+            made = pipelined(Call(executable, build.outputs, inputs.names, inputs.leaves, parts))
+        else:
+            frame = executable.frame(parts, _arrivals(inputs, len(parts)))
+            executable.run(executable.inline, frame)
+            made = build.outputs.gathered({name: frame.departures[name, False] for name in build.outputs.names}, parts)
+            executable.finished(frame)
+        return build.outputs.assemble(made.__getitem__, sum(parts))
+
+    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward of all micro-batches under the schedule; gradients are added to `.grad`.
+
+        Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size (or their sum).
+        """
+        inputs = self._flatten(args, kwargs)
+        build, parts = self._prepare(inputs)
+        executable = build.step(len(parts), target is not None)
+        arrivals = _arrivals(inputs, len(parts))
+        if target is not None:
+            arrivals[TARGET, False] = scatter_tree(target, len(parts), sum(parts))
+        weights = self._weights(parts)
+        arrivals[LOSS, True] = [torch.tensor(weight) for weight in weights]
+        with torch.enable_grad():
+            frame = self._run(executable, parts, arrivals)
+        losses = frame.departures[LOSS, False]
+        return_input_gradients(inputs, frame)
+        executable.finished(frame, threaded=self._threaded(executable))
+        self._settle_dispatch()
+        return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum()
+
+    def _weights(self, parts: Sequence[int]) -> list[float]:
+        return [size / sum(parts) if self.options.loss_reduction == "mean" else 1.0 for size in parts]
+
+    def _run(self, executable: Executable, parts: tuple[int, ...], arrivals: dict[tuple[str, bool], Any]) -> Frame:
+        threaded = self._threaded(executable)
+        frame = executable.frame(parts, arrivals, threaded=threaded)
+        if threaded and self._crew is None:
+            self._crew = Crew(executable.devices)
+        executable.run(executable.threaded if threaded else executable.inline, frame, self._crew if threaded else None)
+        self._last = executable, _measured(frame, len(executable.devices))
+        return frame
+
+    def _threaded(self, executable: Executable) -> bool:
+        return self._dispatch == "threads" and len(executable.devices) > 1
+
+    def _settle_dispatch(self) -> None:
+        """After the first step the time of a cell is known, and "auto" becomes what suits it."""
+        if self._dispatch == "auto" and self._last is not None:
+            executable, timeline = self._last
+            cells = executable.program.n_stages * executable.program.n_microbatches
+            self._dispatch = choose(timeline.busy / cells, executable.devices)
+
+    # -- compiling --------------------------------------------------------------------------------------------------
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
+        return flatten(self.model.forward, args, kwargs)
+
+    def _prepare(self, inputs: FlatInputs) -> tuple[Build, tuple[int, ...]]:
+        """The build for these inputs, made now if there is none, and the sizes of the micro-batches."""
+        samples = batch_size(inputs)
+        parts = (1,) if samples is None else sizes(samples, min(self.options.default_microbatches, samples))
+        mark = signature(inputs)
+        for build in self._builds:
+            if build.accepts(mark, self.model.training, parts):
+                self._builds.remove(build)
+                self._builds.append(build)
+                return build, parts
+        build = self._build(inputs, parts)
+        self._builds = [*self._builds[1 - MAX_BUILDS :], build]
+        return build, parts
+
+    def _build(self, inputs: FlatInputs, parts: tuple[int, ...]) -> Build:
+        first = [scatter(leaf, len(parts))[0] for leaf in inputs.leaves]
+        graph = trace(self.model, *self._unflatten(inputs, first)[0], **self._unflatten(inputs, first)[1])
+        plan = self._plan or self.options.plan
+        if plan is None:
+            move_model(self.model, self.options)
+            plan = make_plan(graph, first, self.options, len(parts))
+        build = Build.make(graph, inputs, plan, self.options, len(parts))
+        broken = [guard for guard in graph.meta["guards"] if not all(guard.holds(size) for size in set(parts))]
+        if broken:
+            raise InputError(f"the model branches on the batch size: {broken[0]}", where=f"micro-batches of {sorted(set(parts))} samples",
+                             hint="choose n_microbatches so that all micro-batches are on one side")  # fmt: skip
+        place_stages(build)
+        self._plan = plan
+        return build
+
+    @staticmethod
+    def _unflatten(inputs: FlatInputs, leaves: Sequence[Any]) -> Any:
+        return torch.utils._pytree.tree_unflatten(list(leaves), inputs.spec)
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _build_now(self) -> Build:
+        if not self._builds:
+            raise InputError("the pipeline is not compiled yet", why="no inputs have been seen", hint="compile(..., example_args=(x,)) or call it once")
+        return self._builds[-1]
+
+    @property
+    def plan(self) -> Plan:
+        """Which node is in which stage, which stage on which device, and every route. `plan.save(path)` writes it."""
+        return self._build_now.plan
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The traced graph that is cut."""
+        return self._build_now.graph
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Per stage its GraphModule and its named ports."""
+        return self._build_now.stages
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of actions of the last step, or of the next one."""
+        return self.options.schedule_for(self.program.n_microbatches)
+
+    @property
+    def program(self) -> Program:
+        """Everything each device did in the last step, or will do in the next one."""
+        if self._last is not None:
+            return self._last[0].program
+        count = self.options.default_microbatches
+        return self._build_now.step(count, self.options.loss_fn is not None).program
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """One per pipeline device."""
+        return self.options.devices
+
+    @property
+    def measured(self) -> Timeline | None:
+        """The timeline of the last step as it ran, in seconds; None before the first."""
+        return None if self._last is None else self._last[1]
+
+    def simulate(self) -> Timeline:
+        """Predict a step from the costs in the plan."""
+        plan = self.plan
+        return simulate(
+            self.program,
+            forward=[stage.forward for stage in plan.stages],
+            input_grad=[stage.backward / 2 for stage in plan.stages],
+            weight_grad=[stage.backward / 2 for stage in plan.stages],
+            transfer=transfer_seconds(self.program.routes, self.devices),
+            saved_bytes=[stage.saved_bytes for stage in plan.stages],
+        )
+
+    def dump(self, directory: str | Path) -> list[Path]:
+        """Write plan.json, schedule.csv, program.txt, timeline.json (Perfetto), timeline.svg and graph.dot. Returns the paths."""
+        return dump(directory, plan=self.plan, graph=self.graph, schedule=self.schedule, program=self.program,
+                    predicted=self.simulate(), measured=self.measured)  # fmt: skip
+
+    def __str__(self) -> str:
+        return render(stage_table(self.plan, self.simulate().bubble)) if self._builds else repr(self)
+
+    def __repr__(self) -> str:
+        state = "compiled" if self._builds else "compiles at the first call"
+        return f"Pipeline({type(self.model).__name__}, n_stages={self.options.n_stages}, {state})"
+
+    # -- being the model --------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        result = self.model.load_state_dict(state_dict, strict=strict, assign=assign)
+        if assign:
+            self._builds.clear()  # other tensors now: record anew
+        return result
+
+    def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
+        return self.model.named_modules(memo, prefix, remove_duplicate)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        return self.model.named_children()
+
+    def train(self, mode: bool = True) -> Pipeline:
+        self.model.train(mode)
+        self.training = mode
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Pipeline:
+        self.model.apply(fn)
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Pipeline:
+        """Change the dtype. A device is refused: the stages are placed by the plan."""
+        if torch._C._nn._parse_to(*args, **kwargs)[0] is not None:
+            where = ", ".join(f"stage {s}: {d}" for s, d in enumerate(self.options.devices))
+            raise InputError("a pipeline cannot be moved to a device", where=where, hint="compile again with devices=")
+        return super().to(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Pipeline:
+        self.model._apply(fn, recurse)
+        self._builds.clear()  # dtypes may be constants of the recording
+        return self
+
+
+def _arrivals(inputs: FlatInputs, count: int) -> dict[tuple[str, bool], Any]:
+    return {(name, False): scatter(leaf, count) for name, leaf in zip(inputs.names, inputs.leaves, strict=True)}
+
+
+def _measured(frame: Frame, n_devices: int) -> Timeline:
+    origin = min((start for _, _, start, _ in frame.spans), default=0.0)
+    spans = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in frame.spans)
+    return Timeline(n_devices, spans)
+
+

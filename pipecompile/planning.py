@@ -1,0 +1,145 @@
+"""From a traced graph to a plan: costs, the partition problem, its solution, and the table that people read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.costs import NodeCost, node_costs, spec_for
+from pipecompile.costs.cost_graph import cost_graph, held_by
+from pipecompile.errors import PartitionError, PlanError
+from pipecompile.ir import HOST, Route
+from pipecompile.options import Options
+from pipecompile.partitioners import Partition, partition
+from pipecompile.passes.aliasing import aliasing, compute_nodes
+from pipecompile.plan import Plan, StageSummary
+from pipecompile.stages import routes
+
+__all__ = ["carried", "fingerprint", "make_plan", "transfer_seconds"]
+
+
+def make_plan(graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_microbatches: int) -> Plan:
+    """Cut the graph. `inputs` are the flat inputs of one micro-batch.
+
+    Raises PartitionError when there are more stages than the graph can bear, InfeasibleError when no cut fits.
+    """
+    _check_bearable(graph, options.n_stages)
+    costs = node_costs(graph, inputs, cost=options.cost, device=options.devices[0])
+    link = _link(options.devices)
+    problem = cost_graph(graph, costs, seconds_per_byte=link[0], latency=link[1], memory_limit=options.memory_limit,
+                         in_flight=_in_flight(options, n_microbatches))  # fmt: skip
+    found = partition(problem, options.n_stages, method=options.partitioner, time_limit=options.time_limit)
+    return _plan(graph, found, costs, options, n_microbatches)
+
+
+def _check_bearable(graph: fx.GraphModule, n_stages: int) -> None:
+    tied = sum(len(group) - 1 for group in aliasing(graph).groups)
+    units = len(compute_nodes(graph)) - tied
+    if n_stages > units:
+        raise PartitionError(f"the model cannot be cut into {n_stages} stages", where=f"{type(graph).__name__}: {units} pieces can be separated",
+                             why="operations that share memory stay together", hint=f"n_stages={units} or fewer")  # fmt: skip
+
+
+def _link(devices: Sequence[torch.device]) -> tuple[float, float]:
+    """Seconds per byte and latency between devices; nothing when all stages share one."""
+    if len(set(devices)) == 1:
+        return 0.0, 0.0
+    spec = spec_for(devices[0])
+    return 1.0 / spec.link_bandwidth, spec.link_latency
+
+
+def transfer_seconds(found: Sequence[Route], devices: Sequence[torch.device]) -> dict[str, float]:
+    """What each route costs the link, one way, for the simulator."""
+    per_byte, latency = _link(devices)
+    return {route.value: latency + route.nbytes * per_byte if per_byte else 0.0 for route in found}
+
+
+def _in_flight(options: Options, n_microbatches: int) -> list[float]:
+    """Micro-batches in flight on each stage under the schedule: the most F without their B (or W) that a row reaches."""
+    from pipecompile.ir import Kind
+
+    schedule = options.schedule_for(n_microbatches, custom=False)
+    now, peak = [0] * options.n_stages, [1] * options.n_stages
+    for row in schedule.rows:
+        for action in row:
+            now[action.stage] += {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}.get(action.kind, 0)
+            peak[action.stage] = max(peak[action.stage], now[action.stage])
+    return [float(count) for count in peak]
+
+
+# -- the plan as data -----------------------------------------------------------------------------------------------
+
+
+def _plan(graph: fx.GraphModule, found: Partition, costs: Mapping[str, NodeCost], options: Options, n_microbatches: int) -> Plan:
+    placement = options.schedule_for(n_microbatches, custom=False).placement
+    names = tuple(str(options.devices[device]) for device in placement)
+    ways = routes(graph, found.stage_of, n_microbatches)
+    members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
+    for node in compute_nodes(graph):
+        members[found.stage_of[node.name]].append(node)
+    stages = tuple(_summary(graph, s, nodes, names[s], costs, ways) for s, nodes in enumerate(members))
+    return Plan(
+        fingerprint=fingerprint(graph), n_stages=options.n_stages, devices=tuple(map(str, options.devices)), placement=placement,
+        stage_of=dict(found.stage_of), routes=ways, stages=stages, bottleneck=found.bottleneck, lower_bound=found.lower_bound,
+        status=found.status, method=found.method, cost=options.cost,
+    )  # fmt: skip
+
+
+def _summary(
+    graph: fx.GraphModule, stage: int, nodes: Sequence[fx.Node], device: str, costs: Mapping[str, NodeCost], ways: Sequence[Route]
+) -> StageSummary:
+    parameters = {id(t): t for node in nodes for t in held_by(graph, node) if isinstance(t, torch.nn.Parameter)}
+    sent = sum(way.nbytes * sum(end != HOST for end in way.consumers) for way in ways if way.source == stage)
+    skips = [(way.source, end) for way in ways if way.source != HOST for end in way.consumers if end != HOST and end > way.source + 1]
+    mine = [costs[node.name] for node in nodes]
+    return StageSummary(
+        stage=stage, device=device, first=_label(nodes[0]) if nodes else "", last=_label(nodes[-1]) if nodes else "", nodes=len(nodes),
+        parameters=sum(t.numel() for t in parameters.values()), parameter_bytes=float(sum(t.nbytes for t in parameters.values())),
+        forward=sum(c.forward for c in mine), backward=sum(c.backward for c in mine), saved_bytes=sum(c.saved_bytes for c in mine),
+        sent_bytes=sent, skips_in=sum(end == stage for _, end in skips), skips_out=sum(source == stage for source, _ in skips),
+    )  # fmt: skip
+
+
+def _label(node: fx.Node) -> str:
+    """The module of a node as the user writes it, with the call when the node is not the module itself."""
+    if node.op == "call_module":
+        return str(node.target)
+    word = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return f"{node.meta.get('module', '')}.{word}".strip(".")
+
+
+def fingerprint(graph: fx.GraphModule) -> str:
+    """A hash of what the plan depends on: names, operations and edges of the graph."""
+    digest = hashlib.sha256()
+    for node in graph.graph.nodes:
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        digest.update(f"{node.name} {node.op} {target} {[n.name for n in node.all_input_nodes]}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def carried(stage_of: Mapping[str, int], graph: fx.GraphModule) -> dict[str, int]:
+    """A known cut on another recording of the same model (another mode or shape): nodes keep their stage by name.
+
+    A node that is new goes where its inputs are; then stages are raised until precedence and ties hold. Raises PlanError
+    when hardly any node is known.
+    """
+    nodes, ties = compute_nodes(graph), aliasing(graph)
+    known = sum(node.name in stage_of for node in nodes)
+    if 2 * known < len(nodes):
+        unknown = [node.name for node in nodes if node.name not in stage_of][:5]
+        raise PlanError(f"the plan is for another model: {len(nodes) - known} of {len(nodes)} nodes are not in it",
+                        where=", ".join(unknown), hint="compile without plan= to make a new one")  # fmt: skip
+    stages = {node.name: stage_of.get(node.name, 0) for node in nodes}
+    edges = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in stages]
+    while True:
+        before = dict(stages)
+        for a, b in (*edges, *ties.precedence):
+            stages[b] = max(stages[a], stages[b])
+        for group in ties.groups:
+            stages.update(dict.fromkeys(group, max(stages[name] for name in group)))
+        if stages == before:
+            return stages

@@ -1,0 +1,97 @@
+"""Read a program from its text: `parse_program(str(program)) == program`. The grammar of an instruction is in `ir.py`.
+
+    program: 2 stages on devices 0 1, 4 micro-batches
+    route x: host -> 0, 64 bytes
+    route v0: 0 -> 1 host, 4096 bytes, gradient
+    device 0
+      RECV x#0[0] from host
+      0F0 x#0[0] -> v0#0[0] @0#0[0]
+      SEND v0#0[0] to 1
+
+One line each, in this order; indentation and empty lines mean nothing. What is read need not be legal: `verify` says.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pipecompile.errors import ScheduleError
+from pipecompile.ir import HOST, Action, Instruction, Op, Operand, Program, Route, Value
+
+__all__ = ["parse_instruction", "parse_program", "parse_route"]
+
+_NUMBER = "[0-9]{1,9}"
+_HEADER = re.compile(rf"program: ({_NUMBER}) stages on devices((?: {_NUMBER})*), ({_NUMBER}) micro-batches")
+_ROUTE = re.compile(rf"route (\S+): (host|{_NUMBER}) ->((?: (?:host|{_NUMBER}))*), (\S+) bytes(, gradient)?")
+_OPERAND = re.compile(rf"([^\s#'\[\]]+)(?:'(host|{_NUMBER}))?#({_NUMBER})(?:\[({_NUMBER})\])?")
+_SEND, _RECV = (re.compile(rf"{op} (\S+) {word} (host|{_NUMBER})") for op, word in (("SEND", "to"), ("RECV", "from")))
+_FREE = re.compile(r"FREE (\S+)")
+_COMPUTE = re.compile(r"(\S+)((?: \S+)*) ->((?: \S+)*)")
+
+
+def parse_program(text: str) -> Program:
+    """The inverse of `str`. Raises ScheduleError naming the line that cannot be read."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    header: re.Match[str] | None = None
+    routes: list[Route] = []
+    rows: list[list[Instruction]] = []
+    for number, line in lines:
+        try:
+            if header is None:
+                header = _match(_HEADER, line, "program: 2 stages on devices 0 1, 4 micro-batches")
+            elif not rows and line.startswith("route "):
+                routes.append(parse_route(line))
+            elif line == f"device {len(rows)}":
+                rows.append([])
+            elif rows and not line.startswith(("device ", "route ")):
+                rows[-1].append(parse_instruction(line))
+            else:
+                raise ScheduleError(f"{line!r} is out of place", why=f"'device {len(rows)}' is the next to begin")
+        except ScheduleError as error:
+            raise ScheduleError(error.what, where=f"line {number}", why=error.why, hint=error.hint) from None
+    if header is None:
+        raise ScheduleError("the text holds no program", why="its first line must be 'program: ...'")
+    placement = tuple(map(int, header[2].split()))
+    return Program(int(header[1]), int(header[3]), placement, tuple(routes), tuple(map(tuple, rows)))
+
+
+def parse_route(line: str) -> Route:
+    """The inverse of `str(route)`. Raises ScheduleError."""
+    match = _match(_ROUTE, line, "route v0: 0 -> 1 host, 4096 bytes, gradient")
+    try:
+        nbytes = float(match[4])
+    except ValueError:
+        raise ScheduleError(f"{match[4]!r} is not a number of bytes", why=f"read in {line!r}") from None
+    return Route(match[1], _end(match[2]), tuple(map(_end, match[3].split())), nbytes, match[5] is not None)
+
+
+def parse_instruction(line: str) -> Instruction:
+    """The inverse of `str(instruction)`. Raises ScheduleError."""
+    if line.startswith("SEND "):
+        match = _match(_SEND, line, "SEND v0#0 to 1")
+        return Instruction(Op.SEND, reads=(_operand(match[1]),), peer=_end(match[2]))
+    if line.startswith("RECV "):
+        match = _match(_RECV, line, "RECV v0#0 from 1")
+        return Instruction(Op.RECV, writes=(_operand(match[1]),), peer=_end(match[2]))
+    if line.startswith("FREE "):
+        return Instruction(Op.FREE, reads=(_operand(_match(_FREE, line, "FREE v0#0")[1]),))
+    match = _match(_COMPUTE, line, "1F0 v0#0 -> v1#0 @1#0")
+    reads, writes = (tuple(map(_operand, side.split())) for side in match.group(2, 3))
+    return Instruction(Op.COMPUTE, reads, writes, Action.parse(match[1]))
+
+
+def _operand(text: str) -> Operand:
+    match = _match(_OPERAND, text, "v0#0, v0'1#0, or with a slot v0#0[1]")
+    consumer = None if match[2] is None else _end(match[2])
+    return Operand(Value(match[1], int(match[3]), consumer), None if match[4] is None else int(match[4]))
+
+
+def _end(text: str) -> int:
+    return HOST if text == "host" else int(text)
+
+
+def _match(pattern: re.Pattern[str], text: str, example: str) -> re.Match[str]:
+    match = pattern.fullmatch(text)
+    if match is None:
+        raise ScheduleError(f"{text!r} cannot be read", why=f"expected something like: {example}")
+    return match

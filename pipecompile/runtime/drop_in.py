@@ -1,0 +1,92 @@
+"""`pipe(x)` as one autograd function: its forward runs the forward half of a GPipe program, its backward the other half.
+
+    x ──► forward half ──► y        y is an ordinary tensor with a grad_fn
+    x.grad ◄── backward half ◄── dy parameters get their .grad as from any backward
+
+The backward half runs inline on the calling autograd thread: a worker that called autograd on the same GPU would wait
+behind this thread for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipecompile.errors import InputError
+from pipecompile.runtime.executable import Executable
+from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.gradients import input_gradient
+from pipecompile.runtime.microbatch import scatter
+from pipecompile.runtime.outputs import Outputs
+
+__all__ = ["Call", "pipelined"]
+
+
+@dataclass(slots=True)
+class Call:
+    """One forward that waits for its backward."""
+
+    executable: Executable
+    outputs: Outputs
+    names: tuple[str, ...]
+    leaves: tuple[Any, ...]
+    sizes: tuple[int, ...]
+    frame: Frame | None = None
+
+
+def pipelined(call: Call) -> dict[str, Any]:
+    """Run forward and return the outputs by name, attached to autograd."""
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    trigger = torch.empty(0, requires_grad=True)
+    made = _Pipelined.apply(call, trigger, *tensors)
+    return dict(zip(call.outputs.names, made, strict=True))
+
+
+class _Pipelined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, trigger: torch.Tensor, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        with torch.enable_grad():
+            arrivals = {(n, False): scatter(_detached(leaf), len(call.sizes)) for n, leaf in zip(call.names, call.leaves, strict=True)}
+            frame = call.frame = call.executable.frame(call.sizes, arrivals)
+            call.executable.run(call.executable.halves[0], frame)
+        made = call.outputs.gathered({name: frame.departures[name, False] for name in call.outputs.names}, call.sizes)
+        ctx.mark_non_differentiable(*[t for t in made.values() if not (t.is_floating_point() or t.is_complex())])
+        return tuple(made.values())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        call: Call = ctx.call
+        if torch.is_grad_enabled():
+            raise InputError("a pipelined forward cannot be differentiated twice", why="create_graph=True asks for gradients of gradients",
+                             hint="use the model itself for the part that needs double backward")  # fmt: skip
+        if call.frame is None:
+            raise InputError("backward ran a second time through the same pipelined forward", hint="call pipe(x) again before each backward")
+        frame, call.frame = call.frame, None
+        for name, gradient in zip(call.outputs.names, gradients, strict=True):
+            frame.arrivals[name, True] = _pieces(call, name, gradient, frame.departures[name, False])
+        call.executable.run(call.executable.halves[1], frame)
+        found = [input_gradient(frame, name, leaf) for name, leaf in zip(call.names, call.leaves, strict=True)
+                 if isinstance(leaf, torch.Tensor) and leaf.requires_grad]  # fmt: skip
+        call.executable.finished(frame)
+        return (None, None, *found)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _pieces(call: Call, name: str, gradient: torch.Tensor | None, parts: Sequence[torch.Tensor]) -> Sequence[Any]:
+    """The gradient of an output taken apart as the output was put together."""
+    dim = next(leaf.batch_dim for leaf in call.outputs.leaves if leaf.value == name)
+    if gradient is None:
+        return [None] * len(parts)
+    if dim is not None:
+        return torch.split(gradient, [part.shape[dim] for part in parts], dim)
+    if gradient.dim() == 0:
+        return [gradient * (size / sum(call.sizes)) for size in call.sizes]
+    return [gradient, *[None] * (len(parts) - 1)]

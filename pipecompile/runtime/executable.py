@@ -1,0 +1,141 @@
+"""A lowered program bound to stages and devices: what `step` and `pipe(x)` run, made once per number of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.errors import InputError
+from pipecompile.ir import HOST, LOSS, TARGET, Kind, Op, Program, Route
+from pipecompile.runtime.dispatch import Crew, Failure, run_inline
+from pipecompile.runtime.failure import explained
+from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.interpreter import Cell, Code, bind
+from pipecompile.runtime.outputs import Outputs, own_loss
+from pipecompile.stages import Stage
+
+__all__ = ["Executable", "loss_cells", "plain_cells", "step_routes"]
+
+
+def step_routes(routes: Sequence[Route], n_stages: int, with_target: bool) -> tuple[Route, ...]:
+    """Routes of a training step: outputs go to the last stage instead of the host; target and loss join in.
+
+    The loss is computed in the last stage, and its gradient, the weight of the micro-batch, comes from the host.
+    """
+    last = n_stages - 1
+    found = []
+    for route in routes:
+        ends = {last if end == HOST else end for end in route.consumers} - {route.source}
+        if ends:
+            found.append(replace(route, consumers=tuple(sorted(ends))))
+    if with_target:
+        found.append(Route(TARGET, HOST, (last,), gradient=False))
+    return (*found, Route(LOSS, last, (HOST,)))
+
+
+def plain_cells(stages: Sequence[Stage]) -> list[Cell]:
+    """Each stage as it is."""
+    return [Cell(stage.module.forward, stage.inputs, stage.outputs, stage.sized) for stage in stages]
+
+
+def loss_cells(stages: Sequence[Stage], routes: Sequence[Route], outputs: Outputs, loss_fn: Callable[..., Any] | None) -> list[Cell]:
+    """Each stage as it is, the last one followed by the loss."""
+    last = len(stages) - 1
+    inputs = tuple(route.value for route in routes if last in route.consumers)
+    return [*plain_cells(stages[:-1]), Cell(_with_loss(stages[-1], inputs, outputs, loss_fn), inputs, (LOSS,), sized=True)]
+
+
+def _with_loss(stage: Stage, inputs: tuple[str, ...], outputs: Outputs, loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:
+    position = {name: i for i, name in enumerate(inputs)}
+    taken = [position[name] for name in stage.inputs]
+    module, target = stage.module.forward, position.get(TARGET)
+
+    def function(*values: Any) -> tuple[torch.Tensor]:
+        *given, size = values
+        arguments = [given[i] for i in taken]
+        made = dict(zip(stage.outputs, module(*arguments, size) if stage.sized else module(*arguments), strict=True))
+        output = outputs.assemble(lambda name: made[name] if name in made else given[position[name]], size)
+        loss = own_loss(output) if loss_fn is None else loss_fn(output) if target is None else loss_fn(output, given[target])
+        return (_scalar(loss),)
+
+    return function
+
+
+def _scalar(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise InputError(f"the loss is {what}, not a scalar", hint="loss_fn(output, target) must return the mean over its samples")
+    return loss if loss.dim() == 0 else loss.reshape(())
+
+
+class Executable:
+    """One program, ready to run any number of times. Frames are kept for the next run; a failed one is thrown away."""
+
+    def __init__(self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], graph: fx.GraphModule) -> None:
+        self.program, self.cells, self.devices, self.graph = program, cells, tuple(devices), graph
+        self._idle: dict[bool, list[Frame]] = {False: [], True: []}
+
+    @cached_property
+    def inline(self) -> Code:
+        return bind(self.program, self.cells, self.devices, threaded=False)
+
+    @cached_property
+    def threaded(self) -> Code:
+        return bind(self.program, self.cells, self.devices, threaded=True)
+
+    @cached_property
+    def halves(self) -> tuple[Code, Code]:
+        """The inline code up to the first backward of each device, and from there on."""
+        code = self.inline
+        cut = [_first_backward(row) for row in self.program.rows]
+        ahead = tuple((d, i) for d, i in code.order if i < cut[d])
+        after = tuple((d, i) for d, i in code.order if i >= cut[d])
+        return replace(code, order=ahead), replace(code, order=after)
+
+    def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
+        """A frame for one mini-batch whose micro-batches have these sizes."""
+        code = self.threaded if threaded else self.inline
+        idle = self._idle[threaded]
+        boxes = [SimpleQueue() if threaded else None for _ in range(code.n_boxes)] if not idle else []
+        frame = idle.pop() if idle else Frame([None] * code.n_registers, boxes)
+        frame.sizes, frame.arrivals, frame.spans = sizes, arrivals, []
+        frame.departures = {key: [None] * len(sizes) for key in self._departing}
+        return frame
+
+    def finished(self, frame: Frame, *, threaded: bool = False) -> None:
+        """Take a frame back after a run that succeeded."""
+        frame.arrivals, frame.departures = {}, {}
+        self._idle[threaded].append(frame)
+
+    @cached_property
+    def _departing(self) -> tuple[tuple[str, bool], ...]:
+        sent = [i.reads[0].value for row in self.program.rows for i in row if i.op is Op.SEND and i.peer == HOST]
+        return tuple(dict.fromkeys((value.name, value.consumer is not None) for value in sent))
+
+    def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
+        """Run code on a frame, inline or with a crew. Raises RunError naming stage, micro-batch and the user's line."""
+        try:
+            if crew is None:
+                run_inline(code, frame)
+            else:
+                crew.run(code, frame)
+        except Failure as failure:
+            error = explained(failure, self.program, self.graph)
+        else:
+            return
+        raise error
+
+
+def _first_backward(row: Sequence[Any]) -> int:
+    """Where the backward half of a GPipe row begins: at its first backward, or at the first gradient received."""
+    for index, instruction in enumerate(row):
+        gradient = instruction.op is Op.RECV and instruction.writes[0].value.consumer is not None
+        if gradient or (instruction.action is not None and instruction.action.kind is not Kind.FORWARD):
+            return index
+    return len(row)

@@ -1,0 +1,51 @@
+"""What the user sees when a stage fails while it runs: the stage, the micro-batch and the line of the model's file."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Mapping
+from types import TracebackType
+
+from torch import fx
+
+from pipecompile.errors import RunError
+from pipecompile.ir import Instruction, Kind, Program
+from pipecompile.runtime.dispatch import Failure
+
+__all__ = ["explained"]
+
+_VERBS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT_GRAD: "input gradient", Kind.WEIGHT_GRAD: "weight gradient"}
+
+
+def explained(failure: Failure, program: Program, graph: fx.GraphModule) -> BaseException:
+    """The error to raise for a failure, its cause the original. Ctrl-C and the like stay what they are."""
+    error = failure.error
+    if not isinstance(error, Exception):
+        return error
+    instruction = program.rows[failure.device][failure.index]
+    stage, microbatch, doing = _subject(instruction)
+    where = _user_line(error.__traceback__, {node.name: node.meta.get("source", "") for node in graph.graph.nodes})
+    what = f"stage {stage} failed in {doing} of micro-batch {microbatch}: {type(error).__name__}: {error}"
+    result = RunError(what, stage=stage, microbatch=microbatch, where=where or f"device {failure.device}, {instruction}")
+    result.__cause__ = error
+    return result
+
+
+def _subject(instruction: Instruction) -> tuple[int, int, str]:
+    if instruction.action is not None:
+        return instruction.action.stage, instruction.action.microbatch, _VERBS[instruction.action.kind]
+    operand = (*instruction.reads, *instruction.writes)[0]
+    return -1, operand.value.microbatch, f"{instruction.op.value} of {operand.value}"
+
+
+def _user_line(step: TracebackType | None, sources: Mapping[str, str]) -> str:
+    """Generated stage code assigns each node to a variable of its name: the failing line names the node."""
+    found = ""
+    while step is not None:
+        code = step.tb_frame.f_code
+        text = linecache.getline(code.co_filename, step.tb_lineno)
+        name = text.split("=")[0].split(":")[0].strip()
+        if code.co_name == "forward" and name in sources:
+            found = sources[name]
+        step = step.tb_next
+    return found

@@ -1,0 +1,30 @@
+"""Gradients of the inputs: joined from the micro-batches and handed back to whoever made the inputs."""
+
+from __future__ import annotations
+
+import torch
+
+from pipecompile.runtime.frame import Frame
+from pipecompile.tracing.inputs import FlatInputs, is_batched
+
+__all__ = ["input_gradient", "return_input_gradients"]
+
+
+def input_gradient(frame: Frame, name: str, leaf: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of one input: micro-batches' gradients joined, or summed when they share the input."""
+    parts = frame.departures.get((name, True), [])
+    if all(part is None for part in parts):
+        return None
+    if not is_batched(leaf):
+        return torch.stack([part.to(leaf.device) for part in parts if part is not None]).sum(0)
+    slices = torch.tensor_split(leaf.detach(), len(parts))
+    return torch.cat([torch.zeros_like(s) if p is None else p.to(leaf.device) for p, s in zip(parts, slices, strict=True)])
+
+
+def return_input_gradients(inputs: FlatInputs, frame: Frame) -> None:
+    """After a step: backward from the inputs that want a gradient into whatever made them."""
+    found = [(leaf, input_gradient(frame, name, leaf)) for name, leaf in zip(inputs.names, inputs.leaves, strict=True)
+             if isinstance(leaf, torch.Tensor) and leaf.requires_grad]  # fmt: skip
+    pairs = [(leaf, gradient) for leaf, gradient in found if gradient is not None]
+    if pairs:
+        torch.autograd.backward([leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])

@@ -1,0 +1,53 @@
+"""A mini-batch taken apart into micro-batches, and their outputs put together the same way.
+
+Sizes differ by at most one sample (`torch.tensor_split`); a batch smaller than the number of micro-batches gives as
+many as it has samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pipecompile.errors import InputError
+from pipecompile.tracing.inputs import is_batched
+
+__all__ = ["gather", "scatter", "scatter_tree", "sizes"]
+
+
+def sizes(samples: int, count: int) -> tuple[int, ...]:
+    """How many samples each of `count` micro-batches has."""
+    small, larger = divmod(samples, count)
+    return tuple(small + (i < larger) for i in range(count))
+
+
+def scatter(leaf: Any, count: int) -> Sequence[Any]:
+    """The micro-batches of one flat leaf: slices of a batched tensor, or the thing itself for each."""
+    return torch.tensor_split(leaf, count) if is_batched(leaf) else (leaf,) * count
+
+
+def scatter_tree(target: Any, count: int, samples: int) -> Sequence[Any]:
+    """The micro-batches of a nested structure. Raises InputError when a tensor in it has another number of samples."""
+    if isinstance(target, torch.Tensor) and target.dim() and target.shape[0] == samples:
+        return torch.tensor_split(target, count)
+    leaves, spec = pytree.tree_flatten(target)
+    for leaf in leaves:
+        if is_batched(leaf) and leaf.shape[0] != samples:
+            raise InputError("the target's batch size disagrees with the inputs'", where=f"target: {leaf.shape[0]}, inputs: {samples}")
+    parts = [scatter(leaf, count) for leaf in leaves]
+    return [pytree.tree_unflatten([part[m] for part in parts], spec) for m in range(count)]
+
+
+def gather(parts: Sequence[torch.Tensor], dim: int | None, weights: Sequence[float]) -> torch.Tensor:
+    """One output from its micro-batches: joined along `dim`; without one, a scalar is averaged by size, else all are alike."""
+    if len(parts) == 1:
+        return parts[0]
+    if dim is not None:
+        return torch.cat(tuple(parts), dim)
+    first = parts[0]
+    if first.dim() == 0 and first.is_floating_point():
+        return torch.stack([part * weight for part, weight in zip(parts, weights, strict=True)]).sum()
+    return first

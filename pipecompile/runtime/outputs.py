@@ -1,0 +1,76 @@
+"""The structure of a model's output: how it is put together from the values of a micro-batch, or of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from pipecompile.runtime.microbatch import gather
+
+__all__ = ["Outputs", "own_loss"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of the output: a named value of the graph, or something that is known without running."""
+
+    value: str | None
+    batch_dim: int | None = None
+    constant: Any = None
+    expression: Any = None
+
+    def known(self, size: int, symbol: Any) -> Any:
+        """A constant, or a size for a batch of `size` samples."""
+        return self.constant if self.expression is None else int(self.expression.subs({symbol: size}))
+
+
+class Outputs:
+    """The output of one traced graph."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self.spec: pytree.TreeSpec = graph.meta["out_spec"]
+        self.symbol = graph.meta["symbol"]
+        node = graph.graph.output_node()
+        self.leaves = tuple(_leaf(arg, val, self.symbol) for arg, val in zip(node.args[0], node.meta["val"], strict=True))  # type: ignore[arg-type]
+        self.names = tuple(dict.fromkeys(leaf.value for leaf in self.leaves if leaf.value is not None))
+        self.example = pytree.tree_unflatten(node.meta["val"], self.spec)
+
+    def assemble(self, value_of: Callable[[str], Any], size: int) -> Any:
+        """The output of a batch of `size` samples whose values are given by name."""
+        flat = [value_of(leaf.value) if leaf.value is not None else leaf.known(size, self.symbol) for leaf in self.leaves]
+        return pytree.tree_unflatten(flat, self.spec)
+
+    def gathered(self, parts: Mapping[str, Sequence[Any]], sizes: Sequence[int]) -> dict[str, Any]:
+        """The values of the whole mini-batch from those of its micro-batches."""
+        weights = [size / sum(sizes) for size in sizes]
+        dims = {leaf.value: leaf.batch_dim for leaf in self.leaves}
+        return {name: gather(parts[name], dims[name], weights) for name in self.names}
+
+
+def _leaf(argument: Any, value: Any, symbol: Any) -> Leaf:
+    if isinstance(argument, fx.Node) and not argument.meta.get("scalar"):
+        return Leaf(argument.name, _batch_dim(value, symbol))
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return Leaf(None, expression=value.node.expr)
+    return Leaf(None, constant=argument)
+
+
+def _batch_dim(value: torch.Tensor, symbol: Any) -> int | None:
+    """The first dimension whose size depends on the batch size."""
+    for dim, size in enumerate(value.shape):
+        if isinstance(size, torch.SymInt) and symbol in size.node.expr.free_symbols:
+            return dim
+    return None
+
+
+def own_loss(output: Any) -> Any:
+    """The loss that a model computes itself: its output if that is a scalar, else `output.loss` or `output["loss"]`."""
+    if isinstance(output, torch.Tensor):
+        return output if output.numel() == 1 else None
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss if isinstance(loss, torch.Tensor) else None

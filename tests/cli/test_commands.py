@@ -1,0 +1,210 @@
+"""The four commands from the words typed to stdout, stderr and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pipecompile.errors import InfeasibleError, InputError, RunError, ScheduleError, TraceError, VerifyError
+
+SMALL = ("mymodels:small", "--input", "12x8")
+
+ONE_F_ONE_B = """\
+       0   1   2   3   4   5   6   7   8
+dev 0  0F0 0F1 .   .   0B0---- .   0B1----
+dev 1  .   1F0 1B0---- 1F1 1B1---- .   .
+"""
+
+
+@pytest.mark.usefixtures("models")
+def test_plan_passes_every_option_on(cli, compiler):
+    options = "--stages 2 --microbatches 3 --schedule gpipe --partitioner ilp --cost profile --memory-limit 2GiB --devices cpu,cpu"
+    assert cli("plan", "mymodels:small", "--input", "12x8", "--input", "12x4:int64", *options.split()).code == 0
+    (call,) = compiler.calls
+    first, second = call.pop("example_args")
+    assert (first.shape, str(first.dtype), second.shape, str(second.dtype)) == (
+        (12, 8),
+        "torch.float32",
+        (12, 4),
+        "torch.int64",
+    )
+    assert type(call.pop("model")).__name__ == "Sequential"
+    assert call.pop("loss_fn")(first).ndim == 0
+    assert call == {
+        "n_stages": 2, "n_microbatches": 3, "schedule": "gpipe", "partitioner": "ilp", "cost": "profile",
+        "memory_limit": 2 * 2**30, "devices": ["cpu", "cpu"],
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("models")
+def test_plan_prints_the_table_and_writes_the_files(cli, models):
+    outcome = cli("plan", *SMALL, "--out", "made")
+    assert outcome.code == 0
+    assert "bottleneck 3.00 ms · lower bound 3.00 ms · gap 0.0% · optimal" in outcome.out
+    assert "wrote made/plan.json made/schedule.csv" in outcome.out
+    assert sorted(os.listdir(models / "made")) == ["plan.json", "schedule.csv"]
+    assert "\x1b" not in outcome.out
+
+
+@pytest.mark.usefixtures("models")
+def test_plan_as_json(cli):
+    data = cli("plan", *SMALL, "--json").json
+    assert data["plan"]["n_stages"] == 4
+    assert data["plan"]["stages"][3]["parameters"] == 72
+    assert data["gap"] == 0
+    assert 0 < data["bubble"] < 1
+    assert data["files"] == []
+
+
+@pytest.mark.usefixtures("models")
+def test_what_the_model_prints_goes_to_stderr(cli):
+    outcome = cli("plan", *SMALL, "--json")
+    assert "talking" in outcome.err
+    assert "talking" not in outcome.out
+
+
+@pytest.mark.usefixtures("models")
+def test_simulate_prints_seconds_devices_and_the_unit_grid(cli):
+    outcome = cli("simulate", *SMALL, "--stages", "2", "--microbatches", "2")
+    assert "1f1b, 2 stages on 2 devices, 2 micro-batches: makespan 9.20 ms, bubble 34.8%" in outcome.out
+    assert ONE_F_ONE_B in outcome.out
+    assert "1 · cpu" in outcome.out
+    data = cli("simulate", *SMALL, "--stages", "2", "--microbatches", "2", "--json").json
+    assert data["makespan"] == pytest.approx(9.2e-3)
+    assert data["unit_time"]["makespan"] == 9
+    assert data["peak_in_flight"] == [2, 1]
+    assert data["csv"] == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+@pytest.mark.usefixtures("models")
+def test_run_trains_and_agrees_with_eager(cli):
+    data = cli("run", *SMALL, "--steps", "4", "--microbatches", "5", "--json").json
+    assert len(data["losses"]) == len(data["seconds"]) == len(data["eager_losses"]) == 4
+    assert data["losses"][3] < data["losses"][0]
+    assert data["loss_difference"] == 0
+    assert data["gradient_difference"] == 0
+    assert data["largest_gradient"] > 0
+    assert data["random"] is False
+    text = cli("run", *SMALL).out
+    assert "largest difference to eager micro-batches: loss 0, gradient 0" in text
+    assert "dropout" not in text
+
+
+@pytest.mark.usefixtures("models")
+def test_run_tells_wrong_gradients(cli, compiler):
+    compiler.factor = 1.5
+    data = cli("run", *SMALL, "--steps", "1", "--json").json
+    assert data["loss_difference"] == 0
+    assert data["gradient_difference"] == pytest.approx(data["largest_gradient"] / 2)
+
+
+@pytest.mark.usefixtures("models")
+def test_run_without_comparison(cli):
+    data = cli("run", *SMALL, "--no-compare", "--json").json
+    assert len(data["losses"]) == 3
+    assert data["eager_losses"] == []
+    assert "eager" not in cli("run", *SMALL, "--no-compare").out
+
+
+@pytest.mark.usefixtures("models")
+def test_run_says_when_the_model_draws_random_numbers(cli):
+    assert "draws random numbers" in cli("run", "mymodels:with_dropout", "--input", "12x8").out
+
+
+def test_schedule_needs_no_model(cli, compiler, tmp_path):
+    outcome = cli("schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--out", tmp_path)
+    assert outcome.code == 0
+    assert "makespan 9, bubble 33.3%, span 9" in outcome.out
+    assert ONE_F_ONE_B in outcome.out
+    assert "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n" in outcome.out
+    assert sorted(os.listdir(tmp_path)) == ["schedule.csv", "timeline.json", "timeline.svg"]
+    data = cli("schedule", "gpipe", "--json").json
+    assert (data["n_stages"], data["n_microbatches"], data["makespan"]) == (4, 8, 33)
+    assert compiler.calls == []
+
+
+def test_an_unknown_schedule_is_a_usage_error_that_lists_the_known(cli):
+    outcome = cli("schedule", "zigzag")
+    assert outcome.code == 2
+    assert "zigzag" in outcome.err
+    assert "'1f1b'" in outcome.err
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("bad input"), 2),
+        (ScheduleError("bad schedule"), 2),
+        (TraceError("cannot record", where="model.py:3"), 3),
+        (InfeasibleError("nothing fits"), 4),
+        (VerifyError("program", ["a fault"]), 1),
+        (RunError("stage failed", stage=1, microbatch=0), 1),
+    ],
+)
+@pytest.mark.usefixtures("models")
+def test_errors_have_an_exit_code_and_no_traceback(cli, compiler, error, code):
+    compiler.error = error
+    outcome = cli("plan", *SMALL)
+    assert outcome.code == code
+    assert f"{type(error).__name__}: {error}" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+
+
+@pytest.mark.usefixtures("models")
+def test_an_error_as_json_is_one_object_too(cli, compiler):
+    compiler.error = TraceError("cannot record", where="model.py:3")
+    outcome = cli("plan", *SMALL, "--json")
+    assert outcome.code == 3
+    assert outcome.json == {"error": "TraceError", "message": "cannot record\n  where  model.py:3"}
+
+
+@pytest.mark.usefixtures("models")
+def test_a_bug_of_the_users_keeps_its_traceback(cli, compiler):
+    compiler.error = ZeroDivisionError("in forward")
+    with pytest.raises(ZeroDivisionError, match="in forward"):
+        cli("plan", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["plan"], "MODEL"),
+        (["plan", "mymodels:small"], "--input"),
+        (["plan", *SMALL, "--stages", "two"], "two"),
+        (["plan", *SMALL, "--memory-limit", "lots"], "lots"),
+        (["plan", "mymodels:small", "--input", "3xx4"], "3xx4"),
+        (["run", *SMALL, "--steps", "0"], "--steps"),
+        (["draw", *SMALL], "draw"),
+    ],
+)
+@pytest.mark.usefixtures("models")
+def test_what_was_typed_wrong_is_named(cli, words, told):
+    outcome = cli(*words)
+    assert outcome.code == 2
+    assert told in outcome.err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["run", "--help"]])
+def test_help_imports_neither_torch_nor_matplotlib(words):
+    code = (
+        "import sys, pipecompile.cli\n"
+        f"try: pipecompile.cli.app({words!r})\n"
+        "finally: print([name for name in ('torch', 'matplotlib', 'networkx', 'pulp') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == "[]\n"
+    assert "Usage" in done.stdout
+
+
+def test_python_dash_m_runs_the_same_program():
+    words = [sys.executable, "-m", "pipecompile", "plan", "nothing", "--input", "1", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"] == "InputError"

@@ -1,0 +1,116 @@
+"""Small models with the shapes of trouble that the cost models must survive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """One thread and a fixed seed: times do not depend on who else is on the machine, values repeat."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _block(inner: int, outer: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True))
+
+
+class UNet(nn.Module):
+    """Two levels down, two up, with the skips of a U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1, self.down2, self.bottom = _block(3, 8), _block(8, 16), _block(16, 16)
+        self.up2, self.up1, self.head = _block(32, 8), _block(16, 8), nn.Conv2d(8, 2, 1)
+        self.pool, self.drop = nn.MaxPool2d(2), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        one = self.down1(x)
+        two = self.down2(self.pool(one))
+        low = self.drop(self.bottom(self.pool(two)))
+        up = self.up2(torch.cat([F.interpolate(low, scale_factor=2.0), two], 1))
+        up = self.up1(torch.cat([F.interpolate(up, scale_factor=2.0), one], 1))
+        return {"logits": self.head(up), "low": low}
+
+
+class Zoo(nn.Module):
+    """One of each kind of node: in-place writes, tuples, integers, renormed embedding, buffers written by functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16, max_norm=0.1)
+        self.lstm = nn.LSTM(16, 16, batch_first=True, num_layers=2)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm, self.drop, self.linear = nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 16)
+        self.frozen = nn.Linear(16, 16).requires_grad_(False)
+        self.position = nn.Parameter(torch.randn(1, 8, 16))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        self.count.add_(1)
+        x, (hidden, _) = self.lstm(self.embed(tokens) + self.position)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x[:, 0] = 0
+        x += 1
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        x = F.relu(self.frozen(self.drop(self.linear(x))), inplace=True)
+        best = x.max(dim=1)
+        return x * torch.arange(tokens.size(1), device=tokens.device).view(1, -1, 1), hidden + best.values + best.indices
+
+
+@pytest.fixture
+def unet() -> UNet:
+    return UNet()
+
+
+@pytest.fixture
+def zoo() -> Zoo:
+    return Zoo()
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(0, 50, (4, 8))
+
+
+class Found:
+    """Everything about a model and the thread that a cost model must leave as it was."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        self.identity = [id(tensor) for tensor in (*model.parameters(), *model.buffers())]
+        self.grads = [(parameter.grad, None if parameter.grad is None else parameter.grad.clone()) for parameter in model.parameters()]
+        self.ambient = self._ambient()
+        self.random = torch.get_rng_state()
+
+    def check(self) -> None:
+        """Bit for bit, and the same objects."""
+        now = self.model.state_dict()
+        assert now.keys() == self.tensors.keys()
+        assert [name for name in now if not torch.equal(now[name], self.tensors[name])] == []
+        assert [id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())] == self.identity
+        for parameter, (grad, content) in zip(self.model.parameters(), self.grads, strict=True):
+            assert parameter.grad is grad
+            assert grad is None or torch.equal(grad, content)
+        assert self._ambient() == self.ambient
+        assert torch.equal(torch.get_rng_state(), self.random)
+
+    def _ambient(self) -> tuple[object, ...]:
+        modes = [module.training for module in self.model.modules()]
+        required = [parameter.requires_grad for parameter in self.model.parameters()]
+        return modes, required, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()
+
+
+@pytest.fixture
+def found() -> type[Found]:
+    return Found

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import symbolic_trace
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import resnet50, swin_t
+
+from pipecompile.costs.analytic import analytic_costs, node_work
+from pipecompile.costs.cost import CostError
+from pipecompile.costs.devices import DeviceSpec
+
+
+def flops(model: nn.Module, *inputs: object) -> tuple[float, float]:
+    work = [visit.reading for visit in node_work(symbolic_trace(model), inputs).values()]
+    return sum(w.flops for w in work), sum(w.backward_flops for w in work)
+
+
+def test_linear() -> None:
+    forward = 2 * 5 * 8 * 4
+    assert flops(nn.Sequential(nn.Linear(8, 4)), torch.randn(5, 8)) == (forward, forward)  # only the weight's gradient
+    assert flops(nn.Sequential(nn.Linear(8, 4)), torch.randn(5, 8, requires_grad=True)) == (forward, 2 * forward)
+
+
+def test_convolution() -> None:
+    layer = nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2))
+    forward = 2 * (2 * 6 * 5 * 5) * (4 // 2 * 3 * 3)  # per output element, one multiply-add per weight it sees
+    assert flops(layer, torch.randn(2, 4, 10, 10)) == (forward, forward)
+
+
+def test_resnet50_is_the_published_figure() -> None:
+    forward, backward = flops(resnet50(), torch.randn(1, 3, 224, 224))
+    assert forward == pytest.approx(2 * 4.09e9, rel=0.02)
+    assert backward == pytest.approx(2 * forward, rel=0.02)
+
+
+def test_no_backward_without_grad_mode() -> None:
+    with torch.no_grad():
+        forward, backward = flops(nn.Sequential(nn.Linear(8, 4)), torch.randn(5, 8))
+    assert (forward, backward) == (320, 0)
+
+
+@pytest.mark.parametrize("case", ["swin", "zoo"])
+def test_nodes_add_up_to_what_torch_counts_for_the_model(case: str, zoo: nn.Module, tokens: Tensor) -> None:
+    model, x = (swin_t(), torch.randn(1, 3, 64, 64)) if case == "swin" else (zoo, tokens)
+    counted = flops(model, x)
+    fused = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # oneDNN's LSTM has no formula
+    try:
+        with FlopCounterMode(display=False) as counter:
+            output = model(x)
+            forward = counter.get_total_flops()
+            sum(o.sum() for o in (output if isinstance(output, tuple) else (output,))).backward()
+    finally:
+        torch._C._set_mkldnn_enabled(fused)
+    assert counted == (forward, counter.get_total_flops() - forward)
+
+
+def test_seconds_are_the_roofline() -> None:
+    spec = DeviceSpec("mine", {torch.float32: 1000.0}, 100.0, 1.0, 0.0, 0.25, 1)
+    graph = symbolic_trace(nn.Sequential(nn.Linear(8, 4, bias=False), nn.Flatten(0), nn.ReLU()))
+    costs = analytic_costs(graph, [torch.randn(5, 8)], device=spec)
+    read, written = (5 * 8 + 8 * 4) * 4, 5 * 4 * 4
+    assert costs["_0"].forward == pytest.approx((read + written) / 100 + 0.25)  # 3.68 s; computing takes 0.32 s
+    assert costs["_1"].forward == costs["_1"].backward == 0.0  # a view
+    assert costs["_2"].forward == pytest.approx(2 * 80 / 100 + 0.25)
+    assert costs["_2"].backward > 0
+
+
+def test_the_model_stays_as_it_was(zoo: nn.Module, tokens: Tensor, found: type) -> None:
+    graph = symbolic_trace(zoo)
+    before, flat = found(zoo), list(zoo.lstm._flat_weights)  # type: ignore[arg-type, union-attr]
+    costs = analytic_costs(graph, [tokens], device="h100")
+    before.check()
+    assert all(now is then for now, then in zip(zoo.lstm._flat_weights, flat, strict=True))  # type: ignore[arg-type, union-attr]
+    assert all(costs[name].backward > 0 for name in ("embed", "lstm", "attention", "norm", "setitem", "linear", "frozen"))
+
+
+def test_a_failing_node_leaves_the_model_as_it_was(found: type) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 4))
+    before = found(model)
+    with pytest.raises(CostError, match="node _1"):
+        analytic_costs(symbolic_trace(model), [torch.randn(2, 4)], device="cpu")
+    before.check()
+
+
+class Decoder(nn.Module):
+    """The shapes of a 70B decoder layer."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.q, self.o = nn.RMSNorm(width), nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.kv = nn.Linear(width, width // 4, bias=False)
+        self.gate, self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, kv = self.q(y).unflatten(-1, (64, 128)).transpose(1, 2), self.kv(y).unflatten(-1, (2, 8, 128))
+        k, v = (t.transpose(1, 2).repeat_interleave(8, 1) for t in (kv[:, :, 0], kv[:, :, 1]))
+        x = x + self.o(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        y = self.norm(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def test_a_70b_model_on_meta_takes_no_memory() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(128256, 8192), *(Decoder(8192, 28672) for _ in range(80)), nn.Linear(8192, 128256)).bfloat16()
+        tokens = torch.zeros(1, 4096, dtype=torch.long)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    graph = symbolic_trace(model)
+    analytic_costs(symbolic_trace(model[:2]), [tokens], device="h100")  # imports and caches, once
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    costs = analytic_costs(graph, [tokens], device="h100")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert parameters > 68e9
+    assert grown < 64 * 1024  # KiB
+    whole = 6 * 4096 * parameters / 989.5e12
+    assert sum(cost.forward + cost.backward for cost in costs.values()) == pytest.approx(whole, rel=0.3)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipecompile.costs.cell import Cell, map_tensors, tensors_in
+from pipecompile.costs.saved import SavedLedger
+
+
+def cell_of(call: Callable[..., Any], *args: object) -> Cell:
+    parameters = call.parameters() if isinstance(call, nn.Module) else ()
+    return Cell(call, args, {}, parameters, SavedLedger(()))
+
+
+def wanting(*shape: int) -> Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def write(x: Tensor) -> None:
+    x[:, 0] = 0
+
+
+@pytest.mark.parametrize("call", [F.relu_, lambda x: x.mul_(2), write, lambda x: x.view(-1).add_(1)])
+def test_a_write_reaches_the_value_and_its_views_once(call: Callable[..., Any]) -> None:
+    value = wanting(3, 4)
+    view, expected = value.detach().view(12), value.detach().clone()
+    call(expected)
+    cell = cell_of(call, value)
+    cell.first()
+    for _ in range(3):
+        cell.prepare()
+        cell.forward()
+        cell.seed()
+        assert cell.differentiable
+        cell.backward()
+    assert cell.writes
+    assert torch.equal(value.detach(), expected)
+    assert torch.equal(view, expected.view(12))
+    assert value.grad is None
+
+
+def test_without_writes_arguments_are_not_copied() -> None:
+    value, given = wanting(3, 4), []
+    cell = cell_of(lambda x: given.append(x) or x * 2, value)
+    cell.first()
+    cell.prepare()
+    cell.forward()
+    assert not cell.writes
+    assert [x.data_ptr() for x in given] == [value.data_ptr()] * 2
+
+
+def test_backward_computes_the_gradients_of_arguments_and_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, gradients = torch.autograd.grad, []
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: gradients.extend(real(*args, **kwargs)))
+    linear, x = nn.Linear(4, 2), wanting(3, 4)
+    cell = cell_of(linear, x)
+    cell.first()
+    cell.seed()
+    cell.backward()
+    linear(x).sum().backward()
+    for gradient, expected in zip(gradients, (x.grad, linear.weight.grad, linear.bias.grad), strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [
+        (lambda x: x + 1, torch.ones(2)),  # nothing wants a gradient
+        (lambda x: x.argmax(), wanting(3)),  # the result cannot have one
+        (lambda x: x, wanting(3)),  # the argument itself
+        (torch.no_grad()(lambda x: x * 2), wanting(3)),
+    ],
+)
+def test_no_backward_where_there_is_none(call: Callable[..., Any], value: Tensor) -> None:
+    cell = cell_of(call, value)
+    cell.first()
+    cell.seed()
+    assert not cell.differentiable
+    cell.backward()
+
+
+def test_a_value_wants_a_gradient_after_one_that_does_was_written_into_it() -> None:
+    target = torch.zeros(2, 2)
+    cell = cell_of(lambda x, y: x.__setitem__(0, y), target, wanting(2))
+    cell.first()
+    assert target.requires_grad
+    assert target.is_leaf
+    cell.seed()
+    assert cell.differentiable
+
+
+def test_a_node_computes_when_it_makes_or_changes_a_tensor() -> None:
+    computes = {}
+    for name, call in {"size": lambda x: x.size(0), "write": write, "make": torch.neg}.items():
+        cell = cell_of(call, torch.ones(2, 2))
+        cell.first()
+        computes[name] = cell.computes
+    assert computes == {"size": False, "write": True, "make": True}
+
+
+def test_the_value_is_outside_any_graph() -> None:
+    cell = cell_of(lambda x: {"a": (x * 2, x.detach(), 3)}, wanting(2))
+    cell.first()
+    double, plain, three = cell.value["a"]
+    assert (double.grad_fn, double.requires_grad, plain.requires_grad, three) == (None, True, False, 3)
+
+
+def test_tensors_are_found_in_every_structure() -> None:
+    a, b = torch.ones(1), torch.ones(2)
+    assert [id(t) for t in tensors_in((a, [slice(None, b)], {"x": a}, torch.ones(3).max(0).values.shape))] == [id(a), id(b)]
+    assert map_tensors(lambda t: t + 1, {"x": (slice(a, None), 2)}) == {"x": (slice(torch.tensor([2.0]), None), 2)}

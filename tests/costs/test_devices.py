@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipecompile.costs.devices import DEVICES, DeviceSpec, spec_for
+from pipecompile.errors import InputError
+
+
+def test_names_torch_devices_and_specs_are_understood() -> None:
+    own = DeviceSpec("mine", {torch.float32: 1e12}, 1e9, 1e9, 0.0, 0.0, 1 << 30)
+    assert spec_for("H100") is DEVICES["h100"]
+    assert spec_for(torch.device("cpu")) is spec_for("cpu:0") is DEVICES["cpu"]
+    assert spec_for(own) is own
+
+
+@pytest.mark.parametrize("name", ["tpu", "meta", "h1000", ""])
+def test_an_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(InputError, match=r"cpu, p40, .*h100, h200"):
+        spec_for(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a card")
+def test_cuda_without_a_card_says_so() -> None:
+    with pytest.raises(InputError, match="there is none here"):
+        spec_for(torch.device("cuda:1"))
+
+
+@pytest.mark.parametrize(("full", "short"), [("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA H200", "h200"), ("Tesla V100-SXM2-32GB", "v100")])
+def test_a_card_is_known_by_its_full_name(monkeypatch: pytest.MonkeyPatch, full: str, short: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: full)
+    assert spec_for("cuda:0").name == short
+
+
+def test_a_card_without_data_sheet_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Quadro RTX 4000")
+    with pytest.raises(InputError, match="quadro rtx 4000"):
+        spec_for("cuda")
+
+
+def test_roofline_takes_the_longer_of_computing_and_moving() -> None:
+    spec = DeviceSpec("mine", {torch.float32: 100.0, torch.float16: 400.0}, 10.0, 1.0, 0.0, 0.5, 1)
+    assert spec.seconds(200, 10, torch.float32) == 2.0 + 0.5
+    assert spec.seconds(200, 10, torch.float16) == 1.0 + 0.5  # now the bytes are slower
+    assert spec.seconds(200, 0, torch.int64) == 2.0 + 0.5  # not on the data sheet: the float32 rate
+
+
+def test_specs_are_of_the_right_order() -> None:
+    """Guards against a missing TERA or GIB: a second of peak float32 is between 1 and 100 TFLOP on each of them."""
+    for spec in DEVICES.values():
+        assert 1e12 <= spec.peak(torch.float32) <= 1e14
+        assert 1e11 <= spec.bandwidth <= 1e13
+        assert 1e10 <= spec.link_bandwidth <= 1e12
+        assert 16 << 30 <= spec.memory <= 256 << 30

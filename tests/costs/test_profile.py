@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx import Graph, GraphModule, symbolic_trace
+from torchvision.models import densenet121, resnet18, swin_t, vit_b_16
+
+from pipecompile.costs.analytic import analytic_costs
+from pipecompile.costs.cost import CostError, NodeCost
+from pipecompile.costs.profile import Reading, Repeats, _Stopwatch, profiled_costs
+
+QUICK = Repeats(least=2, most=3, budget=1.0)
+
+
+def compute_names(graph: GraphModule) -> list[str]:
+    return [node.name for node in graph.graph.nodes if node.op.startswith("call_")]
+
+
+@pytest.mark.parametrize(
+    ("build", "size"), [(resnet18, 64), (densenet121, 64), (lambda: vit_b_16(image_size=32), 32), (swin_t, 32)]
+)
+def test_models_are_measured_whole(build: Callable[[], nn.Module], size: int, found: type) -> None:
+    graph, x = symbolic_trace(build()), torch.randn(2, 3, size, size)
+    before = found(graph)
+    costs = profiled_costs(graph, [x], repeats=QUICK)
+    before.check()
+    assert list(costs) == compute_names(graph)
+    assert sum(cost.backward for cost in costs.values()) > 0.2 * sum(cost.forward for cost in costs.values())
+
+
+def test_profile_and_analytic_agree_on_bytes(unet: nn.Module) -> None:
+    graph, x = symbolic_trace(unet), torch.randn(2, 3, 16, 16)
+    measured, computed = profiled_costs(graph, [x], repeats=QUICK), analytic_costs(graph, [x], device="cpu")
+    assert measured.keys() == computed.keys()
+    for name, cost in measured.items():
+        assert (name, cost.saved_bytes, cost.output_bytes) == (name, computed[name].saved_bytes, computed[name].output_bytes)
+
+
+def test_the_nodes_add_up_to_the_forward() -> None:
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(6))), torch.randn(256, 512)
+    graph, times = symbolic_trace(model), []
+    for _ in range(7):
+        start = perf_counter()
+        model(x)
+        times.append(perf_counter() - start)
+    total = sum(cost.forward for cost in profiled_costs(graph, [x]).values())
+    assert min(times) / 3 < total < max(times) * 3
+
+
+def test_a_layer_eight_times_as_heavy_takes_longer_both_ways() -> None:
+    costs = profiled_costs(symbolic_trace(nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 2048))), [torch.randn(256, 256)])
+    assert costs["_1"].forward > 2 * costs["_0"].forward
+    assert costs["_1"].backward > 2 * costs["_0"].backward
+
+
+def test_the_zoo_is_measured_and_left_as_it_was(zoo: nn.Module, tokens: Tensor, found: type) -> None:
+    zoo.norm.eval()
+    zoo.linear.weight.grad = torch.ones(16, 16)  # type: ignore[union-attr]
+    graph = symbolic_trace(zoo)
+    before = found(zoo)
+    costs = profiled_costs(graph, [tokens], repeats=QUICK)
+    before.check()
+    assert all(costs[name].backward > 0 for name in ("embed", "lstm", "attention", "norm", "linear", "frozen"))
+    assert costs["size"] == NodeCost(0.0, 0.0, 0, 0)
+    assert costs["arange"].backward == 0.0
+
+
+def test_running_statistics_of_a_training_batch_norm_are_put_back(found: type) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5))
+    model(torch.randn(8, 4))
+    before = found(model)
+    profiled_costs(symbolic_trace(model), [torch.randn(8, 4) + 5], repeats=QUICK)
+    before.check()
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("out of luck")
+
+
+def test_an_error_names_the_node_and_leaves_the_model_as_it_was(found: type) -> None:
+    class Leafy(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return isinstance(m, Failing) or super().is_leaf_module(m, module_qualified_name)
+
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), Failing())
+    graph = Leafy().trace(model)
+    graph.find_nodes(op="call_module", target="2")[0].meta["source"] = "net.py:7 in forward"
+    before = found(model)
+    with pytest.raises(CostError, match=r"node _2 .*out of luck(.|\n)*net.py:7 in forward"):
+        profiled_costs(GraphModule(model, graph), [torch.randn(8, 4)])
+    before.check()
+
+
+def regions(exit_them: bool) -> GraphModule:
+    """linear under no_grad, linear under autocast; the last thing either exits the region or fails inside it."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch._C._set_grad_enabled, (False,))
+    silent = graph.call_module("0", (x,))
+    graph.call_function(torch._C._set_grad_enabled, (True,))
+    region = graph.call_function(_enter_autocast, ("cpu", torch.bfloat16, True, True))
+    low = graph.call_module("0", (graph.call_module("0", (x,)),))
+    if exit_them:
+        graph.call_function(_exit_autocast, (region,))
+    graph.output((silent, low if exit_them else graph.call_method("nonsense", (low,))))
+    return GraphModule(nn.Sequential(nn.Linear(4, 4)), graph)
+
+
+def test_grad_and_autocast_regions_are_respected(found: type) -> None:
+    graph = regions(exit_them=True)
+    before = found(graph)
+    costs = profiled_costs(graph, [torch.randn(3, 4)], repeats=QUICK)
+    before.check()
+    assert [cost.output_bytes for name, cost in costs.items() if name.startswith("_0")] == [48, 24, 24]
+    assert costs["_0"].backward == costs["_0"].saved_bytes == 0
+    assert costs["_0_1"].saved_bytes > 0
+    assert all(costs[name] == NodeCost(0.0, 0.0, 0, 0) for name in costs if "autocast" in name or "grad" in name)
+
+
+def test_an_error_inside_a_region_leaves_it(found: type) -> None:
+    graph = regions(exit_them=False)
+    before = found(graph)
+    with pytest.raises(CostError, match="nonsense"):
+        profiled_costs(graph, [torch.randn(3, 4)], repeats=QUICK)
+    before.check()
+
+
+def test_inference_mode_of_the_caller_does_not_matter() -> None:
+    graph = symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
+    with torch.inference_mode():
+        costs = profiled_costs(graph, [torch.randn(2, 4)], repeats=QUICK)
+        assert torch.is_inference_mode_enabled()
+    assert costs["_0"].forward > 0
+    assert costs["_0"].backward == 0.0
+
+
+def readings(times: list[float], repeats: Repeats) -> tuple[Reading, int]:
+    """What the stopwatch reads off a clock that shows `times` for the forwards, and how often it looked."""
+    from pipecompile.costs.cell import Cell
+    from pipecompile.costs.saved import SavedLedger
+
+    runs = iter(times)
+    reading = _Stopwatch(lambda work: next(runs), repeats, 60.0, 0.0)(Cell(torch.neg, (torch.ones(1),), {}, (), SavedLedger(())))
+    return reading, len(times) - len(list(runs))
+
+
+@pytest.mark.parametrize(
+    ("times", "looked", "median"),
+    [
+        ([2.0, 2.0, 2.0, 9.0], 3, 2.0),  # stable at once
+        ([1.0, 9.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0], 6, 2.0),  # one outlier on each side is outvoted
+        ([1.0, 2.0] * 10, 8, 1.5),  # never stable: `most`
+    ],
+)
+def test_it_is_repeated_until_stable(times: list[float], looked: int, median: float) -> None:
+    reading, count = readings(times, Repeats(least=3, most=8, spread=0.1))
+    assert (count, reading.forward) == (looked, median)
+
+
+def test_the_budget_ends_the_repeats_but_not_before_the_least() -> None:
+    graph = symbolic_trace(nn.Sequential(nn.ReLU()))
+    assert profiled_costs(graph, [torch.randn(4)], repeats=Repeats(least=1, most=10**9, spread=-1.0, budget=0.0))["_0"].spread == 0.0

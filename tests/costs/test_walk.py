@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, symbolic_trace
+
+from pipecompile.costs.cell import Cell
+from pipecompile.costs.cost import CostError
+from pipecompile.costs.walk import Visit, walk
+from pipecompile.errors import InputError
+
+
+def look(cell: Cell) -> object:
+    cell.first()
+    return cell.value
+
+
+def visits(model: nn.Module, *inputs: object) -> dict[str, Visit[object]]:
+    return walk(symbolic_trace(model), inputs, look)
+
+
+def test_every_compute_node_is_visited_and_computes_what_the_model_does(unet: nn.Module) -> None:
+    unet.eval()
+    graph, x = symbolic_trace(unet), torch.randn(2, 3, 16, 16)
+    seen = walk(graph, [x], look)
+    assert list(seen) == [node.name for node in graph.graph.nodes if node.op.startswith("call_")]
+    assert torch.equal(seen["head"].reading, unet(x)["logits"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (nn.Linear(8, 4), 5 * 8 * 4),  # its input; the weight is a parameter
+        (nn.Tanh(), 5 * 8 * 4),  # its result
+        (nn.Dropout(0.5), 5 * 8),  # a mask of bools
+        (nn.Flatten(0), 0),  # a view
+        (nn.BatchNorm1d(8), 5 * 8 * 4 + 2 * 8 * 4),  # its input, the batch's mean and deviation
+        (nn.Linear(8, 4).requires_grad_(False), 0),  # no gradient for the weight: the input is not needed
+    ],
+)
+def test_saved_bytes_of_known_layers(layer: nn.Module, expected: int) -> None:
+    seen = visits(nn.Sequential(nn.Identity(), layer), torch.randn(5, 8, requires_grad=True))
+    assert seen["_1"].saved_bytes == expected
+
+
+def test_a_storage_is_counted_at_the_first_node_that_saves_it() -> None:
+    seen = visits(nn.Sequential(nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(5, 8, requires_grad=True))
+    assert [visit.saved_bytes for visit in seen.values()] == [160, 0, 160]  # tanh: its result, which _1 saves as its input
+
+
+def test_in_place_nodes_save_the_storage_they_write() -> None:
+    seen = visits(nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)), torch.randn(5, 8))
+    assert [visit.saved_bytes for visit in seen.values()] == [160, 160, 0]
+
+
+def test_output_bytes_are_what_the_tensors_of_the_result_hold() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            values, _ = x.max(dim=1)
+            x[0] = 1
+            return values + x.size(0) + x.t().sum()
+
+    seen = {name: visit.output_bytes for name, visit in visits(Model(), torch.randn(5, 8)).items()}
+    assert seen["max_1"] == 5 * 4 + 5 * 8
+    assert (seen["getitem"], seen["setitem"], seen["size"], seen["t"]) == (20, 0, 0, 160)
+
+
+def test_inputs_are_not_written_to() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.add_(1)
+
+    x = torch.zeros(3)
+    seen = visits(Model(), x)
+    assert torch.equal(seen["add_"].reading, torch.ones(3))  # type: ignore[arg-type]
+    assert torch.equal(x, torch.zeros(3))
+
+
+def test_values_go_when_their_last_user_has_run() -> None:
+    alive: list[list[bool]] = []
+    references: list[weakref.ref[Tensor]] = []
+
+    def watch(cell: Cell) -> None:
+        gc.collect()
+        alive.append([reference() is not None for reference in references])
+        cell.first()
+        references.append(weakref.ref(cell.value))
+
+    walk(symbolic_trace(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))), [torch.randn(2, 4)], watch)
+    assert alive == [[], [True], [False, True], [False, False, True]]
+
+
+def test_a_failing_node_is_named_with_the_users_line() -> None:
+    graph = symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 4)))
+    next(node for node in graph.graph.nodes if node.name == "_1").meta["source"] = "net.py:12 in forward"
+    with pytest.raises(CostError, match=r"node _1 \(call_module 1\) failed: RuntimeError: mat1 and mat2") as caught:
+        walk(graph, [torch.randn(2, 4)], look)
+    assert caught.value.where == "net.py:12 in forward"
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("inputs", [[], [torch.ones(1), 2]])
+def test_inputs_must_fit_the_placeholders(inputs: list[object]) -> None:
+    graph: GraphModule = symbolic_trace(nn.Identity())
+    with pytest.raises(InputError, match=rf"1 placeholders \(input_1\), {len(inputs)} values"):
+        walk(graph, inputs, look)

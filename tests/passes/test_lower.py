@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from golden import CheckGolden
+from hypothesis import HealthCheck, given, settings
+from program_strategies import programs
+
+from pipecompile.checks import verify
+from pipecompile.errors import VerifyError
+from pipecompile.ir import HOST, Op, Program, Route, Schedule, Value, chain
+from pipecompile.passes import lower
+from pipecompile.program_text import parse_route
+from pipecompile.schedules import BUILDERS, build_schedule
+
+GOLDEN = Path(__file__).parent / "golden" / "lower.txt"
+
+
+def test_the_whole_way_down(check_golden: CheckGolden) -> None:
+    def run(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        routes = [parse_route(line.strip()) for line in lines if line.startswith("route ")]
+        return str(lower(Schedule.from_csv("".join(line for line in lines if not line.startswith("route "))), routes))
+
+    check_golden(GOLDEN, run)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_schedule_of_every_size_is_legal_at_both_levels(name: str) -> None:
+    for n_stages in range(1, 7):
+        for n_microbatches in range(1, 9):
+            schedule = build_schedule(name, n_stages, n_microbatches)
+            verify(schedule)
+            verify(lower(schedule))
+
+
+def test_no_routes_means_a_chain() -> None:
+    schedule = build_schedule("1f1b", 3, 4)
+    assert lower(schedule) == lower(schedule, chain(3))
+
+
+def test_an_illegal_schedule_is_refused_under_its_own_name() -> None:
+    with pytest.raises(VerifyError, match="schedule 'mine' is not legal"):
+        lower(Schedule.from_csv("0F0,0B0\n1F0\n", name="mine"))
+
+
+def test_illegal_routes_are_refused() -> None:
+    with pytest.raises(VerifyError, match="route a: 1 -> 0, 0 bytes, gradient: it goes back"):
+        lower(build_schedule("gpipe", 2, 1), [Route("a", 1, (0,))])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs())
+def test_a_value_crosses_once_per_consumer_device_and_slots_are_the_fewest(program: Program) -> None:
+    device = {HOST: HOST, **dict(enumerate(program.placement))}
+    sends = Counter((i.reads[0].value, i.peer) for row in program.rows for i in row if i.op is Op.SEND)
+    forwards = {key: count for key, count in sends.items() if key[0].consumer is None}
+    assert forwards == {
+        (value, peer): 1
+        for route in program.routes
+        if route.source != HOST
+        for value, peer in _crossings(program, route, device)
+    }
+    for row in program.rows:
+        live, most, used = Counter[object](), Counter[object](), dict[object, set[int | None]]()
+        for instruction in row:
+            for operand in instruction.writes:
+                buffer = operand.value.name, operand.value.consumer
+                live[buffer] += 1
+                most[buffer] = max(most[buffer], live[buffer])
+                used.setdefault(buffer, set()).add(operand.slot)
+            if instruction.op is Op.FREE:
+                live[instruction.reads[0].value.name, instruction.reads[0].value.consumer] -= 1
+        assert {buffer: set(range(count)) for buffer, count in most.items()} == used
+
+
+def _crossings(program: Program, route: Route, device: dict[int, int]) -> set[tuple[object, int]]:
+    peers = {device[consumer] for consumer in route.consumers} - {device[route.source]}
+    return {(Value(route.value, m), peer) for m in range(program.n_microbatches) for peer in peers}

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from golden import CheckGolden
+
+from pipecompile.passes.slots import assign_slots
+from pipecompile.program_text import parse_program
+
+GOLDEN = Path(__file__).parent / "golden" / "slots.txt"
+
+
+def test_slots_are_reused_once_they_are_free(check_golden: CheckGolden) -> None:
+    check_golden(GOLDEN, lambda text: str(assign_slots(parse_program(text))))

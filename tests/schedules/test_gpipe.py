@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from pipecompile.schedules import build_schedule
+
+
+def test_all_forwards_then_all_backwards() -> None:
+    assert build_schedule("gpipe", 3, 4).to_csv().splitlines() == [
+        "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3",
+        "1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3",
+        "2F0,2F1,2F2,2F3,2B0,2B1,2B2,2B3",
+    ]
+
+
+def test_several_stages_on_a_device_go_down_breadth_first_and_come_back_up() -> None:
+    schedule = build_schedule("gpipe", 4, 2, n_devices=2)
+    assert schedule.placement == (0, 1, 0, 1)
+    assert schedule.to_csv().splitlines() == [
+        "0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1",
+        "1F0,1F1,3F0,3F1,3B0,3B1,1B0,1B1",
+    ]

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from pipecompile.errors import ScheduleError
+from pipecompile.schedules import build_schedule
+
+
+def test_warm_up_then_pairs_then_the_backwards_that_are_left() -> None:
+    assert build_schedule("1f1b", 3, 4).to_csv().splitlines() == [
+        "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3",
+        "1F0,1F1,1B0,1F2,1B1,1F3,1B2,1B3",
+        "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3",
+    ]
+
+
+def test_fewer_microbatches_than_stages() -> None:
+    assert build_schedule("1f1b", 4, 2).to_csv().splitlines() == [
+        "0F0,0F1,0B0,0B1",
+        "1F0,1F1,1B0,1B1",
+        "2F0,2F1,2B0,2B1",
+        "3F0,3B0,3F1,3B1",
+    ]
+
+
+def test_several_stages_on_a_device_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ScheduleError, match="not 4 stages on 2 devices\n  try    n_devices=4, or schedule 'gpipe'"):
+        build_schedule("1f1b", 4, 2, n_devices=2)
