@@ -36,7 +36,7 @@ def _leaf_signature(leaf: Any) -> Any:
 
 @dataclass(slots=True)
 class Build:
-    """`plan` may come from another build: then its cut is carried over to this graph."""
+    """`plan` may come from another build: then its cut is carried over to this graph. `inputs` names the flat inputs."""
 
     graph: fx.GraphModule
     signature: tuple[Any, ...]
@@ -47,6 +47,7 @@ class Build:
     routes: tuple[Route, ...]
     stages: tuple[Stage, ...]
     outputs: Outputs
+    inputs: tuple[str, ...]
     _executables: dict[tuple[Any, ...], Executable] = field(default_factory=dict)
 
     @classmethod
@@ -55,7 +56,8 @@ class Build:
         devices = tuple(options.devices[device] for device in plan.placement)
         ways = routes(graph, stage_of, n_microbatches)
         stages = split(graph, ways, stage_of, devices)
-        return cls(graph, signature(inputs), graph.training, plan, options, devices, ways, stages, Outputs(graph))
+        names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
+        return cls(graph, signature(inputs), graph.training, plan, options, devices, ways, stages, Outputs(graph), names)
 
     def accepts(self, mark: tuple[Any, ...], training: bool, sizes: Sequence[int]) -> bool:
         """Is this the recording for such inputs, in this mode, in micro-batches of these sizes?"""

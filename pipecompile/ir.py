@@ -4,7 +4,7 @@ that it does. Plain frozen data, no torch.
     schedule := row per device                       row     := action ("," action)*
     action   := STAGE KIND MICROBATCH                KIND    := "F" | "B" | "I" | "W"          2F0
 
-    program  := header route* (device instruction*)*      one a line, spelt as in program_text.py; a program is read there
+    program  := header route* (device instruction*)*      one a line; program_text.py shows and reads it
     value    := NAME "#" MICROBATCH                  an activation, or "@s", what stage s saved for its backward
               | NAME "'" CONSUMER "#" MICROBATCH     the gradient of NAME that stage CONSUMER (or "host") computed
     operand  := value [ "[" SLOT "]" ]               SLOT numbers the buffers of one NAME on one device
@@ -75,8 +75,11 @@ class Action:
         """The inverse of `str`. Raises ScheduleError when any character is left over."""
         match = _ACTION.fullmatch(text)
         if match is None:
-            raise ScheduleError(f"{text!r} is not an action", why="an action is STAGE, one of F B I W, MICROBATCH, as in 2F0",
-                                hint="keep compute actions only; lower() adds the communication")  # fmt: skip
+            raise ScheduleError(
+                f"{text!r} is not an action",
+                why="an action is STAGE, one of F B I W, MICROBATCH, as in 2F0",
+                hint="keep compute actions only; lower() adds the communication",
+            )
         return cls(int(match[1]), Kind(match[2]), int(match[3]))
 
 
@@ -111,11 +114,16 @@ class Schedule:
         home: dict[int, int] = {}
         for action, device in actions:
             if home.setdefault(action.stage, device) != device:
-                raise ScheduleError(f"stage {action.stage} is on device {home[action.stage]} and on device {device}",
-                                    where=f"row {device}, action {action}", hint="keep all actions of a stage in one row")  # fmt: skip
+                raise ScheduleError(
+                    f"stage {action.stage} is on device {home[action.stage]} and on device {device}",
+                    where=f"row {device}, action {action}",
+                    hint="keep all actions of a stage in one row",
+                )
         missing = next((stage for stage in range(len(home)) if stage not in home), None)
         if missing is not None:
-            raise ScheduleError(f"no row holds an action of stage {missing}", why=f"stages 0 to {max(home)} are expected")
+            raise ScheduleError(
+                f"no row holds an action of stage {missing}", why=f"stages 0 to {max(home)} are expected"
+            )
         placement = tuple(home[stage] for stage in range(len(home)))
         return cls(len(home), max(a.microbatch for a, _ in actions) + 1, placement, rows, name)
 
@@ -128,7 +136,9 @@ def _parse_row(line: str, row: int) -> tuple[Action, ...]:
         try:
             actions.append(Action.parse(cell))
         except ScheduleError as error:
-            raise ScheduleError(error.what, where=f"row {row}, column {column}", why=error.why, hint=error.hint) from None
+            raise ScheduleError(
+                error.what, where=f"row {row}, column {column}", why=error.why, hint=error.hint
+            ) from None
     return tuple(actions)
 
 

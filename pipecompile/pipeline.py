@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from pipecompile.build import Build, signature
 from pipecompile.errors import InputError
@@ -85,6 +86,8 @@ def compile(
 class Pipeline(nn.Module):
     """A model that runs in pipeline stages. As a module it *is* the model: same parameters, same state_dict, same modes."""
 
+    model: nn.Module
+
     def __init__(self, model: nn.Module, options: Options) -> None:
         super().__init__()
         object.__setattr__(self, "model", model)  # not a submodule: the keys of state_dict stay the model's
@@ -104,9 +107,9 @@ class Pipeline(nn.Module):
         build, parts = self._prepare(inputs)
         executable = build.call(len(parts), with_backward=torch.is_grad_enabled())
         if torch.is_grad_enabled():
-            made = pipelined(Call(executable, build.outputs, inputs.names, inputs.leaves, parts))
+            made = pipelined(Call(executable, build.outputs, build.inputs, inputs.leaves, parts))
         else:
-            frame = executable.frame(parts, _arrivals(inputs, len(parts)))
+            frame = executable.frame(parts, _arrivals(build, inputs, len(parts)))
             executable.run(executable.inline, frame)
             made = build.outputs.gathered({name: frame.departures[name, False] for name in build.outputs.names}, parts)
             executable.finished(frame)
@@ -120,7 +123,7 @@ class Pipeline(nn.Module):
         inputs = self._flatten(args, kwargs)
         build, parts = self._prepare(inputs)
         executable = build.step(len(parts), target is not None)
-        arrivals = _arrivals(inputs, len(parts))
+        arrivals = _arrivals(build, inputs, len(parts))
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), sum(parts))
         weights = self._weights(parts)
@@ -128,10 +131,13 @@ class Pipeline(nn.Module):
         with torch.enable_grad():
             frame = self._run(executable, parts, arrivals)
         losses = frame.departures[LOSS, False]
-        return_input_gradients(inputs, frame)
+        return_input_gradients(build.inputs, inputs.leaves, frame)
         executable.finished(frame, threaded=self._threaded(executable))
         self._settle_dispatch()
-        return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum()
+        total: torch.Tensor = losses[0] * weights[0]
+        for loss, weight in zip(losses[1:], weights[1:], strict=True):
+            total = total + loss * weight
+        return total
 
     def _weights(self, parts: Sequence[int]) -> list[float]:
         return [size / sum(parts) if self.options.loss_reduction == "mean" else 1.0 for size in parts]
@@ -176,7 +182,8 @@ class Pipeline(nn.Module):
 
     def _build(self, inputs: FlatInputs, parts: tuple[int, ...]) -> Build:
         first = [scatter(leaf, len(parts))[0] for leaf in inputs.leaves]
-        graph = trace(self.model, *self._unflatten(inputs, first)[0], **self._unflatten(inputs, first)[1])
+        args, kwargs = pytree.tree_unflatten(first, inputs.spec)
+        graph = trace(self.model, *args, **kwargs)
         plan = self._plan or self.options.plan
         if plan is None:
             move_model(self.model, self.options)
@@ -189,10 +196,6 @@ class Pipeline(nn.Module):
         place_stages(build)
         self._plan = plan
         return build
-
-    @staticmethod
-    def _unflatten(inputs: FlatInputs, leaves: Sequence[Any]) -> Any:
-        return torch.utils._pytree.tree_unflatten(list(leaves), inputs.spec)
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -276,7 +279,7 @@ class Pipeline(nn.Module):
         return result
 
     def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
-        return self.model.named_modules(memo, prefix, remove_duplicate)
+        yield from self.model.named_modules(memo, prefix, remove_duplicate)
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         return self.model.named_children()
@@ -298,13 +301,13 @@ class Pipeline(nn.Module):
         return super().to(*args, **kwargs)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Pipeline:
-        self.model._apply(fn, recurse)
+        self.model._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._builds.clear()  # dtypes may be constants of the recording
         return self
 
 
-def _arrivals(inputs: FlatInputs, count: int) -> dict[tuple[str, bool], Any]:
-    return {(name, False): scatter(leaf, count) for name, leaf in zip(inputs.names, inputs.leaves, strict=True)}
+def _arrivals(build: Build, inputs: FlatInputs, count: int) -> dict[tuple[str, bool], Any]:
+    return {(name, False): scatter(leaf, count) for name, leaf in zip(build.inputs, inputs.leaves, strict=True)}
 
 
 def _measured(frame: Frame, n_devices: int) -> Timeline:

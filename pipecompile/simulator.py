@@ -92,7 +92,9 @@ def _costs(program: Program, forward: PerStage, input_grad: PerStage, weight_gra
 def _per_stage(name: str, given: PerStage, n_stages: int) -> tuple[float, ...]:
     numbers = (given,) * n_stages if isinstance(given, int | float) else tuple(given)
     if len(numbers) != n_stages:
-        raise InputError(f"{name} has {len(numbers)} numbers for {n_stages} stages", hint="one number, or one per stage")
+        raise InputError(
+            f"{name} has {len(numbers)} numbers for {n_stages} stages", hint="one number, or one per stage"
+        )
     return tuple(_checked(name, number) for number in numbers)
 
 
@@ -101,7 +103,9 @@ def _per_route(transfer: float | Mapping[str, float], program: Program) -> dict[
     if isinstance(transfer, int | float):
         return dict.fromkeys(names, _checked("transfer", transfer))
     if missing := [name for name in names if name not in transfer]:
-        raise InputError(f"transfer has no entry for route {missing[0]!r}", hint="one number, or one per route by its value's name")
+        raise InputError(
+            f"transfer has no entry for route {missing[0]!r}", hint="one number, or one per route by its value's name"
+        )
     return {name: _checked(f"transfer[{name!r}]", transfer[name]) for name in names}
 
 

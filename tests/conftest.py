@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-"""So that tests can import the helpers beside this file, whatever pytest's import mode."""
+if TYPE_CHECKING:
+    from golden import CheckGolden
 
-from golden import CheckGolden, golden_check  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parent))  # so that tests find the helpers beside this file in any import mode
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,4 +20,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def check_golden(request: pytest.FixtureRequest) -> CheckGolden:
+    from golden import golden_check  # after the path is set
+
     return golden_check(bool(request.config.getoption("--update-golden")))

@@ -14,16 +14,16 @@ from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program
 Buffer = tuple[str, int | None, int | None]
 
 
-class Wrong(Exception):
+class ExecutionError(Exception):
     """The program does not do what it should."""
 
 
 def execute(program: Program) -> None:
-    """Return when the program computes the right thing and leaves nothing behind. Raises Wrong."""
+    """Return when the program computes the right thing and leaves nothing behind. Raises ExecutionError."""
     try:
         _Execution(program).run()
     except (KeyError, IndexError) as error:
-        raise Wrong(f"no such thing: {error}") from error
+        raise ExecutionError(f"no such thing: {error}") from error
 
 
 class _Execution:
@@ -46,7 +46,7 @@ class _Execution:
                     row.popleft()
                     moved = True
         if any(rows):
-            raise Wrong("deadlock: " + ", ".join(str(row[0]) for row in rows if row))
+            raise ExecutionError("deadlock: " + ", ".join(str(row[0]) for row in rows if row))
         self.check_end()
 
     def step(self, device: int, instruction: Instruction) -> bool:
@@ -58,7 +58,7 @@ class _Execution:
                 assert instruction.peer is not None
                 value = self.read(device, instruction.reads[0])
                 if instruction.peer == device:
-                    raise Wrong("a device cannot send to itself")
+                    raise ExecutionError("a device cannot send to itself")
                 self.mail[value, device, instruction.peer] += 1
             case Op.RECV:
                 assert instruction.peer is not None
@@ -78,25 +78,27 @@ class _Execution:
     def read(self, device: int, operand: Operand) -> Value:
         held = self.buffers[device].get(_buffer(operand))
         if held != operand.value:
-            raise Wrong(f"device {device} reads {operand}, which holds {held}")
+            raise ExecutionError(f"device {device} reads {operand}, which holds {held}")
         return operand.value
 
     def write(self, device: int, operand: Operand) -> None:
         held = self.buffers[device].get(_buffer(operand))
         if held is not None or operand.slot is None:
-            raise Wrong(f"device {device} writes {operand}, which holds {held}")
+            raise ExecutionError(f"device {device} writes {operand}, which holds {held}")
         self.buffers[device][_buffer(operand)] = operand.value
 
     def compute(self, device: int, instruction: Instruction, action: Action) -> None:
-        if self.program.placement[action.stage] != device or action.microbatch not in range(self.program.n_microbatches):
-            raise Wrong(f"{action} on device {device}")
+        if self.program.placement[action.stage] != device or action.microbatch not in range(
+            self.program.n_microbatches
+        ):
+            raise ExecutionError(f"{action} on device {device}")
         if action.kind is Kind.WEIGHT_GRAD and not self.ran[Action(action.stage, Kind.INPUT_GRAD, action.microbatch)]:
-            raise Wrong(f"{action} before its I")
+            raise ExecutionError(f"{action} before its I")
         self.ran[action] += 1
         found = sorted(str(self.read(device, operand)) for operand in instruction.reads)
         made = sorted(str(operand.value) for operand in instruction.writes)
         if (found, made) != (sorted(map(str, self.must_read(action))), sorted(map(str, self.must_write(action)))):
-            raise Wrong(f"{action} read {found}, made {made}")
+            raise ExecutionError(f"{action} read {found}, made {made}")
         for operand in instruction.writes:
             self.write(device, operand)
 
@@ -120,19 +122,19 @@ class _Execution:
     def check_host_gives(self, value: Value) -> None:
         route = next((r for r in self.program.routes if r.value == value.name), None)
         if route is None or value.microbatch not in range(self.program.n_microbatches):
-            raise Wrong(f"the host has no {value}")
+            raise ExecutionError(f"the host has no {value}")
         if not (route.source == HOST if value.consumer is None else value.consumer == HOST and HOST in route.consumers):
-            raise Wrong(f"the host has no {value}")
+            raise ExecutionError(f"the host has no {value}")
 
     def check_end(self) -> None:
         if left := [value for buffers in self.buffers for value in buffers.values()]:
-            raise Wrong(f"not freed: {left}")
+            raise ExecutionError(f"not freed: {left}")
         cells = product(range(self.program.n_stages), range(self.program.n_microbatches))
         wanted = Counter(Action(s, Kind(letter), m) for s, m in cells for letter in self.letters(s, m))
         if wanted != self.ran:
-            raise Wrong("not every action ran once")
+            raise ExecutionError("not every action ran once")
         if +Counter(self.mail) != Counter(self.for_host()):
-            raise Wrong("the host does not have what it should, or a message was not received")
+            raise ExecutionError("the host does not have what it should, or a message was not received")
 
     def letters(self, stage: int, microbatch: int) -> str:
         return "F" if not self.trained else "FIW" if (stage, microbatch) in self.split else "FB"

@@ -27,14 +27,16 @@ def split_backward(schedule: Schedule, delay: int) -> Schedule:
         left: list[Action] = []
         waiting: list[tuple[int, Action]] = []
         for action in row:
-            if action.kind is Kind.BACKWARD:
+            backward = action.kind is Kind.BACKWARD
+            if backward:
                 waiting.append((len(left) + delay, Action(action.stage, Kind.WEIGHT_GRAD, action.microbatch)))
-                action = Action(action.stage, Kind.INPUT_GRAD, action.microbatch)
-            left.append(action)
+            left.append(Action(action.stage, Kind.INPUT_GRAD, action.microbatch) if backward else action)
             while waiting and waiting[0][0] < len(left):
                 left.append(waiting.pop(0)[1])
         rows.append((*left, *(action for _, action in waiting)))
-    return Schedule(schedule.n_stages, schedule.n_microbatches, schedule.placement, tuple(rows), f"{schedule.name} split")
+    return Schedule(
+        schedule.n_stages, schedule.n_microbatches, schedule.placement, tuple(rows), f"{schedule.name} split"
+    )
 
 
 @st.composite

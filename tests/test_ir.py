@@ -23,7 +23,9 @@ def test_an_action_parses_back(action: Action) -> None:
     assert Action.parse(str(action)) == action
 
 
-@pytest.mark.parametrize("text", ["2F0garbage", "2X0", "", "F0", "2F", "2f0", " 2F0", "2F0\n", "-1F0", "2F٣", "2" * 5000 + "F0"])
+@pytest.mark.parametrize(
+    "text", ["2F0garbage", "2X0", "", "F0", "2F", "2f0", " 2F0", "2F0\n", "-1F0", "2F٣", "2" * 5000 + "F0"]
+)
 def test_anything_else_is_no_action(text: str) -> None:
     with pytest.raises(ScheduleError, match="is not an action"):
         Action.parse(text)
@@ -32,7 +34,7 @@ def test_anything_else_is_no_action(text: str) -> None:
 @given(schedules())
 def test_a_schedule_parses_back(schedule: Schedule) -> None:
     again = Schedule.from_csv(str(schedule))
-    assert again == schedule and again.name == "csv"
+    assert (again, again.name) == (schedule, "csv")
 
 
 def test_empty_cells_are_idle_ticks() -> None:
@@ -84,7 +86,7 @@ def test_gpipe_as_torch_writes_it_is_ours(n_stages: int, n_microbatches: int) ->
 
 @pytest.mark.parametrize(("n_stages", "n_microbatches"), [(2, 4), (4, 4), (4, 8), (8, 16)])
 def test_1f1b_as_torch_writes_it_is_ours_but_for_its_last_rank(n_stages: int, n_microbatches: int) -> None:
-    """torch 2.15 numbers the forwards of the last rank from 1: it loads, and is refused for the forward that is missing."""
+    """torch 2.15 numbers the forwards of the last rank from 1: it loads, and is refused for F0, which is missing."""
     theirs = Schedule.from_csv(torch_order("Schedule1F1B", n_stages, n_microbatches))
     assert theirs.rows[:-1] == build_schedule("1f1b", n_stages, n_microbatches).rows[:-1]
     with pytest.raises(VerifyError, match=f"stage {n_stages - 1} never runs F for micro-batch 0\n"):
@@ -95,7 +97,9 @@ def test_1f1b_as_torch_writes_it_is_ours_but_for_its_last_rank(n_stages: int, n_
 def test_torch_reads_our_csv(schedule: Schedule) -> None:
     rows = csv.reader(io.StringIO(schedule.to_csv()))
     read = [[pipelining._Action.from_str(cell) for cell in row] for row in rows]
-    assert [[str(action) for action in row] for row in read] == [[str(action) for action in row] for row in schedule.rows]
+    assert [[str(action) for action in row] for row in read] == [
+        [str(action) for action in row] for row in schedule.rows
+    ]
     assert all(action.is_compute_op for row in read for action in row)
 
 
@@ -110,7 +114,10 @@ def test_how_values_and_instructions_are_written() -> None:
 
 
 def test_a_chain_hands_one_value_from_each_stage_to_the_next() -> None:
-    assert [str(route) for route in chain(3)] == ["route v0: 0 -> 1, 0 bytes, gradient", "route v1: 1 -> 2, 0 bytes, gradient"]
+    assert [str(route) for route in chain(3)] == [
+        "route v0: 0 -> 1, 0 bytes, gradient",
+        "route v1: 1 -> 2, 0 bytes, gradient",
+    ]
     assert chain(1) == ()
 
 

@@ -69,7 +69,11 @@ def test_indentation_and_empty_lines_mean_nothing() -> None:
         ("to 1", "to 1 2", "'SEND v0#0\\[0\\] to 1 2' cannot be read\n  where  line 5"),
         ("to 1", "from 1", "'SEND v0#0\\[0\\] from 1' cannot be read\n  where  line 5"),
         ("to 1", "to nobody", "cannot be read\n  where  line 5"),
-        ("FREE v0#0[0]", "FREE v0[0]", "'v0\\[0\\]' cannot be read\n  where  line 6\n  why    expected something like: v0#0"),
+        (
+            "FREE v0#0[0]",
+            "FREE v0[0]",
+            "'v0\\[0\\]' cannot be read\n  where  line 6\n  why    expected something like: v0#0",
+        ),
         ("FREE v0#0[0]", "FREE v0#0[0]x", "'v0#0\\[0\\]x' cannot be read\n  where  line 6"),
         ("FREE v0#0[0]", "FREE", "'FREE' cannot be read\n  where  line 6"),
         ("v0'1#0[0] from", "v0''1#0[0] from", "cannot be read\n  where  line 7"),
@@ -81,7 +85,25 @@ def test_what_cannot_be_read_is_named_with_its_line(old: str, new: str, message:
         parse_program(TEXT.replace(old, new, 1))
 
 
-@given(st.text(alphabet=st.sampled_from([*"0F1#'[]@ \n->:,", "device ", "route ", "program: ", "SEND ", "host"])))
-def test_garbage_raises_nothing_but_schedule_errors(text: str) -> None:
-    with pytest.raises(ScheduleError):
-        parse_program(text)
+PIECES = [
+    *"0F1#'[]@ \n->:,",
+    "device ",
+    "route ",
+    "program: ",
+    "SEND ",
+    "RECV ",
+    "FREE ",
+    "host",
+    " to ",
+    "٣",
+    "9" * 20,
+]
+
+
+@given(st.integers(0, len(TEXT)), st.integers(0, 30), st.lists(st.sampled_from(PIECES), max_size=5).map("".join))
+def test_damaged_text_is_refused_or_read_as_what_it_says(start: int, length: int, piece: str) -> None:
+    try:
+        program = parse_program(TEXT[:start] + piece + TEXT[start + length :])
+    except ScheduleError:
+        return
+    assert parse_program(str(program)) == program

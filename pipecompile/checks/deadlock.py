@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-import networkx as nx  # type: ignore[import-untyped]
+import networkx as nx
 
 __all__ = ["Wait", "deadlocks"]
 
@@ -34,7 +34,8 @@ def deadlocks(rows: Sequence[Sequence[Wait]]) -> list[str]:
     for row, (step, need) in _stuck(rows, origin).items():
         giver, index = origin[need]
         waits.add_edge(row, giver, text=_links(step, row, rows[giver][index], giver))
-    return [_draw([waits.edges[a, b]["text"] for a, b in zip(c, [*c[1:], c[0]], strict=True)]) for c in nx.simple_cycles(waits)]
+    cycles = (zip(rows, [*rows[1:], rows[0]], strict=True) for rows in nx.simple_cycles(waits))
+    return [_draw([waits.edges[edge]["text"] for edge in cycle]) for cycle in cycles]
 
 
 def _stuck(rows: Sequence[Sequence[Wait]], origin: dict[Hashable, tuple[int, int]]) -> dict[int, tuple[Wait, Hashable]]:

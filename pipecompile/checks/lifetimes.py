@@ -1,8 +1,10 @@
 """The life of a value on one device: written once, read while it lives, freed once; and its buffer slot.
 
               write              FREE
-    absent ──────────▶ live ──────────▶ freed          any other step is a fault
+    absent ──────────▶ live ──────────▶ freed
                       read ↺
+
+Any other step is a fault.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ __all__ = ["lifetime_faults"]
 
 def lifetime_faults(program: Program, *, frees: bool, slots: bool) -> list[str]:
     """All reads, writes and frees that come at the wrong time; `frees` and `slots` say what is assigned already."""
-    faults = []
+    faults: list[str] = []
     for device, row in enumerate(program.rows):
         device_state = _Device(frees, slots)
         for index, instruction in enumerate(row):
-            for fault in device_state.step(index, instruction):
-                faults.append(f"device {device}, step {index}, {instruction}: {fault}")
+            found = device_state.step(index, instruction)
+            faults += (f"device {device}, step {index}, {instruction}: {fault}" for fault in found)
         faults += (f"device {device}: {fault}" for fault in device_state.close())
     return faults
 

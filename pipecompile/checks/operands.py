@@ -1,6 +1,8 @@
-"""Does every action read and write what the routes say? Stated route by route, where the pass goes stage by stage.
+"""Does every action read and write what the routes say?
 
     route v: 0 -> 1 2, gradient    0F writes v     1F and 2F read v     1B writes v'1, 2B writes v'2     0B reads both
+
+Stated here route by route, where the pass that makes it so goes stage by stage.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ Sides = tuple[set[Value], set[Value]]
 def operand_faults(program: Program) -> list[str]:
     """All compute instructions whose operands are not those of their action."""
     computes = [i for row in program.rows for i in row if i.op is Op.COMPUTE and i.action is not None]
-    backwards = {(a.stage, a.microbatch): a for i in computes if (a := i.action) and a.kind in (Kind.BACKWARD, Kind.INPUT_GRAD)}
+    backwards = {
+        (a.stage, a.microbatch): a for i in computes if (a := i.action) and a.kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
+    }
     expected: dict[Action, Sides] = {i.action: (set(), set()) for i in computes if i.action is not None}
     for route in program.routes:
         for microbatch in range(program.n_microbatches):

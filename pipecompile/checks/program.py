@@ -1,9 +1,11 @@
-"""What a legal program is, by levels: each pass adds a promise to those before it.
+"""What a legal program is, by levels.
 
     COMPUTE     the actions are a legal schedule, and each reads and writes what the routes say
-    TRANSFERS   every RECV has one SEND and every SEND one RECV, no device waits for ever, nothing is read before it is there
+    TRANSFERS   every RECV has one SEND and every SEND one RECV, no device waits for ever, nothing is read too early
     LIVENESS    every value is freed once, is not read after, and nothing is left
     SLOTS       every operand names its buffer, and a buffer is written only when it is free
+
+Each pass of the lowering adds a promise to those before it.
 """
 
 from __future__ import annotations

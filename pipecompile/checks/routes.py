@@ -17,7 +17,9 @@ _NAME = re.compile(r"(?!@[0-9]+$)[^\s#'\[\]]+")
 def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
     """All faults of `routes` between `n_stages` stages."""
     counts = Counter(route.value for route in routes)
-    twice = [f"{count} routes are called {name!r}: a value has one route" for name, count in counts.items() if count > 1]
+    twice = [
+        f"{count} routes are called {name!r}: a value has one route" for name, count in counts.items() if count > 1
+    ]
     return [*twice, *(f"{route}: {fault}" for route in routes for fault in _faults(route, n_stages))]
 
 

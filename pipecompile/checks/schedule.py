@@ -1,6 +1,6 @@
 """What a legal schedule is.
 
-1. Every (stage, micro-batch) has its F once, and its B once or its I and its W once; or none of B, I, W at all (inference).
+1. Every (stage, micro-batch) has its F once, and its B once or its I and its W once; or nobody has any of B, I, W.
 2. An action is on the device of its stage.
 3. On its own device B and I come after F, W after I, and a stage after those that it reads from.
 4. Between devices no waits form a cycle.
@@ -17,7 +17,7 @@ from pipecompile.ir import Action, Kind, Route, Schedule
 
 __all__ = ["schedule_faults", "shape_faults"]
 
-F, B, I, W = Kind
+FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD = Kind
 SHOWN = 4
 
 
@@ -59,7 +59,7 @@ def _count_faults(schedule: Schedule, counts: Counter[Action]) -> Iterator[str]:
     have: dict[tuple[int, Kind], set[int]] = {(s, kind): set() for s in range(schedule.n_stages) for kind in Kind}
     for action in counts:
         have[action.stage, action.kind].add(action.microbatch)
-    trained = any(kind is not F and found for (_, kind), found in have.items())
+    trained = any(kind is not FORWARD and found for (_, kind), found in have.items())
     for stage in range(schedule.n_stages):
         f, b, i, w = (have[stage, kind] for kind in Kind)
         yield from _missing(f"stage {stage} never runs F", f, schedule.n_microbatches)
@@ -104,12 +104,12 @@ def _needs(actions: Iterable[Action], routes: Sequence[Route]) -> dict[Action, t
 
     def of(action: Action) -> tuple[Action, ...]:
         s, m = action.stage, action.microbatch
-        if action.kind is F:
-            return tuple(Action(source, F, m) for source in before.get(s, ()))
-        if action.kind is W:
-            return (Action(s, I, m),)
-        grads = (Action(sink, B if Action(sink, B, m) in found else I, m) for sink in after.get(s, ()))
-        return (Action(s, F, m), *grads)
+        if action.kind is FORWARD:
+            return tuple(Action(source, FORWARD, m) for source in before.get(s, ()))
+        if action.kind is WEIGHT_GRAD:
+            return (Action(s, INPUT_GRAD, m),)
+        grads = (Action(sink, kind, m) for sink in after.get(s, ()) for kind in (BACKWARD, INPUT_GRAD))
+        return (Action(s, FORWARD, m), *grads)
 
     return {action: tuple(need for need in of(action) if need in found) for action in found}
 
@@ -119,7 +119,9 @@ def _order_faults(schedule: Schedule, needs: dict[Action, tuple[Action, ...]]) -
     faults: list[str] = []
     rows = []
     for device, row in enumerate(schedule.rows):
-        position = {action: index for index, action in reversed(list(enumerate(row)))}
+        position: dict[Action, int] = {}
+        for index, action in enumerate(row):
+            position.setdefault(action, index)
         for action, index in position.items():
             late = (need for need in needs[action] if position.get(need, -1) > index)
             faults += (_early(device, action, need) for need in late)

@@ -36,7 +36,9 @@ ScheduleName = Annotated[str, typer.Option("--schedule", help="gpipe, 1f1b, ..."
 Partitioner = Annotated[str, typer.Option(help="auto, dp or ilp")]
 Cost = Annotated[str, typer.Option(help="auto, analytic or profile")]
 MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="of a stage, such as 2GiB")]
-Devices = Annotated[str | None, typer.Option(metavar="D,D,...", help="cuda:0,cuda:1 or cpu,cpu; default: the GPUs")]
+Devices = Annotated[
+    str | None, typer.Option(metavar="D,D,...", help="one per stage, repeats allowed; default: the GPUs")
+]
 Seed = Annotated[int, typer.Option(help="of the weights and the random data")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="write everything there as files")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
@@ -113,15 +115,15 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A pipeline with the model it was made of, an untouched copy of that, and the example inputs."""
+    """A pipeline with the model it was made of, an untouched copy of that if asked for, and the example inputs."""
 
     pipe: Pipeline
     model: torch.nn.Module
-    twin: torch.nn.Module
+    twin: torch.nn.Module | None
     args: tuple[torch.Tensor, ...]
 
 
-def _compile(request: Request) -> _Compiled:
+def _compile(request: Request, *, with_twin: bool = False) -> _Compiled:
     import copy
 
     import pipecompile
@@ -130,7 +132,7 @@ def _compile(request: Request) -> _Compiled:
     options = request.options()
     with working(f"compiling {request.model}"):
         model, args = request.load()
-        twin = copy.deepcopy(model)
+        twin = copy.deepcopy(model) if with_twin else None
         pipe = pipecompile.compile(model, request.stages, example_args=args, loss_fn=synthetic_loss, **options)
     return _Compiled(pipe, model, twin, args)
 
@@ -138,7 +140,7 @@ def _compile(request: Request) -> _Compiled:
 def _run(request: Request, steps: int, compare: bool, out: Path | None) -> Report:
     from pipecompile.cli.trial import train
 
-    made = _compile(request)
+    made = _compile(request, with_twin=compare)
     with working(f"training {steps} steps"):
-        twin = made.twin if compare else None
-        return trained(made.pipe, train(made.pipe, made.model, twin, made.args, steps, request.seed), out)
+        trial = train(made.pipe, made.model, made.twin, made.args, steps, request.seed)
+    return trained(made.pipe, trial, out)

@@ -18,11 +18,11 @@ from pipecompile.errors import (
     ScheduleError,
     TraceError,
 )
+from pipecompile.show.table import render
 
 __all__ = ["conclude", "exit_code", "working"]
 
 _EXIT_CODES = ((TraceError, 3), (PartitionError, 4), (InputError, 2), (ScheduleError, 2), (PlanError, 2))
-_PLAIN_WIDTH = 100
 
 
 def conclude(as_json: bool, work: Callable[[], Report]) -> None:
@@ -63,8 +63,15 @@ def _print_json(data: object) -> None:
 
 
 def _print_text(report: Report) -> None:
+    """Tables have colours and the terminal's width on a terminal; elsewhere they are plain text of 100 columns."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, markup=False, highlight=False)
-    for block in report.blocks:
-        console.print(block, soft_wrap=isinstance(block, str))
+    for number, block in enumerate(report.blocks):
+        if number:
+            print()
+        if isinstance(block, str):
+            print(block)
+        elif sys.stdout.isatty():
+            Console(highlight=False).print(block)
+        else:
+            print(render(block))

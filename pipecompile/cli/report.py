@@ -56,7 +56,7 @@ def simulated(pipe: Pipeline, unit: Timeline, out: Path | None) -> Report:
     )
     grid = f"In unit time (F = 1, B = 2; makespan {unit.makespan:g}, bubble {unit.bubble:.1%}):\n"
     return Report(
-        data, (summary, _device_table(timeline, pipe.plan.devices), grid + timeline_grid(unit), *_wrote(files))
+        data, (summary, _device_table(timeline, pipe.plan.devices), grid + timeline_grid(unit).rstrip(), *_wrote(files))
     )
 
 
@@ -71,9 +71,9 @@ def scheduled(schedule: Schedule, timeline: Timeline, out: Path | None) -> Repor
     peaks = " ".join(f"{peak:g}" for peak in timeline.peak_in_flight)
     summary = (
         f"{_counts(schedule)}: makespan {timeline.makespan:g}, bubble {timeline.bubble:.1%}, span {timeline.span:g}"
-        f" (F = 1, B = 2)\nmost micro-batches in flight per device: {peaks}\n"
+        f" (F = 1, B = 2)\nmost micro-batches in flight per device: {peaks}"
     )
-    return Report(data, (summary, timeline_grid(timeline), schedule.to_csv().rstrip("\n"), *_wrote(files)))
+    return Report(data, (summary, timeline_grid(timeline).rstrip(), schedule.to_csv().rstrip(), *_wrote(files)))
 
 
 def trained(pipe: Pipeline, trial: Trial, out: Path | None) -> Report:
@@ -87,18 +87,18 @@ def trained(pipe: Pipeline, trial: Trial, out: Path | None) -> Report:
     for step, (loss, seconds) in enumerate(zip(trial.losses, trial.seconds, strict=True)):
         eager = (f"{trial.eager_losses[step]:.7g}", written(SECONDS, trial.eager_seconds[step])) if compared else ()
         table.add_row(str(step), f"{loss:.7g}", written(SECONDS, seconds), *eager)
-    return Report(data, (_counts(pipe.schedule), table, *(_comparison(trial) if compared else ()), *_wrote(files)))
+    return Report(data, (_counts(pipe.schedule), table, *((_comparison(trial),) if compared else ()), *_wrote(files)))
 
 
-def _comparison(trial: Trial) -> tuple[str, ...]:
+def _comparison(trial: Trial) -> str:
     gaps = f"loss {trial.loss_difference:.2g}, gradient {trial.gradient_difference:.2g}"
     lines = [f"largest difference to eager micro-batches: {gaps} (largest gradient {trial.largest_gradient:.2g})"]
     if trial.random:
-        lines.append("The model draws random numbers (dropout): the two are not expected to agree.")
+        lines.append("The model draws random numbers (dropout): the two need not agree.")
     if len(trial.seconds) > 1:
         ours, theirs = median(trial.seconds[1:]), median(trial.eager_seconds[1:])
         lines.append(f"a step takes {written(SECONDS, ours)}, eager {written(SECONDS, theirs)} ({theirs / ours:.2f}x)")
-    return tuple(lines)
+    return "\n".join(lines)
 
 
 def _figures(timeline: Timeline) -> dict[str, Any]:

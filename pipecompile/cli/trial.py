@@ -24,7 +24,7 @@ class Trial:
     """Loss and seconds of every step, of the pipeline and, when compared, of the plain loop.
 
     The differences are the largest of all steps and parameters. `random` says that the model draws random numbers, as
-    dropout does: then the two are not expected to agree.
+    dropout does: then the two need not agree.
     """
 
     losses: tuple[float, ...]
@@ -47,14 +47,14 @@ class _Side:
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    step: Callable[[], Any]
+    step: Callable[[], torch.Tensor]
 
     def run(self, seed: int) -> tuple[float, float]:
         """Loss and seconds of one step; the gradients stay for comparison."""
         torch.manual_seed(seed)
         self.optimizer.zero_grad()
         start = time.perf_counter()
-        return float(self.step()), time.perf_counter() - start
+        return float(self.step().detach()), time.perf_counter() - start
 
 
 def train(
@@ -100,14 +100,14 @@ def _together(fast: _Side, slow: _Side, steps: int, seed: int, device: torch.dev
     return Trial(losses, seconds, eager_losses, eager_seconds, max(differences), max(sizes), random)
 
 
-def eager_step(model: torch.nn.Module, args: Sequence[torch.Tensor], parts: int) -> float:
+def eager_step(model: torch.nn.Module, args: Sequence[torch.Tensor], parts: int) -> torch.Tensor:
     """Forward and backward micro-batch by micro-batch, each weighted by its size: what a pipeline must reproduce."""
-    batch, total = len(args[0]), 0.0
+    batch, total = len(args[0]), torch.zeros((), device=args[0].device)
     pieces = (torch.tensor_split(arg, min(parts, batch)) for arg in args)
     for chunk in zip(*pieces, strict=True):
         loss = synthetic_loss(model(*chunk)) * (len(chunk[0]) / batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        total += float(loss.detach())
+        total += loss.detach()
     return total
 
 

@@ -1,11 +1,10 @@
 """What every node of a traced graph costs: forward and backward seconds, saved and made bytes, for one micro-batch.
 
-    real parameters and inputs  ──►  profile    measured where the model is
-    meta or fake, or a device   ──►  analytic   by arithmetic, for a device that need not be here
+real parameters and inputs  ──►  profile    measured where the model is
+meta or fake, or a device   ──►  analytic   by arithmetic, for a device that need not be here
 """
 
 from __future__ import annotations
-
 
 from pipecompile.costs.analytic import Work, analytic_costs, node_work
 from pipecompile.costs.choice import node_costs

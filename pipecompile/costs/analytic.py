@@ -44,14 +44,18 @@ class Work:
         return sum(kernel.flops for kernel in self.backward)
 
 
-def analytic_costs(graph: GraphModule, inputs: Sequence[object], *, device: DeviceSpec | torch.device | str) -> dict[str, NodeCost]:
+def analytic_costs(
+    graph: GraphModule, inputs: Sequence[object], *, device: DeviceSpec | torch.device | str
+) -> dict[str, NodeCost]:
     """What every node would cost on `device`, by name ("h100") or spec. Allocates nothing and needs no such device.
 
     Raises InputError for an unknown device, CostError when a node cannot be run on fake tensors.
     """
     spec = spec_for(device)
     return {
-        name: NodeCost(_seconds(v.reading.forward, spec), _seconds(v.reading.backward, spec), v.saved_bytes, v.output_bytes)
+        name: NodeCost(
+            _seconds(v.reading.forward, spec), _seconds(v.reading.backward, spec), v.saved_bytes, v.output_bytes
+        )
         for name, v in node_work(graph, inputs).items()
     }
 
@@ -59,20 +63,20 @@ def analytic_costs(graph: GraphModule, inputs: Sequence[object], *, device: Devi
 def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[Work]]:
     """The kernels of every compute node, on whatever device: one walk on fake tensors."""
     device = _common_device([*state_tensors(graph), *tensors_in(tuple(inputs))])
-    with torch.inference_mode(False), untouched(graph), _plain_kernels(), FakeTensorMode(), OneDevice(device):
+    with untouched(graph), _plain_kernels(), FakeTensorMode():
         twins = Twins(device)
         twins.replace_in(graph)
-        return walk(graph, [map_tensors(twins.of, value) for value in inputs], _Tally())
+        return walk(graph, [map_tensors(twins.of, value) for value in inputs], _Tally(device))
 
 
 class _Tally:
     """The meter of the walk: one run of each node, its kernels noted."""
 
-    def __init__(self) -> None:
-        self.log = KernelLog()
+    def __init__(self, device: torch.device) -> None:
+        self.log, self.place = KernelLog(), OneDevice(device)
 
     def __call__(self, cell: Cell) -> Work:
-        with self.log:
+        with self.log, self.place:
             cell.first()
         forward = self.log.take()
         cell.seed()

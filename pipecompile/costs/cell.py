@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.fx.node import map_aggregate
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map
 
 from pipecompile.costs.saved import SavedLedger
 
@@ -27,15 +26,26 @@ __all__ = ["Cell", "map_tensors", "settled", "tensors_in"]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """`value` with every tensor changed: in tuples, lists, dicts, slices and whatever is registered with pytree."""
-    return map_aggregate(value, lambda leaf: tree_map_only(Tensor, change, leaf))
+    """`value` with every tensor changed: in whatever is registered with pytree, and in slices."""
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, slice):
+            return slice(*map(changed, (leaf.start, leaf.stop, leaf.step)))
+        return change(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(changed, value)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors of a nested structure, each once, in order."""
-    leaves: list[object] = []
-    map_aggregate(value, lambda leaf: leaves.extend(tree_leaves(leaf)))
-    return _distinct(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    found: list[Tensor] = []
+
+    def kept(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(kept, value)
+    return _distinct(found)
 
 
 def settled(tensor: Tensor) -> Tensor:
@@ -44,7 +54,8 @@ def settled(tensor: Tensor) -> Tensor:
 
 
 class Cell:
-    """Runs `call`, what a node calls. A run is `prepare`, `forward`, `seed`, `backward`, in this order; a meter times what it wants of it.
+    """Runs `call`, what a node calls. A run is `prepare`, `forward`, `seed`, `backward`, in this order; a meter
+    times what it wants of it.
 
     Only `first` has effects: it computes `value`, what the rest of the graph sees, and writes into the arguments where
     the node does that. After it, a node that wrote is given copies, made by `prepare`.
@@ -134,14 +145,14 @@ class Cell:
 
 
 class _Root(torch.autograd.Function):
-    """`x` as the output of an autograd node, sharing its storage. `anchor` only makes autograd record it."""
+    """`x` as the output of an autograd node, sharing its storage. The anchor only makes autograd record it."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, x: Tensor) -> Tensor:
+    def forward(_ctx: Any, _anchor: Tensor, x: Tensor) -> Tensor:
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+    def backward(_ctx: Any, *_gradients: Tensor) -> tuple[None, None]:
         return None, None
 
 

@@ -22,7 +22,7 @@ __all__ = ["node_costs"]
 NAMES = ("auto", "analytic", "profile")
 
 ASSUMED = "a100"
-"""The device for a model on `meta` when none is named. The ratio of compute to bandwidth is what matters to a balance."""
+"""The device for a model on `meta` when none is named. A balance depends only on ratios: compute to bandwidth."""
 
 
 def node_costs(
@@ -34,20 +34,24 @@ def node_costs(
 ) -> dict[str, NodeCost]:
     """The cost of every compute node of `graph` for one micro-batch `inputs`, by node name.
 
-    **cost:** "profile" measures, "analytic" computes, "auto" measures when all tensors are real and live on a `device` of
+    **cost:** "profile" measures, "analytic" computes, "auto" measures when all tensors are real and on a `device` of
     the kind asked for, and computes otherwise. A provider of your own is called as it is.
-    **device:** what "analytic" computes for: a name ("h100"), a torch.device, or a DeviceSpec. None is where the model is.
+    **device:** what "analytic" computes for: a name ("h100"), a torch.device, or a DeviceSpec. None: where it is.
 
     Raises InputError for an unknown name or device, and to measure what has no memory; CostError when a node fails.
     """
     if callable(cost):
         return cost(graph, inputs)
     if cost not in NAMES:
-        raise InputError(f"no cost model is called {cost!r}", hint=f"one of {', '.join(NAMES)}, or a function of (graph, inputs)")
+        raise InputError(
+            f"no cost model is called {cost!r}", hint=f"one of {', '.join(NAMES)}, or a function of (graph, inputs)"
+        )
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     real = not any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
     if cost == "profile" and not real:
-        raise InputError("only real tensors can be measured", why="parameters or inputs are meta or fake", hint='cost="analytic"')
+        raise InputError(
+            "only real tensors can be measured", why="parameters or inputs are meta or fake", hint='cost="analytic"'
+        )
     if cost == "profile" or (cost == "auto" and real and _is_here(device, tensors)):
         return profiled_costs(graph, inputs)
     return analytic_costs(graph, inputs, device=_home(tensors) if device is None else device)

@@ -14,7 +14,7 @@ __all__ = ["CostError", "CostProvider", "NodeCost"]
 
 
 class CostError(PipecompileError):
-    """A node failed while its cost was taken; `where` is its line in the user's file. The original error is the cause."""
+    """A node failed while its cost was taken; `where` is its line in the user's file. The original is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class NodeCost:
 
     `saved_bytes` is what autograd keeps for the backward of this node. Parameters and buffers are not counted, and a
     storage that several nodes save is counted once in the whole graph, at the first of them.
-    `output_bytes` is the size of the tensors in the node's result, so what it takes to send them; a view has a size too.
+    `output_bytes` is the size of the tensors in the node's result, what sending them takes; a view has a size too.
     `spread` is the interquartile range of the measured time over its median; 0 when nothing was measured.
     """
 
@@ -37,8 +37,8 @@ class NodeCost:
 class CostProvider(Protocol):
     """Anything that maps a traced graph and one micro-batch to the cost of every compute node, by node name.
 
-    `inputs` are the flat values of the placeholders, in order: tensors (real, meta or fake) or constants. The result has
-    an entry for every `call_module`, `call_function` and `call_method` node.
+    `inputs` are the flat values of the placeholders, in order: tensors (real, meta or fake) or constants. The result
+    has an entry for every `call_module`, `call_function` and `call_method` node.
     """
 
     def __call__(self, graph: GraphModule, inputs: Sequence[object]) -> dict[str, NodeCost]: ...

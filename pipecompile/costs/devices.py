@@ -22,7 +22,7 @@ GPU_LAUNCH, CPU_LAUNCH = 5 * MICRO, 2 * MICRO
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """Peak rates of one device, dense (no sparsity), one direction of its link. Rates are per second, sizes in bytes."""
+    """Peak rates of one device, dense (no sparsity), one direction of its link. Rates per second, sizes in bytes."""
 
     name: str
     flops: Mapping[torch.dtype, float]
@@ -42,8 +42,17 @@ class DeviceSpec:
 
 
 def _gpu(
-    name: str, *, fp64: float, fp32: float, fp16: float, bf16: float = 0.0, fp8: float = 0.0, memory: int, bandwidth: float,
-    link: float, latency: float = 10 * MICRO,
+    name: str,
+    *,
+    fp64: float,
+    fp32: float,
+    fp16: float,
+    bf16: float = 0.0,
+    fp8: float = 0.0,
+    memory: int,
+    bandwidth: float,
+    link: float,
+    latency: float = 10 * MICRO,
 ) -> DeviceSpec:
     """A GPU from the figures of its data sheet: TFLOP/s, GiB, GB/s; `link` is bytes/s in one direction."""
     rates = {torch.float64: fp64, torch.float32: fp32, torch.float16: fp16, torch.bfloat16: bf16,
@@ -55,13 +64,16 @@ def _gpu(
 # float32 is the rate of the CUDA cores, because PyTorch multiplies matrices in full float32 unless told otherwise
 # (torch.set_float32_matmul_precision). NVLink figures on data sheets add both directions; here is one.
 _SPECS = (
-    # Intel ARK, Xeon Platinum 8380: 40 cores x 2.3 GHz x 2 AVX-512 FMA units; 8 channels of DDR4-3200. A copy stays in DRAM.
-    DeviceSpec("cpu", {torch.float64: 2.94 * TERA, torch.float32: 5.89 * TERA}, 204.8 * GIGA, 102.4 * GIGA, MICRO, CPU_LAUNCH, 256 * GIB),
-    # NVIDIA Tesla P40 data sheet; halves run at 1/64 of the float32 rate (CUDA programming guide, compute capability 6.1).
+    # Intel ARK, Xeon Platinum 8380: 40 cores x 2.3 GHz x 2 AVX-512 FMA units; DDR4-3200 x 8. Its link is its DRAM.
+    DeviceSpec(
+        "cpu", {torch.float64: 2.94 * TERA, torch.float32: 5.89 * TERA}, bandwidth=204.8 * GIGA, link_bandwidth=102.4 * GIGA,
+        link_latency=MICRO, launch_overhead=CPU_LAUNCH, memory=256 * GIB,
+    ),
+    # NVIDIA Tesla P40 data sheet; halves at 1/64 of the float32 rate (CUDA programming guide, 6.1).
     _gpu("p40", fp64=0.367, fp32=12.0, fp16=0.183, memory=24, bandwidth=346, link=PCIE3),
     # NVIDIA Tesla P100 data sheet, SXM2: NVLink 160 GB/s both ways.
     _gpu("p100", fp64=5.3, fp32=10.6, fp16=21.2, memory=16, bandwidth=732, link=80 * GIGA),
-    # NVIDIA Tesla V100 data sheet, SXM2 32 GB: tensor cores 125 TFLOP/s in halves, none in bfloat16; NVLink 300 GB/s both ways.
+    # NVIDIA Tesla V100 data sheet, SXM2 32 GB: tensor cores in halves only, not bfloat16; NVLink 300 GB/s both ways.
     _gpu("v100", fp64=7.8, fp32=15.7, fp16=125, memory=32, bandwidth=900, link=150 * GIGA),
     # NVIDIA T4 data sheet.
     _gpu("t4", fp64=0.25, fp32=8.1, fp16=65, memory=16, bandwidth=320, link=PCIE3),
@@ -77,7 +89,7 @@ _SPECS = (
     _gpu("h100", fp64=34, fp32=67, fp16=989.5, bf16=989.5, fp8=1979, memory=80, bandwidth=3350, link=450 * GIGA),
     # NVIDIA H200 data sheet, SXM: the H100 with more and faster memory.
     _gpu("h200", fp64=34, fp32=67, fp16=989.5, bf16=989.5, fp8=1979, memory=141, bandwidth=4800, link=450 * GIGA),
-    # NVIDIA DGX B200 data sheet, an eighth of it (tensor figures with sparsity, halved here): NVLink 1.8 TB/s both ways.
+    # NVIDIA DGX B200 data sheet, an eighth of it (sparse tensor figures halved here): NVLink 1.8 TB/s both ways.
     _gpu("b200", fp64=37, fp32=75, fp16=2250, bf16=2250, fp8=4500, memory=180, bandwidth=8000, link=900 * GIGA),
 )  # fmt: skip
 
@@ -99,7 +111,9 @@ def spec_for(device: DeviceSpec | torch.device | str) -> DeviceSpec:
         name = "cpu"
     if name not in DEVICES:
         hint = f"one of {', '.join(DEVICES)}, or a pipecompile.costs.DeviceSpec"
-        raise InputError(f"no data sheet for device {str(device)!r}", why="" if name == str(device) else f"it is {name!r}", hint=hint)
+        raise InputError(
+            f"no data sheet for device {str(device)!r}", why="" if name == str(device) else f"it is {name!r}", hint=hint
+        )
     return DEVICES[name]
 
 

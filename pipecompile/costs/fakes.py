@@ -1,6 +1,6 @@
 """Fake twins of a model's tensors: shape, strides and dtype on one common device, no memory.
 
-    parameter on meta, or real   ──►   fake on `device`, same object for every holder (tied weights stay tied)
+parameter on meta, or real   ──►   fake on `device`, same object for every holder (tied weights stay tied)
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Twins:
 
 
 class OneDevice(TorchFunctionMode):
-    """Calls that name a device get `device` instead: a graph recorded on `meta` says so in `zeros(..., device="meta")`."""
+    """Calls that name a device get `device` instead: a graph recorded on `meta` has `zeros(..., device="meta")`."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

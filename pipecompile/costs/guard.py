@@ -1,11 +1,12 @@
 """Leave a model, and the state of the thread that runs it, exactly as they were found, whatever happens in between.
 
 `untouched` covers everything but the contents of tensors: attributes of modules (training flags, hooks, caches, the
-parameter and buffer tables), `.grad`, RNG states, grad mode, autocast. `preserved` covers the contents of given tensors.
+parameter and buffer tables), `.grad`, RNG states, grad mode, autocast. `preserved` covers the contents of tensors.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,13 +33,21 @@ def state_tensors(model: nn.Module) -> tuple[Tensor, ...]:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Put back the model's structure, `.grad`, RNG states, grad mode and autocast on the way out, error or not."""
+    """Put back the model's structure, `.grad`, RNG states, grad mode and autocast on the way out, error or not.
+
+    Inside, inference mode is off, because it makes tensors that autograd refuses; grad mode is the caller's.
+    """
     tensors = state_tensors(model)
     undos = [_attributes(module) for module in model.modules()]
     undos += [_flags(tensor) for tensor in tensors]
-    undos.append(_autocast())
+    undos += [_autocast(), partial(random.setstate, random.getstate())]
     cards = sorted({t.get_device() for t in tensors if t.is_cuda})
-    with torch.random.fork_rng(devices=cards, device_type="cuda"), torch.set_grad_enabled(torch.is_grad_enabled()):
+    grad = torch.is_grad_enabled()  # to be asked first: leaving inference mode turns it on
+    with (
+        torch.inference_mode(False),
+        torch.set_grad_enabled(grad),
+        torch.random.fork_rng(devices=cards, device_type="cuda"),
+    ):
         try:
             yield
         finally:

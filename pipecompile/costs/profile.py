@@ -1,12 +1,12 @@
-"""Costs by measurement: every node is run on real tensors at micro-batch size, forward and backward, until its time is stable.
+"""Costs by measurement: every node is run on real tensors, forward and backward, until its time is stable.
 
     first run (warm-up; its value goes on)  ─►  repeat: fresh roots │ forward │ seeds │ backward   ─►  medians
                                                          untimed      timed    untimed   timed
 
-Nothing of the model or of the thread is changed: parameters, `.grad`, buffers, RNG states, modes. The nodes' times do not
-contain what lies between nodes in eager Python, and inputs are warm in the cache, so their sum is a little optimistic.
-What it costs to enter autograd, which a stage pays once and not per node, is measured on a node that does nothing and
-taken off every backward.
+Nothing of the model or of the thread is changed: parameters, `.grad`, buffers, RNG states, modes. The nodes' times do
+not contain what lies between nodes in eager Python, and inputs are warm in the cache, so their sum is a little
+optimistic. What it costs to enter autograd, which a stage pays once and not per node, is measured on a node that does
+nothing and taken off every backward.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ Clock = Callable[[Callable[[], None]], float]
 @dataclass(frozen=True, slots=True)
 class Repeats:
     """How often a node is measured: at least `least` times, then until the spread of its time (interquartile range over
-    median) is within `spread`, `most` measurements are made, or its even share of `budget` seconds is used up."""
+    median) is within `spread`, `most` measurements are made, or its even share of `budget` seconds is used up.
+    """
 
     least: int = 3
     most: int = 25
     spread: float = 0.1
     budget: float = 20.0
+
+
+REPEATS = Repeats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Reading:
     spread: float
 
 
-def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Repeats = Repeats()) -> dict[str, NodeCost]:
+def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Repeats = REPEATS) -> dict[str, NodeCost]:
     """Measure every node of `graph` on `inputs`, where its parameters live. In grad mode the backward is measured too.
 
     Raises CostError, naming the node and its source line, when one fails; the model is put back then as well.
@@ -61,7 +65,7 @@ def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Rep
     contents = [tensor for tensor in state_tensors(graph) if not isinstance(tensor, nn.Parameter)]
     nodes = sum(node.op in COMPUTE_OPS for node in graph.graph.nodes)
     clock = _clock(tensors)
-    with torch.inference_mode(False), untouched(graph), preserved(contents):
+    with untouched(graph), preserved(contents):
         stopwatch = _Stopwatch(clock, repeats, repeats.budget / max(nodes, 1), _entry(clock, tensors))
         visits = walk(graph, inputs, stopwatch)
     return {

@@ -43,7 +43,9 @@ def walk(graph: GraphModule, inputs: Sequence[object], meter: Callable[[Cell], T
     placeholders = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(inputs):
         why = f"{len(placeholders)} placeholders ({', '.join(placeholders)}), {len(inputs)} values"
-        raise InputError("the inputs do not fit the graph", why=why, hint="pass one flat value per placeholder, in order")
+        raise InputError(
+            "the inputs do not fit the graph", why=why, hint="pass one flat value per placeholder, in order"
+        )
     walker = _Walker(graph, meter)
     walker.run(*inputs, enable_io_processing=False)
     return walker.visits
@@ -97,10 +99,11 @@ def _copied(tensor: Tensor) -> Tensor:
 
 def _failed(node: Node, error: Exception) -> CostError:
     """The error that names the node: its module or function, and the user's line when the graph knows it."""
-    shapes = ", ".join(f"{source.name}" for source in node.all_input_nodes)
+    target = node._pretty_print_target(node.target)
+    sources = ", ".join(source.name for source in node.all_input_nodes)
     return CostError(
-        f"node {node.name} ({node.op} {node._pretty_print_target(node.target)}) failed: {type(error).__name__}: {error}",
+        f"node {node.name} ({node.op} {target}) failed: {type(error).__name__}: {error}",
         where=str(node.meta.get("source") or ""),
-        why=f"it was run on its own, on the values of {shapes}" if shapes else "",
+        why=f"it was run on its own, on the values of {sources}" if sources else "",
         hint="check that the graph runs on these inputs, outside the cost model",
     )

@@ -17,7 +17,7 @@ it can cost: the result is then re-evaluated by the caller.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,12 @@ Rectangle = tuple[int, int, int, int, float]
 
 def cut(clusters: Clusters, stages: Stages, order: Sequence[int]) -> list[int] | None:
     """The stage of every cluster under the best cut of this order, or None when no cut of it fits in memory."""
-    where = [_first_fit(clusters, order, stages.in_flight[s], stages.limit[s]) for s in range(len(stages))]
+    first = np.array([_first_fit(clusters, order, stages.in_flight[s], stages.limit[s]) for s in range(len(stages))])
     work = _prefix(clusters.time, order)
-    solve = _cut_by_crossing if not clusters.flows else _cut_by_column
-    start = solve(clusters, stages, order, work, np.array(where))
+    if clusters.flows:
+        start = _cut_by_column(stages, work, first, _columns(clusters, stages, order))
+    else:
+        start = _cut_by_crossing(stages, work, first)
     if start is None:
         return None
     stage = [0] * len(order)
@@ -59,12 +61,13 @@ def _first_fit(clusters: Clusters, order: Sequence[int], in_flight: float, limit
     """For every end j the least start i such that [i, j) fits."""
     held = _prefix(clusters.bytes, order) + in_flight * _prefix(clusters.activation, order)
     slack = limit * (1 + TOLERANCE)
-    first: Ints = np.searchsorted(held, held - slack, side="left").astype(np.int64) if np.isfinite(slack) else np.zeros(len(held), np.int64)
-    return np.minimum(first, np.arange(len(held)))
+    if not np.isfinite(slack):
+        return np.zeros(len(held), dtype=np.int64)
+    return np.minimum(np.searchsorted(held, held - slack, side="left"), np.arange(len(held)))
 
 
-def _cut_by_crossing(clusters: Clusters, stages: Stages, order: Sequence[int], work: Floats, first: Ints) -> Ints | None:
-    n = len(order)
+def _cut_by_crossing(stages: Stages, work: Floats, first: Ints) -> Ints | None:
+    n = len(work) - 1
     start = np.zeros((len(stages), n + 1), dtype=np.int64)
     ends = np.arange(n + 1)
     best = np.where(ends == 0, 0.0, np.inf)
@@ -82,8 +85,8 @@ def _cut_by_crossing(clusters: Clusters, stages: Stages, order: Sequence[int], w
     return start if np.isfinite(best[n]) else None
 
 
-def _cut_by_column(clusters: Clusters, stages: Stages, order: Sequence[int], work: Floats, first: Ints) -> Ints | None:
-    n, k = len(order), len(stages)
+def _cut_by_column(stages: Stages, work: Floats, first: Ints, columns: Iterable[tuple[Floats, Floats]]) -> Ints | None:
+    n, k = len(work) - 1, len(stages)
     best = np.full((k + 1, n + 1), np.inf)  # row s + 1 is stage s; row 0 is what lies before stage 0
     best[0, 0] = best[1:, 0] = 0.0
     start = np.zeros((k, n + 1), dtype=np.int64)
@@ -91,7 +94,6 @@ def _cut_by_column(clusters: Clusters, stages: Stages, order: Sequence[int], wor
     if uniform := len(set(stages.speed)) == 1:
         speed = speed[:1]
     bounded = bool(first.any())
-    columns = _columns(clusters, stages, order)
     for j, (sent, received) in enumerate(columns, start=1):
         compute = (work[j] - work[:j]) / speed
         load = np.maximum(compute, np.maximum(sent, received)) if stages.overlap else compute + (sent + received)

@@ -46,6 +46,11 @@ class Clusters:
         """The stage of every node, given the stage of every cluster."""
         return {name: int(stage) for names, stage in zip(self.members, stages, strict=True) for name in names}
 
+    def adopted(self, merged: Clusters, stages: Sequence[int]) -> list[int]:
+        """The stage of every cluster here, given those of clusters that were merged from these."""
+        by_name = merged.stage_of(stages)
+        return [by_name[names[0]] for names in self.members]
+
 
 @dataclass(frozen=True, slots=True)
 class Stages:
@@ -83,7 +88,9 @@ def clusters_of(problem: Problem) -> Clusters:
         bytes=tuple(node.bytes for node in problem.nodes),
         activation=tuple(node.activation for node in problem.nodes),
         arcs=tuple(sorted({(index[a], index[b]) for a, b in problem.precedence if a != b})),
-        flows=tuple(Flow(index[t.source], tuple(sorted(index[c] for c in t.consumers)), t.time) for t in problem.tensors),
+        flows=tuple(
+            Flow(index[t.source], tuple(sorted(index[c] for c in t.consumers)), t.time) for t in problem.tensors
+        ),
     )
 
 
@@ -98,7 +105,9 @@ def merge(clusters: Clusters, groups: Iterable[Sequence[int]]) -> Clusters:
     """Melt groups of clusters, and the cycles this makes. Result in topological order; O(clusters + arcs + flows)."""
     graph = nx.DiGraph(clusters.arcs)
     graph.add_nodes_from(range(len(clusters)))
-    graph.add_edges_from((a, b) for group in groups for a, b in zip(group, (*group[1:], group[0]) if group else (), strict=True))
+    graph.add_edges_from(
+        (a, b) for group in groups for a, b in zip(group, (*group[1:], group[0]) if group else (), strict=True)
+    )
     whole = nx.condensation(graph)
     parts = [tuple(sorted(whole.nodes[label]["members"])) for label in nx.lexicographical_topological_sort(
         whole, key=lambda label: min(whole.nodes[label]["members"]))]  # fmt: skip

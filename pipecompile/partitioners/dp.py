@@ -1,49 +1,64 @@
-"""A cut by dynamic programming: exact along each of several linear orders, then refined, then along the order that gives.
+"""Cuts by dynamic programming, from cheap to thorough.
 
-    orders ─▶ cut each ─▶ best ─▶ refine ─▶ order by stage ─▶ cut ─▶ ...  until nothing improves
+    search    orders ─▶ cut each ─▶ best
+    exhaust   few down-sets ─▶ cut the whole lattice: optimal
+    polish    refine ─▶ order by stage ─▶ cut ─▶ refine ─▶ ...  until nothing improves
 
-For a chain this is optimal. For another graph it is optimal among the cuts along these orders.
+For a chain, `search` alone is optimal. For another graph it is optimal among the cuts along these orders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from time import monotonic
 
 from pipecompile.partitioners.chain import cut
 from pipecompile.partitioners.clusters import Clusters, Stages
-from pipecompile.partitioners.loads import fits, loads
+from pipecompile.partitioners.contraction import contract
+from pipecompile.partitioners.lattice import cut_lattice
+from pipecompile.partitioners.loads import bottleneck
 from pipecompile.partitioners.orders import orders, sorted_by
 from pipecompile.partitioners.refine import refine
 
-__all__ = ["bottleneck", "search"]
+__all__ = ["GAP", "exhaust", "polish", "search"]
+
+GAP = 1e-6
+"""Relative distance of bottleneck and bound at which a partition counts as optimal."""
 
 
-def bottleneck(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> float:
-    """The largest load of an assignment; infinite when it does not fit in memory."""
-    rows = loads(clusters, stages, stage)
-    if not all(fits(row.memory, limit) for row, limit in zip(rows, stages.limit, strict=True)):
-        return float("inf")
-    return max(row.load for row in rows)
-
-
-def search(clusters: Clusters, stages: Stages, bound: float, deadline: float, start: Sequence[int] | None = None) -> list[int] | None:
-    """The best cut found, or None when none was found that fits in memory. Stops early when `bound` is met."""
-    best, value = (list(start), bottleneck(clusters, stages, start)) if start is not None else (None, float("inf"))
-    further = (sorted_by(clusters, start) for _ in range(1) if start is not None)
-    for order in chain(further, orders(clusters)):
+def search(clusters: Clusters, stages: Stages, bound: float, deadline: float) -> list[int] | None:
+    """The best cut along any order, or None when none fits in memory. Stops early when `bound` is met."""
+    best, value = None, float("inf")
+    for order in orders(clusters):
         stage = cut(clusters, stages, order)
         if stage is not None and (found := bottleneck(clusters, stages, stage)) < value:
             best, value = stage, found
         if best is not None and (value <= bound or monotonic() > deadline):
             return best
-    while best is not None and value > bound and monotonic() < deadline:
+    return best
+
+
+def polish(clusters: Clusters, stages: Stages, incumbent: Sequence[int], deadline: float) -> list[int]:
+    """A cut that neither a move nor the dynamic program along its own order improves, at worst the incumbent."""
+    best, value, before = list(incumbent), bottleneck(clusters, stages, incumbent), float("inf")
+    while value < before and monotonic() < deadline:
+        before = value
         stage = refine(clusters, stages, best, deadline)
         stage = cut(clusters, stages, sorted_by(clusters, stage)) or stage
-        stage, before = refine(clusters, stages, stage, deadline), value
         if (found := bottleneck(clusters, stages, stage)) < value:
             best, value = stage, found
-        if value >= before:
-            return best
     return best
+
+
+def exhaust(clusters: Clusters, stages: Stages, incumbent: Sequence[int]) -> tuple[list[int], float]:
+    """The best cut there is, and the bound that proves it, when the graph has few down-sets; else the incumbent, and 0."""
+    best = list(incumbent)
+    target = bottleneck(clusters, stages, best) * (1 - GAP / 2)
+    small = contract(clusters, stages, target)
+    found = cut_lattice(small, stages)
+    if found is None:
+        return best, 0.0
+    stage, bound = found
+    if stage is not None:
+        best = min(best, clusters.adopted(small, stage), key=lambda s: bottleneck(clusters, stages, s))
+    return best, min(bound, target)

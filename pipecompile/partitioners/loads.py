@@ -1,7 +1,7 @@
 """The objective, in one place: what every stage of an assignment has to do and to hold.
 
-    load(s) = compute(s) / speed[s] + sent(s) + received(s)          or, with overlap, the largest of the three
-    memory(s) = bytes(s) + in_flight[s] * activation(s)
+load(s) = compute(s) / speed[s] + sent(s) + received(s)          or, with overlap, the largest of the three
+memory(s) = bytes(s) + in_flight[s] * activation(s)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipecompile.partitioners.clusters import Clusters, Stages, clusters_of
 from pipecompile.partitioners.faults import assignment_faults
 from pipecompile.partitioners.problem import Problem
 
-__all__ = ["TOLERANCE", "StageLoad", "fits", "loads", "stage_loads", "verify_assignment"]
+__all__ = ["TOLERANCE", "StageLoad", "bottleneck", "fits", "loads", "stage_loads", "verify_assignment"]
 
 TOLERANCE = 1e-9
 """Relative slack of every comparison with a memory limit: sums in another order differ by rounding."""
@@ -51,6 +51,13 @@ def loads(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> tuple[Sta
     compute = [time / speed for time, speed in zip(compute, stages.speed, strict=True)]
     rows = zip(compute, sent, received, memory, strict=True)
     return tuple(StageLoad(c, o, i, m, max(c, o, i) if stages.overlap else c + o + i) for c, o, i, m in rows)
+
+
+def bottleneck(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> float:
+    """The largest load of an assignment; infinite when it does not fit in memory."""
+    rows = loads(clusters, stages, stage)
+    fit = all(fits(row.memory, limit) for row, limit in zip(rows, stages.limit, strict=True))
+    return max(row.load for row in rows) if fit else float("inf")
 
 
 def fits(memory: float, limit: float) -> bool:

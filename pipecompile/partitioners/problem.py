@@ -29,7 +29,8 @@ _HINT = "the keys are listed in the docstring of pipecompile.partitioners.proble
 @dataclass(frozen=True, slots=True)
 class Node:
     """One operation. `time` is for one micro-batch, forward and backward together; `bytes` are held for good
-    (parameters, gradients, optimizer state), `activation` per micro-batch in flight."""
+    (parameters, gradients, optimizer state), `activation` per micro-batch in flight.
+    """
 
     name: str
     time: float = 0.0
@@ -39,7 +40,8 @@ class Node:
 
 class Tensor(msgspec.Struct, frozen=True, rename={"source": "from", "consumers": "to"}):
     """A value and who reads it. `time` is what it costs a stage to send it once, or to receive it once. It needs no
-    precedence: a gradient flows against it. (A Struct, since the JSON key `from` cannot name a dataclass field.)"""
+    precedence: a gradient flows against it. (A Struct, since the JSON key `from` cannot name a dataclass field.)
+    """
 
     source: str
     consumers: tuple[str, ...]
@@ -73,14 +75,17 @@ class Problem:
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "") -> Problem:
         """The inverse of `to_json`; `optima` is skipped, another unknown key is refused. Raises PartitionError naming the
-        place in the text; legality is left to `verify`."""
+        place in the text; legality is left to `verify`.
+        """
         try:
             problem = msgspec.json.decode(text, type=cls)
             keys = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise PartitionError("this is not a partition problem", where=where, why=str(error), hint=_HINT) from None
         if problem.format != FORMAT:
-            raise PartitionError(f"the problem has format {problem.format!r}, this version reads {FORMAT!r}", where=where)
+            raise PartitionError(
+                f"the problem has format {problem.format!r}, this version reads {FORMAT!r}", where=where
+            )
         if unknown := sorted(set(keys) - {*cls.__dataclass_fields__, "optima"}):
             raise PartitionError(f"the problem has unknown keys: {', '.join(unknown)}", where=where, hint=_HINT)
         return problem

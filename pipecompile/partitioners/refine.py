@@ -51,7 +51,9 @@ def _moves(clusters: Clusters, stages: Stages, stage: Sequence[int], around: tup
 
 def _legal(stage: Sequence[int], cluster: int, around: tuple[list[list[int]], list[list[int]]]) -> bool:
     before, after = around
-    return all(stage[a] <= stage[cluster] for a in before[cluster]) and all(stage[cluster] <= stage[b] for b in after[cluster])
+    return all(stage[a] <= stage[cluster] for a in before[cluster]) and all(
+        stage[cluster] <= stage[b] for b in after[cluster]
+    )
 
 
 def _score(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> Score:

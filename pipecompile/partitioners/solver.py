@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
@@ -9,9 +10,9 @@ from typing import Literal
 from pipecompile.errors import InputError
 from pipecompile.partitioners.bounds import lower_bound
 from pipecompile.partitioners.clusters import Clusters, Stages, coarsen
-from pipecompile.partitioners.dp import bottleneck, search
-from pipecompile.partitioners.ilp import GAP, improve
-from pipecompile.partitioners.loads import verify_assignment
+from pipecompile.partitioners.dp import GAP, exhaust, polish, search
+from pipecompile.partitioners.ilp import improve
+from pipecompile.partitioners.loads import bottleneck, verify_assignment
 from pipecompile.partitioners.memory import fit
 from pipecompile.partitioners.problem import Problem
 
@@ -23,7 +24,8 @@ METHODS = ("auto", "dp", "ilp")
 @dataclass(frozen=True, slots=True)
 class Partition:
     """The stage of every node. No partition has a bottleneck below `lower_bound`; `status` is "optimal" when the two agree
-    to one part in a million. `method` is what found the cut or closed the gap."""
+    to one part in a million. `method` is what found the cut or closed the gap.
+    """
 
     stage_of: dict[str, int]
     bottleneck: float
@@ -40,8 +42,8 @@ class Partition:
 def partition(problem: Problem, n_stages: int, *, method: str = "auto", time_limit: float = 30.0) -> Partition:
     """Cut a problem into ordered stages with the least bottleneck that `time_limit` seconds find.
 
-    "dp" is the dynamic program alone, optimal for chains; "ilp" lets the integer program close the gap; "auto" does so only
-    when the bounds leave one. Tarnawski et al., "Efficient algorithms for device placement of DNN graph operators", 2020.
+    "dp" is dynamic programming alone, proven optimal for chains and for graphs with few down-sets; "ilp" is the integer program, with
+    one linear-order cut to start from; "auto" is "dp", then "ilp" if a gap is left. Tarnawski et al., "Efficient algorithms for device placement of DNN graph operators", 2020.
     Raises VerifyError for an illegal problem, InfeasibleError when it is proven that no cut fits in memory.
     """
     begin = monotonic()
@@ -52,17 +54,25 @@ def partition(problem: Problem, n_stages: int, *, method: str = "auto", time_lim
         return Partition({}, 0.0, 0.0, "optimal", "dp", monotonic() - begin)
     deadline = begin + time_limit
     bound = lower_bound(clusters, stages)
-    stage = search(clusters, stages, bound, begin + time_limit / 4)
-    if stage is None:
-        start = fit(clusters, stages, deadline)
-        stage = search(clusters, stages, bound, begin + time_limit / 2, start) or start
-    used, value = "dp", bottleneck(clusters, stages, stage)
-    if method != "dp" and (method == "ilp" or value - bound > GAP * value):
+    stage = search(clusters, stages, bound, begin + time_limit / 4) or fit(clusters, stages, deadline)
+    used = "dp"
+    if method != "ilp" and _open(clusters, stages, stage, bound):
+        stage, proven = exhaust(clusters, stages, stage)
+        bound = max(bound, proven)
+    if _open(clusters, stages, stage, bound):
+        stage = polish(clusters, stages, stage, begin + time_limit / 4)
+    if method == "ilp" or (method == "auto" and _open(clusters, stages, stage, bound)):
         stage, proven = improve(clusters, stages, stage, deadline)
-        used, bound, value = "ilp", max(bound, proven), bottleneck(clusters, stages, stage)
-    bound = min(bound, value)
-    status: Literal["optimal", "feasible"] = "optimal" if value - bound <= GAP * value else "feasible"
-    return Partition(clusters.stage_of(stage), value, bound, status, used, monotonic() - begin)
+        used, bound = "ilp", max(bound, proven)
+    value = bottleneck(clusters, stages, stage)
+    status: Literal["optimal", "feasible"] = "feasible" if _open(clusters, stages, stage, bound) else "optimal"
+    return Partition(clusters.stage_of(stage), value, min(bound, value), status, used, monotonic() - begin)
+
+
+def _open(clusters: Clusters, stages: Stages, stage: Sequence[int], bound: float) -> bool:
+    """Whether bound and cut are still apart."""
+    value = bottleneck(clusters, stages, stage)
+    return value - bound > GAP * value
 
 
 def _check(n_stages: int, method: str, time_limit: float) -> None:

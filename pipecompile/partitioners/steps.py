@@ -55,8 +55,8 @@ class Steps:
         return variable
 
     def stages(self) -> list[int]:
-        """The stage of every cluster in the solution that was found."""
-        return [next(s for s in range(first, last + 1) if s == last or pulp.value(self.below[v, s]) > 0.5)
+        """The stage of every cluster in the solution that was found. A step that no row holds has no value: it is free."""
+        return [next(s for s in range(first, last + 1) if s == last or (pulp.value(self.below[v, s]) or 0.0) > 0.5)
                 for v, (first, last) in enumerate(self.windows)]  # fmt: skip
 
 
@@ -96,7 +96,9 @@ def run(model: pulp.LpProblem, seconds: float) -> Outcome:
     found = model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     if model.sol_status == pulp.LpSolutionInfeasible:
         return Outcome(found=False, done=True, bound=float("inf"))
-    if model.sol_status == pulp.LpSolutionOptimal:  # only this means it: model.status says "Optimal" on a time limit too
+    if (
+        model.sol_status == pulp.LpSolutionOptimal
+    ):  # only this means it: model.status says "Optimal" on a time limit too
         return Outcome(found=True, done=True, bound=pulp.value(model.objective))
     bound = model.solverModel.getInfo().mip_dual_bound if highs.available() else float("-inf")
     return Outcome(found, done=False, bound=bound)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipecompile.partitioners.clusters import Clusters, Stages
 from pipecompile.partitioners.loads import TOLERANCE
 
-__all__ = ["Window", "windows"]
+__all__ = ["Window", "reachable", "windows"]
 
 Window = tuple[int, int]
 """The first and the last stage; empty (first > last) when no cut stays below the target."""
@@ -27,7 +27,7 @@ Window = tuple[int, int]
 def windows(clusters: Clusters, stages: Stages, target: float) -> list[Window]:
     """The window of every cluster. O(clusters * arcs / 64) for the ancestor sets."""
     n, k = len(clusters), len(stages)
-    reach = _reach(clusters)
+    reach = reachable(clusters).astype(np.float64)
     columns = [(np.array(clusters.time), [speed * target for speed in stages.speed])]
     if np.isfinite(stages.limit).all():
         held = np.array(clusters.bytes) + np.array(clusters.activation) * min(stages.in_flight)
@@ -43,14 +43,14 @@ def windows(clusters: Clusters, stages: Stages, target: float) -> list[Window]:
     return [(int(low), int(high)) for low, high in zip(first, last, strict=True)]
 
 
-def _reach(clusters: Clusters) -> NDArray[np.float64]:
-    """reach[a, b] is 1 when a = b or a comes before b."""
+def reachable(clusters: Clusters) -> NDArray[np.bool_]:
+    """[a, b] is true when a = b or a comes before b."""
     reach = np.eye(len(clusters), dtype=bool)
     graph = nx.DiGraph(clusters.arcs)
     for a in reversed(range(len(clusters))):
         for b in graph.successors(a) if a in graph else ():
             reach[a] |= reach[b]
-    return reach.astype(np.float64)
+    return reach
 
 
 def _least_prefix(need: NDArray[np.float64], room: Sequence[float]) -> NDArray[np.int64]:

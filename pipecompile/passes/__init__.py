@@ -1,6 +1,8 @@
 """Lowering: from a schedule, which says what is computed, to a program, which says everything that a device does.
 
     schedule ──▶ compute ──▶ transfers ──▶ liveness ──▶ slots ──▶ program
+
+`lower` runs them under the pass manager, which verifies after each.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
              FREE @0#0                                 FREE @0#0[0]
              0F2 -> @0#2                               0F2 -> @0#2[0]
 
-Lifetimes are intervals of the row, and taking the lowest free slot at each write colours an interval graph with the
-least number of colours. O(n log n). Gavril, "Algorithms for minimum coloring ... of chordal graphs", SIAM J. Comput. 1972.
+Lifetimes are intervals of the row, and taking the lowest free slot at each write colours an interval graph with as few
+colours as can be. O(n log n). Gavril, "Algorithms for minimum coloring ... of chordal graphs", SIAM J. Comput. 1972.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Executable:
         """A frame for one mini-batch whose micro-batches have these sizes."""
         code = self.threaded if threaded else self.inline
         idle = self._idle[threaded]
-        boxes = [SimpleQueue() if threaded else None for _ in range(code.n_boxes)] if not idle else []
+        boxes: list[Any] = [SimpleQueue() if threaded else None for _ in range(code.n_boxes)] if not idle else []
         frame = idle.pop() if idle else Frame([None] * code.n_registers, boxes)
         frame.sizes, frame.arrivals, frame.spans = sizes, arrivals, []
         frame.departures = {key: [None] * len(sizes) for key in self._departing}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from pipecompile.runtime.frame import Frame
-from pipecompile.tracing.inputs import FlatInputs, is_batched
+from pipecompile.tracing.inputs import is_batched
 
 __all__ = ["input_gradient", "return_input_gradients"]
 
@@ -21,9 +24,9 @@ def input_gradient(frame: Frame, name: str, leaf: torch.Tensor) -> torch.Tensor 
     return torch.cat([torch.zeros_like(s) if p is None else p.to(leaf.device) for p, s in zip(parts, slices, strict=True)])
 
 
-def return_input_gradients(inputs: FlatInputs, frame: Frame) -> None:
+def return_input_gradients(names: Sequence[str], leaves: Sequence[Any], frame: Frame) -> None:
     """After a step: backward from the inputs that want a gradient into whatever made them."""
-    found = [(leaf, input_gradient(frame, name, leaf)) for name, leaf in zip(inputs.names, inputs.leaves, strict=True)
+    found = [(leaf, input_gradient(frame, name, leaf)) for name, leaf in zip(names, leaves, strict=True)
              if isinstance(leaf, torch.Tensor) and leaf.requires_grad]  # fmt: skip
     pairs = [(leaf, gradient) for leaf, gradient in found if gradient is not None]
     if pairs:

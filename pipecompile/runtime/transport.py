@@ -44,7 +44,7 @@ class StreamCopy(Link):
 
     def __init__(self, source: torch.device, target: torch.device) -> None:
         self.source, self.target = source, target
-        self.leaving, self.arriving = torch.cuda.Stream(source), torch.cuda.Stream(target)
+        self.leaving, self.arriving = torch.cuda.Stream(source), torch.cuda.Stream(target)  # type: ignore[no-untyped-call]
 
     def send(self, value: Any) -> Any:
         if value is None:

@@ -1,7 +1,9 @@
-"""Where stages live when a schedule is free to choose: dealt out to the devices like cards.
+"""Where stages live when a schedule is free to choose.
 
     stage    0 1 2 3 4 5 6 7
-    device   0 1 2 3 0 1 2 3      loop, 4 devices: stage s on device s mod 4
+    device   0 1 2 3 0 1 2 3      loop, 4 devices
+
+In a loop, stages are dealt out to the devices like cards.
 """
 
 from __future__ import annotations

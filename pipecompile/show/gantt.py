@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind
-from pipecompile.show.units import BYTES, SECONDS, Unit, fit
+from pipecompile.show.units import BYTES, SECONDS, Unit, fit, written
 from pipecompile.timeline import COMPUTE, Span, Timeline
 
 if TYPE_CHECKING:
@@ -98,10 +98,7 @@ def timeline_figure(
     from matplotlib.figure import Figure
 
     panels = _panels(predicted, measured, seconds)
-    inner = min(
-        max(_NARROW, _CELL * max(len(p.timeline.compute(d)) for p in panels for d in range(p.timeline.n_devices))),
-        _WIDE,
-    )
+    inner = min(max(_NARROW, _CELL * max(map(_longest_row, (p.timeline for p in panels)))), _WIDE)
     width, height = _LEFT + inner + _RIGHT, _HEAD + _FOOT + sum(p.gap + p.height for p in panels)
     figure = Figure(figsize=(width, height), facecolor="white")
     names = [f"{d} · {devices[d]}" if d < len(devices) else f"device {d}" for d in range(predicted.n_devices)]
@@ -133,6 +130,10 @@ def _panels(predicted: Timeline, measured: Timeline | None, seconds: bool) -> li
     return panels
 
 
+def _longest_row(timeline: Timeline) -> int:
+    return max((len(timeline.compute(device)) for device in range(timeline.n_devices)), default=0)
+
+
 def _end(timeline: Timeline) -> float:
     return max((s.end for s in timeline.spans), default=0.0)
 
@@ -153,7 +154,7 @@ def _draw_rows(axes: Axes, panel: _Panel, names: Sequence[str], points: float) -
     axes.set_yticks([d + 0.5 for d in range(timeline.n_devices)], names[: timeline.n_devices])
     axes.tick_params(axis="y", length=0)
     axes.hlines(range(1, timeline.n_devices), 0, 1, transform=axes.get_yaxis_transform(), colors=_FAINT, linewidths=0.5)
-    makespan = f"{panel.unit.format(timeline.makespan)} {panel.unit.name}".rstrip()
+    makespan = written(SECONDS, timeline.makespan) if panel.unit.name else panel.unit.format(timeline.makespan)
     axes.set_title(f"{panel.label}: makespan {makespan}, bubble {timeline.bubble:.1%}", loc="left", fontsize=8.5, pad=5)
     for device in range(timeline.n_devices):
         copies = sorted({s.track for s in timeline.spans if s.device == device and s.track != COMPUTE})

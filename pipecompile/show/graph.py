@@ -1,14 +1,14 @@
 """The cut graph as Graphviz text: a cluster per stage, modules as nodes, values that cross a cut with their size.
 
 The traced graph has a node per call; a picture of it would be unreadable. Calls of one stage that lie in one module
-are one box. How deep "one module" is, is chosen so that the boxes stay few: blocks for a ResNet-50, layers for a small
-model.
+are one box. How deep "one module" is, is chosen so that the boxes stay few: blocks for a ResNet, single calls for a
+small model.
 A value that passes over a stage (a skip) is drawn bold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["graph_dot"]
 
 _FILLS = ("#dbe8f8", "#fbe6cd", "#dff0dc", "#f6dfe3", "#e8e2f4", "#faf3cf", "#d9f0f0", "#ececec")
-_MOST_BOXES, _DEEPEST = 64, 8
+_MOST_BOXES, _DEEPEST = 48, 8
 _HEAD = """digraph pipeline {
   graph [fontname="Helvetica", fontsize=12, labeljust=l, nodesep=0.25, ranksep=0.35, newrank=true];
   node [shape=box, style="rounded,filled", fillcolor=white, color="#9aa0a8", fontname="Helvetica", fontsize=10];
@@ -29,12 +29,13 @@ _HEAD = """digraph pipeline {
 """
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class _Box:
-    """The calls of one stage under one module path; stage -1 holds the inputs and the output of the model."""
+    """All calls of one stage under a module path, or one call; stage -1 holds the inputs and the output."""
 
     stage: int
-    path: str
+    label: str
+    call: str = ""
 
 
 _Boxes = dict["Node", _Box]
@@ -43,7 +44,7 @@ _Boxes = dict["Node", _Box]
 def graph_dot(graph: GraphModule, plan: Plan, *, depth: int | None = None) -> str:
     """DOT text of a traced graph (`node.meta["module"]` says where a call was made) cut as the plan says.
 
-    `depth` is the number of parts that a module path keeps; None takes the deepest that leaves at most 64 boxes.
+    `depth` is the number of parts that a module path keeps; None takes the deepest that leaves at most 48 boxes.
     """
     boxes = _boxes(graph, plan, depth)
     names = {box: f"n{number}" for number, box in enumerate(dict.fromkeys(boxes.values()))}
@@ -59,22 +60,32 @@ def graph_dot(graph: GraphModule, plan: Plan, *, depth: int | None = None) -> st
 
 
 def _boxes(graph: GraphModule, plan: Plan, depth: int | None) -> _Boxes:
-    for kept in [depth] if depth else range(_DEEPEST, 0, -1):
-        boxes = {node: box for node in graph.graph.nodes if (box := _box(node, plan, kept))}
+    """Sizes that every stage computes anew, and attributes that were not placed, have no box."""
+    placed = [node for node in graph.graph.nodes if node.name in plan.stage_of]
+    for kept in range(_DEEPEST, -1, -1) if depth is None else [depth]:
+        boxes = _collapsed(placed, plan.stage_of, kept)
         if len(set(boxes.values())) <= _MOST_BOXES:
             break
+    ends = {node: _Box(-1, node.name) for node in graph.graph.nodes if node.op in ("placeholder", "output")}
+    return {node: box for node in graph.graph.nodes if (box := ends.get(node) or boxes.get(node))}
+
+
+def _collapsed(nodes: Sequence[Node], stage_of: Mapping[str, int], depth: int) -> _Boxes:
+    """A module `depth` names deep is one box with everything in it; a call that lies less deep is a box of its own."""
+    boxes = {}
+    for node in nodes:
+        path = _path(node).split(".")
+        call = node.name if len(path) <= depth else ""
+        boxes[node] = _Box(stage_of[node.name], ".".join(path[:depth]), call)
     return boxes
 
 
-def _box(node: Node, plan: Plan, depth: int) -> _Box | None:
-    """None for what belongs to no stage: sizes that every stage computes anew, and attributes that were not placed."""
-    if node.op in ("placeholder", "output"):
-        return _Box(-1, node.name)
-    if node.name not in plan.stage_of:
-        return None
-    path = str(node.target) if node.op == "call_module" else str(node.meta.get("module", ""))
-    shallow = ".".join(path.split(".")[:depth])
-    return _Box(plan.stage_of[node.name], shallow or (node.name if depth > 1 else "forward"))
+def _path(node: Node) -> str:
+    """The module called, or the innermost module around the call and the name of what it calls."""
+    if node.op == "call_module":
+        return str(node.target)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
+    return f"{node.meta.get('module', '')}.{name}".strip(".")
 
 
 def _edges(plan: Plan, boxes: _Boxes) -> dict[tuple[_Box, _Box], dict[str, str]]:
@@ -112,7 +123,7 @@ def _stage_label(plan: Plan, stage: int) -> str:
 
 
 def _box_line(box: _Box, name: str, calls: int) -> str:
-    label = box.path + (f"\n{calls} calls" if calls > 1 else "")
+    label = (box.label or "(root)") + (f"\n{calls} calls" if calls > 1 else "")
     return f"  {name} [label={_quoted(label)}{', shape=ellipse, style=solid' if box.stage < 0 else ''}];"
 
 

@@ -22,20 +22,31 @@ __all__ = ["FlatInputs", "batch_size", "flatten", "is_batched"]
 
 @dataclass(frozen=True, slots=True)
 class FlatInputs:
-    """Leaves of (args, kwargs) in pytree order, a readable name for each, and the structure to put them back."""
+    """Leaves of (args, kwargs) in pytree order, and the structure to put them back. Cheap: made anew in every step."""
 
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     leaves: tuple[Any, ...]
-    names: tuple[str, ...]
     spec: pytree.TreeSpec
-    arguments: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Leaves are named after the parameter of `forward` that they arrive in: x, mask, pair_0 ..."""
+        positional = _positional_names(self.forward, len(self.args))
+        paths, _ = pytree.tree_flatten_with_path((self.args, self.kwargs))
+        return tuple(_leaf_name(path, positional) for path, _ in paths)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The parameters of `forward` that were given, in the order of the call."""
+        return (*_positional_names(self.forward, len(self.args)), *self.kwargs)
 
 
 def flatten(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
-    """Flatten a call. Leaves are named after the parameter of `forward` that they arrive in: x, mask, pair_0 ..."""
-    paths, spec = pytree.tree_flatten_with_path((args, kwargs))
-    positional = _positional_names(forward, len(args))
-    names = tuple(_leaf_name(path, positional) for path, _ in paths)
-    return FlatInputs(tuple(leaf for _, leaf in paths), names, spec, (*positional, *kwargs))
+    """Flatten a call of `forward`."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    return FlatInputs(forward, args, kwargs, tuple(leaves), spec)
 
 
 def _positional_names(forward: Callable[..., Any], count: int) -> list[str]:
@@ -71,15 +82,17 @@ def batch_size(inputs: FlatInputs) -> int | None:
 
     Raises InputError when they disagree, or when the batch is empty.
     """
+    found = {leaf.shape[0] for leaf in inputs.leaves if is_batched(leaf)}
+    if len(found) == 1 and (size := found.pop()) > 0:
+        return int(size)
     sizes = {name: leaf.shape[0] for name, leaf in zip(inputs.names, inputs.leaves, strict=True) if is_batched(leaf)}
     if len(set(sizes.values())) > 1:
         listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise InputError("the batch sizes of the inputs disagree", where=listing, why="dimension 0 of every input tensor is the batch",
                          hint="give tensors the same first dimension; pass what all samples share as 0-dim tensor or number")  # fmt: skip
-    size = next(iter(sizes.values()), None)
-    if size == 0:
-        raise InputError("the batch is empty", where=", ".join(f"{name}: {size} samples" for name in sizes))
-    return size
+    if sizes:
+        raise InputError("the batch is empty", where=", ".join(f"{name}: 0 samples" for name in sizes))
+    return None
 
 
 def validate_model(model: object) -> nn.Module:

@@ -30,10 +30,8 @@ def test_a_shape_becomes_a_random_tensor(text, shape, dtype):
     assert len(tensor.unique() if not dtype.is_complex else tensor) > 1
 
 
-@pytest.mark.parametrize("text", ["", "x", "3x", "3x-1", "3,4", "3x4:", "3x4:float", "3x4:nothing", "3x4:nn", "3.5"])
+@pytest.mark.parametrize("text", ["", "x", "3x", "3x-1", "3,4", "3x4:", "3x4:nothing", "3x4:nn", "3.5"])
 def test_what_is_no_shape_is_refused_by_name(text):
-    if text == "3x4:float":
-        pytest.skip("torch.float is a dtype")
     with pytest.raises(InputError, match="is not a shape"):
         random_input(text)
 

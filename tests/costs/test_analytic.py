@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import symbolic_trace
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models import resnet50, swin_t
+from torchvision.models import VisionTransformer, resnet50
 
 from pipecompile.costs.analytic import analytic_costs, node_work
 from pipecompile.costs.cost import CostError
@@ -43,9 +43,9 @@ def test_no_backward_without_grad_mode() -> None:
     assert (forward, backward) == (320, 0)
 
 
-@pytest.mark.parametrize("case", ["swin", "zoo"])
+@pytest.mark.parametrize("case", ["vit", "zoo"])
 def test_nodes_add_up_to_what_torch_counts_for_the_model(case: str, zoo: nn.Module, tokens: Tensor) -> None:
-    model, x = (swin_t(), torch.randn(1, 3, 64, 64)) if case == "swin" else (zoo, tokens)
+    model, x = (VisionTransformer(32, 16, 4, 4, 64, 128), torch.randn(1, 3, 32, 32)) if case == "vit" else (zoo, tokens)
     counted = flops(model, x)
     fused = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # oneDNN's LSTM has no formula
@@ -76,38 +76,52 @@ def test_the_model_stays_as_it_was(zoo: nn.Module, tokens: Tensor, found: type) 
     costs = analytic_costs(graph, [tokens], device="h100")
     before.check()
     assert all(now is then for now, then in zip(zoo.lstm._flat_weights, flat, strict=True))  # type: ignore[arg-type, union-attr]
-    assert all(costs[name].backward > 0 for name in ("embed", "lstm", "attention", "norm", "setitem", "linear", "frozen"))
+    assert all(
+        costs[name].backward > 0 for name in ("embed", "lstm", "attention", "norm", "blank_first", "linear", "frozen")
+    )
 
 
 def test_a_failing_node_leaves_the_model_as_it_was(found: type) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 4))
+    x = torch.randn(2, 4)
     before = found(model)
     with pytest.raises(CostError, match="node _1"):
-        analytic_costs(symbolic_trace(model), [torch.randn(2, 4)], device="cpu")
+        analytic_costs(symbolic_trace(model), [x], device="cpu")
     before.check()
 
 
 class Decoder(nn.Module):
-    """The shapes of a 70B decoder layer."""
+    """A decoder layer with grouped attention; 20 of this width hold 70B parameters."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.norm, self.q, self.o = nn.RMSNorm(width), nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.norm, self.q, self.o = (
+            nn.RMSNorm(width),
+            nn.Linear(width, width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
         self.kv = nn.Linear(width, width // 4, bias=False)
-        self.gate, self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.gate, self.up, self.down = (
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(hidden, width, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
-        q, kv = self.q(y).unflatten(-1, (64, 128)).transpose(1, 2), self.kv(y).unflatten(-1, (2, 8, 128))
+        q, kv = self.q(y).unflatten(-1, (128, 128)).transpose(1, 2), self.kv(y).unflatten(-1, (2, 16, 128))
         k, v = (t.transpose(1, 2).repeat_interleave(8, 1) for t in (kv[:, :, 0], kv[:, :, 1]))
         x = x + self.o(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         y = self.norm(x)
-        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+        added: Tensor = self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+        return x + added
 
 
 def test_a_70b_model_on_meta_takes_no_memory() -> None:
     with torch.device("meta"):
-        model = nn.Sequential(nn.Embedding(128256, 8192), *(Decoder(8192, 28672) for _ in range(80)), nn.Linear(8192, 128256)).bfloat16()
+        model = nn.Sequential(
+            nn.Embedding(128256, 16384), *(Decoder(16384, 57344) for _ in range(20)), nn.Linear(16384, 128256)
+        ).bfloat16()
         tokens = torch.zeros(1, 4096, dtype=torch.long)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     graph = symbolic_trace(model)

@@ -18,8 +18,13 @@ def model(device: str = "cpu") -> GraphModule:
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What was called: "profile", or the device that was computed for."""
     calls: list[object] = []
-    monkeypatch.setattr(choice, "profiled_costs", lambda graph, inputs: calls.append("profile") or {})
-    monkeypatch.setattr(choice, "analytic_costs", lambda graph, inputs, device: calls.append(device) or {})
+
+    def note(_graph: object, _inputs: object, device: object = "profile") -> dict[str, NodeCost]:
+        calls.append(device)
+        return {}
+
+    monkeypatch.setattr(choice, "profiled_costs", note)
+    monkeypatch.setattr(choice, "analytic_costs", note)
     return calls
 
 
@@ -41,7 +46,9 @@ CPU = torch.device("cpu")
         ("meta", "analytic", None, "a100"),
     ],
 )
-def test_which_model_is_used(chosen: list[object], home: str, cost: str, device: torch.device | str | None, expected: object) -> None:
+def test_which_model_is_used(
+    chosen: list[object], home: str, cost: str, device: torch.device | str | None, expected: object
+) -> None:
     node_costs(model(home), [torch.zeros(2, 4, device=home)], cost=cost, device=device)
     assert chosen == [expected]
 
@@ -62,4 +69,4 @@ def test_what_has_no_memory_cannot_be_measured() -> None:
 
 def test_a_provider_of_ones_own_is_called() -> None:
     own = {"_0": NodeCost(1.0, 2.0, 3, 4)}
-    assert node_costs(model(), [], cost=lambda graph, inputs: own) is own
+    assert node_costs(model(), [], cost=lambda *_: own) is own

@@ -26,7 +26,9 @@ def test_cuda_without_a_card_says_so() -> None:
         spec_for(torch.device("cuda:1"))
 
 
-@pytest.mark.parametrize(("full", "short"), [("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA H200", "h200"), ("Tesla V100-SXM2-32GB", "v100")])
+@pytest.mark.parametrize(
+    ("full", "short"), [("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA H200", "h200"), ("Tesla V100-SXM2-32GB", "v100")]
+)
 def test_a_card_is_known_by_its_full_name(monkeypatch: pytest.MonkeyPatch, full: str, short: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: full)

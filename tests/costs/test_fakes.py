@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,9 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("home", ["cpu", "meta"])
 def test_every_tensor_of_a_model_gets_one_twin(home: str) -> None:
     with torch.device(home):
-        model = nn.ModuleDict({"lstm": nn.LSTM(4, 4), "norm": nn.BatchNorm1d(4), "one": nn.Linear(4, 4), "two": nn.Linear(4, 4)})
+        model = nn.ModuleDict(
+            {"lstm": nn.LSTM(4, 4), "norm": nn.BatchNorm1d(4), "one": nn.Linear(4, 4), "two": nn.Linear(4, 4)}
+        )
         model["two"].weight = model["one"].weight
         model["norm"].constant = torch.ones(2, 2).t()
     with FakeTensorMode():
@@ -22,8 +26,12 @@ def test_every_tensor_of_a_model_gets_one_twin(home: str) -> None:
     assert all(isinstance(tensor, FakeTensor) and tensor.device == CPU for tensor in tensors)
     assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
     assert model["two"].weight is model["one"].weight
-    assert all(flat is model["lstm"].get_parameter(name) for flat, name in zip(model["lstm"]._flat_weights, model["lstm"]._flat_weights_names, strict=True))  # type: ignore[arg-type, union-attr]
-    assert model["norm"].constant.stride() == (1, 2)  # type: ignore[operator, union-attr]
+    lstm: Any = model["lstm"]
+    assert all(
+        flat is lstm.get_parameter(name)
+        for flat, name in zip(lstm._flat_weights, lstm._flat_weights_names, strict=True)
+    )
+    assert model["norm"].constant.stride() == (1, 2)
 
 
 def test_twins_keep_whether_a_gradient_is_wanted() -> None:

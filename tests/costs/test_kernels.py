@@ -19,7 +19,10 @@ def kernels(work: Callable[[Tensor], object]) -> tuple[Kernel, ...]:
     return log.take()
 
 
-@pytest.mark.parametrize("work", [lambda x: x.view(100), lambda x: x[2:], lambda x: x.t().detach(), lambda x: x.reshape(-1), torch.empty_like])
+@pytest.mark.parametrize(
+    "work",
+    [lambda x: x.view(100), lambda x: x[2:], lambda x: x.t().detach(), lambda x: x.reshape(-1), torch.empty_like],
+)
 def test_views_and_allocations_launch_nothing(work: Callable[[Tensor], object]) -> None:
     assert kernels(work) == ()
 
@@ -48,7 +51,10 @@ def test_matrix_product() -> None:
 def test_the_dtype_is_that_of_the_first_floating_operand() -> None:
     assert [kernel.dtype for kernel in kernels(lambda x: x.bfloat16())] == [torch.float32]
     assert [kernel.dtype for kernel in kernels(lambda x: torch.zeros(3, dtype=torch.float64))] == [torch.float64]
-    assert [kernel.dtype for kernel in kernels(lambda x: torch.zeros(3, dtype=torch.int8).bool())] == [torch.int8, torch.int8]
+    assert [kernel.dtype for kernel in kernels(lambda x: torch.zeros(3, dtype=torch.int8).bool())] == [
+        torch.int8,
+        torch.int8,
+    ]
 
 
 def test_taking_starts_anew() -> None:

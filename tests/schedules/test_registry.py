@@ -17,7 +17,9 @@ def test_the_reference_is_all_there() -> None:
     assert (len(ROWS), len(KNOWN)) == (36, 35)
 
 
-@pytest.mark.parametrize("row", KNOWN, ids=lambda row: "-".join((row["generator"], row["schedule"], row["P"], row["M"])))
+@pytest.mark.parametrize(
+    "row", KNOWN, ids=lambda row: "-".join((row["generator"], row["schedule"], row["P"], row["M"]))
+)
 def test_the_simulated_schedule_is_the_one_of_other_generators(row: dict[str, str]) -> None:
     timeline = simulate(build_schedule(row["schedule"].lower(), int(row["P"]), int(row["M"])))
     assert timeline.makespan == float(row["makespan"]) == float(row["formula_makespan"])
@@ -34,7 +36,9 @@ def test_a_schedule_knows_its_name_and_counts(name: str) -> None:
 
 
 def test_an_unknown_name_lists_those_known() -> None:
-    with pytest.raises(ScheduleError, match="no schedule is called 'zigzag'\n  try    one of 'gpipe', '1f1b', 'forward'"):
+    with pytest.raises(
+        ScheduleError, match="no schedule is called 'zigzag'\n  try    one of 'gpipe', '1f1b', 'forward'"
+    ):
         build_schedule("zigzag", 2, 2)
 
 
@@ -46,7 +50,9 @@ def test_counts_that_are_no_counts_are_refused_with_both_numbers(counts: tuple[i
 
 
 @pytest.mark.parametrize(("n_stages", "n_devices"), [(4, 3), (2, 4), (1, 3)])
-def test_stages_that_cannot_be_dealt_out_evenly_are_refused_with_numbers_that_can(n_stages: int, n_devices: int) -> None:
+def test_stages_that_cannot_be_dealt_out_evenly_are_refused_with_numbers_that_can(
+    n_stages: int, n_devices: int
+) -> None:
     with pytest.raises(ScheduleError, match=f"{n_stages} stages cannot be dealt to {n_devices} devices") as caught:
         build_schedule("gpipe", n_stages, 4, n_devices=n_devices)
     stages, devices = (int(part.split("=")[1]) for part in caught.value.hint.split(" or "))

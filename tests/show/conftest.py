@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from pipecompile.ir import Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Value
+from pipecompile.ir import (
+    Action,
+    Instruction,
+    Kind,
+    Op,
+    Operand,
+    Program,
+    Route,
+    Schedule,
+    Value,
+)
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.timeline import COMPUTE, Span, Timeline
 

@@ -78,7 +78,7 @@ def parts(dot):
 def test_a_cluster_per_stage_with_its_modules(cut):
     dot = graph_dot(*cut, depth=1)
     clusters, _ = parts(dot)
-    assert clusters == {0: ["a"], 1: ["b"], 2: ["forward", "c"]}
+    assert clusters == {0: ["a"], 1: ["b"], 2: ["add", "c"]}
     assert 'label="stage 1 · gpu"' in dot
     assert 'label="stage 2 · cpu"' in dot
     assert 'label="a\\n3 calls"' in dot
@@ -87,9 +87,9 @@ def test_a_cluster_per_stage_with_its_modules(cut):
 def test_crossing_edges_bear_their_size_and_skips_are_bold(cut):
     _, edges = parts(graph_dot(*cut, depth=1))
     assert edges["a", "b"] == 'label="3.00 MiB"'
-    assert 'label="3.00 MiB"' in edges["a", "forward"]
-    assert 'style="bold"' in edges["a", "forward"]
-    assert [pair for pair, look in edges.items() if "bold" in look] == [("a", "forward")]
+    assert 'label="3.00 MiB"' in edges["a", "add"]
+    assert 'style="bold"' in edges["a", "add"]
+    assert [pair for pair, look in edges.items() if "bold" in look] == [("a", "add")]
     assert ("x", "a") in edges
     assert ("c", "output") in edges
 
@@ -116,11 +116,34 @@ def test_the_size_of_a_value_stands_once_per_stage_that_receives_it():
 
 def test_depth_follows_the_number_of_boxes(cut):
     deep, _ = parts(graph_dot(*cut))
-    assert deep[0] == ["a.conv", "a.act", "a"]
-    graph, stage_of = traced(Skipping(depth=40), {"a": 0, "b": 1, "": 2, "c": 2})
-    plan = Plan("f", 3, ("cpu",), (0, 0, 0), stage_of, (), (), 1.0, 1.0, "optimal", "dp", "analytic")
-    blocks, _ = parts(graph_dot(graph, plan))
-    assert blocks[1] == [f"b.{i}" for i in range(40)]
+    assert deep[0] == ["a.conv", "a.act", "a.mul"]
+    blocks, _ = parts(graph_dot(*deeper(30)))
+    assert blocks[1] == [f"b.{i}" for i in range(30)]
+    lumps, _ = parts(graph_dot(*deeper(60)))
+    assert lumps == {0: ["a"], 1: ["b"], 2: ["add", "c"]}
+    nothing, _ = parts(graph_dot(*cut, depth=0))
+    assert nothing == {0: ["(root)"], 1: ["(root)"], 2: ["(root)"]}
+
+
+def deeper(depth):
+    graph, stage_of = traced(Skipping(depth), {"a": 0, "b": 1, "": 2, "c": 2})
+    return graph, Plan("f", 3, ("cpu",), (0, 0, 0), stage_of, (), (), 1.0, 1.0, "optimal", "dp", "analytic")
+
+
+def test_two_calls_of_one_module_are_two_boxes_and_make_no_cycle():
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act, self.fc = nn.ReLU(), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.act(self.fc(self.act(x)))
+
+    graph, stage_of = traced(Again(), {"act": 0, "fc": 0})
+    plan = Plan("f", 1, ("cpu",), (0,), stage_of, (), (), 1.0, 1.0, "optimal", "dp", "analytic")
+    dot = graph_dot(graph, plan)
+    assert parts(dot)[0] == {0: ["act", "fc", "act"]}
+    assert re.findall(r"(n\d+) -> (n\d+)", dot) == [("n0", "n1"), ("n1", "n2"), ("n2", "n3"), ("n3", "n4")]
 
 
 def test_nodes_without_a_stage_are_left_out(cut):
@@ -133,8 +156,8 @@ def test_nodes_without_a_stage_are_left_out(cut):
 
 def test_awkward_names_are_quoted(cut):
     graph, plan = cut
-    next(node for node in graph.graph.nodes if node.op == "call_function").meta["module"] = 'say "hi"\\'
-    assert r'[label="say \"hi\"\\"]' in graph_dot(graph, plan)
+    next(node for node in graph.graph.nodes if node.name == "add").meta["module"] = 'say "hi"\\'
+    assert r'[label="say \"hi\"\\.add"]' in graph_dot(graph, plan)
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz")

@@ -1,0 +1,43 @@
+# `make demo` shows the main job, `make test` runs the tests; both set up .venv first. See README.md.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+OLDEST := .venv-oldest
+PIP    := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check bench oldest clean
+
+demo: $(VENV)/ready
+	$(BIN)/python examples/quickstart.py --out out/resnet50
+	$(BIN)/python examples/unet.py --out out/unet
+
+test: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+check: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/ready
+	$(BIN)/python benchmarks/partition.py --markdown benchmarks/results/partition.md
+	$(BIN)/python benchmarks/overhead.py --markdown benchmarks/results/overhead.md
+	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
+
+# The smoke tests on the oldest torch that is supported.
+oldest: $(OLDEST)/ready
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q -m smoke
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) --editable ".[test,check]"
+	touch $@
+
+$(OLDEST)/ready: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python $(PIP) "torch==2.11.0" "torchvision==0.26.0" --editable ".[test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(OLDEST) out

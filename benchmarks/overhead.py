@@ -1,0 +1,152 @@
+"""What pipelining costs beyond the plain micro-batched loop, one thread each, in one run, beside torchgpipe 0.0.7.
+
+    python benchmarks/overhead.py [--markdown benchmarks/results/overhead.md]
+
+Median CPU time of interleaved repeats. A cell is one (stage, micro-batch), forward and backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import pipecompile as pc
+
+Step = Callable[[], object]
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())])
+
+
+def plain(model: nn.Module, x: torch.Tensor, target: torch.Tensor, count: int) -> Step:
+    """The loop that everybody writes: gradient accumulation over micro-batches."""
+
+    def step() -> None:
+        for part, wanted in zip(torch.tensor_split(x, count), torch.tensor_split(target, count), strict=True):
+            (F.cross_entropy(model(part), wanted) * (len(part) / len(x))).backward()
+
+    return step
+
+
+def bare(model: nn.Sequential, x: torch.Tensor, target: torch.Tensor, stages: int, count: int) -> Step:
+    """The floor: detach, forward and autograd.backward per cell, and nothing else. For the Sequential only."""
+    size = len(model) // stages
+    parts = [model[i * size : (i + 1) * size] for i in range(stages)]
+
+    def step() -> None:
+        for part, wanted in zip(torch.tensor_split(x, count), torch.tensor_split(target, count), strict=True):
+            value, cells = part, []
+            for stage in parts:
+                leaf = value.detach().requires_grad_()
+                value = stage(leaf)
+                cells.append((leaf, value))
+            gradient = None
+            value = F.cross_entropy(value, wanted) * (len(part) / len(x))
+            cells[-1] = (cells[-1][0], value)
+            for leaf, made in reversed(cells):
+                torch.autograd.backward(made, gradient)
+                gradient = leaf.grad
+
+    return step
+
+
+def ours(model: nn.Module, x: torch.Tensor, target: torch.Tensor, stages: int, count: int) -> Step:
+    pipe = pc.compile(model, stages, example_args=(x,), n_microbatches=count, loss_fn=F.cross_entropy, cost="analytic", dispatch="inline", devices=["cpu"] * stages)
+    return lambda: pipe.step(x, target=target)
+
+
+def torchgpipe(model: nn.Sequential, x: torch.Tensor, target: torch.Tensor, stages: int, count: int) -> Step:
+    from torchgpipe import GPipe
+
+    size, rest = divmod(len(model), stages)
+    balance = [size + (i < rest) for i in range(stages)]
+    pipe = GPipe(model, balance, devices=["cpu"] * stages, chunks=count, checkpoint="never")
+    return lambda: F.cross_entropy(pipe(x), target).backward()
+
+
+def as_sequential(model: nn.Module) -> nn.Sequential:
+    """ResNet's children as torchgpipe wants them."""
+    children = [child for part in model.children() for child in (part if isinstance(part, nn.Sequential) else [part])]
+    return nn.Sequential(*children[:-1], nn.Flatten(), children[-1])
+
+
+def measure(steps: dict[str, Step], repeats: int, inner: int) -> dict[str, float]:
+    """Median CPU seconds of one step, the contenders taking turns."""
+    for step in steps.values():
+        step(), step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    gc.disable()
+    for _ in range(repeats):
+        for name, step in steps.items():
+            start = time.process_time()
+            for _ in range(inner):
+                step()
+            times[name].append((time.process_time() - start) / inner)
+    gc.enable()
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def small(repeats: int) -> dict[str, float]:
+    x, target = torch.randn(64, 64), torch.randint(0, 64, (64,))
+    model = mlp()
+    return measure({
+        "plain loop": plain(copy.deepcopy(model), x, target, 8),
+        "bare cells": bare(copy.deepcopy(model), x, target, 4, 8),
+        "pipecompile": ours(copy.deepcopy(model), x, target, 4, 8),
+        "torchgpipe": torchgpipe(copy.deepcopy(model), x, target, 4, 8),
+    }, repeats, inner=20)  # fmt: skip
+
+
+def large(repeats: int) -> dict[str, float]:
+    x, target = torch.randn(16, 3, 64, 64), torch.randint(0, 1000, (16,))
+    model = torchvision.models.resnet101()
+    return measure({
+        "plain loop": plain(copy.deepcopy(model), x, target, 4),
+        "pipecompile": ours(copy.deepcopy(model), x, target, 4, 4),
+        "torchgpipe": torchgpipe(as_sequential(copy.deepcopy(model)), x, target, 4, 4),
+    }, repeats, inner=1)  # fmt: skip
+
+
+def table(title: str, times: dict[str, float], cells: int) -> Table:
+    result = Table("", "ms a step", "x plain loop", "us a cell beyond it", title=title)
+    base = times["plain loop"]
+    for name, taken in times.items():
+        result.add_row(name, f"{taken * 1e3:.2f}", f"{taken / base:.3f}", f"{(taken - base) / cells * 1e6:.1f}")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tables = [
+        table("(a) 8 x (Linear 64 + ReLU), batch 64, 4 stages x 8 micro-batches", small(options.repeats * 3), 32),
+        table("(b) ResNet-101, batch 16, 64x64, 4 stages x 4 micro-batches", large(options.repeats), 16),
+    ]
+    console = Console(record=True, width=100)
+    for one in tables:
+        console.print(one)
+    if options.markdown:
+        text = console.export_text()
+        options.markdown.parent.mkdir(parents=True, exist_ok=True)
+        options.markdown.write_text(f"# Overhead\n\n`python benchmarks/overhead.py`, torch {torch.__version__}, one thread.\n\n```\n{text}```\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from pipecompile.checks.operands import operand_faults
+from pipecompile.program_text import parse_program
+
+LEGAL = """\
+program: 3 stages on devices 0 1 2, 1 micro-batches
+route x: host -> 0, 8 bytes
+route a: 0 -> 1 2 host, 8 bytes, gradient
+device 0
+  0F0 x#0 -> a#0 @0#0
+  0B0 @0#0 a'1#0 a'2#0 a'host#0 ->
+device 1
+  1F0 a#0 -> @1#0
+  1B0 @1#0 -> a'1#0
+device 2
+  2F0 a#0 -> @2#0
+  2I0 @2#0 -> a'2#0
+  2W0 @2#0 ->
+"""
+
+
+def test_what_the_routes_say_is_legal() -> None:
+    assert operand_faults(parse_program(LEGAL)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "faults"),
+    [
+        ("0F0 x#0 ->", "0F0 ->", ["0F0 must read x#0"]),
+        ("-> a#0 @0#0", "-> @0#0", ["0F0 must write a#0"]),
+        ("-> a#0 @0#0", "-> a#0", ["0F0 must write @0#0"]),
+        ("a'1#0 a'2#0 a'host#0 ->", "a'2#0 ->", ["0B0 must read a'1#0", "0B0 must read a'host#0"]),
+        ("2I0 @2#0 -> a'2#0", "2I0 @2#0 -> a'1#0", ["2I0 must not write a'1#0", "2I0 must write a'2#0"]),
+        ("2W0 @2#0", "2W0 @2#0 a#0", ["2W0 must not read a#0"]),
+        ("1F0 a#0", "1F0 a#0 a#0", ["1F0 reads a#0 more than once"]),
+        ("1B0 @1#0", "1B0 @1#0 @1#0", ["1B0 reads @1#0 more than once"]),
+        ("  1B0 @1#0 -> a'1#0\n", "", ["1F0 must not write @1#0"]),
+    ],
+)
+def test_what_is_missing_and_what_is_too_much_is_named(old: str, new: str, faults: list[str]) -> None:
+    assert old in LEGAL
+    assert operand_faults(parse_program(LEGAL.replace(old, new))) == faults

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from pipecompile.checks.pairing import pairing_faults
+from pipecompile.ir import HOST, Route
+from pipecompile.passes import lower
+from pipecompile.program_text import parse_program
+from pipecompile.schedules import build_schedule
+
+ROUTES = (Route("x", HOST, (0,), 8.0), Route("h", 0, (1,), 8.0), Route("y", 1, (HOST,), 8.0))
+LEGAL = str(lower(build_schedule("gpipe", 2, 1), ROUTES))
+
+
+def test_lowered_programs_are_paired() -> None:
+    assert pairing_faults(parse_program(LEGAL)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault", "picture"),
+    [
+        (
+            "SEND h#0[0] to 1",
+            "",
+            "h#0 from device 0 to device 1: never sent, received once",
+            "device 0 │ (nothing) ──▶ RECV h#0 from 0 │ device 1",
+        ),
+        (
+            "RECV h#0[0] from 0",
+            "",
+            "h#0 from device 0 to device 1: sent once, never received",
+            "device 0 │ SEND h#0 to 1 ──▶ (nothing) │ device 1",
+        ),
+        (
+            "SEND h#0[0] to 1",
+            "SEND h#0[0] to 1\nSEND h#0[0] to 1",
+            "h#0 from device 0 to device 1: sent 2 times, received once",
+            "device 0 │ SEND h#0 to 1 ──▶ RECV h#0 from 0 │ device 1",
+        ),
+        (
+            "SEND y#0[0] to host",
+            "",
+            "y#0 from device 1 to host: never sent, received once",
+            "device 1 │ (nothing) ──▶ RECV y#0 from 1 │ host",
+        ),
+        (
+            "SEND x'0#0[0] to host",
+            "",
+            "x'0#0 from device 0 to host: never sent, received once",
+            "device 0 │ (nothing) ──▶ RECV x'0#0 from 0 │ host",
+        ),
+        (
+            "RECV h#0[0] from 0",
+            "RECV h#0[0] from 0\nRECV h#0[0] from host",
+            "h#0 from host to device 1: never sent, received once",
+            "host │ (nothing) ──▶ RECV h#0 from host │ device 1",
+        ),
+    ],
+)
+def test_a_partner_that_is_missing_is_drawn(old: str, new: str, fault: str, picture: str) -> None:
+    assert old in LEGAL
+    assert pairing_faults(parse_program(LEGAL.replace(old, new))) == [f"{fault}\n      {picture}"]
+
+
+def test_devices_that_wait_for_one_another_are_drawn_as_a_cycle() -> None:
+    text = """\
+program: 2 stages on devices 0 1, 1 micro-batches
+device 0
+  RECV b#0 from 1
+  SEND a#0 to 1
+device 1
+  RECV a#0 from 0
+  SEND b#0 to 0
+"""
+    (fault,) = pairing_faults(parse_program(text))
+    assert fault.removeprefix("deadlock, each waits for the next: ").split(" -> ") == [
+        "RECV b#0 from 1 (device 0)",
+        "SEND b#0 to 0 (device 1)",
+        "RECV a#0 from 0 (device 1)",
+        "SEND a#0 to 1 (device 0)",
+        "RECV b#0 from 1 (device 0)",
+    ]

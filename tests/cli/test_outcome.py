@@ -1,0 +1,52 @@
+"""How a command ends."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import typer
+
+from pipecompile.cli.outcome import conclude, exit_code, working
+from pipecompile.cli.report import Report
+from pipecompile.errors import InfeasibleError, PartitionError, PipecompileError, PlanError
+
+
+def test_blocks_are_parted_by_a_blank_line_and_brackets_are_no_markup(capsys):
+    conclude(False, lambda: Report({}, ("[bold]one", "two")))
+    assert capsys.readouterr().out == "[bold]one\n\ntwo\n"
+
+
+def test_numbers_that_json_lacks_are_null(capsys):
+    conclude(True, lambda: Report({"loss": float("nan"), "times": (1.0, float("inf"))}, ()))
+    assert capsys.readouterr().out == '{"loss":null,"times":[1.0,null]}\n'
+
+
+def test_stdout_is_given_back_after_an_error(capsys):
+    def work() -> Report:
+        print("from the model")
+        raise PipecompileError("no")
+
+    with pytest.raises(typer.Exit) as ended:
+        conclude(False, work)
+    assert ended.value.exit_code == 1
+    print("after")
+    captured = capsys.readouterr()
+    assert captured.out == "after\n"
+    assert captured.err == "from the model\nPipecompileError: no\n"
+
+
+def test_every_cut_that_does_not_exist_is_code_4():
+    assert [exit_code(kind("x")) for kind in (InfeasibleError, PartitionError, PlanError, PipecompileError)] == [
+        4,
+        4,
+        2,
+        1,
+    ]
+
+
+def test_no_spinner_unless_somebody_looks(capsys):
+    assert not sys.stderr.isatty()
+    with working("thinking"):
+        pass
+    assert capsys.readouterr() == ("", "")

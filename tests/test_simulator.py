@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from program_strategies import programs, split_backward
+
+from pipecompile.errors import InputError, VerifyError
+from pipecompile.ir import HOST, Kind, Op, Program, Route, Schedule, Value
+from pipecompile.passes import lower
+from pipecompile.program_text import parse_program
+from pipecompile.schedules import build_schedule
+from pipecompile.simulator import simulate
+from pipecompile.timeline import Timeline
+
+
+def draw(timeline: Timeline) -> str:
+    """One line per track, one letter per unit of time; what is plain from the track is left out of the names."""
+    tracks: dict[tuple[int, str], str] = {}
+    for span in sorted(timeline.spans, key=lambda span: (span.device, span.track, span.start)):
+        line = tracks.get((span.device, span.track), "").ljust(int(span.start))
+        name = span.name[1:] if span.track == "compute" else span.name.replace("v0", "").replace("'1", "")
+        tracks[span.device, span.track] = line + name[: int(span.end - span.start)].ljust(
+            int(span.end - span.start), "="
+        )
+    return "".join(f"{device} {track:8}│{line}\n" for (device, track), line in tracks.items())
+
+
+def test_copies_overlap_compute_and_queue_behind_each_other() -> None:
+    timeline = simulate(build_schedule("gpipe", 2, 3), forward=2, input_grad=1, weight_grad=1, transfer=3)
+    assert draw(timeline) == (
+        "0 compute │F0F1F2            B0 B1 B2\n"
+        "0 to 1    │  #0=#1=#2=\n"
+        "1 compute │     F0 F1 F2B0B1B2\n"
+        "1 to 0    │               #0=#1=#2=\n"
+    )
+
+
+def test_a_full_backward_takes_both_halves_and_costs_may_differ_by_stage() -> None:
+    timeline = simulate(build_schedule("1f1b", 2, 2), forward=[2, 3], input_grad=[2, 1], weight_grad=1)
+    assert draw(timeline) == (
+        "0 compute │F0F1   B0=  B1=\n"
+        "1 compute │  F0=B0F1=B1\n"
+    )  # fmt: skip
+
+
+def test_the_halves_of_a_split_backward_take_their_own_time() -> None:
+    timeline = simulate(split_backward(build_schedule("1f1b", 2, 1), 0), forward=2, input_grad=3, weight_grad=2)
+    assert draw(timeline) == (
+        "0 compute │F0     I0=W0\n"
+        "1 compute │  F0I0=W0\n"
+    )  # fmt: skip
+
+
+def test_seconds_of_a_transfer_go_by_route_and_a_gradient_costs_as_much() -> None:
+    routes = (Route("a", 0, (1, 2)), Route("b", 1, (2,)), Route("x", HOST, (0,)), Route("y", 2, (HOST,)))
+    program = lower(build_schedule("gpipe", 3, 1), routes)
+    timeline = simulate(program, transfer={"a": 4, "b": 0, "x": 100, "y": 100})
+    copies = [(s.device, s.track, s.name, s.start, s.end) for s in timeline.spans if s.track != "compute"]
+    assert copies == [
+        (0, "to 1", "a#0", 1.0, 5.0),
+        (0, "to 2", "a#0", 1.0, 5.0),
+        (2, "to 0", "a'2#0", 9.0, 13.0),
+        (1, "to 0", "a'1#0", 11.0, 15.0),
+    ]
+
+
+def test_stages_on_one_device_pay_for_no_transfer() -> None:
+    schedule = build_schedule("gpipe", 4, 3, n_devices=1)
+    assert simulate(schedule, transfer=50).makespan == 4 * 3 * 3
+    assert simulate(schedule, transfer=50).bubble == 0
+
+
+@given(
+    st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 6), st.integers(1, 8), st.tuples(*[st.integers(0, 9)] * 3)
+)  # fmt: skip
+def test_makespan_of_equal_stages_is_the_formula(name: str, p: int, m: int, costs: tuple[int, int, int]) -> None:
+    f, i, w = costs
+    timeline = simulate(build_schedule(name, p, m), forward=f, input_grad=i, weight_grad=w)
+    assert timeline.makespan == (m + p - 1) * (f + i + w)
+    assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1) if f + i + w else 0.0)
+    forward = simulate(build_schedule("forward", p, m), forward=f)
+    assert forward.makespan == (m + p - 1) * f
+    assert forward.peak_in_flight == (0.0,) * p
+
+
+def test_memory_of_a_small_program_step_by_step() -> None:
+    routes = (Route("x", HOST, (0,), 100.0), Route("v0", 0, (1,), 10.0))
+    timeline = simulate(lower(build_schedule("gpipe", 2, 1), routes), transfer=2.0, saved_bytes=[1000.0, 2000.0])
+    assert timeline.memory == (
+        (
+            (0.0, 1110.0),  # x is there, 0F0 makes v0 and saves
+            (1.0, 1010.0),  # x is freed
+            (3.0, 1000.0),  # v0 is freed when its transfer ends
+            (6.0, 1010.0),  # the gradient of v0 starts to arrive
+            (8.0, 1110.0),  # 0B0 makes the gradient of x
+            (10.0, 0.0),
+        ),
+        (
+            (1.0, 10.0),  # v0 starts to arrive
+            (3.0, 2010.0),  # 1F0 saves; at 4 its gradient takes the place of v0
+            (6.0, 10.0),
+            (8.0, 0.0),
+        ),
+    )
+
+
+def test_peak_in_flight_counts_a_stage_as_its_share_of_the_device() -> None:
+    assert simulate(build_schedule("gpipe", 4, 3, n_devices=2)).peak_in_flight == (3.0, 3.0)
+    assert simulate(split_backward(build_schedule("1f1b", 3, 4), 100)).peak_in_flight == (4.0, 4.0, 4.0)
+
+
+PRICES = st.integers(0, 5).map(float)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs(max_stages=5, max_microbatches=4), st.data())
+def test_every_start_is_the_earliest_that_a_fixed_point_finds(program: Program, data: st.DataObject) -> None:
+    per_stage = st.lists(PRICES, min_size=program.n_stages, max_size=program.n_stages)
+    forward, input_grad, weight_grad = (data.draw(per_stage) for _ in range(3))
+    transfer = {route.value: data.draw(PRICES) for route in program.routes}
+    timeline = simulate(program, forward=forward, input_grad=input_grad, weight_grad=weight_grad, transfer=transfer)
+    costs = {Kind.FORWARD: forward, Kind.INPUT_GRAD: input_grad, Kind.WEIGHT_GRAD: weight_grad}
+    costs[Kind.BACKWARD] = [i + w for i, w in zip(input_grad, weight_grad, strict=True)]
+    found = {(span.device, span.track, span.name): (span.start, span.end) for span in timeline.spans}
+    expected = fixed_point(program, costs, transfer)
+    copies = {key for key, (start, end) in expected.items() if key[1] != "compute" and start == end}
+    assert found == {key: times for key, times in expected.items() if key not in copies}
+
+
+def fixed_point(
+    program: Program, costs: dict[Kind, list[float]], transfer: dict[str, float]
+) -> dict[tuple[int, str, str], tuple[float, float]]:
+    """All spans, by repeating every constraint until nothing moves."""
+    spans: dict[tuple[int, str, str], tuple[float, float]] = {}
+    arrival: dict[tuple[Value, int], float] = {}
+    before: object = None
+    while before != (before := (dict(spans), dict(arrival))):
+        for device, row in enumerate(program.rows):
+            clock, tracks = 0.0, dict.fromkeys(range(program.n_devices), 0.0)
+            for each in row:
+                if each.op is Op.COMPUTE and each.action:
+                    start = max([clock, *(arrival.get((o.value, device), 0.0) for o in each.reads)])
+                    clock = start + costs[each.action.kind][each.action.stage]
+                    spans[device, "compute", str(each.action)] = start, clock
+                if each.op is Op.SEND and each.peer is not None and each.peer != HOST:
+                    value = each.reads[0].value
+                    start = max(clock, tracks[each.peer])
+                    tracks[each.peer] = arrival[value, each.peer] = start + transfer[value.name]
+                    spans[device, f"to {each.peer}", str(value)] = start, tracks[each.peer]
+    return spans
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs(max_stages=5, max_microbatches=4), PRICES, PRICES)
+def test_memory_is_never_negative_and_all_given_back(program: Program, transfer: float, kept: float) -> None:
+    for curve in simulate(program, transfer=transfer, saved_bytes=kept).memory:
+        times, sizes = [time for time, _ in curve], [size for _, size in curve]
+        assert times == sorted(set(times))
+        assert min(sizes, default=0) >= 0
+        assert not sizes or sizes[-1] == 0
+
+
+def test_without_transfers_the_peak_is_what_is_saved_for_the_micro_batches_in_flight() -> None:
+    for name in ("gpipe", "1f1b"):
+        timeline = simulate(build_schedule(name, 4, 6), saved_bytes=7.0)
+        assert timeline.peak_memory == tuple(7.0 * count for count in timeline.peak_in_flight)
+
+
+def test_a_schedule_that_is_not_legal_is_refused() -> None:
+    with pytest.raises(VerifyError, match="deadlock"):
+        simulate(Schedule.from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B1,1B0\n"))
+
+
+def test_a_program_that_cannot_end_is_refused_with_what_is_wrong() -> None:
+    text = str(lower(build_schedule("gpipe", 2, 1)))
+    with pytest.raises(VerifyError, match="never sent, received once"):
+        simulate(parse_program(text.replace("  SEND v0#0[0] to 1\n", "")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"forward": [1.0]}, "forward has 1 numbers for 2 stages"),
+        ({"input_grad": -1.0}, "input_grad must be finite and not negative, not -1.0"),
+        ({"weight_grad": [1.0, math.nan]}, "weight_grad must be finite and not negative, not nan"),
+        ({"saved_bytes": math.inf}, "saved_bytes must be finite"),
+        ({"transfer": math.inf}, "transfer must be finite"),
+        ({"transfer": {"other": 1.0}}, "transfer has no entry for route 'v0'"),
+        ({"transfer": {"v0": -1.0}}, r"transfer\['v0'\] must be finite"),
+    ],
+)
+def test_costs_that_are_no_costs_are_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simulate(build_schedule("gpipe", 2, 1), **arguments)

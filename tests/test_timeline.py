@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from pipecompile.timeline import COMPUTE, Span, Timeline
+
+#   device 0   │ 0F0   │       │ 0B0   │
+#   to 1       │       │ v0#0  │       │
+#   device 1   │                       │ (nothing before 6) 1F0 │
+TIMELINE = Timeline(
+    n_devices=2,
+    spans=(
+        Span(0, COMPUTE, "0B0", 4.0, 6.0),
+        Span(0, COMPUTE, "0F0", 1.0, 3.0),
+        Span(0, "to 1", "v0#0", 3.0, 4.0),
+        Span(1, COMPUTE, "1F0", 6.0, 9.0),
+    ),
+    memory=(((1.0, 8.0), (3.0, 12.0), (6.0, 0.0)), ()),
+    peak_in_flight=(1.0, 0.0),
+)
+
+
+def test_compute_spans_come_in_order_of_their_start() -> None:
+    assert [span.name for span in TIMELINE.compute(0)] == ["0F0", "0B0"]
+
+
+def test_makespan_is_over_all_devices_and_span_over_the_longest_one() -> None:
+    assert (TIMELINE.makespan, TIMELINE.span) == (8.0, 5.0)
+
+
+def test_bubble_is_what_is_not_compute() -> None:
+    assert TIMELINE.busy == 7.0
+    assert TIMELINE.bubble == pytest.approx(1 - 7 / 16)
+
+
+def test_peak_memory_is_the_top_of_each_curve() -> None:
+    assert TIMELINE.peak_memory == (12.0, 0.0)
+
+
+def test_an_empty_timeline_has_no_length() -> None:
+    empty = Timeline(2, ())
+    assert (empty.makespan, empty.span, empty.busy, empty.bubble, empty.peak_memory) == (0.0, 0.0, 0.0, 0.0, ())
