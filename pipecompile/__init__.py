@@ -1,24 +1,70 @@
-"""Schedule compiler and graph partitioner for PyTorch: pipeline parallelism for models as their authors wrote them."""
+"""Schedule compiler and graph partitioner for PyTorch: pipeline parallelism for models as their authors wrote them.
 
-from pipecompile.checks import verify as verify
-from pipecompile.errors import InfeasibleError as InfeasibleError
-from pipecompile.errors import InputError as InputError
-from pipecompile.errors import PartitionError as PartitionError
-from pipecompile.errors import PipecompileError as PipecompileError
-from pipecompile.errors import PlanError as PlanError
-from pipecompile.errors import RunError as RunError
-from pipecompile.errors import ScheduleError as ScheduleError
-from pipecompile.errors import TraceError as TraceError
-from pipecompile.errors import VerifyError as VerifyError
-from pipecompile.ir import Program as Program
-from pipecompile.ir import Schedule as Schedule
-from pipecompile.partitioners import Partition as Partition
-from pipecompile.partitioners import Problem as Problem
-from pipecompile.partitioners import partition as partition
-from pipecompile.pipeline import Pipeline as Pipeline
-from pipecompile.pipeline import compile as compile
-from pipecompile.plan import Plan as Plan
-from pipecompile.schedules import build_schedule as build_schedule
-from pipecompile.simulator import simulate as simulate
-from pipecompile.timeline import Timeline as Timeline
-from pipecompile.tracing import trace as trace
+The names below are the public surface. They are imported when first used, so that `pipecompile --help` does not wait
+for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipecompile.checks import verify as verify
+    from pipecompile.costs import CostError as CostError
+    from pipecompile.errors import InfeasibleError as InfeasibleError
+    from pipecompile.errors import InputError as InputError
+    from pipecompile.errors import PartitionError as PartitionError
+    from pipecompile.errors import PipecompileError as PipecompileError
+    from pipecompile.errors import PlanError as PlanError
+    from pipecompile.errors import RunError as RunError
+    from pipecompile.errors import ScheduleError as ScheduleError
+    from pipecompile.errors import TraceError as TraceError
+    from pipecompile.errors import VerifyError as VerifyError
+    from pipecompile.ir import Program as Program
+    from pipecompile.ir import Schedule as Schedule
+    from pipecompile.partitioners import Partition as Partition
+    from pipecompile.partitioners import Problem as Problem
+    from pipecompile.partitioners import partition as partition
+    from pipecompile.pipeline import Pipeline as Pipeline
+    from pipecompile.pipeline import compile as compile
+    from pipecompile.plan import Plan as Plan
+    from pipecompile.schedules import build_schedule as build_schedule
+    from pipecompile.simulator import simulate as simulate
+    from pipecompile.timeline import Timeline as Timeline
+    from pipecompile.tracing import trace as trace
+
+_HOMES = {
+    "checks": ("verify",),
+    "costs": ("CostError",),
+    "errors": (
+        "InfeasibleError",
+        "InputError",
+        "PartitionError",
+        "PipecompileError",
+        "PlanError",
+        "RunError",
+        "ScheduleError",
+        "TraceError",
+        "VerifyError",
+    ),
+    "ir": ("Program", "Schedule"),
+    "partitioners": ("Partition", "Problem", "partition"),
+    "pipeline": ("Pipeline", "compile"),
+    "plan": ("Plan",),
+    "schedules": ("build_schedule",),
+    "simulator": ("simulate",),
+    "timeline": ("Timeline",),
+    "tracing": ("trace",),
+}
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605 static checkers read the imports above
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"pipecompile.{home}"), name)
+    raise AttributeError(f"module 'pipecompile' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from pipecompile.costs import NodeCost, node_costs, spec_for
+from pipecompile.costs import NodeCost, chosen_cost, node_costs, spec_for
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.errors import PartitionError, PlanError
 from pipecompile.ir import HOST, Route
@@ -28,12 +29,13 @@ def make_plan(graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_
     Raises PartitionError when there are more stages than the graph can bear, InfeasibleError when no cut fits.
     """
     _check_bearable(graph, options.n_stages)
-    costs = node_costs(graph, inputs, cost=options.cost, device=options.devices[0])
+    cost = chosen_cost(graph, inputs, cost=options.cost, device=options.devices[0])
+    costs = node_costs(graph, inputs, cost=cost, device=options.devices[0])
     link = _link(options.devices)
     problem = cost_graph(graph, costs, seconds_per_byte=link[0], latency=link[1], memory_limit=options.memory_limit,
                          in_flight=_in_flight(options, n_microbatches))  # fmt: skip
     found = partition(problem, options.n_stages, method=options.partitioner, time_limit=options.time_limit)
-    return _plan(graph, found, costs, options, n_microbatches)
+    return replace(_plan(graph, found, costs, options, n_microbatches), cost=cost)
 
 
 def _check_bearable(graph: fx.GraphModule, n_stages: int) -> None:

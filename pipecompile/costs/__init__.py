@@ -7,7 +7,7 @@ meta or fake, or a device   ──►  analytic   by arithmetic, for a device th
 from __future__ import annotations
 
 from pipecompile.costs.analytic import Work, analytic_costs, node_work
-from pipecompile.costs.choice import node_costs
+from pipecompile.costs.choice import chosen_cost, node_costs
 from pipecompile.costs.cost import CostError, CostProvider, NodeCost
 from pipecompile.costs.devices import DEVICES, DeviceSpec, spec_for
 from pipecompile.costs.profile import Repeats, profiled_costs
@@ -21,6 +21,7 @@ __all__ = [
     "Repeats",
     "Work",
     "analytic_costs",
+    "chosen_cost",
     "node_costs",
     "node_work",
     "profiled_costs",

@@ -17,7 +17,7 @@ from pipecompile.costs.guard import state_tensors
 from pipecompile.costs.profile import profiled_costs
 from pipecompile.errors import InputError
 
-__all__ = ["node_costs"]
+__all__ = ["chosen_cost", "node_costs"]
 
 NAMES = ("auto", "analytic", "profile")
 
@@ -42,19 +42,25 @@ def node_costs(
     """
     if callable(cost):
         return cost(graph, inputs)
+    if chosen_cost(graph, inputs, cost=cost, device=device) == "profile":
+        return profiled_costs(graph, inputs)
+    tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
+    return analytic_costs(graph, inputs, device=_home(tensors) if device is None else device)
+
+
+def chosen_cost(
+    graph: GraphModule, inputs: Sequence[object], *, cost: str, device: DeviceSpec | torch.device | str | None = None
+) -> str:
+    """What `node_costs` will do for these arguments: "profile" or "analytic". Raises InputError as `node_costs` does."""
     if cost not in NAMES:
-        raise InputError(
-            f"no cost model is called {cost!r}", hint=f"one of {', '.join(NAMES)}, or a function of (graph, inputs)"
-        )
+        hint = f"one of {', '.join(NAMES)}, or a function of (graph, inputs)"
+        raise InputError(f"no cost model is called {cost!r}", hint=hint)
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     real = not any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
     if cost == "profile" and not real:
-        raise InputError(
-            "only real tensors can be measured", why="parameters or inputs are meta or fake", hint='cost="analytic"'
-        )
-    if cost == "profile" or (cost == "auto" and real and _is_here(device, tensors)):
-        return profiled_costs(graph, inputs)
-    return analytic_costs(graph, inputs, device=_home(tensors) if device is None else device)
+        raise InputError("only real tensors can be measured", why="parameters or inputs are meta or fake", hint='cost="analytic"')
+    measured = cost == "profile" or (cost == "auto" and real and _is_here(device, tensors))
+    return "profile" if measured else "analytic"
 
 
 def _is_here(device: DeviceSpec | torch.device | str | None, tensors: Sequence[Tensor]) -> bool:

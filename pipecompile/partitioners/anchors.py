@@ -29,9 +29,7 @@ def anchor_bound(clusters: Clusters, stages: Stages, target: float, deadline: fl
     reach = reachable(clusters)
     best = 0.0
     for anchor in _anchors(clusters):
-        windows = [
-            (1, 1) if v == anchor else (int(reach[anchor, v]), 2 - int(reach[v, anchor])) for v in range(len(clusters))
-        ]
+        windows = [(int(reach[anchor, v]), 2 - int(reach[v, anchor])) for v in range(len(clusters))]
         best = max(best, _lightest(clusters, stages, windows, target, deadline - monotonic()))
         if best >= target or monotonic() > deadline:
             break
@@ -44,9 +42,8 @@ def _anchors(clusters: Clusters) -> list[int]:
         for end in (flow.source, *flow.consumers):
             alone[end] += flow.time
     ends = range(len(clusters))
-    return list(dict.fromkeys([max(ends, key=clusters.time.__getitem__), *sorted(ends, key=lambda v: -alone[v])]))[
-        :COUNT
-    ]
+    ranked = [max(ends, key=lambda v: clusters.time[v]), *sorted(ends, key=lambda v: -alone[v])]
+    return list(dict.fromkeys(ranked))[:COUNT]
 
 
 def _lightest(clusters: Clusters, stages: Stages, windows: list[Window], target: float, seconds: float) -> float:

@@ -25,9 +25,7 @@ def contract(clusters: Clusters, stages: Stages, target: float) -> Clusters:
 
 
 def _inseparable(clusters: Clusters, stages: Stages, target: float) -> Iterator[tuple[int, int]]:
-    between: defaultdict[tuple[int, int], float] = defaultdict(
-        float
-    )  # what the stage of the first would send to the second
+    between: defaultdict[tuple[int, int], float] = defaultdict(float)  # sent by the first if they are apart
     for flow in clusters.flows:
         for consumer in flow.consumers:
             between[flow.source, consumer] += flow.time

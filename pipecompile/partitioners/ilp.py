@@ -50,7 +50,7 @@ def improve(clusters: Clusters, stages: Stages, incumbent: Sequence[int], deadli
     made = _model(small, stages, window, scale, bound)
     while True:
         outcome = run(made.model, deadline - monotonic())
-        if not outcome.found:
+        if not outcome.found or monotonic() > deadline + 1:
             break
         stage = made.stages()
         if not (covers := _covers(small, stages, stage)):

@@ -1,12 +1,10 @@
 """The exact cut of a graph with few down-sets: the dynamic program of a chain, with down-sets in the place of positions.
 
-        b                                            {} ─ a ─ ab ─ abc ─ abcd       stage s takes I \\ J for J inside I:
-      ╱   ╲                                                  ╲     ╱
-    a       d       has six down-sets:                        ac ─                  best[s][I] = min over J of
-      ╲   ╱                                                                           max(best[s - 1][J], load_s(J, I))
-        c
+      ┌─▶ b ─┐                               ┌─▶ ab ─┐
+    a ┤      ├─▶ d   has six down-sets  {} ─▶ a       ├─▶ abc ─▶ abcd      best[s][I] = min over J inside I of
+      └─▶ c ─┘                               └─▶ ac ─┘                                 max(best[s - 1][J], load_s(J, I))
 
-What I \\ J sends and receives is a product of "says J" and "says I", so all loads are matrix products: with N down-sets and F
+Stage s takes I - J. What that sends and receives is a product of "says J" and "says I", so all loads are matrix products: with N down-sets and F
 flows O(N^2 (F + K)). Most networks are nearly chains and have few. Tarnawski et al., "Efficient algorithms for device placement
 of DNN graph operators", 2020. Without multicast, a sender is charged per side as in `chain`: then the value is a lower bound.
 """
@@ -44,11 +42,8 @@ def cut_lattice(clusters: Clusters, stages: Stages, most: int = MOST) -> tuple[l
     best[0] = 0.0
     origin = []
     for speed, limit, in_flight in zip(stages.speed, stages.limit, stages.in_flight, strict=True):
-        load = (
-            np.maximum(compute / speed, np.maximum(sent, received))
-            if stages.overlap
-            else compute / speed + sent + received
-        )
+        parts = compute / speed, sent, received
+        load = np.maximum.reduce(parts) if stages.overlap else parts[0] + parts[1] + parts[2]
         held = _work(inside, np.array(clusters.bytes) + in_flight * np.array(clusters.activation))
         value = np.where(nested & (held <= limit * (1 + TOLERANCE)), np.maximum(best[:, None], load), np.inf)
         origin.append(value.argmin(axis=0))
@@ -97,13 +92,13 @@ def _bits(mask: int) -> list[int]:
 
 
 def _work(inside: Floats, column: Sequence[float] | Floats) -> Floats:
-    """[J, I] is the sum of a column over I \\ J."""
+    """[J, I] is the sum of a column over I - J."""
     total = inside @ np.asarray(column, dtype=np.float64)
     return np.maximum(total[None, :] - total[:, None], 0.0)
 
 
 def _traffic(inside: Floats, clusters: Clusters, multicast: bool) -> tuple[Floats, Floats]:
-    """[J, I] is what I \\ J sends, and what it receives."""
+    """[J, I] is what I - J sends, and what it receives."""
     if not clusters.flows:
         return np.zeros((len(inside),) * 2), np.zeros((len(inside),) * 2)
     source = inside[:, [flow.source for flow in clusters.flows]]
@@ -120,14 +115,14 @@ def _traffic(inside: Floats, clusters: Clusters, multicast: bool) -> tuple[Float
 
 def _patterns(inside: Floats, clusters: Clusters) -> tuple[list[int], Floats, Floats]:
     """A column for every flow and every set of its consumers that some I holds: the flow, [I holds just these of its
-    consumers], [J lacks one of these]. The product of the last two says that a consumer is in I \\ J.
+    consumers], [J lacks one of these]. The product of the last two says that a consumer is in I - J.
     """
     owner, wanted, left = [], [], []
     for number, flow in enumerate(clusters.flows):
         held = inside[:, flow.consumers]
-        for pattern in np.unique(held, axis=0):
-            if pattern.any():
+        for pattern in sorted(set(map(tuple, held.tolist()))):
+            if any(pattern):
                 owner.append(number)
                 wanted.append((held == pattern).all(axis=1))
-                left.append((held[:, pattern > 0] == 0).any(axis=1))
+                left.append((held < pattern).any(axis=1))
     return owner, np.stack(wanted, axis=1).astype(np.float64), np.stack(left, axis=1).astype(np.float64)

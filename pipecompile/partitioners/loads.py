@@ -1,7 +1,9 @@
 """The objective, in one place: what every stage of an assignment has to do and to hold.
 
-load(s) = compute(s) / speed[s] + sent(s) + received(s)          or, with overlap, the largest of the three
-memory(s) = bytes(s) + in_flight[s] * activation(s)
+    load(s) = compute(s) / speed[s] + sent(s) + received(s)          or, with overlap, the largest of the three
+    memory(s) = bytes(s) + in_flight[s] * activation(s)
+
+With multicast, sent(s) counts a tensor once; without, once per receiving stage. The bottleneck is the largest load.
 """
 
 from __future__ import annotations

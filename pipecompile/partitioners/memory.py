@@ -30,9 +30,8 @@ def fit(clusters: Clusters, stages: Stages, deadline: float) -> list[int]:
     works; PartitionError when the deadline comes first.
     """
     bare = replace(clusters, flows=())
-    best = min(
-        (_along(bare, stages, order) for order in orders(clusters)), key=lambda stage: _excess(clusters, stages, stage)
-    )
+    cuts = (_along(bare, stages, order) for order in orders(clusters))
+    best = min(cuts, key=lambda stage: _excess(clusters, stages, stage))
     proven = _least_by_counting(clusters, stages)
     if not _fits(clusters, stages, best) and _excess(clusters, stages, best) > proven:
         best, proven = _solve(bare, stages, best, proven, deadline)
@@ -100,34 +99,32 @@ def _infeasible(clusters: Clusters, stages: Stages, best: Sequence[int], proven:
     rows = loads(clusters, stages, best)
     excess = _excess(clusters, stages, best)
     binding = max(range(len(stages)), key=lambda s: rows[s].memory - stages.limit[s])
-    where = (
-        f"stage {binding} holds {rows[binding].memory:.6g} bytes at the least, its limit is {stages.limit[binding]:.6g}"
+    held, limit = rows[binding].memory, stages.limit[binding]
+    closed = excess - proven <= 1e-6 * max(row.memory for row in rows)
+    least = f"{excess:.6g} bytes" if closed else f"at least {proven:.6g} bytes, {excess:.6g} are enough"
+    if len(set(stages.limit)) == len(set(stages.in_flight)) == 1:
+        enough = _enough_stages(clusters, stages)
+        hint = f"memory_limit={_number(held)}" + (f", or n_stages={enough}" if enough else "")
+    else:
+        hint = f"memory_limit=({', '.join(_number(limit + excess) for limit in stages.limit)})"
+    return InfeasibleError(
+        f"no cut into {len(stages)} stages fits in memory",
+        where=_too_large(clusters, stages) or f"stage {binding} would hold {held:.6g} bytes, its limit is {limit:.6g}",
+        why=f"proven: every limit must grow by {least}",
+        hint=hint,
     )
+
+
+def _too_large(clusters: Clusters, stages: Stages) -> str:
+    """The first cluster that no stage can hold even alone."""
     for v, names in enumerate(clusters.members):
         if not any(fits(_held(clusters, stages, v, s), stages.limit[s]) for s in range(len(stages))):
-            who = (
-                f"node {names[0]!r}"
-                if len(names) == 1
-                else f"the nodes {', '.join(map(repr, names))}, which share a stage,"
-            )
             need = min(_held(clusters, stages, v, s) for s in range(len(stages)))
-            where = f"{who} alone: {need:.6g} bytes, the largest limit is {max(stages.limit):.6g}"
-            break
-    uniform = len(set(stages.limit)) == 1 and len(set(stages.in_flight)) == 1
-    limit = (
-        _number(rows[binding].memory)
-        if uniform
-        else f"({', '.join(_number(limit + excess) for limit in stages.limit)})"
-    )
-    closed = excess - proven <= 1e-6 * max(row.memory for row in rows)
-    why = (
-        f"every limit must grow by {excess:.6g} bytes"
-        if closed
-        else f"every limit must grow by {proven:.6g} bytes or more"
-    )
-    enough = _enough_stages(clusters, stages) if uniform else None
-    hint = f"memory_limit={limit}" + (f", or n_stages={enough}" if enough else "")
-    return InfeasibleError(f"no cut into {len(stages)} stages fits in memory", where=where, why=why, hint=hint)
+            who = (
+                f"node {names[0]!r}" if len(names) == 1 else f"nodes {', '.join(map(repr, names))}, which share a stage"
+            )
+            return f"{who}: {need:.6g} bytes alone, the largest limit is {max(stages.limit):.6g}"
+    return ""
 
 
 def _number(value: float) -> str:

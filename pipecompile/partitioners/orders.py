@@ -14,27 +14,38 @@ from pipecompile.partitioners.clusters import Clusters
 __all__ = ["neighbours", "orders", "sorted_by"]
 
 Priority = Callable[[int, int], float]
-"""(cluster, how many were placed before it became ready) -> what to place first: the least."""
+"""(cluster, how many were placed when it became ready) -> what to place first: the least."""
 
 
 def orders(clusters: Clusters) -> Iterator[list[int]]:
-    """Different good orders, each once: as given, by level, depth first, and both of these from the other end."""
+    """Different good orders, each once: as given, by level, depth first, deepest first; from either end."""
     before, after = neighbours(clusters)
-    n = len(clusters)
     seen: set[tuple[int, ...]] = set()
-    for backward in (False, True):
-        depth = _depths(before, after, backward)
-        rules: tuple[Priority, ...] = (
-            lambda cluster, _: -cluster if backward else cluster,
-            lambda cluster, _, depth=depth: depth[cluster],
-            lambda cluster, tick: -tick,
-            lambda cluster, _, depth=depth: -depth[cluster] - n,
-        )
-        for rule in rules:
-            order = _listed(after, before, rule)[::-1] if backward else _listed(before, after, rule)
+    for forward in (True, False):
+        sources, sinks = (before, after) if forward else (after, before)
+        for rule in _rules(sources, sinks, forward=forward):
+            order = _listed(sources, sinks, rule)[:: 1 if forward else -1]
             if tuple(order) not in seen:
                 seen.add(tuple(order))
                 yield order
+
+
+def _rules(sources: Sequence[Sequence[int]], sinks: Sequence[Sequence[int]], *, forward: bool) -> tuple[Priority, ...]:
+    depth = _depths(sources, sinks)
+
+    def as_given(cluster: int, _tick: int) -> float:
+        return cluster if forward else -cluster
+
+    def by_level(cluster: int, _tick: int) -> float:
+        return depth[cluster]
+
+    def depth_first(_cluster: int, tick: int) -> float:
+        return -tick
+
+    def deepest_first(cluster: int, _tick: int) -> float:
+        return -depth[cluster]
+
+    return as_given, by_level, depth_first, deepest_first
 
 
 def sorted_by(clusters: Clusters, key: Sequence[float]) -> list[int]:
@@ -68,11 +79,9 @@ def _listed(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], pri
     return order
 
 
-def _depths(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], backward: bool) -> list[int]:
+def _depths(sources: Sequence[Sequence[int]], sinks: Sequence[Sequence[int]]) -> list[int]:
     """The longest path to every cluster from the end where the order starts."""
-    if backward:
-        before, after = after, before
-    depth = [0] * len(before)
-    for cluster in _listed(before, after, lambda cluster, _: cluster):
-        depth[cluster] = max((depth[source] + 1 for source in before[cluster]), default=0)
+    depth = [0] * len(sources)
+    for cluster in _listed(sources, sinks, lambda cluster, _: cluster):
+        depth[cluster] = max((depth[source] + 1 for source in sources[cluster]), default=0)
     return depth

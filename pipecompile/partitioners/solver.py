@@ -42,8 +42,9 @@ class Partition:
 def partition(problem: Problem, n_stages: int, *, method: str = "auto", time_limit: float = 30.0) -> Partition:
     """Cut a problem into ordered stages with the least bottleneck that `time_limit` seconds find.
 
-    "dp" is dynamic programming alone, proven optimal for chains and for graphs with few down-sets; "ilp" is the integer program, with
-    one linear-order cut to start from; "auto" is "dp", then "ilp" if a gap is left. Tarnawski et al., "Efficient algorithms for device placement of DNN graph operators", 2020.
+    "dp" is dynamic programming alone, proven optimal for chains and graphs with few down-sets; "ilp" is the integer
+    program, with a cut of a linear order to start from; "auto" is "dp", then "ilp" if a gap is left. Tarnawski et al.,
+    "Efficient algorithms for device placement of DNN graph operators", 2020.
     Raises VerifyError for an illegal problem, InfeasibleError when it is proven that no cut fits in memory.
     """
     begin = monotonic()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import networkx as nx
 import pulp
@@ -23,7 +24,7 @@ from pipecompile.partitioners.windows import Window
 
 __all__ = ["Outcome", "Steps", "run", "steps"]
 
-Term = pulp.LpAffineExpression | float
+Term: TypeAlias = "pulp.LpAffineExpression | float"
 """A linear expression, or the number it has become because windows fixed all of it."""
 
 

@@ -1,0 +1,54 @@
+"""Merging is lossless, and says what it merged."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from partitioners.oracle import legal_assignments, loads_of, problems
+
+from pipecompile.errors import InputError
+from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners.clusters import Flow, Stages, coarsen, merge
+from pipecompile.partitioners.loads import loads
+
+
+def test_a_group_takes_along_what_lies_between():
+    problem = Problem(
+        tuple(Node(name, time, 1.0, 2.0) for name, time in zip("abcd", (1.0, 2.0, 4.0, 8.0), strict=True)),
+        precedence=(("a", "b"), ("b", "c"), ("c", "d")),
+        tensors=(Tensor("a", ("b",), 5.0), Tensor("b", ("d",), 1.0), Tensor("c", ("d", "a"), 2.0), Tensor("d", ("a",), 3.0)),
+        groups=(("a", "c"),),
+    )
+    clusters = coarsen(problem)
+    assert clusters.members == (("a", "b", "c"), ("d",))
+    assert clusters.time == (7.0, 8.0)
+    assert clusters.bytes == (3.0, 1.0)
+    assert clusters.activation == (6.0, 2.0)
+    assert clusters.arcs == ((0, 1),)
+    assert clusters.flows == (Flow(0, (1,), 3.0), Flow(1, (0,), 3.0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(most=6))
+def test_cluster_assignments_are_the_legal_ones_with_the_same_loads(case):
+    problem, n_stages = case
+    clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
+    assert all(a < b for a, b in clusters.arcs)
+    for stage_of in legal_assignments(problem, n_stages):
+        assert all(len({stage_of[name] for name in names}) == 1 for names in clusters.members)
+        rows = loads(clusters, stages, [stage_of[names[0]] for names in clusters.members])
+        for row, (load, memory) in zip(rows, loads_of(problem, stage_of, n_stages), strict=True):
+            assert row.load == pytest.approx(load, abs=1e-9)
+            assert row.memory == pytest.approx(memory, abs=1e-9)
+
+
+def test_an_assignment_of_merged_clusters_is_adopted_by_the_original_ones():
+    clusters = coarsen(Problem(tuple(Node(name) for name in "abcd"), precedence=(("a", "b"), ("c", "d"))))
+    merged = merge(clusters, [(0, 2)])
+    stages = [1 if "b" in names else 0 for names in merged.members]
+    assert clusters.adopted(merged, stages) == [int("b" in names) for names in clusters.members]
+
+
+def test_a_list_of_another_length_than_n_stages_is_refused():
+    with pytest.raises(InputError, match="n_stages is 3, but speed lists 2 stages"):
+        Stages.of(Problem((Node("a"),), speed=(1.0, 2.0)), 3)

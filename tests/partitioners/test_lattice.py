@@ -1,0 +1,38 @@
+"""Over all down-sets the dynamic program is exact."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from partitioners.oracle import brute_force, problems
+
+from pipecompile.partitioners import Node, Problem
+from pipecompile.partitioners.clusters import Stages, coarsen
+from pipecompile.partitioners.lattice import cut_lattice
+from pipecompile.partitioners.loads import bottleneck
+
+
+@settings(max_examples=120, deadline=None)
+@given(problems())
+def test_the_lattice_gives_the_optimum_or_without_multicast_a_bound(case):
+    clusters, stages = coarsen(case[0]), Stages.of(*case)
+    optimum, _ = brute_force(*case)
+    stage, bound = cut_lattice(clusters, stages)
+    found = inf if stage is None else bottleneck(clusters, stages, stage)
+    assert bound <= optimum * (1 + 1e-9)
+    assert found >= optimum * (1 - 1e-9)
+    assert (stage is None) == (optimum == inf)
+    if stages.multicast or all(len(flow.consumers) == 1 for flow in clusters.flows):
+        assert found == pytest.approx(optimum)
+        assert bound == pytest.approx(optimum)
+
+
+def test_too_many_down_sets_are_declined():
+    nodes = tuple(Node(str(i), 1.0) for i in range(6))  # no precedence: 2 ** 6 down-sets
+    clusters, stages = coarsen(Problem(nodes)), Stages.of(Problem(nodes), 3)
+    assert cut_lattice(clusters, stages, most=63) is None
+    stage, bound = cut_lattice(clusters, stages, most=64)
+    assert bound == 2.0
+    assert sorted(stage) == [0, 0, 1, 1, 2, 2]

@@ -1,0 +1,70 @@
+"""When nothing fits, that is proven, and the advice in the message works."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from partitioners.oracle import brute_force, problems
+
+from pipecompile.errors import InfeasibleError
+from pipecompile.partitioners import Node, Problem, partition
+from pipecompile.partitioners.clusters import Stages, coarsen
+from pipecompile.partitioners.memory import fit
+
+
+@settings(max_examples=120, deadline=None)
+@given(problems())
+def test_fits_exactly_when_some_assignment_does_and_the_hint_is_the_least_limit(case):
+    problem, n_stages = case
+    optimum, excess = brute_force(problem, n_stages)
+    clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
+    if optimum < inf:
+        partition(problem, n_stages).verify(problem, n_stages)
+        fit(clusters, stages, inf)
+        return
+    with pytest.raises(InfeasibleError) as caught:
+        fit(clusters, stages, inf)
+    numbers = re.match(r"memory_limit=\(?([\d., e+-]+?)\)?(, or|$)", caught.value.hint)[1]
+    limits = [float(number) for number in numbers.split(",")]
+    enough = replace(problem, memory_limit=limits[0] if len(limits) == 1 else tuple(limits))
+    partition(enough, n_stages).verify(enough, n_stages)
+    for limit, now in zip(limits, stages.limit, strict=False):
+        assert limit - now == pytest.approx(excess, rel=1e-5, abs=1e-5 * limit)
+    if (n := re.search(r"n_stages=(\d+)", caught.value.hint)) and problem.speed is None:
+        more = replace(problem, in_flight=None) if set(problem.in_flight or (1.0,)) == {1.0} else None
+        if more is not None and not isinstance(problem.memory_limit, tuple):
+            partition(more, int(n[1])).verify(more, int(n[1]))
+
+
+def message(problem: Problem, n_stages: int) -> str:
+    with pytest.raises(InfeasibleError) as caught:
+        partition(problem, n_stages)
+    return str(caught.value)
+
+
+FOUR = tuple(Node(name, 1.0, 10.0) for name in "abcd")
+
+
+def test_the_binding_stage_is_named():
+    text = message(Problem(FOUR, memory_limit=19.0), 2)
+    assert "no cut into 2 stages fits in memory" in text
+    assert "would hold 20 bytes, its limit is 19" in text
+    assert "memory_limit=20, or n_stages=4" in text
+
+
+def test_a_node_and_a_group_too_large_for_every_stage_are_named():
+    text = message(Problem((*FOUR, Node("huge", 1.0, 50.0, 2.0)), memory_limit=40.0, in_flight=(3.0, 2.0)), 2)
+    assert "node 'huge': 54 bytes alone, the largest limit is 40" in text
+    text = message(Problem(FOUR, groups=(("a", "c"),), memory_limit=15.0), 4)
+    assert "nodes 'a', 'c', which share a stage: 20 bytes alone" in text
+    assert text.endswith("memory_limit=20")
+
+
+def test_limits_per_stage_grow_together():
+    text = message(Problem(FOUR, precedence=(("a", "b"), ("b", "c"), ("c", "d")), memory_limit=(25.0, 5.0)), 2)
+    assert "every limit must grow by 5 bytes" in text
+    assert "memory_limit=(30, 10)" in text

@@ -1,0 +1,38 @@
+"""Orders respect precedence, differ, and follow a key where they may."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from partitioners.oracle import problems
+
+from pipecompile.partitioners import Node, Problem
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.orders import orders, sorted_by
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems())
+def test_orders_are_topological_and_distinct(case):
+    clusters = coarsen(case[0])
+    found = [*orders(clusters), sorted_by(clusters, [0] * len(clusters))]
+    assert len({tuple(order) for order in found[:-1]}) == len(found) - 1 >= 1
+    for order in found:
+        position = {cluster: number for number, cluster in enumerate(order)}
+        assert sorted(order) == list(range(len(clusters)))
+        assert all(position[a] < position[b] for a, b in clusters.arcs)
+
+
+def test_two_branches_are_walked_by_level_and_depth_first():
+    #     ┌─▶ b ─▶ d ─┐
+    #   a ┤           ├─▶ f
+    #     └─▶ c ─▶ e ─┘
+    pairs = ("ab", "ac", "bd", "ce", "df", "ef")
+    clusters = coarsen(Problem(tuple(Node(x) for x in "abcdef"), precedence=tuple((p[0], p[1]) for p in pairs)))
+    words = {"".join(clusters.members[v][0] for v in order) for order in orders(clusters)}
+    assert {"abcdef", "abdcef"} <= words or {"abcdef", "acebdf"} <= words
+
+
+def test_a_key_decides_where_precedence_does_not():
+    clusters = coarsen(Problem(tuple(Node(x) for x in "abc"), precedence=(("b", "a"),)))
+    key = [{"a": 0, "b": 2, "c": 1}[names[0]] for names in clusters.members]
+    assert [clusters.members[v][0] for v in sorted_by(clusters, key)] == ["c", "b", "a"]

@@ -1,0 +1,125 @@
+"""`partition`: published optima, brute force, honest status, refused arguments."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import FrozenInstanceError
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from partitioners.oracle import brute_force, loads_of, problems
+
+import pipecompile.partitioners
+from pipecompile.errors import InfeasibleError, InputError, VerifyError
+from pipecompile.partitioners import Node, Partition, Problem, Tensor, partition
+
+REFERENCE = {path.stem: path for path in sorted((Path(__file__).parent / "reference").glob("*.json"))}
+SLOW = {("OperatorGraphs__resnet50_training", K) for K in (4, 6)}  # seconds for the integer program: see the benchmark
+CHAIN = Problem(
+    tuple(Node(f"v{i}", float(i % 5 + 1)) for i in range(30)),
+    precedence=tuple((f"v{i}", f"v{i + 1}") for i in range(29)),
+)
+
+
+@pytest.mark.parametrize("K", [1, 2, 4, 6, 8])
+@pytest.mark.parametrize("method", ["dp", "auto", "ilp"])
+@pytest.mark.parametrize("name", REFERENCE)
+def test_published_optima(name, method, K):
+    if method == "ilp" and (name, K) in SLOW:
+        pytest.skip("slow, run by benchmarks/partition.py")
+    problem, published = Problem.load(REFERENCE[name]), json.loads(REFERENCE[name].read_text())["optima"][str(K)]
+    if published is None:
+        with pytest.raises(InfeasibleError):
+            partition(problem, K, method=method)
+        return
+    found = partition(problem, K, method=method, time_limit=60.0)
+    found.verify(problem, K)
+    assert found.bottleneck == pytest.approx(max(load for load, _ in loads_of(problem, found.stage_of, K)))
+    assert found.bottleneck >= published * (1 - 1e-6)
+    assert found.lower_bound <= published * (1 + 1e-6)
+    if method != "dp" or found.status == "optimal":
+        assert found.bottleneck == pytest.approx(published, rel=1e-6)
+        assert found.status == "optimal"
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_all_methods_against_brute_force(case):
+    problem, n_stages = case
+    optimum, _ = brute_force(problem, n_stages)
+    if optimum == inf:
+        with pytest.raises(InfeasibleError):
+            partition(problem, n_stages)
+        return
+    found = {method: partition(problem, n_stages, method=method) for method in ("dp", "ilp", "auto")}
+    for method, result in found.items():
+        result.verify(problem, n_stages)
+        assert result.lower_bound <= min(result.bottleneck, optimum * (1 + 1e-9) + 1e-12)
+        assert result.bottleneck >= optimum * (1 - 1e-9)
+        if method != "dp" or result.status == "optimal":
+            assert result.status == "optimal"
+            assert result.bottleneck == pytest.approx(optimum, rel=1e-6)
+
+
+def test_a_chain_needs_no_integer_program():
+    found = partition(CHAIN, 4, method="dp")
+    assert (found.method, found.status) == ("dp", "optimal")
+    stages = [found.stage_of[f"v{i}"] for i in range(30)]
+    assert stages == sorted(stages)
+    assert partition(CHAIN, 4).bottleneck == found.bottleneck
+
+
+def test_more_stages_than_nodes_and_no_node_at_all():
+    assert partition(Problem((Node("a", 3.0),)), 5).bottleneck == 3.0
+    empty = partition(Problem(()), 2)
+    assert (empty.stage_of, empty.bottleneck, empty.status) == ({}, 0.0, "optimal")
+
+
+def test_times_of_zero_are_optimal_at_once():
+    for method in ("dp", "ilp", "auto"):
+        found = partition(Problem((Node("a"), Node("b")), tensors=(Tensor("a", ("b",), 1.0),)), 2, method=method)
+        assert (found.bottleneck, found.lower_bound, found.status) == (0.0, 0.0, "optimal")
+
+
+def test_a_time_limit_is_kept_and_the_status_honest():
+    problem = Problem.load(REFERENCE["OperatorGraphs__resnet50_training"])
+    found = partition(problem, 6, method="ilp", time_limit=0.3)
+    found.verify(problem, 6)
+    assert found.seconds < 5.0
+    assert found.status == "feasible"
+    assert 0 < found.lower_bound < found.bottleneck
+
+
+@pytest.mark.parametrize("n_stages", [0, -1, 2.0, "2", True, None])
+def test_n_stages_is_a_whole_number(n_stages):
+    with pytest.raises(InputError, match="n_stages"):
+        partition(CHAIN, n_stages)
+
+
+def test_other_arguments_are_refused_with_what_is_known():
+    with pytest.raises(InputError, match="'auto', 'dp', 'ilp'"):
+        partition(CHAIN, 2, method="magic")
+    with pytest.raises(InputError, match="time_limit"):
+        partition(CHAIN, 2, time_limit=0.0)
+    with pytest.raises(VerifyError, match="appears 2 times"):
+        partition(Problem((Node("a"), Node("a"))), 2)
+
+
+def test_a_partition_is_frozen_and_finds_its_own_faults():
+    found = partition(CHAIN, 2)
+    with pytest.raises(FrozenInstanceError):
+        found.bottleneck = 0.0
+    broken = Partition({**found.stage_of, "v0": 1}, 1.0, 1.0, "optimal", "dp", 0.0)
+    with pytest.raises(VerifyError, match="'v0' precedes 'v1'"):
+        broken.verify(CHAIN, 2)
+
+
+def test_nothing_here_imports_torch():
+    for path in Path(pipecompile.partitioners.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(module.split(".")[0] == "torch" for module in modules), path
