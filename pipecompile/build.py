@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.errors import InputError
+from pipecompile.checks.plan import verify_plan
+from pipecompile.errors import InputError, PlanError
 from pipecompile.ir import Action, Kind, Route, Schedule
 from pipecompile.options import Options
 from pipecompile.passes import lower
@@ -52,7 +53,10 @@ class Build:
 
     @classmethod
     def make(cls, graph: fx.GraphModule, inputs: FlatInputs, plan: Plan, options: Options, n_microbatches: int) -> Build:
-        stage_of = carried(plan.stage_of, graph)
+        verify_plan(plan)
+        if len(plan.devices) != len(options.devices):
+            raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
+        stage_of = carried(plan.stage_of, graph, plan.n_stages)
         devices = tuple(options.devices[device] for device in plan.placement)
         ways = routes(graph, stage_of, n_microbatches)
         stages = split(graph, ways, stage_of, devices)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pipecompile.checks import verify
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.plan import Plan
@@ -54,7 +55,9 @@ class Options:
             raise InputError(f"memory_limit lists {len(self.memory_limit)} limits for {self.n_stages} stages")
         if self.plan is not None and self.plan.n_stages != self.n_stages:
             raise InputError(f"the plan has {self.plan.n_stages} stages, n_stages is {self.n_stages}")
-        self.schedule_for(self.n_microbatches or 1, custom=False)
+        schedule = self.schedule_for(self.n_microbatches or 1, custom=False)
+        if schedule is self.schedule:
+            verify(schedule)
 
     @property
     def default_microbatches(self) -> int:

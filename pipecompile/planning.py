@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipecompile.checks.plan import verify_cut
 from pipecompile.costs import NodeCost, chosen_cost, node_costs, spec_for
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.errors import PartitionError, PlanError
-from pipecompile.ir import HOST, Route
+from pipecompile.ir import HOST, Kind, Route
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, partition
 from pipecompile.passes.aliasing import aliasing, compute_nodes
@@ -62,8 +63,6 @@ def transfer_seconds(found: Sequence[Route], devices: Sequence[torch.device]) ->
 
 def _in_flight(options: Options, n_microbatches: int) -> list[float]:
     """Micro-batches in flight on each stage under the schedule: the most F without their B (or W) that a row reaches."""
-    from pipecompile.ir import Kind
-
     schedule = options.schedule_for(n_microbatches, custom=False)
     now, peak = [0] * options.n_stages, [1] * options.n_stages
     for row in schedule.rows:
@@ -123,7 +122,7 @@ def fingerprint(graph: fx.GraphModule) -> str:
     return digest.hexdigest()[:16]
 
 
-def carried(stage_of: Mapping[str, int], graph: fx.GraphModule) -> dict[str, int]:
+def carried(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -> dict[str, int]:
     """A known cut on another recording of the same model (another mode or shape): nodes keep their stage by name.
 
     A node that is new goes where its inputs are; then stages are raised until precedence and ties hold. Raises PlanError
@@ -144,4 +143,5 @@ def carried(stage_of: Mapping[str, int], graph: fx.GraphModule) -> dict[str, int
         for group in ties.groups:
             stages.update(dict.fromkeys(group, max(stages[name] for name in group)))
         if stages == before:
+            verify_cut(stages, [*edges, *ties.precedence], ties.groups, n_stages)
             return stages

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems

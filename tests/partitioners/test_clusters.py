@@ -16,7 +16,12 @@ def test_a_group_takes_along_what_lies_between():
     problem = Problem(
         tuple(Node(name, time, 1.0, 2.0) for name, time in zip("abcd", (1.0, 2.0, 4.0, 8.0), strict=True)),
         precedence=(("a", "b"), ("b", "c"), ("c", "d")),
-        tensors=(Tensor("a", ("b",), 5.0), Tensor("b", ("d",), 1.0), Tensor("c", ("d", "a"), 2.0), Tensor("d", ("a",), 3.0)),
+        tensors=(
+            Tensor("a", ("b",), 5.0),
+            Tensor("b", ("d",), 1.0),
+            Tensor("c", ("d", "a"), 2.0),
+            Tensor("d", ("a",), 3.0),
+        ),
         groups=(("a", "c"),),
     )
     clusters = coarsen(problem)

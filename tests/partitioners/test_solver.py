@@ -17,27 +17,29 @@ from pipecompile.errors import InfeasibleError, InputError, VerifyError
 from pipecompile.partitioners import Node, Partition, Problem, Tensor, partition
 
 REFERENCE = {path.stem: path for path in sorted((Path(__file__).parent / "reference").glob("*.json"))}
-SLOW = {("OperatorGraphs__resnet50_training", K) for K in (4, 6)}  # seconds for the integer program: see the benchmark
+SLOW = {
+    ("OperatorGraphs__resnet50_training", n_stages) for n_stages in (4, 6)
+}  # seconds for the integer program: see the benchmark
 CHAIN = Problem(
     tuple(Node(f"v{i}", float(i % 5 + 1)) for i in range(30)),
     precedence=tuple((f"v{i}", f"v{i + 1}") for i in range(29)),
 )
 
 
-@pytest.mark.parametrize("K", [1, 2, 4, 6, 8])
+@pytest.mark.parametrize("n_stages", [1, 2, 4, 6, 8])
 @pytest.mark.parametrize("method", ["dp", "auto", "ilp"])
 @pytest.mark.parametrize("name", REFERENCE)
-def test_published_optima(name, method, K):
-    if method == "ilp" and (name, K) in SLOW:
+def test_published_optima(name, method, n_stages):
+    if method == "ilp" and (name, n_stages) in SLOW:
         pytest.skip("slow, run by benchmarks/partition.py")
-    problem, published = Problem.load(REFERENCE[name]), json.loads(REFERENCE[name].read_text())["optima"][str(K)]
+    problem, published = Problem.load(REFERENCE[name]), json.loads(REFERENCE[name].read_text())["optima"][str(n_stages)]
     if published is None:
         with pytest.raises(InfeasibleError):
-            partition(problem, K, method=method)
+            partition(problem, n_stages, method=method)
         return
-    found = partition(problem, K, method=method, time_limit=60.0)
-    found.verify(problem, K)
-    assert found.bottleneck == pytest.approx(max(load for load, _ in loads_of(problem, found.stage_of, K)))
+    found = partition(problem, n_stages, method=method, time_limit=60.0)
+    found.verify(problem, n_stages)
+    assert found.bottleneck == pytest.approx(max(load for load, _ in loads_of(problem, found.stage_of, n_stages)))
     assert found.bottleneck >= published * (1 - 1e-6)
     assert found.lower_bound <= published * (1 + 1e-6)
     if method != "dp" or found.status == "optimal":

@@ -14,7 +14,7 @@ from pipecompile.partitioners.windows import reachable, windows
 def test_work_before_and_after_bounds_a_chain_from_both_sides():
     problem = Problem(tuple(Node(x, 1.0) for x in "abcd"), precedence=(("a", "b"), ("b", "c"), ("c", "d")))
     clusters, stages = coarsen(problem), Stages.of(problem, 3)
-    assert windows(clusters, stages, 1.5) == [(0, -1), (1, 0), (2, 1), (3, 2)]  # nothing is that good
+    assert windows(clusters, stages, 1.2) == [(0, -1), (1, 0), (2, 1), (3, 2)]  # nothing is that good
     assert windows(clusters, stages, 2.0) == [(0, 1), (0, 1), (1, 2), (1, 2)]
     assert windows(clusters, stages, 4.0) == [(0, 2)] * 4
     assert reachable(clusters).sum() == 10
