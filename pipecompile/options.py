@@ -11,7 +11,7 @@ import torch
 
 from pipecompile.checks import verify
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import Schedule
+from pipecompile.ir import Kind, Schedule
 from pipecompile.plan import Plan
 from pipecompile.schedules import build_schedule
 
@@ -58,6 +58,7 @@ class Options:
         schedule = self.schedule_for(self.n_microbatches or 1, custom=False)
         if schedule is self.schedule:
             verify(schedule)
+        _check_trains(schedule)
 
     @property
     def default_microbatches(self) -> int:
@@ -77,6 +78,14 @@ class Options:
             raise ScheduleError(f"the schedule is for {self.schedule.n_microbatches} micro-batches, the batch gives {n_microbatches}",
                                 hint="name a schedule instead, it is built for any number")  # fmt: skip
         return self.schedule
+
+
+def _check_trains(schedule: Schedule) -> None:
+    kinds = {action.kind for row in schedule.rows for action in row}
+    if Kind.BACKWARD not in kinds:
+        raise ScheduleError(f"schedule {schedule.name!r} has no backward", hint="gpipe or 1f1b; pipe(x) under no_grad runs forwards alone")
+    if kinds & {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}:
+        raise ScheduleError(f"schedule {schedule.name!r} splits the backward into I and W", why="only full backwards (B) are run so far")
 
 
 def _check_count(name: str, value: object) -> None:

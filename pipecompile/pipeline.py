@@ -123,17 +123,17 @@ class Pipeline(nn.Module):
         inputs = self._flatten(args, kwargs)
         build, parts = self._prepare(inputs)
         executable = build.step(len(parts), target is not None)
+        threaded = self._dispatch == "threads" and len(executable.devices) > 1
         arrivals = _arrivals(build, inputs, len(parts))
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), sum(parts))
         weights = self._weights(parts)
         arrivals[LOSS, True] = [torch.tensor(weight) for weight in weights]
         with torch.enable_grad():
-            frame = self._run(executable, parts, arrivals)
+            frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
         losses = frame.departures[LOSS, False]
         return_input_gradients(build.inputs, inputs.leaves, frame)
-        executable.finished(frame, threaded=self._threaded(executable))
-        self._settle_dispatch()
+        executable.finished(frame, threaded=threaded)
         total: torch.Tensor = losses[0] * weights[0]
         for loss, weight in zip(losses[1:], weights[1:], strict=True):
             total = total + loss * weight
@@ -142,24 +142,21 @@ class Pipeline(nn.Module):
     def _weights(self, parts: Sequence[int]) -> list[float]:
         return [size / sum(parts) if self.options.loss_reduction == "mean" else 1.0 for size in parts]
 
-    def _run(self, executable: Executable, parts: tuple[int, ...], arrivals: dict[tuple[str, bool], Any]) -> Frame:
-        threaded = self._threaded(executable)
-        frame = executable.frame(parts, arrivals, threaded=threaded)
+    def _run(self, executable: Executable, frame: Frame, threaded: bool) -> Frame:
         if threaded and self._crew is None:
             self._crew = Crew(executable.devices)
         executable.run(executable.threaded if threaded else executable.inline, frame, self._crew if threaded else None)
-        self._last = executable, _measured(frame, len(executable.devices))
+        timeline = _measured(frame, len(executable.devices))
+        if self._last is not None:
+            self._settle_dispatch(timeline)
+        self._last = executable, timeline
         return frame
 
-    def _threaded(self, executable: Executable) -> bool:
-        return self._dispatch == "threads" and len(executable.devices) > 1
-
-    def _settle_dispatch(self) -> None:
-        """After the first step the time of a cell is known, and "auto" becomes what suits it."""
-        if self._dispatch == "auto" and self._last is not None:
-            executable, timeline = self._last
-            cells = executable.program.n_stages * executable.program.n_microbatches
-            self._dispatch = choose(timeline.busy / cells, executable.devices)
+    def _settle_dispatch(self, timeline: Timeline) -> None:
+        """Once the time of a cell is known, "auto" becomes what suits it. The first step warms up and does not count."""
+        if self._dispatch == "auto":
+            cells = sorted(span.end - span.start for span in timeline.spans)
+            self._dispatch = choose(cells[len(cells) // 2], self.options.devices)
 
     # -- compiling --------------------------------------------------------------------------------------------------
 

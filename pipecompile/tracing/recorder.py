@@ -201,7 +201,7 @@ class _Recorder(TorchFunctionMode):
     def function(self, original: Callable[..., Any], cls: type, args: Any, kwargs: Any) -> Any:
         """`Function.apply` while recording: one opaque node."""
         with self.kept_whole():
-            return self.call(original, args, kwargs, lambda: ("call_function", cls.apply, args))  # type: ignore[attr-defined]
+            return self.call(original, args, kwargs, lambda: ("call_function", _opaque(cls), args))
 
     @contextmanager
     def kept_whole(self) -> Iterator[None]:
@@ -231,6 +231,16 @@ def _intercepted(recorder: _Recorder) -> Iterator[None]:
         yield
     finally:
         nn.Module.__call__, torch.autograd.Function.apply = module_call, function_apply  # type: ignore[method-assign]
+
+
+def _opaque(cls: Any) -> Callable[..., Any]:
+    """`cls.apply` as a function that fx can name."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return cls.apply(*args, **kwargs)
+
+    apply.__name__, apply.__module__ = f"{cls.__name__}_apply", cls.__module__
+    return apply
 
 
 _OPERATORS = {

@@ -1,0 +1,70 @@
+"""Inline and threads run the same program to the same numbers; "auto" chooses by the time of a cell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.runtime import dispatch
+from pipecompile.runtime.dispatch import choose
+from tests.eager import square_loss
+
+CPU = torch.device("cpu")
+
+
+def test_auto_takes_threads_for_large_cells_on_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert choose(1e-2, (CPU, CPU)) == "threads"
+    assert choose(1e-5, (CPU, CPU)) == "inline"
+    assert choose(1e-2, (CPU,)) == "inline"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert choose(1e-2, (CPU, CPU)) == "inline"
+
+
+def test_auto_settles_at_the_second_step() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = pc.compile(model, 2, loss_fn=square_loss, cost="analytic", devices=["cpu"] * 2)
+    assert pipe._dispatch == "auto"
+    pipe.step(torch.randn(8, 4))
+    assert pipe._dispatch == "auto", "the first step is slower than the rest"
+    pipe.step(torch.randn(8, 4))
+    assert pipe._dispatch == "inline"
+
+
+class Ambient(nn.Module):
+    """Notes what its thread sees."""
+
+    seen: list[tuple[bool, bool, torch.dtype]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(Noting.apply(self.a(x)))
+
+
+class Noting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            Ambient.seen.append((torch.is_autocast_enabled("cpu"), torch.get_num_threads() == 1, x.dtype))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_workers_take_over_autocast_and_share_the_cores() -> None:
+    pipe = pc.compile(Ambient(), 2, loss_fn=square_loss, cost="analytic", dispatch="threads", devices=["cpu"] * 2)
+    Ambient.seen.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        pipe.step(torch.randn(8, 4))
+    assert set(Ambient.seen) == {(True, True, torch.bfloat16)}
+    Ambient.seen.clear()
+    pipe.step(torch.randn(8, 4))
+    assert set(Ambient.seen) == {(False, True, torch.float32)}

@@ -1,0 +1,134 @@
+"""A stage that fails: one error, that says where; no thread hangs; the next step is right."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+
+import pipecompile as pc
+from tests.eager import accumulate, assert_same, square_loss
+
+
+class Bomb(torch.autograd.Function):
+    """Identity that fails on the micro-batch that holds the value 13, on the way there or on the way back."""
+
+    armed = ""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        ctx.hot = not isinstance(x, FakeTensor) and bool((x == 13).any())  # type: ignore[attr-defined]
+        if Bomb.armed == "forward" and ctx.hot:  # type: ignore[attr-defined]
+            raise ZeroDivisionError("boom")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        if Bomb.armed == "backward" and ctx.hot:  # type: ignore[attr-defined]
+            raise ZeroDivisionError("boom")
+        return gradient
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mark = x
+        for layer in self.layers[:2]:
+            x = layer(x)
+        x = x + Bomb.apply(mark) * 0  # the line that fails
+        for layer in self.layers[2:]:
+            x = layer(x)
+        return x
+
+
+def piped(model: nn.Module, dispatch: str) -> pc.Pipeline:
+    return pc.compile(
+        model, 4, example_args=(torch.randn(8, 4),), n_microbatches=4, loss_fn=square_loss, cost="analytic",
+        devices=["cpu"] * 4, dispatch=dispatch,
+    )  # fmt: skip
+
+
+def hot_batch() -> torch.Tensor:
+    x = torch.randn(8, 4)
+    x[5] = 13  # micro-batch 2
+    return x
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_one_error_that_says_where_and_the_next_step_is_right(dispatch: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net()
+    eager = copy.deepcopy(model)
+    pipe = piped(model, dispatch)
+    x = hot_batch().requires_grad_()
+    monkeypatch.setattr(Bomb, "armed", when)
+    with pytest.raises(pc.RunError) as caught:
+        pipe.step(x)
+    error = caught.value
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert error.microbatch == 2
+    assert f"stage {error.stage} failed in {when} of micro-batch 2: ZeroDivisionError: boom" in str(error)
+    if when == "forward":
+        lines, start = inspect.getsourcelines(Net)
+        line = start + next(i for i, text in enumerate(lines) if "the line that fails" in text)
+        assert f"test_failure.py:{line}" in str(error)
+    monkeypatch.setattr(Bomb, "armed", "")
+    model.zero_grad()
+    x.grad = None
+    loss = pipe.step(x)
+    torch.testing.assert_close(loss, accumulate(eager, x.detach(), 4), rtol=0, atol=0)
+    assert_same(model, eager)
+
+
+def test_threads_persist_and_end_with_the_pipeline() -> None:
+    before = threading.active_count()
+    pipe = piped(Net(), "threads")
+    for _ in range(3):
+        pipe.step(torch.randn(8, 4))
+    assert threading.active_count() == before + 4
+    workers = [thread for thread in threading.enumerate() if thread.name.startswith("pipecompile-")][-4:]
+    del pipe
+    gc.collect()
+    for worker in workers:
+        worker.join(timeout=10)
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+def test_nothing_of_a_failed_step_stays_alive(dispatch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = piped(Net(), dispatch)
+    monkeypatch.setattr(Bomb, "armed", "forward")
+    x = hot_batch()
+    trace = weakref.ref(x)
+    with pytest.raises(pc.RunError):
+        pipe.step(x)
+    del x
+    gc.collect()
+    assert trace() is None
+
+
+def test_a_keyboard_interrupt_stays_one() -> None:
+    class Stop(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    def interrupted(_: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    for dispatch in ("inline", "threads"):
+        pipe = piped(Net(), dispatch)
+        loss_fn = pipe.options.loss_fn
+        object.__setattr__(pipe.options, "loss_fn", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pipe.step(torch.randn(8, 4))
+        object.__setattr__(pipe.options, "loss_fn", loss_fn)
