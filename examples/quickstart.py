@@ -30,8 +30,8 @@ def main() -> None:
     print(pipe)
 
     eager, x, y = eager.to(pipe.devices[0]), x.to(pipe.devices[0]), y.to(pipe.devices[0])
-    optimizer = torch.optim.SGD(pipe.parameters(), lr=0.01)
-    eager_optimizer = torch.optim.SGD(eager.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-4)
+    eager_optimizer = torch.optim.AdamW(eager.parameters(), lr=1e-4)
     print("\nstep    loss  eager loss  largest gradient difference")
     for step in range(options.steps):
         optimizer.zero_grad()

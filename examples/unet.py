@@ -71,8 +71,8 @@ def main() -> None:
                 print(f"  {route.value:12}  stage {route.source} to stage {consumer}  {size}")
 
     eager, x, y = eager.to(pipe.devices[0]), x.to(pipe.devices[0]), y.to(pipe.devices[0])
-    optimizer = torch.optim.Adam(pipe.parameters())
-    eager_optimizer = torch.optim.Adam(eager.parameters())
+    optimizer = torch.optim.AdamW(pipe.parameters())
+    eager_optimizer = torch.optim.AdamW(eager.parameters())
     print("\nstep    loss  eager loss  largest gradient difference")
     for step in range(options.steps):
         optimizer.zero_grad()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from pipecompile.runtime.frame import Frame
 
@@ -48,7 +49,9 @@ def forward_cell(stage: Callable[..., Sequence[Any]], inputs: Sequence[int], out
 def backward_cell(saved: int, gradients: Sequence[tuple[int, Sequence[int]]], sent: Sequence[tuple[int, int]]) -> Run:
     """`gradients`: (output, registers of its gradients, the last consumer's first); `sent`: (register, leaf).
 
-    Gradients of one output are summed in the order that eager autograd would: the last use first.
+    Gradients of one output are summed in the order that eager autograd would: the last use first. The engine is called
+    as `torch.autograd.backward` calls it, less its checks of shapes and dtypes, which the engine makes again: on a small
+    cell they cost as much as the backward itself (benchmarks/overhead.py).
     """
 
     def backward(frame: Frame) -> None:
@@ -61,7 +64,7 @@ def backward_cell(saved: int, gradients: Sequence[tuple[int, Sequence[int]]], se
                 roots.append(root)
                 given.append(gradient)
         if roots:
-            torch.autograd.backward(roots, given)
+            _engine_run_backward(tuple(roots), tuple(given), False, False, (), allow_unreachable=True, accumulate_grad=True)
         for index, position in sent:
             leaf = leaves[position]
             registers[index] = leaf.grad if isinstance(leaf, torch.Tensor) and leaf.is_leaf else None

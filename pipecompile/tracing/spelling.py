@@ -1,0 +1,41 @@
+"""How fx writes a call: operators and attribute access as functions, Tensor methods by name, the rest as it is."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+__all__ = ["Spelling", "is_effect", "spelled"]
+
+Spelling = tuple[str, Any, Any]
+"""The opcode, the target and the arguments of a node."""
+
+_BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift eq ne lt le gt ge"
+_INPLACE = "iadd isub imul itruediv ifloordiv imod ipow ilshift irshift"
+_OTHER = "neg pos invert abs getitem setitem"
+_OPERATORS = {f"__{name}__": getattr(operator, name) for name in f"{_BINARY} {_INPLACE} {_OTHER}".split()}
+_OPERATORS |= {f"__{name}__": getattr(operator, f"{name}_") for name in ("and", "or")} | {"__xor__": operator.xor}
+_OPERATORS |= {f"__i{name}__": getattr(operator, f"i{name}") for name in ("and", "or", "xor")}
+
+_EFFECTS = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
+
+
+def is_effect(func: Any) -> bool:
+    """Does the call change its first argument although no tensor comes out of it and no memory is written?"""
+    return func.__name__ in _EFFECTS
+
+
+def spelled(func: Any, args: Any) -> Spelling:
+    """The node for a call that reached a TorchFunctionMode."""
+    name = func.__name__
+    if name in ("__get__", "__set__"):
+        attribute = getattr(func.__self__, "__name__", None) or func.__self__.fget.__name__
+        getting = name == "__get__"
+        return "call_function", getattr if getting else setattr, (args[0], attribute, *([] if getting else args[1:2]))
+    if name in _OPERATORS:
+        return "call_function", _OPERATORS[name], args
+    if getattr(torch.Tensor, name, None) == func:
+        return "call_method", name, args
+    return "call_function", func, args
