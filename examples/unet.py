@@ -5,6 +5,7 @@ python examples/unet.py --out out/unet
 
 import argparse
 import copy
+from itertools import pairwise
 
 import torch
 from eager import eager_step, gradient_difference
@@ -32,7 +33,7 @@ class UNet(nn.Module):
     def __init__(self, classes: int = 3, width: int = 16, levels: int = 4) -> None:
         super().__init__()
         widths = [width << level for level in range(levels + 1)]
-        steps = list(zip(widths, widths[1:], strict=False))
+        steps = list(pairwise(widths))
         self.down = nn.ModuleList(Block(a, b) for a, b in [(3, width), *steps])
         self.pool = nn.MaxPool2d(2)
         self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in reversed(steps))

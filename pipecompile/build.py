@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from pipecompile.checks.plan import verify_plan
 from pipecompile.errors import InputError, PlanError
@@ -20,13 +20,16 @@ from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, 
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage, routes, split
 from pipecompile.tracing.inputs import FlatInputs, is_batched
+from pipecompile.tracing.regions import Ambient
 
 __all__ = ["Build", "signature"]
 
 
-def signature(inputs: FlatInputs) -> tuple[Any, ...]:
-    """What a recording depends on: the structure of the inputs, shapes without the batch, dtypes, and plain values."""
-    return (inputs.spec, *map(_leaf_signature, inputs.leaves))
+def signature(model: nn.Module, inputs: FlatInputs) -> tuple[Any, ...]:
+    """What a recording depends on: the inputs' structure, shapes without the batch, dtypes and plain values, the mode of
+    every module, and autocast."""
+    modes = tuple([module.training for module in model.modules()])
+    return (inputs.spec, modes, Ambient.now().autocast, *map(_leaf_signature, inputs.leaves))
 
 
 def _leaf_signature(leaf: Any) -> Any:
@@ -41,7 +44,6 @@ class Build:
 
     graph: fx.GraphModule
     signature: tuple[Any, ...]
-    training: bool
     plan: Plan
     options: Options
     stage_devices: tuple[torch.device, ...]
@@ -52,7 +54,7 @@ class Build:
     _executables: dict[tuple[Any, ...], Executable] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, graph: fx.GraphModule, inputs: FlatInputs, plan: Plan, options: Options, n_microbatches: int) -> Build:
+    def make(cls, graph: fx.GraphModule, mark: tuple[Any, ...], plan: Plan, options: Options, n_microbatches: int) -> Build:
         verify_plan(plan)
         if len(plan.devices) != len(options.devices):
             raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
@@ -61,13 +63,11 @@ class Build:
         ways = routes(graph, stage_of, n_microbatches)
         stages = split(graph, ways, stage_of, devices)
         names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
-        return cls(graph, signature(inputs), graph.training, plan, options, devices, ways, stages, Outputs(graph), names)
+        return cls(graph, mark, plan, options, devices, ways, stages, Outputs(graph), names)
 
-    def accepts(self, mark: tuple[Any, ...], training: bool, sizes: Sequence[int]) -> bool:
-        """Is this the recording for such inputs, in this mode, in micro-batches of these sizes?"""
-        if training != self.training or mark != self.signature:
-            return False
-        return all(guard.holds(size) for guard in self.graph.meta["guards"] for size in set(sizes))
+    def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
+        """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
+        return mark == self.signature and all(guard.holds(size) for guard in self.graph.meta["guards"] for size in set(sizes))
 
     def step(self, n_microbatches: int, with_target: bool) -> Executable:
         """Forward, loss and backward under the schedule."""

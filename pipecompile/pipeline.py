@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pipecompile.runtime.microbatch import scatter, scatter_tree, sizes
 from pipecompile.show import dump, render, stage_table
 from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
+from pipecompile.stand_in import StandIn
 from pipecompile.timeline import COMPUTE, Span, Timeline
 from pipecompile.tracing import trace
 from pipecompile.tracing.inputs import FlatInputs, batch_size, flatten, validate_model
@@ -83,16 +84,12 @@ def compile(
     return pipe
 
 
-class Pipeline(nn.Module):
+class Pipeline(StandIn):
     """A model that runs in pipeline stages. As a module it *is* the model: same parameters, same state_dict, same modes."""
 
-    model: nn.Module
-
     def __init__(self, model: nn.Module, options: Options) -> None:
-        super().__init__()
-        object.__setattr__(self, "model", model)  # not a submodule: the keys of state_dict stay the model's
+        super().__init__(model)
         self.options = options
-        self.training = model.training
         self._builds: list[Build] = []
         self._plan: Plan | None = None
         self._crew: Crew | None = None
@@ -167,25 +164,26 @@ class Pipeline(nn.Module):
         """The build for these inputs, made now if there is none, and the sizes of the micro-batches."""
         samples = batch_size(inputs)
         parts = (1,) if samples is None else sizes(samples, min(self.options.default_microbatches, samples))
-        mark = signature(inputs)
+        mark = signature(self.model, inputs)
         for build in self._builds:
-            if build.accepts(mark, self.model.training, parts):
+            if build.accepts(mark, parts):
                 self._builds.remove(build)
                 self._builds.append(build)
                 return build, parts
-        build = self._build(inputs, parts)
+        build = self._build(inputs, mark, parts)
         self._builds = [*self._builds[1 - MAX_BUILDS :], build]
         return build, parts
 
-    def _build(self, inputs: FlatInputs, parts: tuple[int, ...]) -> Build:
+    def _build(self, inputs: FlatInputs, mark: tuple[Any, ...], parts: tuple[int, ...]) -> Build:
         first = [scatter(leaf, len(parts))[0] for leaf in inputs.leaves]
         args, kwargs = pytree.tree_unflatten(first, inputs.spec)
-        graph = trace(self.model, *args, **kwargs)
+        with torch.enable_grad():  # so that no_grad regions inside the model are seen
+            graph = trace(self.model, *args, **kwargs)
         plan = self._plan or self.options.plan
         if plan is None:
             move_model(self.model, self.options)
             plan = make_plan(graph, first, self.options, len(parts))
-        build = Build.make(graph, inputs, plan, self.options, len(parts))
+        build = Build.make(graph, mark, plan, self.options, len(parts))
         broken = [guard for guard in graph.meta["guards"] if not all(guard.holds(size) for size in set(parts))]
         if broken:
             raise InputError(f"the model branches on the batch size: {broken[0]}", where=f"micro-batches of {sorted(set(parts))} samples",
@@ -264,43 +262,11 @@ class Pipeline(nn.Module):
         state = "compiled" if self._builds else "compiles at the first call"
         return f"Pipeline({type(self.model).__name__}, n_stages={self.options.n_stages}, {state})"
 
-    # -- being the model --------------------------------------------------------------------------------------------
+    def forget(self) -> None:
+        self._builds.clear()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        result = self.model.load_state_dict(state_dict, strict=strict, assign=assign)
-        if assign:
-            self._builds.clear()  # other tensors now: record anew
-        return result
-
-    def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
-        yield from self.model.named_modules(memo, prefix, remove_duplicate)
-
-    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        return self.model.named_children()
-
-    def train(self, mode: bool = True) -> Pipeline:
-        self.model.train(mode)
-        self.training = mode
-        return self
-
-    def apply(self, fn: Callable[[nn.Module], None]) -> Pipeline:
-        self.model.apply(fn)
-        return self
-
-    def to(self, *args: Any, **kwargs: Any) -> Pipeline:
-        """Change the dtype. A device is refused: the stages are placed by the plan."""
-        if torch._C._nn._parse_to(*args, **kwargs)[0] is not None:
-            where = ", ".join(f"stage {s}: {d}" for s, d in enumerate(self.options.devices))
-            raise InputError("a pipeline cannot be moved to a device", where=where, hint="compile again with devices=")
-        return super().to(*args, **kwargs)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Pipeline:
-        self.model._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._builds.clear()  # dtypes may be constants of the recording
-        return self
+    def place_names(self) -> str:
+        return ", ".join(f"stage {stage}: {device}" for stage, device in enumerate(self.options.devices))
 
 
 def _arrivals(build: Build, inputs: FlatInputs, count: int) -> dict[tuple[str, bool], Any]:

@@ -21,7 +21,12 @@ def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     out = tmp_path_factory.mktemp(request.param)
     script = ROOT / "examples" / f"{request.param}.py"
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONIOENCODING": "utf-8",
+    }
     options = ["--steps", "2", "--image-size", "32", "--batch", "9"]
     done = subprocess.run([sys.executable, str(script), "--out", str(out), *options], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr

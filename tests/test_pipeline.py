@@ -316,3 +316,38 @@ def test_a_pipeline_inside_a_larger_model() -> None:
     for mine, other in zip(outer.parameters(), plain.parameters(), strict=True):
         if other.grad is not None:
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-6)
+
+
+class Regions(nn.Module):
+    """Grad and autocast regions, and a functional dropout whose mode is a submodule's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        with torch.no_grad():
+            scale = self.b(x).mean(1, keepdim=True)
+        with torch.autocast("cpu", enabled=False):
+            x = self.b(x.float()) * scale.float()
+        if self.b.training:
+            x = x * 2
+        return self.c(x)
+
+
+def test_regions_and_modes_are_those_of_the_call_not_of_the_first_one() -> None:
+    torch.manual_seed(0)
+    model = Regions()
+    eager = copy.deepcopy(model)
+    x, target = batch()
+    pipe = piped(model)
+    with torch.no_grad():
+        assert torch.equal(pipe(x), torch.cat([eager(part) for part in torch.tensor_split(x, 4)]))
+    for autocast in (False, True, False):
+        for training in (True, False):
+            model.b.train(training), eager.b.train(training)
+            model.zero_grad(), eager.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                assert torch.equal(pipe.step(x, target=target), accumulate(eager, x, 4, F.cross_entropy, target))
+            assert_same(model, eager)

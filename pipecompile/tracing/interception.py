@@ -38,6 +38,7 @@ class Listener(Protocol):
 def intercepted(listener: Listener) -> Iterator[None]:
     """Route the calls through `listener` for as long as the block lasts; calls of other threads pass straight on."""
     module_call, apply, script = nn.Module.__call__, Function.__dict__["apply"], _ScriptFunction.__call__
+    size_hash = torch.SymInt.__hash__
 
     def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if listener.listening:
@@ -57,11 +58,14 @@ def intercepted(listener: Listener) -> Iterator[None]:
             return listener.opaque(_scripted(function), args, kwargs)
         return script(function, *args, **kwargs)
 
+    def hash_size(size: torch.SymInt) -> int:
+        return hash(int(size)) if listener.listening else size_hash(size)
+
     replaced = (
         (nn.Module, "__call__", call_module, module_call),
         (Function, "apply", classmethod(call_function), apply),
         (_ScriptFunction, "__call__", call_script, script),
-        (torch.SymInt, "__hash__", lambda size: hash(int(size)), torch.SymInt.__hash__),
+        (torch.SymInt, "__hash__", hash_size, size_hash),
     )
     try:
         for owner, name, new, _ in replaced:

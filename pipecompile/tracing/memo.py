@@ -28,11 +28,5 @@ def forgetful() -> Iterator[None]:
 
 
 def _holds_fakes(cached: Any) -> bool:
-    """With room for any number the results are in a dict, else in that dict's values, which are links of a list."""
-    for held in gc.get_referents(cached):
-        if type(held) is dict:
-            links = [value for value in held.values() if type(value).__name__ == "_lru_list_elem"]
-            results = [*held.values(), *(item for link in links for item in gc.get_referents(link))]
-            if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(results)):
-                return True
-    return False
+    """What a cache keeps is among the objects it refers to, or in a dict that is."""
+    return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(gc.get_referents(cached)))

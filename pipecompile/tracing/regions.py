@@ -1,12 +1,14 @@
 """Grad mode and autocast: the ambient state in which every call was recorded, and the nodes that bring it back.
 
     recorded                          in the graph
-    with torch.no_grad():             _set_grad_enabled(False)
-        y = f(x)                      y = f(x)
-    z = g(y)                          _set_grad_enabled(True)
+    with torch.no_grad():             before = is_grad_enabled()
+        y = f(x)                      _set_grad_enabled(False)
+    z = g(y)                          y = f(x)
+                                      _set_grad_enabled(before)
                                       z = g(y)
 
-The state is noted on each node and the switches are made anew wherever nodes are copied, so regions survive a cut.
+The state is noted on each node and the switches are made anew wherever nodes are copied, so regions survive a cut. Outside
+all regions the state is that of whoever runs the graph.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class Regions:
     def __init__(self, graph: fx.Graph, outside: Ambient) -> None:
         self.graph, self.outside, self.now = graph, outside, outside
         self._open: list[fx.Node] = []
+        self._before: fx.Node | None = None
 
     def enter(self, ambient: Ambient) -> None:
         """Call before creating a node that was recorded under `ambient`."""
@@ -56,12 +59,17 @@ class Regions:
             self._leave_autocast()
             self._enter_autocast(ambient)
         if ambient.grad != self.now.grad:
-            self._switch(torch._C._set_grad_enabled, ambient.grad)
+            self._set_grad(ambient.grad)
         self.now = ambient
 
     def close(self) -> None:
         """Return to the state outside, before the output."""
         self.enter(self.outside)
+
+    def _set_grad(self, enabled: bool) -> None:
+        if self._before is None:
+            self._before = self._switch(torch.is_grad_enabled)
+        self._switch(torch._C._set_grad_enabled, self._before if enabled == self.outside.grad else enabled)
 
     def _switch(self, function: object, *args: object) -> fx.Node:
         node = self.graph.call_function(function, args)  # type: ignore[arg-type]

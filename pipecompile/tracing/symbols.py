@@ -65,9 +65,13 @@ class BatchSymbol:
         node.meta["val"] = value
         return node
 
-    def forget(self, since: int) -> None:
-        """Drop what torch assumed inside a recorded call (which convolution is faster ...): the call decides anew when it runs."""
-        self._ignored.update(id(guard) for guard in self.env.guards[since:])
+    def forget(self, func: Any, result: Any, since: int) -> None:
+        """Drop what torch assumed inside a recorded call (which convolution is faster ...): the call decides anew when it runs.
+
+        Kept where the number of tensors or dimensions that come out depends on it, as the recording does then too.
+        """
+        if isinstance(result, torch.Tensor) and not func.__name__.startswith("squeeze"):
+            self._ignored.update(id(guard) for guard in self.env.guards[since:])
 
     def guards(self) -> tuple[Guard, ...]:
         """What the model's own branches assumed about the batch size."""

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from pipecompile.errors import TraceError
+from pipecompile.tracing.source import caller
 from pipecompile.tracing.symbols import BatchSymbol
+from pipecompile.tracing.twins import Twins
 
 __all__ = ["Values", "storages", "tensors_in"]
 
@@ -28,25 +31,43 @@ def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     return frozenset(t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided)
 
 
+def _plain(value: Any) -> Any:
+    """Numbers and strings of derived classes (an enum, a numpy scalar) as what they are, so that fx can write them down."""
+    exact = next((base for base in (bool, int, float, complex, str) if isinstance(value, base)), None)
+    return value if exact is None or type(value) is exact else exact.__new__(exact, value)
+
+
 class Values:
     """Tensors by identity. Every tensor seen is kept alive, so that no two of them ever share an id."""
 
-    def __init__(self, graph: fx.Graph, symbol: BatchSymbol) -> None:
-        self.graph, self.symbol = graph, symbol
+    def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins) -> None:
+        self.graph, self.symbol, self.twins = graph, symbol, twins
         self.roots: dict[str, Any] = {}
-        self._owned: dict[int, tuple[str, torch.Tensor]] = {}
+        self._owned: dict[int, tuple[str | None, torch.Tensor]] = {}
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
 
-    def own(self, model: nn.Module, fake: FakeTensorMode) -> None:
-        """Put fake twins in the place of all parameters and buffers; a tied tensor has one twin. The caller restores."""
+    def own(self, model: nn.Module) -> None:
+        """Put twins in the place of all parameters and buffers. The caller restores."""
         for path, module in model.named_modules():
             for table in (module._parameters, module._buffers):
                 for key, tensor in table.items():
                     if tensor is not None:
-                        table[key] = twin = fake.from_tensor(tensor, static_shapes=True)
+                        table[key] = twin = self.twins.of(tensor)
                         self._owned.setdefault(id(twin), (f"{path}.{key}".lstrip("."), tensor))
-                        self._alive.append(twin)
+
+    def faked(self, structure: Any) -> Any:
+        """The structure with twins for the real tensors in it: constants that the model holds outside its tables."""
+        if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(structure)):
+            return structure
+        return pytree.tree_map_only(torch.Tensor, self._faked, structure)
+
+    def _faked(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        twin = self.twins.of(tensor)
+        self._owned.setdefault(id(twin), (None, tensor))
+        return twin
 
     def bind(self, value: torch.Tensor, node: fx.Node) -> None:
         """From now on `node` stands for this tensor."""
@@ -83,12 +104,20 @@ class Values:
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
-        return value if isinstance(value, _PLAIN) else self._constant(value)
+        return _plain(value) if isinstance(value, _PLAIN) else self._constant(value)
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node of a tensor: what made it, or the parameter, buffer or constant that it is."""
+        tensor = self._faked(tensor)
         if id(tensor) not in self._nodes:
-            name, owned = self._owned.get(id(tensor), (None, tensor))
+            if id(tensor) not in self._owned:
+                raise TraceError(
+                    "cannot trace: a tensor was made by a call that torch does not show to anybody",
+                    where=caller(),
+                    why="it would be a constant of the recording: torch.Tensor(...), torch.from_numpy and the like",
+                    hint="torch.tensor(...) or torch.as_tensor(...)",
+                )
+            name, owned = self._owned[id(tensor)]
             self.bind(tensor, self._attribute(name, owned, tensor))
         return self._nodes[id(tensor)]
 

@@ -1,0 +1,56 @@
+"""The same promises on CUDA. Skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+import pipecompile as pc
+from tests.eager import accumulate
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def models(devices: list[str]) -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=10)
+    eager = copy.deepcopy(model).to(devices[0])
+    return model, eager, torch.randn(8, 3, 64, 64), torch.randint(0, 10, (8,))
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("n_gpus", [1, 2])
+def test_gradients_equal_eager(dispatch: str, schedule: str, n_gpus: int) -> None:
+    if torch.cuda.device_count() < n_gpus:
+        pytest.skip(f"needs {n_gpus} GPUs")
+    devices = [f"cuda:{i * n_gpus // 4}" for i in range(4)]
+    model, eager, x, target = models(devices)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pipe = pc.compile(
+        model, 4, example_args=(x,), n_microbatches=4, loss_fn=F.cross_entropy, schedule=schedule, devices=devices, dispatch=dispatch
+    )
+    with torch.backends.cudnn.flags(deterministic=True, benchmark=False):
+        loss = pipe.step(x, target=target)
+        expected = accumulate(eager, x.cuda(), 4, F.cross_entropy, target.cuda())
+    torch.testing.assert_close(loss.cpu(), expected.cpu(), rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad.cpu(), rtol=1e-3, atol=1e-4)  # type: ignore[union-attr]
+    optimizer.step()
+
+
+def test_parameters_move_in_place_and_call_returns_to_autograd() -> None:
+    model, eager, x, target = models(["cuda:0"])
+    before = list(model.parameters())
+    pipe = pc.compile(model, 4, example_args=(x,), devices=["cuda:0"] * 4, cost="analytic")
+    assert [id(p) for p in before] == [id(p) for p in model.parameters()]
+    assert all(p.is_cuda for p in before)
+    F.cross_entropy(pipe(x.cuda()), target.cuda()).backward()
+    parts = torch.cat([eager(part) for part in torch.tensor_split(x.cuda(), 8)])
+    F.cross_entropy(parts, target.cuda()).backward()
+    torch.testing.assert_close(before[0].grad, next(eager.parameters()).grad, rtol=1e-3, atol=1e-4)

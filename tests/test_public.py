@@ -1,0 +1,48 @@
+"""The public surface is a list, and every name on it works."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import pipecompile as pc
+
+EXPECTED = """CostError InfeasibleError InputError Partition PartitionError Pipeline PipecompileError Plan PlanError Problem
+Program RunError Schedule ScheduleError Timeline TraceError VerifyError build_schedule compile partition simulate trace verify""".split()
+
+
+@pytest.mark.smoke
+def test_the_list_is_what_it_is_meant_to_be() -> None:
+    assert pc.__all__ == sorted(EXPECTED)
+    assert set(pc.__all__) <= set(dir(pc))
+    for name in pc.__all__:
+        assert inspect.getdoc(getattr(pc, name)), f"{name} has no docstring"
+
+
+def test_static_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(pc.__file__).read_text())
+    imported = {alias.asname for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported - {None} == set(pc.__all__)
+
+
+def test_all_errors_have_one_root() -> None:
+    errors = [getattr(pc, name) for name in pc.__all__ if name.endswith("Error")]
+    assert all(issubclass(error, pc.PipecompileError) for error in errors)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = pc.nonsense
+
+
+def test_the_house() -> None:
+    """Passes and schedules are found at the top of the repository, and no file has outgrown its page."""
+    root = Path(pc.__file__).parents[1]
+    for name in ("passes", "schedules"):
+        assert (root / name).is_symlink()
+        assert (root / name).resolve() == root / "pipecompile" / name
+    long = {path.name: lines for path in (root / "pipecompile").rglob("*.py") if (lines := path.read_text().count("\n")) > 300}
+    assert not long
