@@ -14,6 +14,7 @@ from pipecompile.build import Build, signature
 from pipecompile.errors import InputError
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.options import Options, load_plan, resolve_devices
+from pipecompile.passes import lower
 from pipecompile.placing import move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan, transfer_seconds
@@ -251,9 +252,17 @@ class Pipeline(StandIn):
         )
 
     def dump(self, directory: str | Path) -> list[Path]:
-        """Write plan.json, schedule.csv, program.txt, timeline.json (Perfetto), timeline.svg and graph.dot. Returns the paths."""
-        return dump(directory, plan=self.plan, graph=self.graph, schedule=self.schedule, program=self.program,
-                    predicted=self.simulate(), measured=self.measured)  # fmt: skip
+        """Write everything there is to look at, and return the paths.
+
+        plan.json, schedule.csv, program.txt, passes.txt (what each pass changed), timeline.json (for Perfetto),
+        timeline.svg, graph.py and graph.dot.
+        """
+        changes: list[str] = []
+        lower(self.schedule, self.program.routes, dump=changes.append)
+        return dump(
+            directory, plan=self.plan, graph=self.graph, schedule=self.schedule, program=self.program,
+            predicted=self.simulate(), measured=self.measured, passes="\n".join(changes),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         return render(stage_table(self.plan, self.simulate().bubble)) if self._builds else repr(self)

@@ -36,11 +36,12 @@ def dump(
     program: Program | None = None,
     predicted: Timeline | None = None,
     measured: Timeline | None = None,
+    passes: str | None = None,
     seconds: bool = True,
 ) -> list[Path]:
     """Write a file per piece given and return their paths; pieces that are missing are left out.
 
-    plan.json, schedule.csv, program.txt, timeline.json, timeline.svg (with matplotlib), graph.py, graph.dot, and
+    plan.json, schedule.csv, program.txt, passes.txt, timeline.json, timeline.svg (with matplotlib), graph.py, graph.dot, and
     graph.svg when Graphviz' `dot` is installed. All texts exist before the first file is written, and every file
     appears whole or not at all. `seconds` False says that the timeline is in the unit of the costs. Raises InputError
     if the directory cannot be written.
@@ -52,6 +53,7 @@ def dump(
     texts |= {} if plan is None else {"plan.json": plan.to_json() + "\n"}
     texts |= {} if schedule is None else {"schedule.csv": schedule.to_csv()}
     texts |= {} if program is None else {"program.txt": str(program).rstrip("\n") + "\n"}
+    texts |= {} if passes is None else {"passes.txt": passes}
     folder = Path(directory)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +74,7 @@ def _timeline_texts(
 ) -> dict[str, str]:
     texts = {"timeline.json": timeline_trace(predicted, measured, program=program, devices=devices)}
     if importlib.util.find_spec("matplotlib") is None:
-        _log.warning("timeline.svg is left out: matplotlib is not installed (pip install 'pipecompile[plot]')")
+        _log.warning("timeline.svg is left out: matplotlib is not installed (pip install matplotlib)")
         return texts
     title = ""
     if schedule is not None:
