@@ -64,7 +64,16 @@ def bare(model: nn.Sequential, x: torch.Tensor, target: torch.Tensor, stages: in
 
 
 def ours(model: nn.Module, x: torch.Tensor, target: torch.Tensor, stages: int, count: int) -> Step:
-    pipe = pc.compile(model, stages, example_args=(x,), n_microbatches=count, loss_fn=F.cross_entropy, cost="analytic", dispatch="inline", devices=["cpu"] * stages)
+    pipe = pc.compile(
+        model,
+        stages,
+        example_args=(x,),
+        n_microbatches=count,
+        loss_fn=F.cross_entropy,
+        cost="analytic",
+        dispatch="inline",
+        devices=["cpu"] * stages,
+    )
     return lambda: pipe.step(x, target=target)
 
 
@@ -145,7 +154,9 @@ def main() -> None:
     if options.markdown:
         text = console.export_text()
         options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        options.markdown.write_text(f"# Overhead\n\n`python benchmarks/overhead.py`, torch {torch.__version__}, one thread.\n\n```\n{text}```\n")
+        options.markdown.write_text(
+            f"# Overhead\n\n`python benchmarks/overhead.py`, torch {torch.__version__}, one thread.\n\n```\n{text}```\n"
+        )
 
 
 if __name__ == "__main__":

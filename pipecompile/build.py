@@ -14,8 +14,8 @@ from pipecompile.errors import InputError, PlanError
 from pipecompile.ir import Action, Kind, Route, Schedule
 from pipecompile.options import Options
 from pipecompile.passes import lower
-from pipecompile.planning import carried
 from pipecompile.plan import Plan
+from pipecompile.planning import carried
 from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage, routes, split
@@ -27,7 +27,8 @@ __all__ = ["Build", "signature"]
 
 def signature(model: nn.Module, inputs: FlatInputs) -> tuple[Any, ...]:
     """What a recording depends on: the inputs' structure, shapes without the batch, dtypes and plain values, the mode of
-    every module, and autocast."""
+    every module, and autocast.
+    """
     modes = tuple([module.training for module in model.modules()])
     return (inputs.spec, modes, Ambient.now().autocast, *map(_leaf_signature, inputs.leaves))
 
@@ -54,7 +55,9 @@ class Build:
     _executables: dict[tuple[Any, ...], Executable] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, graph: fx.GraphModule, mark: tuple[Any, ...], plan: Plan, options: Options, n_microbatches: int) -> Build:
+    def make(
+        cls, graph: fx.GraphModule, mark: tuple[Any, ...], plan: Plan, options: Options, n_microbatches: int
+    ) -> Build:
         verify_plan(plan)
         if len(plan.devices) != len(options.devices):
             raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
@@ -67,15 +70,23 @@ class Build:
 
     def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
         """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
-        return mark == self.signature and all(guard.holds(size) for guard in self.graph.meta["guards"] for size in set(sizes))
+        return mark == self.signature and all(
+            guard.holds(size) for guard in self.graph.meta["guards"] for size in set(sizes)
+        )
 
     def step(self, n_microbatches: int, with_target: bool) -> Executable:
         """Forward, loss and backward under the schedule."""
         if self.options.loss_fn is None and own_loss(self.outputs.example) is None:
-            raise InputError("step needs a loss: the model's output is neither a scalar nor has it a `loss`",
-                             hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)")  # fmt: skip
+            raise InputError(
+                "step needs a loss: the model's output is neither a scalar nor has it a `loss`",
+                hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
+            )
         ways = step_routes(self.routes, len(self.stages), with_target)
-        return self._executable(("step", n_microbatches, with_target), ways, lambda: loss_cells(self.stages, ways, self.outputs, self.options.loss_fn))
+        return self._executable(
+            ("step", n_microbatches, with_target),
+            ways,
+            lambda: loss_cells(self.stages, ways, self.outputs, self.options.loss_fn),
+        )
 
     def call(self, n_microbatches: int, with_backward: bool) -> Executable:
         """Forward alone, or in GPipe order with a backward to come."""
@@ -86,7 +97,11 @@ class Build:
         if key not in self._executables:
             kind, count = key[:2]
             known = kind == "step"
-            schedule = self.options.schedule_for(count) if known else breadth_first(self.plan.placement, count, kind == "gpipe")
+            schedule = (
+                self.options.schedule_for(count)
+                if known
+                else breadth_first(self.plan.placement, count, kind == "gpipe")
+            )
             program = lower(schedule, ways)
             self._executables[key] = Executable(program, cells(), self.options.devices, self.graph)
         return self._executables[key]
@@ -100,4 +115,6 @@ def breadth_first(placement: Sequence[int], n_microbatches: int, with_backward: 
         ahead = [Action(stage, Kind.FORWARD, m) for stage in stages for m in range(n_microbatches)]
         back = [Action(stage, Kind.BACKWARD, m) for stage in reversed(stages) for m in range(n_microbatches)]
         rows.append((*ahead, *(back if with_backward else ())))
-    return Schedule(len(placement), n_microbatches, tuple(placement), tuple(rows), "gpipe" if with_backward else "forward")
+    return Schedule(
+        len(placement), n_microbatches, tuple(placement), tuple(rows), "gpipe" if with_backward else "forward"
+    )

@@ -50,7 +50,10 @@ class Options:
             if (given := getattr(self, name)) not in allowed:
                 raise InputError(f"{name}={given!r} is not known", hint="one of " + ", ".join(map(repr, allowed)))
         if self.loss_fn is not None and not callable(self.loss_fn):
-            raise InputError(f"loss_fn is a {type(self.loss_fn).__name__}, not a function", hint="for example torch.nn.functional.cross_entropy")
+            raise InputError(
+                f"loss_fn is a {type(self.loss_fn).__name__}, not a function",
+                hint="for example torch.nn.functional.cross_entropy",
+            )
         if isinstance(self.memory_limit, tuple) and len(self.memory_limit) != self.n_stages:
             raise InputError(f"memory_limit lists {len(self.memory_limit)} limits for {self.n_stages} stages")
         if self.plan is not None and self.plan.n_stages != self.n_stages:
@@ -73,19 +76,28 @@ class Options:
             return build_schedule(self.schedule, self.n_stages, n_microbatches, n_devices=len(self.devices))
         counts = self.schedule.n_stages, self.schedule.n_devices
         if counts != (self.n_stages, len(self.devices)):
-            raise ScheduleError(f"the schedule has {counts[0]} stages on {counts[1]} devices, not {self.n_stages} on {len(self.devices)}")
+            raise ScheduleError(
+                f"the schedule has {counts[0]} stages on {counts[1]} devices, not {self.n_stages} on {len(self.devices)}"
+            )
         if custom and self.schedule.n_microbatches != n_microbatches:
-            raise ScheduleError(f"the schedule is for {self.schedule.n_microbatches} micro-batches, the batch gives {n_microbatches}",
-                                hint="name a schedule instead, it is built for any number")  # fmt: skip
+            raise ScheduleError(
+                f"the schedule is for {self.schedule.n_microbatches} micro-batches, the batch gives {n_microbatches}",
+                hint="name a schedule instead, it is built for any number",
+            )
         return self.schedule
 
 
 def _check_trains(schedule: Schedule) -> None:
     kinds = {action.kind for row in schedule.rows for action in row}
     if Kind.BACKWARD not in kinds:
-        raise ScheduleError(f"schedule {schedule.name!r} has no backward", hint="gpipe or 1f1b; pipe(x) under no_grad runs forwards alone")
+        raise ScheduleError(
+            f"schedule {schedule.name!r} has no backward",
+            hint="gpipe or 1f1b; pipe(x) under no_grad runs forwards alone",
+        )
     if kinds & {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}:
-        raise ScheduleError(f"schedule {schedule.name!r} splits the backward into I and W", why="only full backwards (B) are run so far")
+        raise ScheduleError(
+            f"schedule {schedule.name!r} splits the backward into I and W", why="only full backwards (B) are run so far"
+        )
 
 
 def _check_count(name: str, value: object) -> None:
@@ -101,9 +113,13 @@ def resolve_devices(devices: Sequence[str | torch.device] | None, n_stages: int)
     _check_count("n_stages", n_stages)
     if devices is None:
         gpus = min(torch.cuda.device_count(), n_stages)
-        return tuple(torch.device("cuda", i * gpus // n_stages) if gpus else torch.device("cpu") for i in range(n_stages))
+        return tuple(
+            torch.device("cuda", i * gpus // n_stages) if gpus else torch.device("cpu") for i in range(n_stages)
+        )
     if isinstance(devices, (str, torch.device)) or not devices:
-        raise InputError(f"devices={devices!r} is not a list of devices", hint=f'one entry per stage, such as ["cpu"] * {n_stages}')
+        raise InputError(
+            f"devices={devices!r} is not a list of devices", hint=f'one entry per stage, such as ["cpu"] * {n_stages}'
+        )
     return tuple(map(_device, devices))
 
 
@@ -111,7 +127,9 @@ def _device(given: str | torch.device) -> torch.device:
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"{given!r} is not a device", why=str(error).splitlines()[0], hint="cpu, cuda:0, cuda:1 ...") from None
+        raise InputError(
+            f"{given!r} is not a device", why=str(error).splitlines()[0], hint="cpu, cuda:0, cuda:1 ..."
+        ) from None
     if device.type == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if device.type == "cuda" else 0

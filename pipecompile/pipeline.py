@@ -8,34 +8,28 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
-from pipecompile.build import Build, signature
-from pipecompile.errors import InputError
+from pipecompile.build import Build
+from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.options import Options, load_plan, resolve_devices
 from pipecompile.passes import lower
-from pipecompile.placing import move_model, place_stages
 from pipecompile.plan import Plan
-from pipecompile.planning import make_plan, transfer_seconds
+from pipecompile.planning import transfer_seconds
 from pipecompile.runtime.dispatch import Crew, choose
 from pipecompile.runtime.drop_in import Call, pipelined
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.gradients import return_input_gradients
-from pipecompile.runtime.microbatch import scatter, scatter_tree, sizes
+from pipecompile.runtime.microbatch import scatter, scatter_tree
 from pipecompile.show import dump, render, stage_table
 from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
 from pipecompile.timeline import COMPUTE, Span, Timeline
-from pipecompile.tracing import trace
-from pipecompile.tracing.inputs import FlatInputs, batch_size, flatten, validate_model
+from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
 
 __all__ = ["Pipeline", "compile"]
-
-MAX_BUILDS = 16
-"""Recordings kept, one per mode and shape of the inputs; the least recently used goes first."""
 
 
 def compile(
@@ -75,13 +69,22 @@ def compile(
     TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
     """
     options = Options(
-        n_stages=n_stages, n_microbatches=n_microbatches, schedule=schedule, devices=resolve_devices(devices, n_stages), loss_fn=loss_fn,
-        loss_reduction=loss_reduction, partitioner=partitioner, cost=cost, plan=load_plan(plan), dispatch=dispatch, time_limit=time_limit,
+        n_stages=n_stages,
+        n_microbatches=n_microbatches,
+        schedule=schedule,
+        devices=resolve_devices(devices, n_stages),
+        loss_fn=loss_fn,
+        loss_reduction=loss_reduction,
+        partitioner=partitioner,
+        cost=cost,
+        plan=load_plan(plan),
+        dispatch=dispatch,
+        time_limit=time_limit,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
-    )  # fmt: skip
+    )
     pipe = Pipeline(validate_model(model), options)
     if example_args or example_kwargs:
-        pipe._prepare(pipe._flatten(tuple(example_args), dict(example_kwargs or {})))
+        pipe.builds.find(flatten(model.forward, tuple(example_args), dict(example_kwargs or {})))
     return pipe
 
 
@@ -91,8 +94,7 @@ class Pipeline(StandIn):
     def __init__(self, model: nn.Module, options: Options) -> None:
         super().__init__(model)
         self.options = options
-        self._builds: list[Build] = []
-        self._plan: Plan | None = None
+        self.builds = Builds(model, options)
         self._crew: Crew | None = None
         self._dispatch = options.dispatch
         self._last: tuple[Executable, Timeline] | None = None
@@ -101,8 +103,8 @@ class Pipeline(StandIn):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
-        inputs = self._flatten(args, kwargs)
-        build, parts = self._prepare(inputs)
+        inputs = flatten(self.model.forward, args, kwargs)
+        build, parts = self.builds.find(inputs)
         executable = build.call(len(parts), with_backward=torch.is_grad_enabled())
         if torch.is_grad_enabled():
             made = pipelined(Call(executable, build.outputs, build.inputs, inputs.leaves, parts))
@@ -118,8 +120,8 @@ class Pipeline(StandIn):
 
         Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size (or their sum).
         """
-        inputs = self._flatten(args, kwargs)
-        build, parts = self._prepare(inputs)
+        inputs = flatten(self.model.forward, args, kwargs)
+        build, parts = self.builds.find(inputs)
         executable = build.step(len(parts), target is not None)
         threaded = self._dispatch == "threads" and len(executable.devices) > 1
         arrivals = _arrivals(build, inputs, len(parts))
@@ -156,65 +158,22 @@ class Pipeline(StandIn):
             cells = sorted(span.end - span.start for span in timeline.spans)
             self._dispatch = choose(cells[len(cells) // 2], self.options.devices)
 
-    # -- compiling --------------------------------------------------------------------------------------------------
-
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
-        return flatten(self.model.forward, args, kwargs)
-
-    def _prepare(self, inputs: FlatInputs) -> tuple[Build, tuple[int, ...]]:
-        """The build for these inputs, made now if there is none, and the sizes of the micro-batches."""
-        samples = batch_size(inputs)
-        parts = (1,) if samples is None else sizes(samples, min(self.options.default_microbatches, samples))
-        mark = signature(self.model, inputs)
-        for build in self._builds:
-            if build.accepts(mark, parts):
-                self._builds.remove(build)
-                self._builds.append(build)
-                return build, parts
-        build = self._build(inputs, mark, parts)
-        self._builds = [*self._builds[1 - MAX_BUILDS :], build]
-        return build, parts
-
-    def _build(self, inputs: FlatInputs, mark: tuple[Any, ...], parts: tuple[int, ...]) -> Build:
-        first = [scatter(leaf, len(parts))[0] for leaf in inputs.leaves]
-        args, kwargs = pytree.tree_unflatten(first, inputs.spec)
-        with torch.enable_grad():  # so that no_grad regions inside the model are seen
-            graph = trace(self.model, *args, **kwargs)
-        plan = self._plan or self.options.plan
-        if plan is None:
-            move_model(self.model, self.options)
-            plan = make_plan(graph, first, self.options, len(parts))
-        build = Build.make(graph, mark, plan, self.options, len(parts))
-        broken = [guard for guard in graph.meta["guards"] if not all(guard.holds(size) for size in set(parts))]
-        if broken:
-            raise InputError(f"the model branches on the batch size: {broken[0]}", where=f"micro-batches of {sorted(set(parts))} samples",
-                             hint="choose n_microbatches so that all micro-batches are on one side")  # fmt: skip
-        place_stages(build)
-        self._plan = plan
-        return build
-
     # -- looking ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _build_now(self) -> Build:
-        if not self._builds:
-            raise InputError("the pipeline is not compiled yet", why="no inputs have been seen", hint="compile(..., example_args=(x,)) or call it once")
-        return self._builds[-1]
 
     @property
     def plan(self) -> Plan:
         """Which node is in which stage, which stage on which device, and every route. `plan.save(path)` writes it."""
-        return self._build_now.plan
+        return self.builds.latest.plan
 
     @property
     def graph(self) -> fx.GraphModule:
         """The traced graph that is cut."""
-        return self._build_now.graph
+        return self.builds.latest.graph
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Per stage its GraphModule and its named ports."""
-        return self._build_now.stages
+        return self.builds.latest.stages
 
     @property
     def schedule(self) -> Schedule:
@@ -227,7 +186,7 @@ class Pipeline(StandIn):
         if self._last is not None:
             return self._last[0].program
         count = self.options.default_microbatches
-        return self._build_now.step(count, self.options.loss_fn is not None).program
+        return self.builds.latest.step(count, self.options.loss_fn is not None).program
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -260,19 +219,25 @@ class Pipeline(StandIn):
         changes: list[str] = []
         lower(self.schedule, self.program.routes, dump=changes.append)
         return dump(
-            directory, plan=self.plan, graph=self.graph, schedule=self.schedule, program=self.program,
-            predicted=self.simulate(), measured=self.measured, passes="\n".join(changes),
-        )  # fmt: skip
+            directory,
+            plan=self.plan,
+            graph=self.graph,
+            schedule=self.schedule,
+            program=self.program,
+            predicted=self.simulate(),
+            measured=self.measured,
+            passes="\n".join(changes),
+        )
 
     def __str__(self) -> str:
-        return render(stage_table(self.plan, self.simulate().bubble)) if self._builds else repr(self)
+        return render(stage_table(self.plan, self.simulate().bubble)) if self.builds else repr(self)
 
     def __repr__(self) -> str:
-        state = "compiled" if self._builds else "compiles at the first call"
+        state = "compiled" if self.builds else "compiles at the first call"
         return f"Pipeline({type(self.model).__name__}, n_stages={self.options.n_stages}, {state})"
 
     def forget(self) -> None:
-        self._builds.clear()
+        self.builds.clear()
 
     def place_names(self) -> str:
         return ", ".join(f"stage {stage}: {device}" for stage, device in enumerate(self.options.devices))
@@ -286,5 +251,3 @@ def _measured(frame: Frame, n_devices: int) -> Timeline:
     origin = min((start for _, _, start, _ in frame.spans), default=0.0)
     spans = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in frame.spans)
     return Timeline(n_devices, spans)
-
-

@@ -34,8 +34,12 @@ def place_stages(build: Build) -> None:
     for tensor, device, name in _uses(build):
         known = home.setdefault(id(tensor), (tensor, device, name))
         if known[1] != device:
-            raise PartitionError(f"a parameter is used on {known[1]} and on {device}", where=f"{known[2]} and {name}",
-                                 why="a tied parameter must be on one device", hint="fewer stages, or devices= with these stages on one device")  # fmt: skip
+            raise PartitionError(
+                f"a parameter is used on {known[1]} and on {device}",
+                where=f"{known[2]} and {name}",
+                why="a tied parameter must be on one device",
+                hint="fewer stages, or devices= with these stages on one device",
+            )
     for tensor, device, _ in home.values():
         if tensor.device != device:
             tensor.data = tensor.data.to(device)

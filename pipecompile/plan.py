@@ -66,7 +66,9 @@ class Plan:
         try:
             plan = msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError as error:
-            raise PlanError("this is not a plan", where=where, why=str(error), hint="write one with pipe.plan.save(path)") from None
+            raise PlanError(
+                "this is not a plan", where=where, why=str(error), hint="write one with pipe.plan.save(path)"
+            ) from None
         if plan.format != FORMAT:
             raise PlanError(f"the plan has format {plan.format!r}, this version reads {FORMAT!r}", where=where)
         return plan

@@ -33,8 +33,14 @@ def make_plan(graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_
     cost = chosen_cost(graph, inputs, cost=options.cost, device=options.devices[0])
     costs = node_costs(graph, inputs, cost=cost, device=options.devices[0])
     link = _link(options.devices)
-    problem = cost_graph(graph, costs, seconds_per_byte=link[0], latency=link[1], memory_limit=options.memory_limit,
-                         in_flight=_in_flight(options, n_microbatches))  # fmt: skip
+    problem = cost_graph(
+        graph,
+        costs,
+        seconds_per_byte=link[0],
+        latency=link[1],
+        memory_limit=options.memory_limit,
+        in_flight=_in_flight(options, n_microbatches),
+    )
     found = partition(problem, options.n_stages, method=options.partitioner, time_limit=options.time_limit)
     return replace(_plan(graph, found, costs, options, n_microbatches), cost=cost)
 
@@ -43,8 +49,12 @@ def _check_bearable(graph: fx.GraphModule, n_stages: int) -> None:
     tied = sum(len(group) - 1 for group in aliasing(graph).groups)
     units = len(compute_nodes(graph)) - tied
     if n_stages > units:
-        raise PartitionError(f"the model cannot be cut into {n_stages} stages", where=f"{type(graph).__name__}: {units} pieces can be separated",
-                             why="operations that share memory stay together", hint=f"n_stages={units} or fewer")  # fmt: skip
+        raise PartitionError(
+            f"the model cannot be cut into {n_stages} stages",
+            where=f"{type(graph).__name__}: {units} pieces can be separated",
+            why="operations that share memory stay together",
+            hint=f"n_stages={units} or fewer",
+        )
 
 
 def _link(devices: Sequence[torch.device]) -> tuple[float, float]:
@@ -75,7 +85,9 @@ def _in_flight(options: Options, n_microbatches: int) -> list[float]:
 # -- the plan as data -----------------------------------------------------------------------------------------------
 
 
-def _plan(graph: fx.GraphModule, found: Partition, costs: Mapping[str, NodeCost], options: Options, n_microbatches: int) -> Plan:
+def _plan(
+    graph: fx.GraphModule, found: Partition, costs: Mapping[str, NodeCost], options: Options, n_microbatches: int
+) -> Plan:
     placement = options.schedule_for(n_microbatches, custom=False).placement
     names = tuple(str(options.devices[device]) for device in placement)
     ways = routes(graph, found.stage_of, n_microbatches)
@@ -84,25 +96,54 @@ def _plan(graph: fx.GraphModule, found: Partition, costs: Mapping[str, NodeCost]
         members[found.stage_of[node.name]].append(node)
     stages = tuple(_summary(graph, s, nodes, names[s], costs, ways) for s, nodes in enumerate(members))
     return Plan(
-        fingerprint=fingerprint(graph), n_stages=options.n_stages, devices=tuple(map(str, options.devices)), placement=placement,
-        stage_of=dict(found.stage_of), routes=ways, stages=stages, bottleneck=found.bottleneck, lower_bound=found.lower_bound,
-        status=found.status, method=found.method, cost=options.cost,
-    )  # fmt: skip
+        fingerprint=fingerprint(graph),
+        n_stages=options.n_stages,
+        devices=tuple(map(str, options.devices)),
+        placement=placement,
+        stage_of=dict(found.stage_of),
+        routes=ways,
+        stages=stages,
+        bottleneck=found.bottleneck,
+        lower_bound=found.lower_bound,
+        status=found.status,
+        method=found.method,
+        cost=options.cost,
+    )
 
 
 def _summary(
-    graph: fx.GraphModule, stage: int, nodes: Sequence[fx.Node], device: str, costs: Mapping[str, NodeCost], ways: Sequence[Route]
+    graph: fx.GraphModule,
+    stage: int,
+    nodes: Sequence[fx.Node],
+    device: str,
+    costs: Mapping[str, NodeCost],
+    ways: Sequence[Route],
 ) -> StageSummary:
     parameters = {id(t): t for node in nodes for t in held_by(graph, node) if isinstance(t, torch.nn.Parameter)}
     sent = sum(way.nbytes * sum(end != HOST for end in way.consumers) for way in ways if way.source == stage)
-    skips = [(way.source, end) for way in ways if way.source != HOST for end in way.consumers if end != HOST and end > way.source + 1]
+    skips = [
+        (way.source, end)
+        for way in ways
+        if way.source != HOST
+        for end in way.consumers
+        if end != HOST and end > way.source + 1
+    ]
     mine = [costs[node.name] for node in nodes]
     return StageSummary(
-        stage=stage, device=device, first=_label(nodes[0]) if nodes else "", last=_label(nodes[-1]) if nodes else "", nodes=len(nodes),
-        parameters=sum(t.numel() for t in parameters.values()), parameter_bytes=float(sum(t.nbytes for t in parameters.values())),
-        forward=sum(c.forward for c in mine), backward=sum(c.backward for c in mine), saved_bytes=sum(c.saved_bytes for c in mine),
-        sent_bytes=sent, skips_in=sum(end == stage for _, end in skips), skips_out=sum(source == stage for source, _ in skips),
-    )  # fmt: skip
+        stage=stage,
+        device=device,
+        first=_label(nodes[0]) if nodes else "",
+        last=_label(nodes[-1]) if nodes else "",
+        nodes=len(nodes),
+        parameters=sum(t.numel() for t in parameters.values()),
+        parameter_bytes=float(sum(t.nbytes for t in parameters.values())),
+        forward=sum(c.forward for c in mine),
+        backward=sum(c.backward for c in mine),
+        saved_bytes=sum(c.saved_bytes for c in mine),
+        sent_bytes=sent,
+        skips_in=sum(end == stage for _, end in skips),
+        skips_out=sum(source == stage for source, _ in skips),
+    )
 
 
 def _label(node: fx.Node) -> str:
@@ -132,8 +173,11 @@ def carried(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -
     known = sum(node.name in stage_of for node in nodes)
     if 2 * known < len(nodes):
         unknown = [node.name for node in nodes if node.name not in stage_of][:5]
-        raise PlanError(f"the plan is for another model: {len(nodes) - known} of {len(nodes)} nodes are not in it",
-                        where=", ".join(unknown), hint="compile without plan= to make a new one")  # fmt: skip
+        raise PlanError(
+            f"the plan is for another model: {len(nodes) - known} of {len(nodes)} nodes are not in it",
+            where=", ".join(unknown),
+            hint="compile without plan= to make a new one",
+        )
     stages = {node.name: stage_of.get(node.name, 0) for node in nodes}
     edges = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in stages]
     while True:

@@ -65,7 +65,7 @@ class StandIn(nn.Module):
             self._refuse()
         return super().to(*args, **kwargs)
 
-    def cuda(self, device: Any = None) -> Self:
+    def cuda(self, device: Any = None) -> Self:  # noqa: ARG002 as nn.Module has it
         """Refused, like any move to a device. Raises InputError."""
         return self._refuse()
 
@@ -74,7 +74,9 @@ class StandIn(nn.Module):
         return self._refuse()
 
     def _refuse(self) -> Self:
-        raise InputError("a pipeline cannot be moved to a device", where=self.place_names(), hint="compile again with devices=")
+        raise InputError(
+            "a pipeline cannot be moved to a device", where=self.place_names(), hint="compile again with devices="
+        )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         self.model._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -18,7 +18,13 @@ def square_loss(output: Any) -> torch.Tensor:
     return torch.stack([leaf.square().mean() for leaf in leaves]).sum()
 
 
-def accumulate(model: nn.Module, x: torch.Tensor, count: int, loss_fn: Callable[..., torch.Tensor] = square_loss, target: Any = None) -> torch.Tensor:
+def accumulate(
+    model: nn.Module,
+    x: torch.Tensor,
+    count: int,
+    loss_fn: Callable[..., torch.Tensor] = square_loss,
+    target: Any = None,
+) -> torch.Tensor:
     """Forward and backward of `count` micro-batches; returns the loss of the whole mini-batch."""
     total = None
     targets = [()] * count if target is None else [(part,) for part in torch.tensor_split(target, count)]

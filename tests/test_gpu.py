@@ -33,7 +33,14 @@ def test_gradients_equal_eager(dispatch: str, schedule: str, n_gpus: int) -> Non
     model, eager, x, target = models(devices)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pipe = pc.compile(
-        model, 4, example_args=(x,), n_microbatches=4, loss_fn=F.cross_entropy, schedule=schedule, devices=devices, dispatch=dispatch
+        model,
+        4,
+        example_args=(x,),
+        n_microbatches=4,
+        loss_fn=F.cross_entropy,
+        schedule=schedule,
+        devices=devices,
+        dispatch=dispatch,
     )
     with torch.backends.cudnn.flags(deterministic=True, benchmark=False):
         loss = pipe.step(x, target=target)

@@ -41,7 +41,12 @@ def batch(samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def piped(model: nn.Module, n_stages: int = 3, **options: object) -> pc.Pipeline:
-    options = {"cost": "analytic", "devices": ["cpu"] * n_stages, "loss_fn": F.cross_entropy, "n_microbatches": 4} | options
+    options = {
+        "cost": "analytic",
+        "devices": ["cpu"] * n_stages,
+        "loss_fn": F.cross_entropy,
+        "n_microbatches": 4,
+    } | options
     return pc.compile(model, n_stages, **options)  # type: ignore[arg-type]
 
 
@@ -184,7 +189,7 @@ def test_plain_arguments_pass_through_and_are_part_of_the_recording() -> None:
     eager.eval()
     for scale in (1.0, 2.0, 1.0):
         torch.testing.assert_close(pipe(x, scale=scale), eager(x, scale=scale))
-    assert len(pipe._builds) == 2
+    assert len(pipe.builds._builds) == 2
 
 
 def test_sum_reduction_and_loss_without_target() -> None:

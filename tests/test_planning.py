@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.costs import analytic_costs
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.errors import PlanError, VerifyError
-from pipecompile.costs import analytic_costs
 from pipecompile.planning import carried, fingerprint
 from tests.eager import square_loss
 from tests.models import UNet
@@ -18,7 +18,12 @@ from tests.models import UNet
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.norm, self.relu, self.b = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Linear(8, 8)
+        self.a, self.norm, self.relu, self.b = (
+            nn.Linear(8, 8),
+            nn.BatchNorm1d(8),
+            nn.ReLU(inplace=True),
+            nn.Linear(8, 8),
+        )
         self.b.weight = self.a.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +61,9 @@ def test_what_a_node_holds() -> None:
 
 def test_a_plan_is_balanced_and_says_so() -> None:
     x = torch.randn(4, 3, 32, 32)
-    pipe = pc.compile(UNet(), 4, example_args=(x,), cost="analytic", n_microbatches=2, devices=["cpu"] * 4, loss_fn=square_loss)
+    pipe = pc.compile(
+        UNet(), 4, example_args=(x,), cost="analytic", n_microbatches=2, devices=["cpu"] * 4, loss_fn=square_loss
+    )
     plan = pipe.plan
     loads = [stage.forward + stage.backward for stage in plan.stages]
     assert plan.bottleneck == pytest.approx(max(loads))

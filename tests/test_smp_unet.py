@@ -1,8 +1,8 @@
 """`segmentation_models_pytorch.Unet`, unmodified: its skips go straight from the encoder's stage to the decoder's.
 
-    stage 0         stage 1      stage 2      stage 3
-    encoder ─┬────► encoder ───► decoder ───► decoder
-             └──────── one copy, no stop ───► concat
+stage 0         stage 1      stage 2      stage 3
+encoder ─┬────► encoder ───► decoder ───► decoder
+         └──────── one copy, no stop ───► concat
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ def test_gradients_and_buffers_equal_eager(pipe: pc.Pipeline) -> None:
 
 
 def test_a_skip_over_two_stages_is_copied_once_per_consumer_device(pipe: pc.Pipeline) -> None:
-    skips = [route for route in pipe.plan.routes if route.source != HOST and any(end - route.source > 2 for end in route.consumers)]
+    skips = [
+        route
+        for route in pipe.plan.routes
+        if route.source != HOST and any(end - route.source > 2 for end in route.consumers)
+    ]
     assert skips, "the cut has no skip that passes over two stages"
     sends = Counter(
         instruction.reads[0].value.name
@@ -74,7 +78,11 @@ def test_a_skip_over_two_stages_is_copied_once_per_consumer_device(pipe: pc.Pipe
 def test_what_the_program_sends_is_what_passes_the_links(pipe: pc.Pipeline) -> None:
     """Counted while it runs: nothing is relayed by the stages in between, forward or backward."""
     pipe.step(torch.randn(6, 3, 64, 64))
-    shapes = {node.name: tuple(node.meta["val"].shape[1:]) for node in pipe.graph.graph.nodes if hasattr(node.meta.get("val"), "shape")}
+    shapes = {
+        node.name: tuple(node.meta["val"].shape[1:])
+        for node in pipe.graph.graph.nodes
+        if hasattr(node.meta.get("val"), "shape")
+    }
     expected: Counter[tuple[int, ...]] = Counter()
     for row in pipe.program.rows:
         for instruction in row:

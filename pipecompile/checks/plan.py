@@ -1,7 +1,7 @@
 """What a legal plan is: counts that agree, stages and devices that exist, and a cut that the graph allows.
 
-    a plan by itself    stage numbers, placement and routes within range, one summary per stage
-    on its graph        every edge goes to the same or a later stage, what is tied shares a stage
+a plan by itself    stage numbers, placement and routes within range, one summary per stage
+on its graph        every edge goes to the same or a later stage, what is tied shares a stage
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ def chosen_cost(
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     real = not any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
     if cost == "profile" and not real:
-        raise InputError("only real tensors can be measured", why="parameters or inputs are meta or fake", hint='cost="analytic"')
+        raise InputError(
+            "only real tensors can be measured", why="parameters or inputs are meta or fake", hint='cost="analytic"'
+        )
     measured = cost == "profile" or (cost == "auto" and real and _is_here(device, tensors))
     return "profile" if measured else "analytic"
 

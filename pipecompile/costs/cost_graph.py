@@ -34,16 +34,24 @@ def cost_graph(
     held = _held_bytes(graph, nodes)
     edges = [(source.name, node.name) for node in nodes for source in sources(node) if source.name in names]
     tensors = [
-        Tensor(node.name, tuple(dict.fromkeys(users)), 2 * latency + 2 * costs[node.name].output_bytes * seconds_per_byte)
+        Tensor(
+            node.name, tuple(dict.fromkeys(users)), 2 * latency + 2 * costs[node.name].output_bytes * seconds_per_byte
+        )
         for node in nodes
-        if (users := [user.name for user in node.users if user.name in names]) and isinstance(node.meta.get("val"), torch.Tensor)
+        if (users := [user.name for user in node.users if user.name in names])
+        and isinstance(node.meta.get("val"), torch.Tensor)
     ]
     return Problem(
-        nodes=tuple(Node(n.name, costs[n.name].forward + costs[n.name].backward, held[n.name], costs[n.name].saved_bytes) for n in nodes),
+        nodes=tuple(
+            Node(n.name, costs[n.name].forward + costs[n.name].backward, held[n.name], costs[n.name].saved_bytes)
+            for n in nodes
+        ),
         precedence=tuple(dict.fromkeys([*edges, *ties.precedence])),
         tensors=tuple(tensors),
         groups=(*ties.groups, *map(tuple, groups)),
-        memory_limit=memory_limit if memory_limit is None or isinstance(memory_limit, (int, float)) else tuple(memory_limit),
+        memory_limit=memory_limit
+        if memory_limit is None or isinstance(memory_limit, (int, float))
+        else tuple(memory_limit),
         in_flight=None if in_flight is None else tuple(in_flight),
         multicast=False,
         name=type(graph).__name__,

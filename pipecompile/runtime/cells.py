@@ -23,7 +23,13 @@ __all__ = ["Run", "backward_cell", "forward_cell"]
 Run = Callable[[Frame], None]
 
 
-def forward_cell(stage: Callable[..., Sequence[Any]], inputs: Sequence[int], outputs: Sequence[int], saved: int | None, size_of: int | None) -> Run:
+def forward_cell(
+    stage: Callable[..., Sequence[Any]],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    saved: int | None,
+    size_of: int | None,
+) -> Run:
     """Run the stage on registers `inputs` into registers `outputs`; `saved` keeps what the backward needs.
 
     Without `saved` (inference) nothing is detached. `size_of` is the micro-batch whose size the stage takes, if it does.
@@ -64,7 +70,9 @@ def backward_cell(saved: int, gradients: Sequence[tuple[int, Sequence[int]]], se
                 roots.append(root)
                 given.append(gradient)
         if roots:
-            _engine_run_backward(tuple(roots), tuple(given), False, False, (), allow_unreachable=True, accumulate_grad=True)
+            _engine_run_backward(
+                tuple(roots), tuple(given), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
         for index, position in sent:
             leaf = leaves[position]
             registers[index] = leaf.grad if isinstance(leaf, torch.Tensor) and leaf.is_leaf else None

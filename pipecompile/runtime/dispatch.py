@@ -122,7 +122,8 @@ def _job(code: Code, frame: Frame, device: int, ambience: Ambience, done: Simple
         try:
             with ExitStack() as stack:
                 ambience.enter(stack)
-                for index, run in enumerate(code.rows[device]):
+                for run in code.rows[device]:
+                    index += 1
                     run(frame)
         except Aborted:
             pass
@@ -142,7 +143,7 @@ def _abort(frame: Frame) -> None:
 
 
 def choose(cell_seconds: float, devices: tuple[torch.device, ...]) -> str:
-    """ "threads" when a cell takes longer than handing it to a thread costs, and cores would else be idle."""
+    """Threads when a cell takes longer than handing it to a thread costs, and cores would else be idle."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     idle = cores > torch.get_num_threads() and all(device.type == "cpu" for device in devices)
     return "threads" if idle and len(devices) > 1 and cell_seconds > WORTH_A_THREAD else "inline"

@@ -47,11 +47,14 @@ def pipelined(call: Call) -> dict[str, Any]:
 
 class _Pipelined(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, trigger: torch.Tensor, *tensors: torch.Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, call: Call, *_tensors: torch.Tensor) -> tuple[Any, ...]:
         ctx.call = call
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
-            arrivals = {(n, False): scatter(_detached(leaf), len(call.sizes)) for n, leaf in zip(call.names, call.leaves, strict=True)}
+            arrivals = {
+                (n, False): scatter(_detached(leaf), len(call.sizes))
+                for n, leaf in zip(call.names, call.leaves, strict=True)
+            }
             frame = call.frame = call.executable.frame(call.sizes, arrivals)
             call.executable.run(call.executable.halves[0], frame)
         made = call.outputs.gathered({name: frame.departures[name, False] for name in call.outputs.names}, call.sizes)
@@ -62,16 +65,25 @@ class _Pipelined(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         call: Call = ctx.call
         if torch.is_grad_enabled():
-            raise InputError("a pipelined forward cannot be differentiated twice", why="create_graph=True asks for gradients of gradients",
-                             hint="use the model itself for the part that needs double backward")  # fmt: skip
+            raise InputError(
+                "a pipelined forward cannot be differentiated twice",
+                why="create_graph=True asks for gradients of gradients",
+                hint="use the model itself for the part that needs double backward",
+            )
         if call.frame is None:
-            raise InputError("backward ran a second time through the same pipelined forward", hint="call pipe(x) again before each backward")
+            raise InputError(
+                "backward ran a second time through the same pipelined forward",
+                hint="call pipe(x) again before each backward",
+            )
         frame, call.frame = call.frame, None
         for name, gradient in zip(call.outputs.names, gradients, strict=True):
             frame.arrivals[name, True] = _pieces(call, name, gradient, frame.departures[name, False])
         call.executable.run(call.executable.halves[1], frame)
-        found = [input_gradient(frame, name, leaf) for name, leaf in zip(call.names, call.leaves, strict=True)
-                 if isinstance(leaf, torch.Tensor) and leaf.requires_grad]  # fmt: skip
+        found = [
+            input_gradient(frame, name, leaf)
+            for name, leaf in zip(call.names, call.leaves, strict=True)
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
         call.executable.finished(frame)
         return (None, None, *found)
 

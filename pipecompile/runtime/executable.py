@@ -44,14 +44,21 @@ def plain_cells(stages: Sequence[Stage]) -> list[Cell]:
     return [Cell(stage.module.forward, stage.inputs, stage.outputs, stage.sized) for stage in stages]
 
 
-def loss_cells(stages: Sequence[Stage], routes: Sequence[Route], outputs: Outputs, loss_fn: Callable[..., Any] | None) -> list[Cell]:
+def loss_cells(
+    stages: Sequence[Stage], routes: Sequence[Route], outputs: Outputs, loss_fn: Callable[..., Any] | None
+) -> list[Cell]:
     """Each stage as it is, the last one followed by the loss."""
     last = len(stages) - 1
     inputs = tuple(route.value for route in routes if last in route.consumers)
-    return [*plain_cells(stages[:-1]), Cell(_with_loss(stages[-1], inputs, outputs, loss_fn), inputs, (LOSS,), sized=True)]
+    return [
+        *plain_cells(stages[:-1]),
+        Cell(_with_loss(stages[-1], inputs, outputs, loss_fn), inputs, (LOSS,), sized=True),
+    ]
 
 
-def _with_loss(stage: Stage, inputs: tuple[str, ...], outputs: Outputs, loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:
+def _with_loss(
+    stage: Stage, inputs: tuple[str, ...], outputs: Outputs, loss_fn: Callable[..., Any] | None
+) -> Callable[..., Any]:
     position = {name: i for i, name in enumerate(inputs)}
     taken = [position[name] for name in stage.inputs]
     module, target = stage.module.forward, position.get(TARGET)
@@ -61,7 +68,13 @@ def _with_loss(stage: Stage, inputs: tuple[str, ...], outputs: Outputs, loss_fn:
         arguments = [given[i] for i in taken]
         made = dict(zip(stage.outputs, module(*arguments, size) if stage.sized else module(*arguments), strict=True))
         output = outputs.assemble(lambda name: made[name] if name in made else given[position[name]], size)
-        loss = own_loss(output) if loss_fn is None else loss_fn(output) if target is None else loss_fn(output, given[target])
+        loss = (
+            own_loss(output)
+            if loss_fn is None
+            else loss_fn(output)
+            if target is None
+            else loss_fn(output, given[target])
+        )
         return (_scalar(loss),)
 
     return function
@@ -69,15 +82,21 @@ def _with_loss(stage: Stage, inputs: tuple[str, ...], outputs: Outputs, loss_fn:
 
 def _scalar(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-        raise InputError(f"the loss is {what}, not a scalar", hint="loss_fn(output, target) must return the mean over its samples")
+        what = (
+            f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        )
+        raise InputError(
+            f"the loss is {what}, not a scalar", hint="loss_fn(output, target) must return the mean over its samples"
+        )
     return loss if loss.dim() == 0 else loss.reshape(())
 
 
 class Executable:
     """One program, ready to run any number of times. Frames are kept for the next run; a failed one is thrown away."""
 
-    def __init__(self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], graph: fx.GraphModule) -> None:
+    def __init__(
+        self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], graph: fx.GraphModule
+    ) -> None:
         self.program, self.cells, self.devices, self.graph = program, cells, tuple(devices), graph
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
 

@@ -14,7 +14,12 @@ from pipecompile.runtime.dispatch import Failure
 
 __all__ = ["explained"]
 
-_VERBS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT_GRAD: "input gradient", Kind.WEIGHT_GRAD: "weight gradient"}
+_VERBS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT_GRAD: "input gradient",
+    Kind.WEIGHT_GRAD: "weight gradient",
+}
 
 
 def explained(failure: Failure, program: Program, graph: fx.GraphModule) -> BaseException:
@@ -26,7 +31,9 @@ def explained(failure: Failure, program: Program, graph: fx.GraphModule) -> Base
     stage, microbatch, doing = _subject(instruction)
     where = _user_line(error.__traceback__, {node.name: node.meta.get("source", "") for node in graph.graph.nodes})
     what = f"stage {stage} failed in {doing} of micro-batch {microbatch}: {type(error).__name__}: {error}"
-    result = RunError(what, stage=stage, microbatch=microbatch, where=where or f"device {failure.device}, {instruction}")
+    result = RunError(
+        what, stage=stage, microbatch=microbatch, where=where or f"device {failure.device}, {instruction}"
+    )
     result.__cause__ = error
     return result
 

@@ -21,13 +21,18 @@ def input_gradient(frame: Frame, name: str, leaf: torch.Tensor) -> torch.Tensor 
     if not is_batched(leaf):
         return torch.stack([part.to(leaf.device) for part in parts if part is not None]).sum(0)
     slices = torch.tensor_split(leaf.detach(), len(parts))
-    return torch.cat([torch.zeros_like(s) if p is None else p.to(leaf.device) for p, s in zip(parts, slices, strict=True)])
+    return torch.cat(
+        [torch.zeros_like(s) if p is None else p.to(leaf.device) for p, s in zip(parts, slices, strict=True)]
+    )
 
 
 def return_input_gradients(names: Sequence[str], leaves: Sequence[Any], frame: Frame) -> None:
     """After a step: backward from the inputs that want a gradient into whatever made them."""
-    found = [(leaf, input_gradient(frame, name, leaf)) for name, leaf in zip(names, leaves, strict=True)
-             if isinstance(leaf, torch.Tensor) and leaf.requires_grad]  # fmt: skip
+    found = [
+        (leaf, input_gradient(frame, name, leaf))
+        for name, leaf in zip(names, leaves, strict=True)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
     pairs = [(leaf, gradient) for leaf, gradient in found if gradient is not None]
     if pairs:
         torch.autograd.backward([leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])

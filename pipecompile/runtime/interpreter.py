@@ -79,7 +79,9 @@ def _ready(instruction: Instruction, device: int, sent: set[tuple[Value, int | N
 
 
 class _Binder:
-    def __init__(self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], threaded: bool) -> None:
+    def __init__(
+        self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], threaded: bool
+    ) -> None:
         self.program, self.cells, self.devices, self.threaded = program, cells, devices, threaded
         self.registers: dict[tuple[int, str, int | None, int | None], int] = {}
         self.boxes: dict[tuple[Value, int, int], int] = {}
@@ -117,7 +119,9 @@ class _Binder:
         assert instruction.action is not None
         saved = writes.get(f"@{instruction.action.stage}")
         size_of = instruction.action.microbatch if cell.sized else None
-        return forward_cell(cell.function, [reads[n] for n in cell.inputs], [writes[n] for n in cell.outputs], saved, size_of)
+        return forward_cell(
+            cell.function, [reads[n] for n in cell.inputs], [writes[n] for n in cell.outputs], saved, size_of
+        )
 
     def backward(self, instruction: Instruction, device: int, cell: Cell) -> Run:
         kept, *gradients = instruction.reads
@@ -125,8 +129,13 @@ class _Binder:
         for operand in gradients:
             rank = float("inf") if operand.value.consumer == HOST else float(operand.value.consumer or 0)
             by_output.setdefault(operand.value.name, []).append((rank, self.register(operand, device)))
-        pairs = [(cell.outputs.index(n), [index for _, index in sorted(found, reverse=True)]) for n, found in by_output.items()]
-        sent = [(self.register(operand, device), cell.inputs.index(operand.value.name)) for operand in instruction.writes]
+        pairs = [
+            (cell.outputs.index(n), [index for _, index in sorted(found, reverse=True)])
+            for n, found in by_output.items()
+        ]
+        sent = [
+            (self.register(operand, device), cell.inputs.index(operand.value.name)) for operand in instruction.writes
+        ]
         return backward_cell(self.register(kept, device), pairs, sent)
 
     # -- transfers ------------------------------------------------------------------------------------------------

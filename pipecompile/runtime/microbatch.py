@@ -36,7 +36,10 @@ def scatter_tree(target: Any, count: int, samples: int) -> Sequence[Any]:
     leaves, spec = pytree.tree_flatten(target)
     for leaf in leaves:
         if is_batched(leaf) and leaf.shape[0] != samples:
-            raise InputError("the target's batch size disagrees with the inputs'", where=f"target: {leaf.shape[0]}, inputs: {samples}")
+            raise InputError(
+                "the target's batch size disagrees with the inputs'",
+                where=f"target: {leaf.shape[0]}, inputs: {samples}",
+            )
     parts = [scatter(leaf, count) for leaf in leaves]
     return [pytree.tree_unflatten([part[m] for part in parts], spec) for m in range(count)]
 

@@ -36,13 +36,16 @@ class Outputs:
         self.spec: pytree.TreeSpec = graph.meta["out_spec"]
         self.symbol = graph.meta["symbol"]
         node = graph.graph.output_node()
-        self.leaves = tuple(_leaf(arg, val, self.symbol) for arg, val in zip(node.args[0], node.meta["val"], strict=True))  # type: ignore[arg-type]
+        arguments: Any = node.args[0]
+        self.leaves = tuple(_leaf(arg, val, self.symbol) for arg, val in zip(arguments, node.meta["val"], strict=True))
         self.names = tuple(dict.fromkeys(leaf.value for leaf in self.leaves if leaf.value is not None))
         self.example = pytree.tree_unflatten(node.meta["val"], self.spec)
 
     def assemble(self, value_of: Callable[[str], Any], size: int) -> Any:
         """The output of a batch of `size` samples whose values are given by name."""
-        flat = [value_of(leaf.value) if leaf.value is not None else leaf.known(size, self.symbol) for leaf in self.leaves]
+        flat = [
+            value_of(leaf.value) if leaf.value is not None else leaf.known(size, self.symbol) for leaf in self.leaves
+        ]
         return pytree.tree_unflatten(flat, self.spec)
 
     def gathered(self, parts: Mapping[str, Sequence[Any]], sizes: Sequence[int]) -> dict[str, Any]:

@@ -1,27 +1,27 @@
 """What never reaches a TorchFunctionMode, and is therefore intercepted where it is defined, while a model is recorded.
 
-    Module.__call__         so that leaf modules stay whole and everybody knows which module is running
-    Function.apply          so that a custom backward stays what it is
-    a scripted function     its insides are TorchScript, which cannot be looked into
-    hash(size)              a table or cache that is asked about a size makes the recording right for that size alone
+    Module.__call__         leaf modules stay whole, and it is known which module is running
+    Function.apply          one call, so that a custom backward stays what it is
+    a scripted function     one call: nobody can look into TorchScript
+    hash(size)              a table that is asked about the batch size makes the recording right for that size alone
+    torch.compile           runs what it was given, uncompiled
+    nn.Transformer          looks at the values of a mask, only to find out whether a faster kernel may skip it: no
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.nn.modules import transformer
 from torch.utils.checkpoint import CheckpointFunction
 
 __all__ = ["Listener", "intercepted"]
-
-_ScriptFunction: Any = torch._C.ScriptFunction
-
 
 class Listener(Protocol):
     """Is told about the calls; `listening` says whether it wants to be, on this thread and at this moment."""
@@ -31,49 +31,74 @@ class Listener(Protocol):
 
     def module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any: ...
 
-    def opaque(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+    def opaque(self, shown: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
 
 
 @contextmanager
 def intercepted(listener: Listener) -> Iterator[None]:
     """Route the calls through `listener` for as long as the block lasts; calls of other threads pass straight on."""
-    module_call, apply, script = nn.Module.__call__, Function.__dict__["apply"], _ScriptFunction.__call__
-    size_hash = torch.SymInt.__hash__
+    replaced = tuple((owner, name, owner.__dict__[name], new(listener, owner.__dict__[name])) for owner, name, new in _INTERCEPTED)
+    with torch.compiler.set_stance("force_eager"):
+        try:
+            for owner, name, _, ours in replaced:
+                setattr(owner, name, ours)
+            yield
+        finally:
+            for owner, name, theirs, _ in replaced:
+                setattr(owner, name, theirs)
 
-    def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+
+def _module(listener: Listener, original: Any) -> Any:
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if listener.listening:
-            return listener.module(module_call, module, args, kwargs)
-        return module_call(module, *args, **kwargs)
+            return listener.module(original, module, args, kwargs)
+        return original(module, *args, **kwargs)
 
-    def call_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return call
+
+
+def _function(listener: Listener, original: Any) -> Any:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not listener.listening:
-            return apply.__get__(None, cls)(*args, **kwargs)
+            return original.__get__(None, cls)(*args, **kwargs)
         if cls is CheckpointFunction:  # the same numbers as without, and it can be cut inside
             function, _, *rest = args
             return function(*rest)
-        return listener.opaque(_applied(cls), args, kwargs)
+        return listener.opaque(original.__get__(None, cls), _applied(cls), args, kwargs)
 
-    def call_script(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if listener.listening:
-            return listener.opaque(_scripted(function), args, kwargs)
-        return script(function, *args, **kwargs)
+    return classmethod(apply)
 
-    def hash_size(size: torch.SymInt) -> int:
-        return hash(int(size)) if listener.listening else size_hash(size)
 
-    replaced = (
-        (nn.Module, "__call__", call_module, module_call),
-        (Function, "apply", classmethod(call_function), apply),
-        (_ScriptFunction, "__call__", call_script, script),
-        (torch.SymInt, "__hash__", hash_size, size_hash),
-    )
-    try:
-        for owner, name, new, _ in replaced:
-            setattr(owner, name, new)
-        yield
-    finally:
-        for owner, name, _, old in replaced:
-            setattr(owner, name, old)
+def _script(listener: Listener, original: Any) -> Any:
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not listener.listening:
+            return original(function, *args, **kwargs)
+        return listener.opaque(_source_of(function) or partial(original, function), _scripted(function), args, kwargs)
+
+    return call
+
+
+def _size_hash(listener: Listener, original: Any) -> Any:
+    return lambda size: hash(int(size)) if listener.listening else original(size)
+
+
+def _causal_mask(listener: Listener, original: Any) -> Any:
+    return lambda mask, is_causal=None, size=None: bool(is_causal) if listener.listening else original(mask, is_causal, size)
+
+
+_INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (
+    (nn.Module, "__call__", _module),
+    (Function, "apply", _function),
+    (torch._C.ScriptFunction, "__call__", _script),
+    (torch.SymInt, "__hash__", _size_hash),
+    (transformer, "_detect_is_causal_mask", _causal_mask),
+)
+
+
+def _source_of(function: Any) -> Callable[..., Any] | None:
+    """The Python function that was scripted; it shows shapes at any batch size, which TorchScript does not."""
+    known = torch.jit._state._jit_caching_layer.items()
+    return next((source for source, name in known if name == function.qualified_name), None)
 
 
 @cache
@@ -83,7 +108,7 @@ def _applied(cls: Any) -> Callable[..., Any]:
     def apply(*args: Any, **kwargs: Any) -> Any:
         return cls.apply(*args, **kwargs)
 
-    return _named(apply, cls.__name__, cls.__module__)
+    return _named(apply, cls.__name__)
 
 
 @cache
@@ -91,10 +116,9 @@ def _scripted(function: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return _named(run, function.name, "torch.jit")
+    return _named(run, function.name)
 
 
-def _named(function: Callable[..., Any], name: str, module: str) -> Callable[..., Any]:
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     function.__name__ = function.__qualname__ = name
-    function.__module__ = module
     return function

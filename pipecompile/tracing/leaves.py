@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["is_leaf"]
+__all__ = ["has_backward_hooks", "is_leaf"]
 
 _WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Leaves although they have children, or parameters under names of their own."""
@@ -13,8 +13,15 @@ _WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 def is_leaf(module: nn.Module) -> bool:
     """True for a torch.nn module without children (Conv2d, BatchNorm2d, ReLU ...), and for attention and recurrent layers.
 
-    Containers (Sequential, Transformer ...) and everything that users wrote are recorded through, so they can be cut.
+    Containers (Sequential, Transformer ...) and everything that users wrote are recorded through, so they can be cut; but
+    not a module with backward hooks, which are tied to the autograd graph between its inputs and its outputs.
     """
+    if has_backward_hooks(module):
+        return True
     if not type(module).__module__.startswith("torch.nn."):
         return False
     return isinstance(module, _WHOLE) or not module._modules
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)

@@ -27,10 +27,11 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from pipecompile.errors import TraceError
 from pipecompile.tracing.failure import explained
 from pipecompile.tracing.inputs import FlatInputs, batch_size, flatten, is_batched, validate_model
 from pipecompile.tracing.interception import intercepted
-from pipecompile.tracing.leaves import is_leaf
+from pipecompile.tracing.leaves import has_backward_hooks, is_leaf
 from pipecompile.tracing.memo import forgetful
 from pipecompile.tracing.regions import Ambient, Regions, restored
 from pipecompile.tracing.snapshot import untouched
@@ -116,7 +117,7 @@ class _Recorder(TorchFunctionMode):
 
     def _result(self, leaf: Any) -> Any:
         """An output leaf; an input or a parameter that is returned as it is gets a node of its own, so a stage makes it."""
-        node = self.values.argument(leaf)
+        node = self.values.result(leaf)
         if not isinstance(node, fx.Node) or node.op not in ("placeholder", "get_attr"):
             return node
         alias = self.graph.call_method("view_as", (node, node))
@@ -184,15 +185,18 @@ class _Recorder(TorchFunctionMode):
                 return original(module, *args, **kwargs)
 
             return self.call(call, args, kwargs, lambda given: ("call_module", name, given), tuple(module.buffers()))
+        if has_backward_hooks(module):
+            raise TraceError("cannot trace: a backward hook on the whole model", where=caller(),
+                             hint="register the hook on the submodules, or on the parameters")  # fmt: skip
         self.path.append(name or self.path[-1])
         try:
             return original(module, *args, **kwargs)
         finally:
             self.path.pop()
 
-    def opaque(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A custom autograd function or a scripted one: one node."""
-        return self.call(function, args, kwargs, lambda given: ("call_function", function, given))
+    def opaque(self, shown: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A custom autograd function or a scripted one: `shown` tells the shapes, `written` goes into the graph as one node."""
+        return self.call(shown, args, kwargs, lambda given: ("call_function", written, given))
 
     @contextmanager
     def kept_whole(self) -> Iterator[None]:

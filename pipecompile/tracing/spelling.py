@@ -19,6 +19,12 @@ _OPERATORS = {f"__{name}__": getattr(operator, name) for name in f"{_BINARY} {_I
 _OPERATORS |= {f"__{name}__": getattr(operator, f"{name}_") for name in ("and", "or")} | {"__xor__": operator.xor}
 _OPERATORS |= {f"__i{name}__": getattr(operator, f"i{name}") for name in ("and", "or", "xor")}
 
+_METHODS: dict[Any, str] = {}
+"""Functions of torch.Tensor whose own name is another one (`Tensor.__pow__` is called "pow")."""
+for _name, _method in vars(torch.Tensor).items():
+    if callable(_method) and getattr(_method, "__name__", _name) != _name:
+        _METHODS.setdefault(_method, _name)
+
 _EFFECTS = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 
 
@@ -29,7 +35,7 @@ def is_effect(func: Any) -> bool:
 
 def spelled(func: Any, args: Any) -> Spelling:
     """The node for a call that reached a TorchFunctionMode."""
-    name = func.__name__
+    name = _METHODS.get(func) or func.__name__
     if name in ("__get__", "__set__"):
         attribute = getattr(func.__self__, "__name__", None) or func.__self__.fget.__name__
         getting = name == "__get__"

@@ -106,6 +106,14 @@ class Values:
             return {key: self.argument(item) for key, item in value.items()}
         return _plain(value) if isinstance(value, _PLAIN) else self._constant(value)
 
+    def result(self, value: Any) -> Any:
+        """A leaf of the model's output as the graph writes it."""
+        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, *_PLAIN)):
+            return self.argument(value)
+        kind = type(value).__name__
+        raise TraceError(f"cannot trace: the model returns a {kind}, which cannot be taken apart into tensors",
+                         hint=f"torch.utils._pytree.register_dataclass({kind}) if it is a dataclass; else return a tuple or a dict")  # fmt: skip
+
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node of a tensor: what made it, or the parameter, buffer or constant that it is."""
         tensor = self._faked(tensor)

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-import pipecompile
 from pipecompile.errors import (
     InfeasibleError,
     InputError,

@@ -66,7 +66,9 @@ def hot_batch() -> torch.Tensor:
 
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("when", ["forward", "backward"])
-def test_one_error_that_says_where_and_the_next_step_is_right(dispatch: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_error_that_says_where_and_the_next_step_is_right(
+    dispatch: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Net()
     eager = copy.deepcopy(model)
     pipe = piped(model, dispatch)

@@ -73,7 +73,9 @@ def test_memory_of_saved_activations_follows_the_schedule() -> None:
             return x
 
     for schedule, expected in (("1f1b", [3, 2, 1]), ("gpipe", [5, 5, 5])):
-        pipe = pc.compile(Net(), 3, loss_fn=square_loss, cost="analytic", schedule=schedule, n_microbatches=5, devices=["cpu"] * 3)
+        pipe = pc.compile(
+            Net(), 3, loss_fn=square_loss, cost="analytic", schedule=schedule, n_microbatches=5, devices=["cpu"] * 3
+        )
         pipe.step(torch.randn(10, 64))
         plan = pipe.plan
         assert [stage.first for stage in plan.stages] == ["layers.0", "layers.1", "layers.2"]

@@ -10,7 +10,6 @@ from dataclasses import replace
 import matplotlib as mpl
 import pytest
 
-import pipecompile
 from pipecompile.show.gantt import timeline_figure, timeline_svg
 from pipecompile.timeline import COMPUTE, Span, Timeline
 
@@ -95,8 +94,6 @@ def test_an_empty_timeline_and_one_of_zero_length_are_drawn():
 
 def test_matplotlib_is_imported_only_to_draw():
     code = (
-        "import sys\n"
-        "import pipecompile.show\n"
-        "print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
+        "import sys\nimport pipecompile.show\nprint([name for name in ('torch', 'matplotlib') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
