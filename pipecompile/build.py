@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ class Build:
     stages: tuple[Stage, ...]
     outputs: Outputs
     inputs: tuple[str, ...]
-    _executables: dict[tuple[Any, ...], Executable] = field(default_factory=dict)
+    _executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
 
     @classmethod
     def make(
@@ -75,36 +75,35 @@ class Build:
         )
 
     def step(self, n_microbatches: int, with_target: bool) -> Executable:
-        """Forward, loss and backward under the schedule."""
-        if self.options.loss_fn is None and own_loss(self.outputs.example) is None:
+        """Forward, loss and backward under the schedule. Raises InputError when there is no loss."""
+        key = "step", n_microbatches, with_target
+        return self._executables.get(key) or self._add(key, self._new_step(n_microbatches, with_target))
+
+    def call(self, n_microbatches: int, with_backward: bool) -> Executable:
+        """Forward alone, or in GPipe order with a backward to come."""
+        key = "call", n_microbatches, with_backward
+        return self._executables.get(key) or self._add(key, self._new_call(n_microbatches, with_backward))
+
+    def _add(self, key: tuple[str, int, bool], executable: Executable) -> Executable:
+        self._executables[key] = executable
+        return executable
+
+    def _new_step(self, n_microbatches: int, with_target: bool) -> Executable:
+        loss_fn = self.options.loss_fn
+        if loss_fn is None and own_loss(self.outputs.example) is None:
             raise InputError(
                 "step needs a loss: the model's output is neither a scalar nor has it a `loss`",
                 hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
             )
         ways = step_routes(self.routes, len(self.stages), with_target)
-        return self._executable(
-            ("step", n_microbatches, with_target),
-            ways,
-            lambda: loss_cells(self.stages, ways, self.outputs, self.options.loss_fn),
+        program = lower(self.options.schedule_for(n_microbatches), ways)
+        return Executable(
+            program, loss_cells(self.stages, ways, self.outputs, loss_fn), self.options.devices, self.graph
         )
 
-    def call(self, n_microbatches: int, with_backward: bool) -> Executable:
-        """Forward alone, or in GPipe order with a backward to come."""
-        kind = "gpipe" if with_backward else "forward"
-        return self._executable((kind, n_microbatches), self.routes, lambda: plain_cells(self.stages))
-
-    def _executable(self, key: tuple[Any, ...], ways: tuple[Route, ...], cells: Callable[[], Any]) -> Executable:
-        if key not in self._executables:
-            kind, count = key[:2]
-            known = kind == "step"
-            schedule = (
-                self.options.schedule_for(count)
-                if known
-                else breadth_first(self.plan.placement, count, kind == "gpipe")
-            )
-            program = lower(schedule, ways)
-            self._executables[key] = Executable(program, cells(), self.options.devices, self.graph)
-        return self._executables[key]
+    def _new_call(self, n_microbatches: int, with_backward: bool) -> Executable:
+        program = lower(breadth_first(self.plan.placement, n_microbatches, with_backward), self.routes)
+        return Executable(program, plain_cells(self.stages), self.options.devices, self.graph)
 
 
 def breadth_first(placement: Sequence[int], n_microbatches: int, with_backward: bool) -> Schedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pipecompile.planning import transfer_seconds
 from pipecompile.runtime.dispatch import Crew, choose
 from pipecompile.runtime.drop_in import Call, pipelined
 from pipecompile.runtime.executable import Executable
-from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.frame import Frame, Spans
 from pipecompile.runtime.gradients import return_input_gradients
 from pipecompile.runtime.microbatch import scatter, scatter_tree
 from pipecompile.show import dump, render, stage_table
@@ -97,7 +98,8 @@ class Pipeline(StandIn):
         self.builds = Builds(model, options)
         self._crew: Crew | None = None
         self._dispatch = options.dispatch
-        self._last: tuple[Executable, Timeline] | None = None
+        self._last: tuple[Executable, Spans] | None = None
+        self._known_weights: dict[tuple[int, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -127,36 +129,35 @@ class Pipeline(StandIn):
         arrivals = _arrivals(build, inputs, len(parts))
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), sum(parts))
-        weights = self._weights(parts)
-        arrivals[LOSS, True] = [torch.tensor(weight) for weight in weights]
+        weights, arrivals[LOSS, True] = self._weights(parts)
         with torch.enable_grad():
             frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
-        losses = frame.departures[LOSS, False]
+        losses = torch.stack(frame.departures[LOSS, False])
         return_input_gradients(build.inputs, inputs.leaves, frame)
         executable.finished(frame, threaded=threaded)
-        total: torch.Tensor = losses[0] * weights[0]
-        for loss, weight in zip(losses[1:], weights[1:], strict=True):
-            total = total + loss * weight
-        return total
+        return reduce(torch.add, losses.mul(weights.to(losses)).unbind())
 
-    def _weights(self, parts: Sequence[int]) -> list[float]:
-        return [size / sum(parts) if self.options.loss_reduction == "mean" else 1.0 for size in parts]
+    def _weights(self, parts: tuple[int, ...]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """What each micro-batch counts in the loss, as one tensor and as gradients of the micro-batches' losses."""
+        if parts not in self._known_weights:
+            mean = self.options.loss_reduction == "mean"
+            weights = torch.tensor([size / sum(parts) if mean else 1.0 for size in parts], dtype=torch.float64)
+            self._known_weights[parts] = weights, [torch.tensor(weight) for weight in weights.tolist()]
+        return self._known_weights[parts]
 
     def _run(self, executable: Executable, frame: Frame, threaded: bool) -> Frame:
         if threaded and self._crew is None:
             self._crew = Crew(executable.devices)
         executable.run(executable.threaded if threaded else executable.inline, frame, self._crew if threaded else None)
-        timeline = _measured(frame, len(executable.devices))
-        if self._last is not None:
-            self._settle_dispatch(timeline)
-        self._last = executable, timeline
+        if self._dispatch == "auto" and self._last is not None:
+            self._settle_dispatch(frame.spans)
+        self._last = executable, frame.spans
         return frame
 
-    def _settle_dispatch(self, timeline: Timeline) -> None:
+    def _settle_dispatch(self, spans: Spans) -> None:
         """Once the time of a cell is known, "auto" becomes what suits it. The first step warms up and does not count."""
-        if self._dispatch == "auto":
-            cells = sorted(span.end - span.start for span in timeline.spans)
-            self._dispatch = choose(cells[len(cells) // 2], self.options.devices)
+        seconds = sorted(end - start for _, _, start, end in spans)
+        self._dispatch = choose(seconds[len(seconds) // 2], self.options.devices)
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +197,7 @@ class Pipeline(StandIn):
     @property
     def measured(self) -> Timeline | None:
         """The timeline of the last step as it ran, in seconds; None before the first."""
-        return None if self._last is None else self._last[1]
+        return None if self._last is None else _timeline(self._last[1], len(self.devices))
 
     def simulate(self) -> Timeline:
         """Predict a step from the costs in the plan."""
@@ -247,7 +248,7 @@ def _arrivals(build: Build, inputs: FlatInputs, count: int) -> dict[tuple[str, b
     return {(name, False): scatter(leaf, count) for name, leaf in zip(build.inputs, inputs.leaves, strict=True)}
 
 
-def _measured(frame: Frame, n_devices: int) -> Timeline:
-    origin = min((start for _, _, start, _ in frame.spans), default=0.0)
-    spans = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in frame.spans)
-    return Timeline(n_devices, spans)
+def _timeline(spans: Spans, n_devices: int) -> Timeline:
+    origin = min((start for _, _, start, _ in spans), default=0.0)
+    bars = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in spans)
+    return Timeline(n_devices, bars)

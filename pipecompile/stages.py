@@ -105,7 +105,7 @@ class _Builder:
             self._fetch(node)
         self.regions.close()
         self.graph.output(tuple(self.copies[named[name]] for name in self.outputs))
-        follow_device(self.graph, device)
+        follow_device(self.graph, self.source.meta["device"], device)
         module = fx.GraphModule(self.source, self.graph, f"Stage{self.index}")
         module.training = self.source.training
         return Stage(self.index, module, self.inputs, self.outputs, self.size is not None, tuple(n.name for n in self.nodes))

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = {"graph.dot", "graph.py", "plan.json", "program.txt", "schedule.csv", "timeline.json", "timeline.svg"}
+FILES = {
+    "graph.dot",
+    "graph.py",
+    "passes.txt",
+    "plan.json",
+    "program.txt",
+    "schedule.csv",
+    "timeline.json",
+    "timeline.svg",
+}
 STEP = re.compile(r"^ *(\d+) +(\S+) +(\S+) +(\S+)$", re.MULTILINE)
 
 
@@ -27,7 +36,7 @@ def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "OMP_NUM_THREADS": "1",
         "PYTHONIOENCODING": "utf-8",
     }
-    options = ["--steps", "2", "--image-size", "32", "--batch", "9"]
+    options = ["--steps", "2", "--image-size", "32", "--batch", "17"]
     done = subprocess.run([sys.executable, str(script), "--out", str(out), *options], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout, out

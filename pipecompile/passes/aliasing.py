@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import networkx as nx
+import torch
 from torch import fx, nn
 
 __all__ = ["Ties", "aliasing", "compute_nodes"]
@@ -34,11 +35,12 @@ def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def aliasing(graph: fx.GraphModule) -> Ties:
-    """Groups from structures (a tuple and its items), shared memory that is written, and shared modules with buffers."""
+    """Groups from structures (a tuple and its items), shared modules with buffers, gradients taken, and memory written."""
     nodes = compute_nodes(graph)
     ties: nx.Graph[str] = nx.Graph()
     _tie_items(nodes, ties)
     _tie_stateful_modules(graph, nodes, ties)
+    _tie_gradients(nodes, ties)
     precedence = _tie_writes(nodes, ties)
     order = {node.name: index for index, node in enumerate(nodes)}
     groups = [tuple(sorted(group, key=order.__getitem__)) for group in nx.connected_components(ties)]
@@ -65,6 +67,19 @@ def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.
     for module, users in uses.items():
         if len(users) > 1 and next(module.buffers(), None) is not None:
             _tie(ties, users)
+
+
+def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
+    """`autograd.grad(outputs, inputs)` needs the way from one to the other uncut."""
+    for i, node in enumerate(nodes):
+        if node.target is torch.autograd.grad:
+            starts: set[fx.Node] = set()
+            fx.node.map_arg(node.kwargs.get("inputs", node.args[1:2]), starts.add)
+            after: set[fx.Node] = set()
+            for other in nodes[: i + 1]:
+                if other in starts or not after.isdisjoint(other.all_input_nodes) or not starts.isdisjoint(other.all_input_nodes):
+                    after.add(other)
+            _tie(ties, [other for other in nodes[: i + 1] if other in after])
 
 
 def _tie_writes(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:

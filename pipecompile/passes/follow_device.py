@@ -1,9 +1,11 @@
 """Graph pass: tensors created in `forward` are made on their stage's device.
 
-    zeros((4, 1), device="cpu")   ──►   zeros((4, 1), device="cuda:1")      a factory, wherever it was recorded
-    x.to("cpu")                   ──►   x.to("cuda:1")                      a move to the device of the recording
+    zeros((4, 1))                 ──►   zeros((4, 1), device="cuda:1")      a factory that used the device of the recording
+    x.to("cpu"), x.cpu()          ──►   x.to("cuda:1")                      a move to the device of the recording
+    autocast("cpu", bfloat16)     ──►   autocast("cuda", bfloat16)          autocast of the device of the recording
 
-Nothing changes when the model was recorded on the device that the stage runs on.
+What was put on another device than that of the recording stays there. Nothing changes when the stage runs where the model
+was recorded.
 """
 
 from __future__ import annotations
@@ -12,42 +14,46 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.amp.autocast_mode import _enter_autocast
+from torch.utils._device import _device_constructors
 
 __all__ = ["follow_device"]
 
 
-def follow_device(graph: fx.Graph, device: torch.device) -> fx.Graph:
-    """Rewrite `graph` in place for `device`, and return it."""
+def follow_device(graph: fx.Graph, recorded: torch.device, device: torch.device) -> fx.Graph:
+    """Rewrite `graph`, recorded on one device, in place for another, and return it."""
+    if _same(recorded, device):
+        return graph
     for node in graph.nodes:
-        recorded = _device_of(node)
-        if recorded is None or recorded == device or node.op == "placeholder":
-            continue
-        node.args = fx.node.map_aggregate(node.args, lambda a, old=recorded: _moved(a, old, device))  # type: ignore[assignment]
-        node.kwargs = fx.node.map_aggregate(node.kwargs, lambda a, old=recorded: _moved(a, old, device))  # type: ignore[assignment]
-        if _is_factory(node):
-            node.update_kwarg("device", device)
+        if node.target is _enter_autocast:
+            node.args = tuple(device.type if argument == recorded.type else argument for argument in node.args)
+        elif node.op in ("call_function", "call_method"):
+            node.args = fx.node.map_aggregate(node.args, lambda a: device if _names(a, recorded) else a)  # type: ignore[assignment]
+            node.kwargs = fx.node.map_aggregate(node.kwargs, lambda a: device if _names(a, recorded) else a)  # type: ignore[assignment]
+            if _is_on(node, recorded):
+                _follow(node, device)
     return graph
 
 
-def _device_of(node: fx.Node) -> torch.device | None:
+def _same(one: torch.device, other: torch.device) -> bool:
+    """Equal, where a device without an index is any of its kind."""
+    return one.type == other.type and (one.index == other.index or None in (one.index, other.index))
+
+
+def _names(argument: Any, recorded: torch.device) -> bool:
+    if isinstance(argument, torch.device):
+        return _same(argument, recorded)
+    return isinstance(argument, str) and argument in (recorded.type, str(recorded))
+
+
+def _is_on(node: fx.Node, recorded: torch.device) -> bool:
     value = node.meta.get("val")
-    return value.device if isinstance(value, torch.Tensor) else None
+    return isinstance(value, torch.Tensor) and _same(value.device, recorded)
 
 
-def _moved(argument: Any, recorded: torch.device, device: torch.device) -> Any:
-    if isinstance(argument, torch.device) and argument.type == recorded.type:
-        return device
-    return device if isinstance(argument, str) and argument == str(recorded) else argument
-
-
-def _is_factory(node: fx.Node) -> bool:
-    """Makes a tensor out of no tensor, by a torch function that takes `device`."""
-    made_from = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
-    return node.op == "call_function" and not made_from and getattr(node.target, "__name__", "") in _FACTORIES
-
-
-_FACTORIES = frozenset(
-    "arange empty eye full linspace logspace ones rand randint randn randperm tensor zeros as_tensor scalar_tensor "
-    "tril_indices triu_indices empty_strided hann_window hamming_window blackman_window kaiser_window bartlett_window "
-    "asarray".split()
-)
+def _follow(node: fx.Node, device: torch.device) -> None:
+    """Say the device where the call itself does not."""
+    if node.op == "call_method" and node.target in ("cpu", "cuda"):
+        node.target, node.args, node.kwargs = "to", (node.args[0], device), {}
+    elif node.target in _device_constructors() and node.kwargs.get("device") is None:
+        node.update_kwarg("device", device)

@@ -36,12 +36,12 @@ class Failure(Exception):
 
 def run_inline(code: Code, frame: Frame) -> None:
     """All devices from this thread. Raises Failure."""
-    rows = code.rows
-    for device, index in code.order:
-        try:
-            rows[device][index](frame)
-        except BaseException as error:
-            raise Failure(device, index, error) from error
+    position = -1
+    try:
+        for position, run in enumerate(code.flat):
+            run(frame)
+    except BaseException as error:
+        raise Failure(*code.order[position], error) from error
 
 
 @dataclass(frozen=True, slots=True)

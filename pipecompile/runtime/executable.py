@@ -115,7 +115,8 @@ class Executable:
         cut = [_first_backward(row) for row in self.program.rows]
         ahead = tuple((d, i) for d, i in code.order if i < cut[d])
         after = tuple((d, i) for d, i in code.order if i >= cut[d])
-        return replace(code, order=ahead), replace(code, order=after)
+        first, second = (replace(code, order=o, flat=tuple(code.rows[d][i] for d, i in o)) for o in (ahead, after))
+        return first, second
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """A frame for one mini-batch whose micro-batches have these sizes."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Frame"]
+__all__ = ["Frame", "Spans"]
+
+Spans = list[tuple[int, str, float, float]]
+"""(device, action, start, end) of compute instructions as they ran, in seconds."""
 
 
 @dataclass(slots=True)
 class Frame:
     """Registers hold what instructions read and write, boxes what is between a SEND and its RECV.
 
-    `arrivals` are what the host sends and `departures` what it gets back: per name, one entry per micro-batch. `spans`
-    are (device, action, start, end) of the compute instructions as they ran, in seconds.
+    `arrivals` are what the host sends and `departures` what it gets back: per name, one entry per micro-batch.
     """
 
     registers: list[Any]
@@ -21,4 +23,4 @@ class Frame:
     sizes: tuple[int, ...] = ()
     arrivals: dict[tuple[str, bool], Any] = field(default_factory=dict)
     departures: dict[tuple[str, bool], list[Any]] = field(default_factory=dict)
-    spans: list[tuple[int, str, float, float]] = field(default_factory=list)
+    spans: Spans = field(default_factory=list)

@@ -37,11 +37,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """`rows[d][i]` runs instruction i of device d; `order` is a legal order of all of them for one thread."""
+    """`rows[d][i]` runs instruction i of device d; `order` is a legal order of all of them for one thread, `flat` the
+    same as functions.
+    """
 
     program: Program
     rows: tuple[tuple[Run, ...], ...]
     order: tuple[tuple[int, int], ...]
+    flat: tuple[Run, ...]
     n_registers: int
     n_boxes: int
     threaded: bool
@@ -51,7 +54,9 @@ def bind(program: Program, cells: Sequence[Cell], devices: Sequence[torch.device
     """Resolve a program for `devices` (one per pipeline device). Linear in its instructions."""
     binder = _Binder(program, cells, devices, threaded)
     rows = tuple(tuple(binder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
-    return Code(program, rows, merged(program), len(binder.registers), len(binder.boxes), threaded)
+    order = merged(program)
+    flat = tuple(rows[d][i] for d, i in order)
+    return Code(program, rows, order, flat, len(binder.registers), len(binder.boxes), threaded)
 
 
 def merged(program: Program) -> tuple[tuple[int, int], ...]:

@@ -33,7 +33,7 @@ from pipecompile.tracing.inputs import FlatInputs, batch_size, flatten, is_batch
 from pipecompile.tracing.interception import intercepted
 from pipecompile.tracing.leaves import has_backward_hooks, is_leaf
 from pipecompile.tracing.memo import forgetful
-from pipecompile.tracing.regions import Ambient, Regions, restored
+from pipecompile.tracing.regions import Ambient, Regions
 from pipecompile.tracing.snapshot import untouched
 from pipecompile.tracing.source import caller
 from pipecompile.tracing.spelling import Spelling, is_effect, spelled
@@ -55,8 +55,16 @@ def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> fx.GraphModule:
     """
     model = validate_model(model)
     inputs = flatten(model.forward, args, kwargs)
-    recorder = _Recorder(model, BatchSymbol(batch_size(inputs) or 2), recording_device(model, inputs.leaves))
-    with forgetful(), untouched(model), restored():
+    size = batch_size(inputs)
+    graph = _record(model, inputs, BatchSymbol(size))
+    if size == 1 and not all(guard.holds(1) for guard in graph.meta["guards"]):
+        return _record(model, inputs, BatchSymbol(1, fixed=True))
+    return graph
+
+
+def _record(model: nn.Module, inputs: FlatInputs, symbol: BatchSymbol) -> fx.GraphModule:
+    recorder = _Recorder(model, symbol, recording_device(model, inputs.leaves))
+    with forgetful(), untouched(model), torch.enable_grad():
         return recorder.record(inputs)
 
 
@@ -69,7 +77,7 @@ class _Recorder(TorchFunctionMode):
         self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
         self.twins = Twins(self.fake, device)
         self.values = Values(self.graph, symbol, self.twins)
-        self.regions = Regions(self.graph, Ambient.now())
+        self.regions = Regions(self.graph, Ambient.now(grad=True))
         self.names = {id(module): name for name, module in model.named_modules()}
         self.path: list[str] = [""]
         self.whole = False
@@ -85,7 +93,7 @@ class _Recorder(TorchFunctionMode):
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
         try:
             with ExitStack() as stack:
-                for context in (self.fake, enable_python_dispatcher(), intercepted(self), self):
+                for context in (self.fake, self.twins.device, enable_python_dispatcher(), intercepted(self), self):
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
             return self._finish(inputs, output)
@@ -112,7 +120,7 @@ class _Recorder(TorchFunctionMode):
         module = fx.GraphModule(self.values.roots, self.graph, type(self.model).__name__)
         module.training = self.model.training
         module.meta.update(guards=self.symbol.guards(), in_spec=inputs.spec, out_spec=spec, outside=self.regions.outside,
-                           symbol=self.symbol.symbol, names=inputs.names)  # fmt: skip
+                           symbol=self.symbol.symbol, batch_size=self.symbol.fixed, names=inputs.names, device=self.twins.device)  # fmt: skip
         return module
 
     def _result(self, leaf: Any) -> Any:

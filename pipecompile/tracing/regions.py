@@ -13,8 +13,6 @@ all regions the state is that of whoever runs the graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -32,11 +30,12 @@ class Ambient:
     autocast: tuple[tuple[str, str | None, bool], ...]
 
     @classmethod
-    def now(cls) -> Ambient:
+    def now(cls, *, grad: bool | None = None) -> Ambient:
+        """The state of this thread; `grad` overrides its grad mode."""
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         cache = torch.is_autocast_cache_enabled()
         state = tuple((kind, _autocast_dtype(kind), cache) for kind in kinds)
-        return cls(torch.is_grad_enabled(), state)
+        return cls(torch.is_grad_enabled() if grad is None else grad, state)
 
 
 def _autocast_dtype(kind: str) -> str | None:
@@ -85,13 +84,3 @@ class Regions:
             if dtype != outside:
                 kept = getattr(torch, dtype) if dtype else None
                 self._open.append(self._switch(_enter_autocast, kind, kept, dtype is not None, cache))
-
-
-@contextmanager
-def restored() -> Iterator[None]:
-    """Leave grad mode and autocast as they were, whatever a failing forward left behind."""
-    grad = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        torch._C._set_grad_enabled(grad)

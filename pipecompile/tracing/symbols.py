@@ -29,20 +29,28 @@ class Guard:
 
 
 class BatchSymbol:
-    """One symbol for the batch dimension of all inputs, and the graph nodes that compute sizes from it."""
+    """One symbol for the batch dimension of all inputs, and the graph nodes that compute sizes from it.
 
-    def __init__(self, hint: int) -> None:
-        self.env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
-        self.hint = max(hint, 2)  # sizes 0 and 1 are constants to torch; the graph serves them all the same
-        self.symbol = self.env.create_symbol(self.hint, ConstantSource("batch"), DimDynamic.DYNAMIC, None)
-        self.size: Any = self.env.create_symintnode(self.symbol, hint=self.hint)
+    The sizes 0 and 1 are constants to torch, so a batch of one is recorded like one of two; with `fixed`, as the number it is.
+    """
+
+    def __init__(self, size: int | None, *, fixed: bool = False) -> None:
+        self.env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False, should_record_events=False)
+        self.symbol = self.env.create_symbol(max(size or 2, 2), ConstantSource("batch"), DimDynamic.DYNAMIC, None)
+        self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=max(size or 2, 2))
         self._nodes: dict[sympy.Basic, fx.Node] = {}
         self._ignored: set[int] = set()
         self.root: fx.Node | None = None
 
+    @property
+    def fixed(self) -> int | None:
+        """The only batch size that the recording is right for, if there is but one."""
+        number = self.size if isinstance(self.size, int) else self.env.replacements.get(self.symbol)
+        return int(number) if number is not None and sympy.sympify(number).is_number else None
+
     def open(self, graph: fx.Graph, placeholder: fx.Node | None) -> None:
         """Make the node that reads the batch size from the first batched input."""
-        if placeholder is not None:
+        if placeholder is not None and isinstance(self.size, torch.SymInt):
             self.root = graph.call_method("size", (placeholder, 0))
             self.root.meta.update(scalar=True, batch_size=True, val=self.size)
 
@@ -77,7 +85,6 @@ class BatchSymbol:
         """What the model's own branches assumed about the batch size."""
         found = [Guard(self.symbol, guard.expr) for guard in self.env.guards
                  if id(guard) not in self._ignored and self.symbol in guard.expr.free_symbols]  # fmt: skip
-        fixed = self.env.replacements.get(self.symbol)
-        if fixed is not None:
-            found.append(Guard(self.symbol, sympy.Eq(self.symbol, fixed)))
+        if self.fixed is not None:
+            found.append(Guard(self.symbol, sympy.Eq(self.symbol, self.fixed)))
         return tuple({str(guard): guard for guard in found}.values())
