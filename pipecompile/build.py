@@ -74,8 +74,16 @@ class Build:
             guard.holds(size) for guard in self.graph.meta["guards"] for size in set(sizes)
         )
 
+    def require_loss(self) -> None:
+        """Raise InputError when a step would have nothing to start its backward from."""
+        if self.options.loss_fn is None and own_loss(self.outputs.example) is None:
+            raise InputError(
+                "step needs a loss: the model's output is neither a scalar nor has it a `loss`",
+                hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
+            )
+
     def step(self, n_microbatches: int, with_target: bool) -> Executable:
-        """Forward, loss and backward under the schedule. Raises InputError when there is no loss."""
+        """Forward, loss and backward under the schedule."""
         key = "step", n_microbatches, with_target
         return self._executables.get(key) or self._add(key, self._new_step(n_microbatches, with_target))
 
@@ -89,16 +97,10 @@ class Build:
         return executable
 
     def _new_step(self, n_microbatches: int, with_target: bool) -> Executable:
-        loss_fn = self.options.loss_fn
-        if loss_fn is None and own_loss(self.outputs.example) is None:
-            raise InputError(
-                "step needs a loss: the model's output is neither a scalar nor has it a `loss`",
-                hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
-            )
         ways = step_routes(self.routes, len(self.stages), with_target)
         program = lower(self.options.schedule_for(n_microbatches), ways)
         return Executable(
-            program, loss_cells(self.stages, ways, self.outputs, loss_fn), self.options.devices, self.graph
+            program, loss_cells(self.stages, ways, self.outputs, self.options.loss_fn), self.options.devices, self.graph
         )
 
     def _new_call(self, n_microbatches: int, with_backward: bool) -> Executable:

@@ -66,7 +66,7 @@ class Builds:
     def _make(self, inputs: FlatInputs, mark: tuple[Any, ...], parts: tuple[int, ...]) -> Build:
         first = [scatter(leaf, len(parts))[0] for leaf in inputs.leaves]
         args, kwargs = pytree.tree_unflatten(first, inputs.spec)
-        with torch.enable_grad():  # so that no_grad regions inside the model are seen
+        with torch.inference_mode(False), torch.enable_grad():  # so that no_grad regions inside the model are seen
             graph = trace(self.model, *args, **kwargs)
         _check_guards(graph, parts)
         plan = self.plan

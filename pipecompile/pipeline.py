@@ -107,8 +107,9 @@ class Pipeline(StandIn):
         """The model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
         inputs = flatten(self.model.forward, args, kwargs)
         build, parts = self.builds.find(inputs)
-        executable = build.call(len(parts), with_backward=torch.is_grad_enabled())
-        if torch.is_grad_enabled():
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (*_tensors(inputs), *self.model.parameters()))
+        executable = build.call(len(parts), with_backward=wanted)
+        if wanted:
             made = pipelined(Call(executable, build.outputs, build.inputs, inputs.leaves, parts))
         else:
             frame = executable.frame(parts, _arrivals(build, inputs, len(parts)))
@@ -124,6 +125,7 @@ class Pipeline(StandIn):
         """
         inputs = flatten(self.model.forward, args, kwargs)
         build, parts = self.builds.find(inputs)
+        build.require_loss()
         executable = build.step(len(parts), target is not None)
         threaded = self._dispatch == "threads" and len(executable.devices) > 1
         arrivals = _arrivals(build, inputs, len(parts))
@@ -242,6 +244,10 @@ class Pipeline(StandIn):
 
     def place_names(self) -> str:
         return ", ".join(f"stage {stage}: {device}" for stage, device in enumerate(self.options.devices))
+
+
+def _tensors(inputs: FlatInputs) -> list[torch.Tensor]:
+    return [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _arrivals(build: Build, inputs: FlatInputs, count: int) -> dict[tuple[str, bool], Any]:

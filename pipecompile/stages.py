@@ -44,12 +44,12 @@ def routes(graph: fx.GraphModule, stage_of: Mapping[str, int], n_microbatches: i
     """
     wanted: defaultdict[fx.Node, set[int]] = defaultdict(set)
     for node in compute_nodes(graph):
-        for source in node.all_input_nodes:
-            wanted[source].add(stage_of[node.name])
+        for used in node.all_input_nodes:
+            wanted[used].add(stage_of[node.name])
     found = []
     outputs = set(graph.graph.output_node().all_input_nodes)
     for node in graph.graph.nodes:
-        source = HOST if node.op == "placeholder" else stage_of.get(node.name)
+        source: int | None = HOST if node.op == "placeholder" else stage_of.get(node.name)
         if source is None:
             continue
         consumers = sorted(wanted[node] - {source}) + [HOST] * (node in outputs and source != HOST)
@@ -72,12 +72,16 @@ def _concrete(value: torch.Tensor) -> int:
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
-def split(graph: fx.GraphModule, plan_routes: Sequence[Route], stage_of: Mapping[str, int], devices: Sequence[torch.device]) -> tuple[Stage, ...]:
+def split(
+    graph: fx.GraphModule, plan_routes: Sequence[Route], stage_of: Mapping[str, int], devices: Sequence[torch.device]
+) -> tuple[Stage, ...]:
     """One stage per entry of `devices` (the device of each stage). The traced graph is left as it is."""
     members: list[list[fx.Node]] = [[] for _ in devices]
     for node in compute_nodes(graph):
         members[stage_of[node.name]].append(node)
-    return tuple(_Builder(graph, index, nodes, plan_routes).build(devices[index]) for index, nodes in enumerate(members))
+    return tuple(
+        _Builder(graph, index, nodes, plan_routes).build(devices[index]) for index, nodes in enumerate(members)
+    )
 
 
 class _Builder:
@@ -108,7 +112,9 @@ class _Builder:
         follow_device(self.graph, self.source.meta["device"], device)
         module = fx.GraphModule(self.source, self.graph, f"Stage{self.index}")
         module.training = self.source.training
-        return Stage(self.index, module, self.inputs, self.outputs, self.size is not None, tuple(n.name for n in self.nodes))
+        return Stage(
+            self.index, module, self.inputs, self.outputs, self.size is not None, tuple(n.name for n in self.nodes)
+        )
 
     def _fetch(self, node: fx.Node) -> fx.Node:
         """The copy of a node in this stage; attributes and sizes are copied when first asked for."""

@@ -356,3 +356,29 @@ def test_regions_and_modes_are_those_of_the_call_not_of_the_first_one() -> None:
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 assert torch.equal(pipe.step(x, target=target), accumulate(eager, x, 4, F.cross_entropy, target))
             assert_same(model, eager)
+
+
+def test_nothing_to_train_needs_no_backward() -> None:
+    model, eager = pair()
+    x, target = batch()
+    pipe = piped(model.eval().requires_grad_(False))
+    with torch.inference_mode():
+        first = pipe(x)
+    out = pipe(x)
+    assert torch.equal(first, out)
+    assert not out.requires_grad
+    model.last.weight.requires_grad_()
+    pipe.step(x, target=target)
+    eager.eval()
+    accumulate(eager, x, 4, F.cross_entropy, target)
+    assert torch.equal(model.last.weight.grad, eager.last.weight.grad)  # type: ignore[arg-type]
+    assert model.first.weight.grad is None
+
+
+def test_a_pipeline_without_a_loss_can_be_looked_at() -> None:
+    model, _ = pair()
+    pipe = piped(model, example_args=batch()[:1], loss_fn=None)
+    assert "bottleneck" in str(pipe)
+    assert pipe.schedule.name == "1f1b"
+    with pytest.raises(pc.InputError, match="needs a loss"):
+        pipe.step(batch()[0])

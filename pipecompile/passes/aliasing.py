@@ -41,7 +41,7 @@ def aliasing(graph: fx.GraphModule) -> Ties:
     _tie_items(nodes, ties)
     _tie_stateful_modules(graph, nodes, ties)
     _tie_gradients(nodes, ties)
-    precedence = _tie_writes(nodes, ties)
+    precedence = _tie_writes(graph, nodes, ties)
     order = {node.name: index for index, node in enumerate(nodes)}
     groups = [tuple(sorted(group, key=order.__getitem__)) for group in nx.connected_components(ties)]
     return Ties(tuple(sorted(groups, key=lambda group: order[group[0]])), tuple(dict.fromkeys(precedence)))
@@ -73,25 +73,30 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
     """`autograd.grad(outputs, inputs)` needs the way from one to the other uncut."""
     for i, node in enumerate(nodes):
         if node.target is torch.autograd.grad:
-            starts: set[fx.Node] = set()
-            fx.node.map_arg(node.kwargs.get("inputs", node.args[1:2]), starts.add)
-            after: set[fx.Node] = set()
+            on_the_way: set[fx.Node] = set()
+            fx.node.map_arg(node.kwargs.get("inputs", node.args[1:2]), on_the_way.add)
             for other in nodes[: i + 1]:
-                if other in starts or not after.isdisjoint(other.all_input_nodes) or not starts.isdisjoint(other.all_input_nodes):
-                    after.add(other)
-            _tie(ties, [other for other in nodes[: i + 1] if other in after])
+                if not on_the_way.isdisjoint(other.all_input_nodes):
+                    on_the_way.add(other)
+            _tie(ties, [other for other in nodes[: i + 1] if other in on_the_way])
 
 
-def _tie_writes(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
+def _tie_writes(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
+    """Tie what makes or writes the same memory; who only reads it before a write is not later than the writer.
+
+    Parameters, buffers and constants outlive the micro-batch, and the next one may write them again while a later stage
+    still reads: all their readers are tied to the writer. So are those who read an input that somebody writes.
+    """
     last_write = {storage: i for i, node in enumerate(nodes) for storage in node.meta["mutates"]}
+    lasting = {storage for node in graph.graph.nodes if node.op == "get_attr" for storage in node.meta["storages"]}
     tied: defaultdict[int, list[fx.Node]] = defaultdict(list)
     precedence = []
     for i, node in enumerate(nodes):
-        read = {storage: source for source in node.all_input_nodes for storage in source.meta.get("storages", ())}
-        for storage in {*node.meta["storages"], *node.meta["mutates"], *read} & last_write.keys():
-            lives_on = storage in read and read[storage].op in ("get_attr", "placeholder")
+        read = {(storage, source.op) for source in node.all_input_nodes for storage in source.meta.get("storages", ())}
+        touched = {*node.meta["storages"], *node.meta["mutates"], *(storage for storage, _ in read)}
+        for storage in sorted(touched & last_write.keys()):
             owns = storage in node.meta["mutates"] or (storage in node.meta["storages"] and i <= last_write[storage])
-            if owns or lives_on:
+            if owns or storage in lasting or (storage, "placeholder") in read:
                 tied[storage].append(node)
             elif i < last_write[storage]:
                 precedence.append((node.name, nodes[last_write[storage]].name))

@@ -28,8 +28,8 @@ def follow_device(graph: fx.Graph, recorded: torch.device, device: torch.device)
         if node.target is _enter_autocast:
             node.args = tuple(device.type if argument == recorded.type else argument for argument in node.args)
         elif node.op in ("call_function", "call_method"):
-            node.args = fx.node.map_aggregate(node.args, lambda a: device if _names(a, recorded) else a)  # type: ignore[assignment]
-            node.kwargs = fx.node.map_aggregate(node.kwargs, lambda a: device if _names(a, recorded) else a)  # type: ignore[assignment]
+            node.args = fx.node.map_aggregate(node.args, lambda a: device if _names(a, recorded) else a)
+            node.kwargs = fx.node.map_aggregate(node.kwargs, lambda a: device if _names(a, recorded) else a)
             if _is_on(node, recorded):
                 _follow(node, device)
     return graph

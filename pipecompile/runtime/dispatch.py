@@ -38,7 +38,7 @@ def run_inline(code: Code, frame: Frame) -> None:
     """All devices from this thread. Raises Failure."""
     position = -1
     try:
-        for position, run in enumerate(code.flat):
+        for position, run in enumerate(code.flat):  # noqa: B007 read when one raises
             run(frame)
     except BaseException as error:
         raise Failure(*code.order[position], error) from error

@@ -50,7 +50,7 @@ def flatten(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _positional_names(forward: Callable[..., Any], count: int) -> list[str]:
-    names = []
+    names: list[str] = []
     for parameter in inspect.signature(forward).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
             names += [f"{parameter.name}_{i}" for i in range(count - len(names))]
@@ -98,5 +98,7 @@ def batch_size(inputs: FlatInputs) -> int | None:
 def validate_model(model: object) -> nn.Module:
     """Raise InputError for anything that is not an `nn.Module`."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"the model is a {type(model).__name__}, not an nn.Module", hint="wrap the function in a module")
+        raise InputError(
+            f"the model is a {type(model).__name__}, not an nn.Module", hint="wrap the function in a module"
+        )
     return model

@@ -1,11 +1,11 @@
 """What never reaches a TorchFunctionMode, and is therefore intercepted where it is defined, while a model is recorded.
 
-    Module.__call__         leaf modules stay whole, and it is known which module is running
-    Function.apply          one call, so that a custom backward stays what it is
-    a scripted function     one call: nobody can look into TorchScript
-    hash(size)              a table that is asked about the batch size makes the recording right for that size alone
-    torch.compile           runs what it was given, uncompiled
-    nn.Transformer          looks at the values of a mask, only to find out whether a faster kernel may skip it: no
+Module.__call__         leaf modules stay whole, and it is known which module is running
+Function.apply          one call, so that a custom backward stays what it is
+a scripted function     one call: nobody can look into TorchScript
+hash(size)              a table that is asked about the batch size makes the recording right for that size alone
+torch.compile           runs what it was given, uncompiled
+nn.Transformer          looks at the values of a mask, only to find out whether a faster kernel may skip it: no
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 __all__ = ["Listener", "intercepted"]
 
+
 class Listener(Protocol):
     """Is told about the calls; `listening` says whether it wants to be, on this thread and at this moment."""
 
@@ -37,7 +38,9 @@ class Listener(Protocol):
 @contextmanager
 def intercepted(listener: Listener) -> Iterator[None]:
     """Route the calls through `listener` for as long as the block lasts; calls of other threads pass straight on."""
-    replaced = tuple((owner, name, owner.__dict__[name], new(listener, owner.__dict__[name])) for owner, name, new in _INTERCEPTED)
+    replaced = tuple(
+        (owner, name, owner.__dict__[name], new(listener, owner.__dict__[name])) for owner, name, new in _INTERCEPTED
+    )
     with torch.compiler.set_stance("force_eager"):
         try:
             for owner, name, _, ours in replaced:
@@ -83,7 +86,11 @@ def _size_hash(listener: Listener, original: Any) -> Any:
 
 
 def _causal_mask(listener: Listener, original: Any) -> Any:
-    return lambda mask, is_causal=None, size=None: bool(is_causal) if listener.listening else original(mask, is_causal, size)
+    return (
+        lambda mask, is_causal=None, size=None: bool(is_causal)
+        if listener.listening
+        else original(mask, is_causal, size)
+    )
 
 
 _INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (

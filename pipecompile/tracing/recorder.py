@@ -153,10 +153,19 @@ class _Recorder(TorchFunctionMode):
                 return iter(torch.unbind(args[0]))
         return self.call(func, args, kwargs, lambda given: spelled(func, given))
 
-    def call(self, func: Callable[..., Any], args: Any, kwargs: Any, spell: Callable[[Any], Spelling], held: tuple[Any, ...] = ()) -> Any:
+    def call(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        spell: Callable[[Any], Spelling],
+        held: tuple[Any, ...] = (),
+    ) -> Any:
         """Make the call, and write it down if tensors came out of it or were changed by it; `held` may change too."""
         args, kwargs = self.values.faked((args, kwargs))
-        watched = [(tensor, tensor._version) for tensor in (*tensors_in((args, kwargs)), *held) if not tensor.is_inference()]
+        watched = [
+            (tensor, tensor._version) for tensor in (*tensors_in((args, kwargs)), *held) if not tensor.is_inference()
+        ]
         ambient, assumed = Ambient.now(), len(self.symbol.env.guards)
         with self.kept_whole():
             result = func(*args, **kwargs)
@@ -173,7 +182,14 @@ class _Recorder(TorchFunctionMode):
         self.regions.enter(ambient)
         node = self.graph.create_node(op, function, arguments, keywords, name=self._name(op, function))
         held = tensors_in(result)
-        node.meta.update(val=result, module=self.path[-1], source=caller(), ambient=ambient, storages=storages(held), mutates=storages(changed))
+        node.meta.update(
+            val=result,
+            module=self.path[-1],
+            source=caller(),
+            ambient=ambient,
+            storages=storages(held),
+            mutates=storages(changed),
+        )
         self.values.bind_result(result, node)
 
     def _name(self, op: str, function: Any) -> str:

@@ -35,7 +35,12 @@ class BatchSymbol:
     """
 
     def __init__(self, size: int | None, *, fixed: bool = False) -> None:
-        self.env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False, should_record_events=False)
+        self.env = ShapeEnv(
+            allow_scalar_outputs=False,
+            allow_dynamic_output_shape_ops=False,
+            duck_shape=False,
+            should_record_events=False,
+        )
         self.symbol = self.env.create_symbol(max(size or 2, 2), ConstantSource("batch"), DimDynamic.DYNAMIC, None)
         self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=max(size or 2, 2))
         self._nodes: dict[sympy.Basic, fx.Node] = {}

@@ -18,7 +18,19 @@ from pipecompile.tracing.twins import Twins
 
 __all__ = ["Values", "storages", "tensors_in"]
 
-_PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 def tensors_in(structure: object) -> list[torch.Tensor]:
@@ -31,10 +43,15 @@ def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     return frozenset(t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided)
 
 
+_BASES: dict[type, Any] = {int: int.__int__, float: float.__float__, complex: complex, str: str.__str__}
+
+
 def _plain(value: Any) -> Any:
     """Numbers and strings of derived classes (an enum, a numpy scalar) as what they are, so that fx can write them down."""
-    exact = next((base for base in (bool, int, float, complex, str) if isinstance(value, base)), None)
-    return value if exact is None or type(value) is exact else exact.__new__(exact, value)
+    for kind in (bool, int, float, complex, str):
+        if isinstance(value, kind):
+            return value if type(value) is kind else _BASES[kind](value)
+    return value
 
 
 class Values:
@@ -135,7 +152,9 @@ class Values:
         with self.graph.inserting_before(self._first()):
             node = self.graph.get_attr(target)
         held = tensors_in(seen)
-        node.meta.update(val=seen, module=target.rpartition(".")[0], source="", storages=storages(held), mutates=frozenset())
+        node.meta.update(
+            val=seen, module=target.rpartition(".")[0], source="", storages=storages(held), mutates=frozenset()
+        )
         return node
 
     def _constant(self, value: Any) -> fx.Node:
@@ -146,6 +165,3 @@ class Values:
 
     def _first(self) -> fx.Node:
         return next((n for n in self.graph.nodes if n.op != "placeholder"), self.graph._root)
-
-
-
