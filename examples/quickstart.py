@@ -18,6 +18,7 @@ N_STAGES, N_MICROBATCHES = 4, 8
 
 def main() -> None:
     options = parse_options()
+    torch.set_num_threads(1)  # without GPUs the stages share the cores
     torch.manual_seed(0)
     model = resnet50(num_classes=10)
     eager = copy.deepcopy(model)

@@ -53,6 +53,7 @@ class UNet(nn.Module):
 
 def main() -> None:
     options = parse_options()
+    torch.set_num_threads(1)  # without GPUs the stages share the cores
     torch.manual_seed(0)
     model = UNet()
     eager = copy.deepcopy(model)

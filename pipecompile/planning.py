@@ -18,7 +18,9 @@ from pipecompile.ir import HOST, Kind, Route
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, partition
 from pipecompile.passes.aliasing import aliasing, compute_nodes
+from pipecompile.passes.follow_device import follow_device
 from pipecompile.plan import Plan, StageSummary
+from pipecompile.runtime.transport import to_device
 from pipecompile.stages import routes
 
 __all__ = ["carried", "fingerprint", "make_plan", "transfer_seconds"]
@@ -30,8 +32,10 @@ def make_plan(graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_
     Raises PartitionError when there are more stages than the graph can bear, InfeasibleError when no cut fits.
     """
     _check_bearable(graph, options.n_stages)
-    cost = chosen_cost(graph, inputs, cost=options.cost, device=options.devices[0])
-    costs = node_costs(graph, inputs, cost=cost, device=options.devices[0])
+    device = options.devices[0]
+    there, values = _moved(graph, inputs, device) if options.cost != "analytic" else (graph, inputs)
+    cost = chosen_cost(there, values, cost=options.cost, device=device)
+    costs = node_costs(there, values, cost=cost, device=device)
     link = _link(options.devices)
     problem = cost_graph(
         graph,
@@ -43,6 +47,17 @@ def make_plan(graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_
     )
     found = partition(problem, options.n_stages, method=options.partitioner, time_limit=options.time_limit)
     return replace(_plan(graph, found, costs, options, n_microbatches), cost=cost)
+
+
+def _moved(graph: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> tuple[fx.GraphModule, list[Any]]:
+    """A copy of the graph, and the inputs, as they are on `device`, where costs are measured; a CPU has nothing to move."""
+    if device.type == "cpu":
+        return graph, list(inputs)
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph.graph, {}))
+    return fx.GraphModule(graph, follow_device(copied, graph.meta["device"], device)), [
+        to_device(value, device) for value in inputs
+    ]
 
 
 def _check_bearable(graph: fx.GraphModule, n_stages: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -107,6 +107,8 @@ def spec_for(device: DeviceSpec | torch.device | str) -> DeviceSpec:
     name = str(device).lower()
     if name.partition(":")[0] == "cuda":
         name = _card(torch.device(name))
+        if torch.cuda.is_available() and name not in DEVICES:
+            return _unlisted(torch.device(device), name)
     if name.startswith("cpu:"):
         name = "cpu"
     if name not in DEVICES:
@@ -124,3 +126,10 @@ def _card(device: torch.device) -> str:
     full = torch.cuda.get_device_name(device).lower()
     words = full.replace("-", " ").split()
     return next((word for word in words if word in DEVICES), full)
+
+
+def _unlisted(device: torch.device, name: str) -> DeviceSpec:
+    """A card without a data sheet here: its own memory, and the rates of an A100. A cut depends on ratios between nodes,
+    hardly on the rates themselves."""
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return replace(DEVICES["a100"], name=name, memory=memory)

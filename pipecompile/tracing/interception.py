@@ -3,13 +3,17 @@
 Module.__call__         leaf modules stay whole, and it is known which module is running
 Function.apply          one call, so that a custom backward stays what it is
 a scripted function     one call: nobody can look into TorchScript
+len(x)                  stays the batch size; by itself Python would insist on a number
 hash(size)              a table that is asked about the batch size makes the recording right for that size alone
 torch.compile           runs what it was given, uncompiled
 nn.Transformer          looks at the values of a mask, only to find out whether a faster kernel may skip it: no
+
+Everything is put back when the recording ends.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -17,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 from torch.nn.modules import transformer
 from torch.utils.checkpoint import CheckpointFunction
@@ -85,6 +90,15 @@ def _size_hash(listener: Listener, original: Any) -> Any:
     return lambda size: hash(int(size)) if listener.listening else original(size)
 
 
+def _len(listener: Listener, original: Any) -> Any:
+    def length(value: Any) -> Any:
+        if type(value) is FakeTensor and listener.listening and value.dim():
+            return value.shape[0]
+        return original(value)
+
+    return length
+
+
 def _causal_mask(listener: Listener, original: Any) -> Any:
     return (
         lambda mask, is_causal=None, size=None: bool(is_causal)
@@ -98,6 +112,7 @@ _INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (
     (Function, "apply", _function),
     (torch._C.ScriptFunction, "__call__", _script),
     (torch.SymInt, "__hash__", _size_hash),
+    (builtins, "len", _len),
     (transformer, "_detect_is_causal_mask", _causal_mask),
 )
 

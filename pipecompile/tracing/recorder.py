@@ -14,7 +14,7 @@ The batch size is a symbol, so the graph serves any number of samples. The model
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
+from pipecompile.tracing.effects import silently_changed
 from pipecompile.tracing.failure import explained
 from pipecompile.tracing.inputs import FlatInputs, batch_size, flatten, is_batched, validate_model
 from pipecompile.tracing.interception import intercepted
@@ -36,7 +37,7 @@ from pipecompile.tracing.memo import forgetful
 from pipecompile.tracing.regions import Ambient, Regions
 from pipecompile.tracing.snapshot import untouched
 from pipecompile.tracing.source import caller
-from pipecompile.tracing.spelling import Spelling, is_effect, spelled
+from pipecompile.tracing.spelling import Spelling, spelled
 from pipecompile.tracing.symbols import BatchSymbol
 from pipecompile.tracing.twins import Twins, recording_device
 from pipecompile.tracing.values import Values, storages, tensors_in
@@ -159,19 +160,17 @@ class _Recorder(TorchFunctionMode):
         args: Any,
         kwargs: Any,
         spell: Callable[[Any], Spelling],
-        held: tuple[Any, ...] = (),
+        written: Sequence[torch.Tensor] = (),
     ) -> Any:
-        """Make the call, and write it down if tensors came out of it or were changed by it; `held` may change too."""
+        """Make the call, and write it down if tensors came out of it or were changed by it, as `written` are."""
         args, kwargs = self.values.faked((args, kwargs))
-        watched = [
-            (tensor, tensor._version) for tensor in (*tensors_in((args, kwargs)), *held) if not tensor.is_inference()
-        ]
+        given = [(tensor, tensor._version) for tensor in tensors_in((args, kwargs)) if not tensor.is_inference()]
         ambient, assumed = Ambient.now(), len(self.symbol.env.guards)
         with self.kept_whole():
             result = func(*args, **kwargs)
         self.symbol.forget(func, result, assumed)
-        effect = is_effect(func)
-        changed = [tensor for tensor, version in watched if effect or tensor._version != version]
+        changed = [tensor for tensor, version in given if tensor._version != version]
+        changed += [*written, *silently_changed(func, args, kwargs)]
         if changed or tensors_in(result):
             self._write(spell(args), kwargs, result, changed, ambient)
         return result
@@ -208,7 +207,8 @@ class _Recorder(TorchFunctionMode):
             def call(*args: Any, **kwargs: Any) -> Any:
                 return original(module, *args, **kwargs)
 
-            return self.call(call, args, kwargs, lambda given: ("call_module", name, given), tuple(module.buffers()))
+            written = list(module.buffers()) if module.training else []
+            return self.call(call, args, kwargs, lambda given: ("call_module", name, given), written)
         if has_backward_hooks(module):
             raise TraceError("cannot trace: a backward hook on the whole model", where=caller(),
                              hint="register the hook on the submodules, or on the parameters")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Spelling", "is_effect", "spelled"]
+__all__ = ["Spelling", "spelled"]
 
 Spelling = tuple[str, Any, Any]
 """The opcode, the target and the arguments of a node."""
@@ -24,13 +24,6 @@ _METHODS: dict[Any, str] = {}
 for _name, _method in vars(torch.Tensor).items():
     if callable(_method) and getattr(_method, "__name__", _name) != _name:
         _METHODS.setdefault(_method, _name)
-
-_EFFECTS = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
-
-
-def is_effect(func: Any) -> bool:
-    """Does the call change its first argument although no tensor comes out of it and no memory is written?"""
-    return func.__name__ in _EFFECTS
 
 
 def spelled(func: Any, args: Any) -> Spelling:

@@ -1,0 +1,40 @@
+"""What a call changes that the version counters of its tensors do not show.
+
+    x.requires_grad = True, x.register_hook(f)      the tensor, but not its memory
+    F.batch_norm(x, mean, var, training=True)       the running statistics; torch does not declare this write
+
+Whoever reads these must see the same before and after as in the model, so they count as written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["silently_changed"]
+
+_ON_THE_TENSOR = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
+
+_STATISTICS: dict[Any, tuple[int, str, bool]] = {
+    F.batch_norm: (1, "training", False),
+    F.instance_norm: (1, "use_input_stats", True),
+    torch.batch_norm: (3, "training", False),
+    torch.instance_norm: (3, "use_input_stats", True),
+}
+"""Where the running mean stands, with the variance after it; the flag, in all four the argument at 5, and its default."""
+
+
+def silently_changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Tensors among the arguments that are changed in a way of their own."""
+    if func in _STATISTICS:
+        first, flag, default = _STATISTICS[func]
+        named = (kwargs.get("running_mean"), kwargs.get("running_var"))
+        writes = kwargs.get(flag, args[5] if len(args) > 5 else default)
+        return (
+            [tensor for tensor in (*args[first : first + 2], *named) if isinstance(tensor, torch.Tensor)]
+            if writes
+            else []
+        )
+    return list(args[:1]) if func.__name__ in _ON_THE_TENSOR else []

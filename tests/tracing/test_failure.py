@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pipecompile import InputError, TraceError
+from pipecompile.tracing import trace
+
+
+class Body(nn.Module):
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.a, self.body = nn.Linear(4, 4), body
+
+    def forward(self, *args):
+        return self.body(self, *args)
+
+
+def branches(m, x):
+    return m.a(x) if x.sum() > 0 else x
+
+
+def takes_item(m, x):
+    return m.a(x) * x.max().item()
+
+
+def finds_nonzero(m, x):
+    return x[x.nonzero()[0]]
+
+
+def loops(m, x):
+    for value in x.sum(0).tolist():
+        x = x * value
+    return x
+
+
+@pytest.mark.parametrize("body", [branches, takes_item, finds_nonzero, loops])
+def test_data_dependent_control_flow_is_refused_at_the_users_line(body):
+    with pytest.raises(TraceError) as caught:
+        trace(Body(body), torch.randn(3, 4))
+    assert "needs the value of a tensor" in caught.value.what
+    line = body.__code__.co_firstlineno + 1
+    assert f"{__file__}:{line} in {body.__name__}" in caught.value.where
+
+
+def test_an_exception_in_forward_is_named_with_its_line():
+    def fails(m, x):
+        raise KeyError("who")
+
+    with pytest.raises(TraceError, match="KeyError") as caught:
+        trace(Body(fails), torch.randn(3, 4))
+    assert "raise KeyError" in caught.value.where
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_wrong_shapes_are_named_with_the_line():
+    with pytest.raises(TraceError, match="Body raised RuntimeError") as caught:
+        trace(Body(lambda m, x: m.a(x)), torch.randn(3, 5))
+    assert "test_failure.py" in caught.value.where
+
+
+@dataclasses.dataclass
+class Result:
+    y: torch.Tensor
+
+
+def test_an_output_that_cannot_be_taken_apart_is_refused():
+    with pytest.raises(TraceError, match="returns a Result"):
+        trace(Body(lambda m, x: Result(m.a(x))), torch.randn(3, 4))
+
+
+def test_a_backward_hook_on_the_whole_model_is_refused():
+    model = Body(lambda m, x: m.a(x))
+    model.register_full_backward_hook(lambda module, given, made: None)
+    with pytest.raises(TraceError, match="backward hook"):
+        trace(model, torch.randn(3, 4))
+
+
+def test_tensors_made_behind_the_recorders_back_are_right_or_refused():
+    for body in (
+        lambda m, x: m.a(x) + torch.Tensor([1.0, 2, 3, 4]),
+        lambda m, x: m.a(x) + torch.from_numpy(np.ones(4, "f")),
+    ):
+        model, x = Body(body), torch.randn(3, 4)
+        assert torch.equal(trace(model, x)(x), model(x))
+    with pytest.raises(TraceError):
+        trace(Body(lambda m, x: m.a(x) + torch.func.vmap(lambda row: row * 2)(x)), torch.randn(3, 4))
+
+
+def test_inputs_must_share_a_batch():
+    with pytest.raises(InputError, match="disagree"):
+        trace(Body(lambda m, x, y: x), torch.randn(3, 4), torch.randn(2, 4))
+    with pytest.raises(InputError, match="empty"):
+        trace(Body(lambda m, x: x), torch.randn(0, 4))
+    with pytest.raises(InputError, match="not an nn.Module"):
+        trace(len, torch.randn(3))

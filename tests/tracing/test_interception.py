@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pipecompile import TraceError
+from pipecompile.tracing import trace
+
+
+def rows(size: int) -> tuple[torch.Tensor]:
+    return (torch.randn(size, 4, generator=torch.Generator().manual_seed(size)),)
+
+
+class Body(nn.Module):
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.a, self.b, self.body = nn.Linear(4, 4), nn.Linear(4, 4), body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x)
+
+
+class Square(torch.autograd.Function):
+    """Its gradient is wrong on purpose: who recomputes it from the forward is found out."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        return x * x * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x * 77, None
+
+
+def test_a_custom_autograd_function_is_one_node_with_its_own_gradient(agrees):
+    graph = agrees(Body(lambda m, x: m.b(Square.apply(m.a(x), 2) + Square.apply(x, 3))), rows)
+    names = [node.name for node in graph.graph.nodes]
+    assert [name for name in names if "Square" in name] == ["Square", "Square_1"]
+    assert "mul" not in names
+    before = len(graph.graph.nodes)
+    graph(*rows(2))
+    assert len(graph.graph.nodes) == before, "running the graph records nothing"
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_are_recorded_through(agrees, reentrant):
+    graph = agrees(Body(lambda m, x: m.b(checkpoint(lambda h: m.a(h).relu(), m.a(x), use_reentrant=reentrant))), rows)
+    assert [node.name for node in graph.graph.nodes if node.op.startswith("call_")] == ["a", "a_1", "relu", "b"]
+
+
+def test_a_scripted_function_is_one_node():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        @torch.jit.script
+        def swish(x):
+            return x * torch.sigmoid(x)
+
+    model = Body(lambda m, x: m.b(swish(m.a(x))))
+    graph = trace(model, *rows(4))
+    assert [node.name for node in graph.graph.nodes if node.op == "call_function"] == ["swish"]
+    assert torch.allclose(graph(*rows(3)), model(*rows(3)))
+    assert not graph.meta["guards"]
+
+
+def test_the_length_of_a_tensor_stays_symbolic(agrees):
+    graph = agrees(Body(lambda m, x: m.a(x).reshape(len(x) * 2, 2).sum() / len(x) + len([1, 2])), rows)
+    assert not graph.meta["guards"]
+
+
+def test_a_table_that_is_asked_about_the_batch_size_fixes_it():
+    graph = trace(Body(lambda m, x: m.a(x) * {4: 1.0}.get(x.shape[0], 2.0)), *rows(4))
+    assert [str(guard) for guard in graph.meta["guards"]] == ["Eq(batch_size, 4)"]
+    assert graph.meta["batch_size"] == 4
+
+
+def test_a_compiled_submodule_is_recorded_as_what_it_was(agrees):
+    model = Body(lambda m, x: m.b(m.inner(m.a(x))))
+    model.inner = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
+    graph = trace(model, *rows(4))
+    assert "inner._orig_mod.0" in {node.target for node in graph.graph.nodes}
+
+
+def test_other_threads_are_not_recorded():
+    seen = []
+
+    def body(m, x):
+        thread = threading.Thread(target=lambda: seen.append(nn.Linear(2, 2)(torch.ones(1, 2))))
+        thread.start()
+        thread.join()
+        return m.a(x)
+
+    assert len([n for n in trace(Body(body), *rows(2)).graph.nodes if n.op.startswith("call_")]) == 1
+    assert type(seen[0]) is torch.Tensor
+
+
+def test_everything_is_put_back_even_after_a_failure():
+    before = nn.Module.__call__, torch.autograd.Function.__dict__["apply"], torch.SymInt.__hash__, len
+    with pytest.raises(TraceError):
+        trace(Body(lambda m, x: m.missing(x)), *rows(2))
+    assert before == (nn.Module.__call__, torch.autograd.Function.__dict__["apply"], torch.SymInt.__hash__, len)

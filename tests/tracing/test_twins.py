@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pipecompile.tracing import trace
+
+
+class Spread(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+        self.constant = torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.a(x)).to(self.b.weight.device)
+        return self.b(h) + self.constant.to(x.device) + torch.zeros(4) + torch.arange(4, device=x.device)
+
+
+def devices(graph) -> set[str]:
+    values = [node.meta.get("val") for node in graph.graph.nodes]
+    return {value.device.type for value in values if isinstance(value, torch.Tensor)}
+
+
+def test_parameters_on_several_devices_are_recorded_on_the_first_ones():
+    names = [node.name for node in trace(Spread(), torch.randn(3, 4)).graph.nodes]
+    for first, second in (("cpu", "meta"), ("meta", "cpu")):
+        model = Spread()
+        model.a.to_empty(device=first)
+        model.norm.to_empty(device=second)
+        model.b.weight = model.a.weight
+        graph = trace(model, torch.randn(3, 4))
+        assert devices(graph) == {first}
+        assert graph.meta["device"].type == first
+        assert [node.name for node in graph.graph.nodes] == names
+        assert model.norm.weight.device.type == second
+        assert model.b.weight is model.a.weight
+
+
+def test_inputs_decide_where_there_are_no_parameters():
+    class Plain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.zeros(4)
+
+    assert devices(trace(Plain(), torch.randn(3, 4, device="meta"))) == {"meta"}
+
+
+def test_a_model_on_meta_takes_inputs_from_the_cpu():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    assert devices(trace(model, torch.randn(3, 4))) == {"meta"}
+
+
+def test_twins_are_parameters_and_tied_ones_are_one():
+    seen = []
+
+    class Looks(Spread):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.extend([type(self.a.weight), isinstance(self.a.weight, nn.Parameter), self.a.weight is self.b.weight])
+            return super().forward(x)
+
+    trace(Looks(), torch.randn(3, 4))
+    assert seen[0] is not nn.Parameter
+    assert seen[1:] == [True, True]
+
+
+def test_inputs_keep_their_memory_format_and_their_wish_for_a_gradient():
+    seen = []
+
+    class Looks(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            seen.extend([x.is_contiguous(memory_format=torch.channels_last), x.requires_grad, y.requires_grad])
+            return x
+
+    trace(Looks(), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.randn(2, requires_grad=True))
+    assert seen == [True, False, True]
