@@ -67,10 +67,9 @@ def main() -> None:
 
     print("\nskips, each copied once, straight from the stage that makes it to the stage that uses it:")
     for route in pipe.plan.routes:
-        for consumer in route.consumers:
-            if route.source >= 0 and consumer > route.source + 1:  # the host, where inputs come from, is -1
-                size = f"{route.nbytes / 1024:,.0f} KiB per micro-batch"
-                print(f"  {route.value:12}  stage {route.source} to stage {consumer}  {size}")
+        for consumer in route.skips:
+            size = f"{route.nbytes / 1024:,.0f} KiB per micro-batch"
+            print(f"  {route.value:12}  stage {route.source} to stage {consumer}  {size}")
 
     eager, x, y = eager.to(pipe.devices[0]), x.to(pipe.devices[0]), y.to(pipe.devices[0])
     optimizer = torch.optim.AdamW(pipe.parameters())

@@ -74,8 +74,10 @@ class Build:
             guard.holds(size) for guard in self.graph.meta["guards"] for size in set(sizes)
         )
 
-    def require_loss(self) -> None:
+    def require_loss(self, with_target: bool) -> None:
         """Raise InputError when a step would have nothing to start its backward from."""
+        if self.options.needs_target and not with_target:
+            raise InputError("loss_fn takes a target", hint="step(x, target=...)")
         if self.options.loss_fn is None and own_loss(self.outputs.example) is None:
             raise InputError(
                 "step needs a loss: the model's output is neither a scalar nor has it a `loss`",

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from pipecompile.build import Build, signature
 from pipecompile.errors import InputError
 from pipecompile.options import Options
+from pipecompile.partitioners import Problem
 from pipecompile.placing import move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
@@ -30,6 +31,7 @@ class Builds:
     def __init__(self, model: nn.Module, options: Options) -> None:
         self.model, self.options = model, options
         self.plan: Plan | None = options.plan
+        self.problem: Problem | None = None
         self._builds: list[Build] = []
 
     def __bool__(self) -> bool:
@@ -72,7 +74,7 @@ class Builds:
         plan = self.plan
         if plan is None:
             move_model(self.model, self.options)
-            plan = make_plan(graph, first, self.options, len(parts))
+            plan, self.problem = make_plan(graph, first, self.options, len(parts))
         build = Build.make(graph, mark, plan, self.options, len(parts))
         place_stages(build)
         self.plan = plan

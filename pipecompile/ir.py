@@ -157,6 +157,11 @@ class Route:
     nbytes: float = 0.0
     gradient: bool = True
 
+    @property
+    def skips(self) -> tuple[int, ...]:
+        """The consumers that the value reaches by passing over stages."""
+        return () if self.source == HOST else tuple(c for c in self.consumers if c != HOST and c > self.source + 1)
+
     def __str__(self) -> str:
         ends = "".join(f" {place(consumer)}" for consumer in self.consumers)
         size = int(self.nbytes) if float(self.nbytes).is_integer() else self.nbytes

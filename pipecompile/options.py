@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ _CHOICES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The keyword arguments of `compile`. Construction raises InputError or ScheduleError for what cannot be."""
 
@@ -73,7 +75,7 @@ class Options:
     def schedule_for(self, n_microbatches: int, *, custom: bool = True) -> Schedule:
         """The schedule for so many micro-batches. Raises ScheduleError when a schedule given as such has another number."""
         if not isinstance(self.schedule, Schedule):
-            return build_schedule(self.schedule, self.n_stages, n_microbatches, n_devices=len(self.devices))
+            return self._built(self.schedule, n_microbatches)
         counts = self.schedule.n_stages, self.schedule.n_devices
         if counts != (self.n_stages, len(self.devices)):
             raise ScheduleError(
@@ -86,18 +88,35 @@ class Options:
             )
         return self.schedule
 
+    def _built(self, name: str, n_microbatches: int) -> Schedule:
+        try:
+            return build_schedule(name, self.n_stages, n_microbatches, n_devices=len(self.devices))
+        except ScheduleError as error:
+            if len(self.devices) == self.n_stages:
+                raise
+            hint = f"devices= with {self.n_stages} entries, one per stage; repeats are allowed"
+            raise ScheduleError(error.what, why=error.why, hint=hint) from None
+
+    @cached_property
+    def needs_target(self) -> bool:
+        """Does `loss_fn` refuse to be called with the output alone?"""
+        try:
+            inspect.signature(self.loss_fn).bind(None) if self.loss_fn else None
+        except TypeError:
+            return True
+        except ValueError:  # a builtin without a signature: it will say so itself
+            return False
+        return False
+
 
 def _check_trains(schedule: Schedule) -> None:
     kinds = {action.kind for row in schedule.rows for action in row}
-    if Kind.BACKWARD not in kinds:
-        raise ScheduleError(
-            f"schedule {schedule.name!r} has no backward",
-            hint="gpipe or 1f1b; pipe(x) under no_grad runs forwards alone",
-        )
     if kinds & {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}:
-        raise ScheduleError(
-            f"schedule {schedule.name!r} splits the backward into I and W", why="only full backwards (B) are run so far"
-        )
+        why = "only full backwards (B) are run so far"
+        raise ScheduleError(f"schedule {schedule.name!r} splits the backward into I and W", why=why)
+    if Kind.BACKWARD not in kinds:
+        hint = "gpipe or 1f1b; pipe(x) under no_grad runs forwards alone"
+        raise ScheduleError(f"schedule {schedule.name!r} has no backward", hint=hint)
 
 
 def _check_count(name: str, value: object) -> None:

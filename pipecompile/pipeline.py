@@ -14,6 +14,7 @@ from pipecompile.build import Build
 from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.options import Options, load_plan, resolve_devices
+from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
 from pipecompile.plan import Plan
 from pipecompile.planning import transfer_seconds
@@ -125,7 +126,7 @@ class Pipeline(StandIn):
         """
         inputs = flatten(self.model.forward, args, kwargs)
         build, parts = self.builds.find(inputs)
-        build.require_loss()
+        build.require_loss(target is not None)
         executable = build.step(len(parts), target is not None)
         threaded = self._dispatch == "threads" and len(executable.devices) > 1
         arrivals = _arrivals(build, inputs, len(parts))
@@ -169,6 +170,11 @@ class Pipeline(StandIn):
         return self.builds.latest.plan
 
     @property
+    def problem(self) -> Problem | None:
+        """The partition problem that the plan solves; None when the plan was given."""
+        return self.builds.problem
+
+    @property
     def graph(self) -> fx.GraphModule:
         """The traced graph that is cut."""
         return self.builds.latest.graph
@@ -195,6 +201,11 @@ class Pipeline(StandIn):
     def devices(self) -> tuple[torch.device, ...]:
         """One per pipeline device."""
         return self.options.devices
+
+    @property
+    def dispatch(self) -> str:
+        """Who runs the program: "inline" or "threads"; "auto" until the second step has decided."""
+        return self._dispatch
 
     @property
     def measured(self) -> Timeline | None:

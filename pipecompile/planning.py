@@ -16,7 +16,7 @@ from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.errors import PartitionError, PlanError
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.options import Options
-from pipecompile.partitioners import Partition, partition
+from pipecompile.partitioners import Partition, Problem, partition
 from pipecompile.passes.aliasing import aliasing, compute_nodes
 from pipecompile.passes.follow_device import follow_device
 from pipecompile.plan import Plan, StageSummary
@@ -26,16 +26,15 @@ from pipecompile.stages import routes
 __all__ = ["carried", "fingerprint", "make_plan", "transfer_seconds"]
 
 
-def make_plan(graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_microbatches: int) -> Plan:
-    """Cut the graph. `inputs` are the flat inputs of one micro-batch.
+def make_plan(
+    graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_microbatches: int
+) -> tuple[Plan, Problem]:
+    """Cut the graph. `inputs` are the flat inputs of one micro-batch. Returns the plan, and the problem it solves.
 
     Raises PartitionError when there are more stages than the graph can bear, InfeasibleError when no cut fits.
     """
     _check_bearable(graph, options.n_stages)
-    device = options.devices[0]
-    there, values = _moved(graph, inputs, device) if options.cost != "analytic" else (graph, inputs)
-    cost = chosen_cost(there, values, cost=options.cost, device=device)
-    costs = node_costs(there, values, cost=cost, device=device)
+    cost, costs = _costs(graph, inputs, options)
     link = _link(options.devices)
     problem = cost_graph(
         graph,
@@ -46,7 +45,15 @@ def make_plan(graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_
         in_flight=_in_flight(options, n_microbatches),
     )
     found = partition(problem, options.n_stages, method=options.partitioner, time_limit=options.time_limit)
-    return replace(_plan(graph, found, costs, options, n_microbatches), cost=cost)
+    return replace(_plan(graph, found, costs, options, n_microbatches), cost=cost), problem
+
+
+def _costs(graph: fx.GraphModule, inputs: Sequence[Any], options: Options) -> tuple[str, dict[str, NodeCost]]:
+    """The name of the cost model that was used, and what each node costs under it."""
+    device = options.devices[0]
+    there, values = _moved(graph, inputs, device) if options.cost != "analytic" else (graph, inputs)
+    cost = chosen_cost(there, values, cost=options.cost, device=device)
+    return cost, node_costs(there, values, cost=cost, device=device)
 
 
 def _moved(graph: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> tuple[fx.GraphModule, list[Any]]:
@@ -136,13 +143,7 @@ def _summary(
 ) -> StageSummary:
     parameters = {id(t): t for node in nodes for t in held_by(graph, node) if isinstance(t, torch.nn.Parameter)}
     sent = sum(way.nbytes * sum(end != HOST for end in way.consumers) for way in ways if way.source == stage)
-    skips = [
-        (way.source, end)
-        for way in ways
-        if way.source != HOST
-        for end in way.consumers
-        if end != HOST and end > way.source + 1
-    ]
+    skips = [(way.source, end) for way in ways for end in way.skips]
     mine = [costs[node.name] for node in nodes]
     return StageSummary(
         stage=stage,

@@ -254,11 +254,15 @@ def test_a_schedule_from_csv_runs() -> None:
 def test_a_saved_plan_is_used_as_it_is(tmp_path: object) -> None:
     model, _ = pair()
     x, _ = batch()
-    plan = piped(model, example_args=(x,)).plan
+    pipe = piped(model, example_args=(x,))
+    plan = pipe.plan
+    assert pipe.problem is not None
+    assert pc.partition(pipe.problem, 3).bottleneck == pytest.approx(plan.bottleneck)
     path = f"{tmp_path}/plan.json"
     plan.save(path)
     again = piped(copy.deepcopy(model), example_args=(x,), plan=path, cost="profile")
     assert again.plan == plan
+    assert again.problem is None
 
 
 def test_deferred_and_eager_profile_agree_on_what_is_left_behind() -> None:

@@ -130,6 +130,7 @@ def _card(device: torch.device) -> str:
 
 def _unlisted(device: torch.device, name: str) -> DeviceSpec:
     """A card without a data sheet here: its own memory, and the rates of an A100. A cut depends on ratios between nodes,
-    hardly on the rates themselves."""
+    hardly on the rates themselves.
+    """
     memory = torch.cuda.get_device_properties(device).total_memory
     return replace(DEVICES["a100"], name=name, memory=memory)

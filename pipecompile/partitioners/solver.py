@@ -67,7 +67,8 @@ def partition(problem: Problem, n_stages: int, *, method: str = "auto", time_lim
         used, bound = "ilp", max(bound, proven)
     value = bottleneck(clusters, stages, stage)
     status: Literal["optimal", "feasible"] = "feasible" if _open(clusters, stages, stage, bound) else "optimal"
-    return Partition(clusters.stage_of(stage), value, min(bound, value), status, used, monotonic() - begin)
+    least = value if status == "optimal" else bound
+    return Partition(clusters.stage_of(stage), value, least, status, used, monotonic() - begin)
 
 
 def _open(clusters: Clusters, stages: Stages, stage: Sequence[int], bound: float) -> bool:

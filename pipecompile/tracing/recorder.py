@@ -168,10 +168,12 @@ class _Recorder(TorchFunctionMode):
         ambient, assumed = Ambient.now(), len(self.symbol.env.guards)
         with self.kept_whole():
             result = func(*args, **kwargs)
-        self.symbol.forget(func, result, assumed)
+        made = tensors_in(result)
+        if made:
+            self.symbol.forget(func, assumed)
         changed = [tensor for tensor, version in given if tensor._version != version]
         changed += [*written, *silently_changed(func, args, kwargs)]
-        if changed or tensors_in(result):
+        if changed or made:
             self._write(spell(args), kwargs, result, changed, ambient)
         return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -11,8 +12,8 @@ import torch
 
 __all__ = ["caller", "line_of", "raiser"]
 
-_OURS = str(Path(__file__).resolve().parents[1])
-_TORCH = str(Path(torch.__file__).resolve().parent)
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
 
 
 def _is_foreign(frame: FrameType) -> bool:

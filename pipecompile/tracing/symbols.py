@@ -15,6 +15,9 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 __all__ = ["BatchSymbol", "Guard"]
 
 
+_SHAPING = ("squeeze", "unbind", "chunk", "split", "tensor_split", "hsplit", "vsplit", "dsplit", "unsafe_chunk", "unsafe_split")
+
+
 class Guard:
     """A condition on the batch size under which the recorded graph is right, because the model branched on it."""
 
@@ -31,7 +34,7 @@ class Guard:
 class BatchSymbol:
     """One symbol for the batch dimension of all inputs, and the graph nodes that compute sizes from it.
 
-    The sizes 0 and 1 are constants to torch, so a batch of one is recorded like one of two; with `fixed`, as the number it is.
+    A batch of one is recorded like one of two; with `fixed`, as the number it is.
     """
 
     def __init__(self, size: int | None, *, fixed: bool = False) -> None:
@@ -40,6 +43,7 @@ class BatchSymbol:
             allow_dynamic_output_shape_ops=False,
             duck_shape=False,
             should_record_events=False,
+            specialize_zero_one=False,
         )
         self.symbol = self.env.create_symbol(max(size or 2, 2), ConstantSource("batch"), DimDynamic.DYNAMIC, None)
         self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=max(size or 2, 2))
@@ -78,12 +82,12 @@ class BatchSymbol:
         node.meta["val"] = value
         return node
 
-    def forget(self, func: Any, result: Any, since: int) -> None:
+    def forget(self, func: Any, since: int) -> None:
         """Drop what torch assumed inside a recorded call (which convolution is faster ...): the call decides anew when it runs.
 
-        Kept where the number of tensors or dimensions that come out depends on it, as the recording does then too.
+        Kept where the number of tensors or dimensions that come out depends on the size, as the recording does then too.
         """
-        if isinstance(result, torch.Tensor) and not func.__name__.startswith("squeeze"):
+        if not func.__name__.strip("_").startswith(_SHAPING):
             self._ignored.update(id(guard) for guard in self.env.guards[since:])
 
     def guards(self) -> tuple[Guard, ...]:
