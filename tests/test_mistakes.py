@@ -14,6 +14,8 @@ from torch import nn
 
 import pipecompile as pc
 
+pytestmark = pytest.mark.smoke
+
 
 class Net(nn.Module):
     def __init__(self) -> None:

@@ -13,6 +13,8 @@ import pipecompile as pc
 from tests.eager import accumulate, assert_same
 from tests.models import UNet
 
+pytestmark = pytest.mark.smoke
+
 
 class Net(nn.Module):
     """Small, with everything that matters: BatchNorm, a skip over stages, an unused parameter, a tied weight."""
@@ -50,7 +52,6 @@ def piped(model: nn.Module, n_stages: int = 3, **options: object) -> pc.Pipeline
     return pc.compile(model, n_stages, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_step_is_the_micro_batched_loop_bit_for_bit(dispatch: str, schedule: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -37,7 +37,7 @@ from pipecompile.tracing.memo import forgetful
 from pipecompile.tracing.regions import Ambient, Regions
 from pipecompile.tracing.snapshot import untouched
 from pipecompile.tracing.source import caller
-from pipecompile.tracing.spelling import Spelling, spelled
+from pipecompile.tracing.spelling import Spelling, decides_rank, spelled
 from pipecompile.tracing.symbols import BatchSymbol
 from pipecompile.tracing.twins import Twins, recording_device
 from pipecompile.tracing.values import Values, storages, tensors_in
@@ -165,15 +165,12 @@ class _Recorder(TorchFunctionMode):
         """Make the call, and write it down if tensors came out of it or were changed by it, as `written` are."""
         args, kwargs = self.values.faked((args, kwargs))
         given = [(tensor, tensor._version) for tensor in tensors_in((args, kwargs)) if not tensor.is_inference()]
-        ambient, assumed = Ambient.now(), len(self.symbol.env.guards)
-        with self.kept_whole():
+        ambient = Ambient.now()
+        with self.kept_whole(), nullcontext() if decides_rank(func) else self.symbol.lenient():
             result = func(*args, **kwargs)
-        made = tensors_in(result)
-        if made:
-            self.symbol.forget(func, assumed)
         changed = [tensor for tensor, version in given if tensor._version != version]
         changed += [*written, *silently_changed(func, args, kwargs)]
-        if changed or made:
+        if changed or tensors_in(result):
             self._write(spell(args), kwargs, result, changed, ambient)
         return result
 

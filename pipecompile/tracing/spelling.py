@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Spelling", "spelled"]
+__all__ = ["Spelling", "decides_rank", "spelled"]
 
 Spelling = tuple[str, Any, Any]
 """The opcode, the target and the arguments of a node."""
@@ -24,6 +24,25 @@ _METHODS: dict[Any, str] = {}
 for _name, _method in vars(torch.Tensor).items():
     if callable(_method) and getattr(_method, "__name__", _name) != _name:
         _METHODS.setdefault(_method, _name)
+
+
+_BY_SIZE = (
+    "squeeze",
+    "unbind",
+    "chunk",
+    "split",
+    "tensor_split",
+    "hsplit",
+    "vsplit",
+    "dsplit",
+    "unsafe_chunk",
+    "unsafe_split",
+)
+
+
+def decides_rank(func: Any) -> bool:
+    """Does the number of tensors or dimensions that come out depend on the sizes that go in?"""
+    return func.__name__.strip("_").startswith(_BY_SIZE)
 
 
 def spelled(func: Any, args: Any) -> Spelling:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sympy
@@ -13,9 +15,6 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 __all__ = ["BatchSymbol", "Guard"]
-
-
-_SHAPING = ("squeeze", "unbind", "chunk", "split", "tensor_split", "hsplit", "vsplit", "dsplit", "unsafe_chunk", "unsafe_split")
 
 
 class Guard:
@@ -31,6 +30,27 @@ class Guard:
         return str(self.condition).replace(str(self.symbol), "batch_size")
 
 
+class _Shapes(ShapeEnv):
+    """While it is lenient, comparisons of sizes are answered for the example, and nothing is concluded from the answer.
+
+    Only what makes the batch size one number is always concluded: shapes would otherwise be of the example alone.
+    """
+
+    lenient = False
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.lenient:
+            return super().evaluate_expr(orig_expr, *args, **kwargs)
+        with self.suppress_guards():
+            value = super().evaluate_expr(orig_expr, *args, **kwargs)
+        if isinstance(orig_expr, sympy.logic.boolalg.Boolean) and (type(orig_expr), value) not in _EQUAL:
+            return value
+        return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+
+_EQUAL = ((sympy.Eq, sympy.true), (sympy.Ne, sympy.false))
+
+
 class BatchSymbol:
     """One symbol for the batch dimension of all inputs, and the graph nodes that compute sizes from it.
 
@@ -38,7 +58,7 @@ class BatchSymbol:
     """
 
     def __init__(self, size: int | None, *, fixed: bool = False) -> None:
-        self.env = ShapeEnv(
+        self.env = _Shapes(
             allow_scalar_outputs=False,
             allow_dynamic_output_shape_ops=False,
             duck_shape=False,
@@ -48,7 +68,6 @@ class BatchSymbol:
         self.symbol = self.env.create_symbol(max(size or 2, 2), ConstantSource("batch"), DimDynamic.DYNAMIC, None)
         self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=max(size or 2, 2))
         self._nodes: dict[sympy.Basic, fx.Node] = {}
-        self._ignored: set[int] = set()
         self.root: fx.Node | None = None
 
     @property
@@ -82,18 +101,20 @@ class BatchSymbol:
         node.meta["val"] = value
         return node
 
-    def forget(self, func: Any, since: int) -> None:
-        """Drop what torch assumed inside a recorded call (which convolution is faster ...): the call decides anew when it runs.
-
-        Kept where the number of tensors or dimensions that come out depends on the size, as the recording does then too.
+    @contextmanager
+    def lenient(self) -> Iterator[None]:
+        """Inside a recorded call torch asks what is true of the sizes (which convolution is faster ...): it will ask anew
+        when the graph runs, so the recording is not bound to the answer.
         """
-        if not func.__name__.strip("_").startswith(_SHAPING):
-            self._ignored.update(id(guard) for guard in self.env.guards[since:])
+        self.env.lenient = True
+        try:
+            yield
+        finally:
+            self.env.lenient = False
 
     def guards(self) -> tuple[Guard, ...]:
         """What the model's own branches assumed about the batch size."""
-        found = [Guard(self.symbol, guard.expr) for guard in self.env.guards
-                 if id(guard) not in self._ignored and self.symbol in guard.expr.free_symbols]  # fmt: skip
+        found = [Guard(self.symbol, guard.expr) for guard in self.env.guards if self.symbol in guard.expr.free_symbols]
         if self.fixed is not None:
             found.append(Guard(self.symbol, sympy.Eq(self.symbol, self.fixed)))
         return tuple({str(guard): guard for guard in found}.values())

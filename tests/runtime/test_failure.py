@@ -16,6 +16,8 @@ from torch._subclasses import FakeTensor
 import pipecompile as pc
 from tests.eager import accumulate, assert_same, square_loss
 
+pytestmark = pytest.mark.smoke
+
 
 class Bomb(torch.autograd.Function):
     """Identity that fails on the micro-batch that holds the value 13, on the way there or on the way back."""
