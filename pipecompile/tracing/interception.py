@@ -16,7 +16,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -81,7 +81,7 @@ def _script(listener: Listener, original: Any) -> Any:
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         if not listener.listening:
             return original(function, *args, **kwargs)
-        return listener.opaque(_source_of(function) or partial(original, function), _scripted(function), args, kwargs)
+        return listener.opaque(_source_of(function) or _scripted(function), _scripted(function), args, kwargs)
 
     return call
 

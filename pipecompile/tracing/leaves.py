@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import nn
 
-__all__ = ["has_backward_hooks", "is_leaf"]
+__all__ = ["has_backward_hooks", "is_leaf", "outline"]
 
 _WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Leaves although they have children, or parameters under names of their own."""
@@ -25,3 +29,18 @@ def is_leaf(module: nn.Module) -> bool:
 
 def has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def outline(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` of a leaf, or something cheaper that gives the same shapes: torch unrolls a recurrent layer, one step will do."""
+    plain = isinstance(module, nn.RNNBase) and not module._forward_hooks and not module._forward_pre_hooks
+
+    def one_step(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return call(x, *args, **kwargs)
+        time = 1 if module.batch_first and x.dim() == 3 else 0
+        made, state = call(x.narrow(time, 0, 1), *args, **kwargs)
+        steps = made.transpose(0, time)
+        return steps.repeat(x.shape[time], *[1] * (made.dim() - 1)).transpose(0, time), state
+
+    return one_step if plain else call

@@ -32,8 +32,9 @@ from pipecompile.tracing.effects import silently_changed
 from pipecompile.tracing.failure import explained
 from pipecompile.tracing.inputs import FlatInputs, batch_size, flatten, is_batched, validate_model
 from pipecompile.tracing.interception import intercepted
-from pipecompile.tracing.leaves import has_backward_hooks, is_leaf
+from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
 from pipecompile.tracing.memo import forgetful
+from pipecompile.tracing.rebinding import write_back
 from pipecompile.tracing.regions import Ambient, Regions
 from pipecompile.tracing.snapshot import untouched
 from pipecompile.tracing.source import caller
@@ -113,6 +114,7 @@ class _Recorder(TorchFunctionMode):
     def _finish(self, inputs: FlatInputs, output: Any) -> fx.GraphModule:
         flat, spec = pytree.tree_flatten(output)
         self.regions.close()
+        write_back(self.values, self.regions.outside)
         result = self.graph.output(tuple(self._result(leaf) for leaf in flat))
         result.meta.update(val=tuple(flat), module="", source="")
         self._drop_unused_items()
@@ -207,7 +209,7 @@ class _Recorder(TorchFunctionMode):
                 return original(module, *args, **kwargs)
 
             written = list(module.buffers()) if module.training else []
-            return self.call(call, args, kwargs, lambda given: ("call_module", name, given), written)
+            return self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written)
         if has_backward_hooks(module):
             raise TraceError("cannot trace: a backward hook on the whole model", where=caller(),
                              hint="register the hook on the submodules, or on the parameters")  # fmt: skip

@@ -22,12 +22,19 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 __all__ = ["Ambient", "Regions"]
 
 
+Kinds = tuple[tuple[str, str | None, bool], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Ambient:
-    """Grad mode, and the autocast dtype (None when off) of the CPU and of the accelerator in use."""
+    """Grad mode, and the autocast dtype (None when off) of the CPU and of the accelerator in use.
+
+    `nesting` counts the autocast regions around: weights are cast anew when the outermost one is left.
+    """
 
     grad: bool
-    autocast: tuple[tuple[str, str | None, bool], ...]
+    autocast: Kinds
+    nesting: int = 0
 
     @classmethod
     def now(cls, *, grad: bool | None = None) -> Ambient:
@@ -35,11 +42,16 @@ class Ambient:
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         cache = torch.is_autocast_cache_enabled()
         state = tuple((kind, _autocast_dtype(kind), cache) for kind in kinds)
-        return cls(torch.is_grad_enabled() if grad is None else grad, state)
+        return cls(torch.is_grad_enabled() if grad is None else grad, state, _nesting())
 
 
 def _autocast_dtype(kind: str) -> str | None:
     return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
+
+
+def _nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 class Regions:
@@ -47,16 +59,17 @@ class Regions:
 
     def __init__(self, graph: fx.Graph, outside: Ambient) -> None:
         self.graph, self.outside, self.now = graph, outside, outside
-        self._open: list[fx.Node] = []
+        self._open: list[tuple[Ambient, list[fx.Node]]] = []
         self._before: fx.Node | None = None
 
     def enter(self, ambient: Ambient) -> None:
         """Call before creating a node that was recorded under `ambient`."""
         if ambient == self.now:
             return
-        if ambient.autocast != self.now.autocast:
-            self._leave_autocast()
-            self._enter_autocast(ambient)
+        while self._open and not _inside(ambient, self._open[-1][0]):
+            self._leave()
+        if ambient.nesting > self._innermost.nesting:
+            self._open_autocast(ambient)
         if ambient.grad != self.now.grad:
             self._set_grad(ambient.grad)
         self.now = ambient
@@ -64,6 +77,22 @@ class Regions:
     def close(self) -> None:
         """Return to the state outside, before the output."""
         self.enter(self.outside)
+
+    @property
+    def _innermost(self) -> Ambient:
+        return self._open[-1][0] if self._open else self.outside
+
+    def _leave(self) -> None:
+        for entered in reversed(self._open.pop()[1]):
+            self._switch(_exit_autocast, entered)
+
+    def _open_autocast(self, ambient: Ambient) -> None:
+        entered = []
+        for (kind, dtype, cache), (_, around, _) in zip(ambient.autocast, self._innermost.autocast, strict=True):
+            if dtype != around:
+                kept = getattr(torch, dtype) if dtype else None
+                entered.append(self._switch(_enter_autocast, kind, kept, dtype is not None, cache))
+        self._open.append((ambient, entered))
 
     def _set_grad(self, enabled: bool) -> None:
         if self._before is None:
@@ -75,12 +104,7 @@ class Regions:
         node.meta.update(switch=True, val=None)
         return node
 
-    def _leave_autocast(self) -> None:
-        while self._open:
-            self._switch(_exit_autocast, self._open.pop())
 
-    def _enter_autocast(self, ambient: Ambient) -> None:
-        for (kind, dtype, cache), (_, outside, _) in zip(ambient.autocast, self.outside.autocast, strict=True):
-            if dtype != outside:
-                kept = getattr(torch, dtype) if dtype else None
-                self._open.append(self._switch(_enter_autocast, kind, kept, dtype is not None, cache))
+def _inside(ambient: Ambient, region: Ambient) -> bool:
+    """Is that state this autocast region's own, or one further in?"""
+    return ambient.nesting > region.nesting or (ambient.nesting, ambient.autocast) == (region.nesting, region.autocast)

@@ -42,7 +42,7 @@ _BY_SIZE = (
 
 def decides_rank(func: Any) -> bool:
     """Does the number of tensors or dimensions that come out depend on the sizes that go in?"""
-    return func.__name__.strip("_").startswith(_BY_SIZE)
+    return str(func.__name__).strip("_").startswith(_BY_SIZE)
 
 
 def spelled(func: Any, args: Any) -> Spelling:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,40 @@ class Guard:
 
     def __str__(self) -> str:
         return str(self.condition).replace(str(self.symbol), "batch_size")
+
+
+class _Arithmetic(PythonReferenceAnalysis):
+    """Python's operators, on proxies: also those that torch leaves out or that a proxy does not take by itself."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def floor_to_int(a: Any, _dtype: Any) -> Any:
+        return _written(math.floor, a)
+
+    @staticmethod
+    def ceil_to_int(a: Any, _dtype: Any) -> Any:
+        return _written(math.ceil, a)
+
+    @staticmethod
+    def round_to_int(a: Any, _dtype: Any) -> Any:
+        return _written(round, a)
+
+    @staticmethod
+    def round_decimal(a: Any, b: Any) -> Any:
+        return _written(round, a, b)
+
+
+def _written(function: Any, *args: Any) -> Any:
+    """A node for the call, when it is about a proxy."""
+    proxy = args[0]
+    return (
+        proxy.tracer.create_proxy("call_function", function, args, {})
+        if isinstance(proxy, fx.Proxy)
+        else function(*args)
+    )
 
 
 class _Shapes(ShapeEnv):
@@ -95,7 +130,7 @@ class BatchSymbol:
         assert self.root is not None, "a size depends on a batch that no input has"
         before = len(graph.nodes)
         proxy = fx.Proxy(self.root, fx.proxy.GraphAppendingTracer(graph))
-        node: fx.Node = sympy_interp(PythonReferenceAnalysis, {self.symbol: proxy}, expression).node
+        node: fx.Node = sympy_interp(_Arithmetic, {self.symbol: proxy}, expression).node
         for made in list(graph.nodes)[before:]:
             made.meta.update(scalar=True, val=None)
         node.meta["val"] = value

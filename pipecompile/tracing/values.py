@@ -60,6 +60,7 @@ class Values:
     def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins) -> None:
         self.graph, self.symbol, self.twins = graph, symbol, twins
         self.roots: dict[str, Any] = {}
+        self.buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
         self._owned: dict[int, tuple[str | None, torch.Tensor]] = {}
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
@@ -72,6 +73,7 @@ class Values:
                     if tensor is not None:
                         table[key] = twin = self.twins.of(tensor)
                         self._owned.setdefault(id(twin), (f"{path}.{key}".lstrip("."), tensor))
+            self.buffers += [(module, key, twin) for key, twin in module._buffers.items() if twin is not None]
 
     def faked(self, structure: Any) -> Any:
         """The structure with twins for the real tensors in it: constants that the model holds outside its tables."""

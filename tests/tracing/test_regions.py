@@ -32,9 +32,17 @@ def low_precision(m, x):
     with torch.autocast("cpu", torch.bfloat16):
         h = m.b(m.a(x))
         with torch.autocast("cpu", enabled=False):
-            h = m.c(h.float()) @ m.a.weight
-        h = h @ m.b.weight
-    return m.c(h.float())
+            h = m.c(h.float()) * 2
+        h = h @ x.T @ h
+    return h.float()
+
+
+def weights_cast_once(m, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        h = m.a(x)
+        with torch.autocast("cpu", enabled=False):
+            h = h.float() @ m.a.weight
+        return h @ m.a.weight
 
 
 def both(m, x):
@@ -52,7 +60,7 @@ def rows(size: int) -> tuple[torch.Tensor]:
     return (torch.randn(size, 4, generator=torch.Generator().manual_seed(size)),)
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", [*BODIES, weights_cast_once])
 def test_regions_are_kept(agrees, body):
     agrees(Body(body), rows)
 

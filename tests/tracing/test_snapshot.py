@@ -60,12 +60,13 @@ def state(model: nn.Module) -> list[object]:
 @pytest.mark.parametrize("training", [False, True])
 def test_the_model_is_left_exactly_as_it_was_found(fails, training):
     model = Hoarder(fails=fails).train(training)
+    x = torch.randn(3, 4)
     before = state(model)
     if fails:
         with pytest.raises(TraceError, match="ValueError: late"):
-            trace(model, torch.randn(3, 4))
+            trace(model, x)
     else:
-        trace(model, torch.randn(3, 4))
+        trace(model, x)
     assert state(model) == before
 
 

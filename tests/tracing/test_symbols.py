@@ -24,7 +24,8 @@ def guards(body, size: int) -> list[str]:
     "body, size, expected",
     [
         (lambda x: x * 2 if x.shape[0] > 2 else x, 4, ["batch_size > 2"]),
-        (lambda x: x * 2 if x.shape[0] > 2 else x, 2, ["batch_size <= 2"]),
+        (lambda x: x * 2 if x.shape[0] > 3 else x, 2, ["batch_size <= 3"]),
+        (lambda x: x if torch.conv1d(x, torch.ones(4, 4, 2)).shape[0] == 1 else x * 2, 4, ["Ne(batch_size, 1)"]),
         (lambda x: x.squeeze(), 4, ["Ne(batch_size, 1)"]),
         (lambda x: torch.stack([row * 2 for row in x]), 3, ["Eq(batch_size, 3)"]),
         (lambda x: x * int(x.shape[0]), 3, ["Eq(batch_size, 3)"]),
