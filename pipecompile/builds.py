@@ -12,6 +12,7 @@ from pipecompile.build import Build, signature
 from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.partitioners import Problem
+from pipecompile.passes.graphs import prepare
 from pipecompile.placing import move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
@@ -69,7 +70,7 @@ class Builds:
         first = [scatter(leaf, len(parts))[0] for leaf in inputs.leaves]
         args, kwargs = pytree.tree_unflatten(first, inputs.spec)
         with torch.inference_mode(False), torch.enable_grad():  # so that no_grad regions inside the model are seen
-            graph = trace(self.model, *args, **kwargs)
+            graph = prepare(trace(self.model, *args, **kwargs))
         _check_guards(graph, parts)
         plan = self.plan
         if plan is None:

@@ -17,7 +17,7 @@ from pipecompile.errors import PartitionError, PlanError
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, partition
-from pipecompile.passes.aliasing import aliasing, compute_nodes
+from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.passes.follow_device import follow_device
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.runtime.transport import to_device
@@ -68,7 +68,7 @@ def _moved(graph: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -
 
 
 def _check_bearable(graph: fx.GraphModule, n_stages: int) -> None:
-    tied = sum(len(group) - 1 for group in aliasing(graph).groups)
+    tied = sum(len(group) - 1 for group in graph.meta["ties"].groups)
     units = len(compute_nodes(graph)) - tied
     if n_stages > units:
         raise PartitionError(
@@ -185,7 +185,7 @@ def carried(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -
     A node that is new goes where its inputs are; then stages are raised until precedence and ties hold. Raises PlanError
     when hardly any node is known.
     """
-    nodes, ties = compute_nodes(graph), aliasing(graph)
+    nodes, ties = compute_nodes(graph), graph.meta["ties"]
     known = sum(node.name in stage_of for node in nodes)
     if 2 * known < len(nodes):
         unknown = [node.name for node in nodes if node.name not in stage_of][:5]

@@ -19,7 +19,7 @@ from torch import fx
 
 from pipecompile.ir import HOST, Route
 from pipecompile.passes.aliasing import compute_nodes
-from pipecompile.passes.follow_device import follow_device
+from pipecompile.passes.graphs import settle
 from pipecompile.tracing.regions import Regions
 
 __all__ = ["Stage", "routes", "split"]
@@ -109,7 +109,7 @@ class _Builder:
             self._fetch(node)
         self.regions.close()
         self.graph.output(tuple(self.copies[named[name]] for name in self.outputs))
-        follow_device(self.graph, self.source.meta["device"], device)
+        settle(self.graph, self.source.meta["device"], device)
         module = fx.GraphModule(self.source, self.graph, f"Stage{self.index}")
         module.training = self.source.training
         return Stage(

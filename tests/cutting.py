@@ -42,6 +42,7 @@ def run_stages(graph: fx.GraphModule, stage_of: Mapping[str, int], size: int, *a
     _, stages = stages_of(graph, stage_of)
     names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     values = dict(zip(names, pytree.tree_leaves((args, kwargs)), strict=True))
+    values |= {node.name: size for node in graph.graph.nodes if node.meta.get("batch_size")}
     for stage in stages:
         given = [values[name] for name in stage.inputs] + [size] * stage.sized
         values |= zip(stage.outputs, stage.module(*given), strict=True)

@@ -10,6 +10,7 @@ import pipecompile as pc
 from pipecompile.costs import analytic_costs
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.errors import PlanError, VerifyError
+from pipecompile.passes.graphs import prepare
 from pipecompile.planning import carried, fingerprint
 from tests.eager import square_loss
 from tests.models import UNet
@@ -82,7 +83,7 @@ def test_fingerprints_tell_graphs_apart() -> None:
 
 
 def test_a_cut_is_carried_by_name_and_made_legal() -> None:
-    graph = pc.trace(Tied(), X)
+    graph = prepare(pc.trace(Tied(), X))
     known = {"a": 0, "norm": 0, "relu": 1, "b": 0}
     assert carried(known, graph, 2) == {"a": 0, "norm": 1, "relu": 1, "b": 1, "mul": 1}
     with pytest.raises(PlanError, match="another model"):

@@ -29,7 +29,7 @@ def cost_graph(
     `bytes` are parameters with their gradients and buffers, charged to the first node that uses them; `activation` is
     what autograd saves. A tensor's time counts both directions: the activation there and its gradient back.
     """
-    nodes, ties = compute_nodes(graph), aliasing(graph)
+    nodes, ties = compute_nodes(graph), graph.meta.get("ties") or aliasing(graph)
     names = {node.name for node in nodes}
     held = _held_bytes(graph, nodes)
     edges = [(source.name, node.name) for node in nodes for source in sources(node) if source.name in names]

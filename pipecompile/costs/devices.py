@@ -100,7 +100,8 @@ DEVICES: Mapping[str, DeviceSpec] = {spec.name: spec for spec in _SPECS}
 def spec_for(device: DeviceSpec | torch.device | str) -> DeviceSpec:
     """The spec of a named device ("h100"), or of the device that a torch.device ("cuda:1", "cpu") is.
 
-    Raises InputError, listing the known names, for any other; pass a DeviceSpec of your own instead.
+    A GPU that is here and has no data sheet is taken for an A100 with its own memory. Raises InputError, listing the
+    known names, for any other name; pass a DeviceSpec of your own instead.
     """
     if isinstance(device, DeviceSpec):
         return device

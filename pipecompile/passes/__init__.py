@@ -1,8 +1,9 @@
-"""Lowering: from a schedule, which says what is computed, to a program, which says everything that a device does.
+"""The passes, each run by the one pass manager. Here the lowering: from a schedule, which says what is computed, to a
+program, which says everything that a device does.
 
     schedule ──▶ compute ──▶ transfers ──▶ liveness ──▶ slots ──▶ program
 
-`lower` runs them under the pass manager, which verifies after each.
+Passes over graphs are put together in `graphs`; this module stays free of torch.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
-__all__ = ["Ties", "aliasing", "compute_nodes"]
+__all__ = ["Ties", "aliasing", "compute_nodes", "tie_aliases"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,12 @@ class Ties:
 
     groups: tuple[tuple[str, ...], ...]
     precedence: tuple[tuple[str, str], ...]
+
+
+def tie_aliases(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph with its ties noted in `graph.meta["ties"]`."""
+    graph.meta["ties"] = aliasing(graph)
+    return graph
 
 
 def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -35,11 +37,13 @@ def test_a_card_is_known_by_its_full_name(monkeypatch: pytest.MonkeyPatch, full:
     assert spec_for("cuda:0").name == short
 
 
-def test_a_card_without_data_sheet_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_without_data_sheet_keeps_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Quadro RTX 4000")
-    with pytest.raises(InputError, match="quadro rtx 4000"):
-        spec_for("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Quadro RTX 4000")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 << 30))
+    spec = spec_for("cuda")
+    assert (spec.name, spec.memory) == ("quadro rtx 4000", 8 << 30)
+    assert spec.flops == DEVICES["a100"].flops
 
 
 def test_roofline_takes_the_longer_of_computing_and_moving() -> None:

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pipecompile.passes.aliasing import aliasing
+from pipecompile.tracing import trace
+
+
+class Body(nn.Module):
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.a, self.b, self.norm, self.relu = (
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+            nn.BatchNorm1d(4),
+            nn.ReLU(inplace=True),
+        )
+        self.register_buffer("mean", torch.zeros(4))
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x)
+
+
+def ties(body, *, training: bool = True):
+    found = aliasing(trace(Body(body).train(training), torch.randn(3, 4)))
+    return [" ".join(group) for group in found.groups], list(found.precedence)
+
+
+def test_nothing_is_tied_without_a_reason():
+    assert ties(lambda m, x: m.b(m.a(x).relu()) + m.a(x).view(2, -1).reshape(-1, 4)) == ([], [])
+
+
+def test_a_relu_in_place_stays_with_what_it_overwrites():
+    assert ties(lambda m, x: m.b(m.relu(m.norm(m.a(x))))) == (["norm relu"], [])
+
+
+def test_who_reads_before_a_write_is_not_later_than_the_writer():
+    def body(m, x):
+        h = m.norm(x)
+        k = m.a(h)
+        h += x
+        return m.b(h) + k
+
+    assert ties(body) == (["norm add"], [("a", "add")])
+
+
+def test_views_share_the_memory_of_their_base():
+    def body(m, x):
+        h = m.a(x)
+        view = h[:, :2]
+        other = h.view(2, -1)
+        view.zero_()
+        return other.sum() + m.b(x)
+
+    assert ties(body) == (["a getitem view zero"], [])
+
+
+def test_one_after_another_write():
+    def body(m, x):
+        h = m.a(x)
+        h[:, 0] = 0
+        k = m.b(h)
+        return h.mul_(2) + k
+
+    assert ties(body) == (["a setitem mul"], [("b", "mul")])
+
+
+def test_a_module_with_buffers_used_twice_is_in_one_stage_and_one_without_is_not():
+    assert ties(lambda m, x: m.norm(m.a(m.norm(x)))) == (["norm norm_1"], [])
+    assert ties(lambda m, x: m.norm(m.a(m.norm(x))), training=False) == (["norm norm_1"], [])
+    assert ties(lambda m, x: m.a(m.b(m.a(x)))) == ([], [])
+
+
+def test_readers_of_a_written_buffer_stay_with_the_writer_even_after_it():
+    def body(m, x):
+        before = x - m.mean
+        m.mean.mul_(0.9).add_(x.mean(0) * 0.1)
+        view = m.mean[None]
+        h = m.a(before)
+        return m.b(h) + view
+
+    assert ties(body) == (["sub mul add getitem add_1"], [])
+
+
+def test_statistics_that_torch_writes_without_saying_so():
+    def body(m, x):
+        y = F.batch_norm(m.a(x), m.mean, m.norm.running_var, training=m.training)
+        return m.b(y) + m.mean + m.norm(x)
+
+    assert ties(body) == (["batch_norm add norm"], [])
+    assert ties(body, training=False) == ([], [])
+
+
+def test_an_input_that_is_written_has_all_its_readers_in_one_stage():
+    def body(m, x):
+        h = m.a(x)
+        x[:, 0] = 0
+        return m.b(h) + x
+
+    assert ties(body) == (["a setitem add"], [])
+
+
+def test_items_stay_with_their_tuple():
+    groups, _ = ties(lambda m, x: m.a(x).chunk(2, 1)[0] + m.b(x).max(1, keepdim=True)[0])
+    assert groups == ["chunk getitem", "max_1 getitem_2"]
+    groups, precedence = ties(lambda m, x: m.b(torch.cat(m.a(x).chunk(2, 1)[::-1], 1)))
+    assert groups == ["chunk getitem getitem_1"]
+    assert precedence == []
+
+
+def test_the_way_of_a_gradient_is_not_cut():
+    def body(m, x):
+        h = m.a(x)
+        (force,) = torch.autograd.grad(m.b(h).relu().sum(), h, create_graph=True)
+        return m.b(force)
+
+    assert ties(body) == (["a b relu sum_1 grad getitem"], [])
+
+
+def test_hooks_stay_with_their_tensor():
+    def body(m, x):
+        h = m.a(x)
+        h.register_hook(lambda gradient: gradient)
+        return m.b(h)
+
+    assert ties(body) == (["a register_hook"], [])
