@@ -74,6 +74,11 @@ class Build:
             guard.holds(size) for guard in self.graph.meta["guards"] for size in set(sizes)
         )
 
+    def reschedule(self, options: Options) -> None:
+        """Other options: programs are made anew when they are asked for."""
+        self.options = options
+        self._executables.clear()
+
     def require_loss(self, with_target: bool) -> None:
         """Raise InputError when a step would have nothing to start its backward from."""
         if self.options.needs_target and not with_target:

@@ -50,6 +50,12 @@ class Builds:
         """Record anew at the next call; the plan stays."""
         self._builds.clear()
 
+    def reschedule(self, options: Options) -> None:
+        """Other options for all builds, now and to come; their programs are made anew."""
+        self.options = options
+        for build in self._builds:
+            build.reschedule(options)
+
     def find(self, inputs: FlatInputs) -> tuple[Build, tuple[int, ...]]:
         """The build for these inputs, made now if there is none, and the sizes of the micro-batches."""
         samples = batch_size(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,19 @@ class Pipeline(StandIn):
         """Once the time of a cell is known, "auto" becomes what suits it. The first step warms up and does not count."""
         seconds = sorted(end - start for _, _, start, end in spans)
         self._dispatch = choose(seconds[len(seconds) // 2], self.options.devices)
+
+    def reschedule(self, schedule: str | Schedule | None = None, n_microbatches: int | None = None) -> Pipeline:
+        """Go on with another schedule or number of micro-batches; what is not given stays as it is.
+
+        The recording, the cut and the parameters stay. The plan's times and bytes stay those of the micro-batch size it
+        was made for. Raises ScheduleError or InputError.
+        """
+        schedule = self.options.schedule if schedule is None else schedule
+        count = self.options.n_microbatches if n_microbatches is None else n_microbatches
+        self.options = replace(self.options, schedule=schedule, n_microbatches=count)
+        self.builds.reschedule(self.options)
+        self._last = None
+        return self
 
     # -- looking ----------------------------------------------------------------------------------------------------
 

@@ -387,3 +387,20 @@ def test_a_pipeline_without_a_loss_can_be_looked_at() -> None:
     assert pipe.schedule.name == "1f1b"
     with pytest.raises(pc.InputError, match="needs a loss"):
         pipe.step(batch()[0])
+
+
+def test_another_schedule_on_the_same_recording() -> None:
+    model, eager = pair()
+    x, target = batch()
+    pipe = piped(model, example_args=(x,))
+    graph = pipe.graph
+    pipe.step(x, target=target)
+    accumulate(eager, x, 4, F.cross_entropy, target)
+    pipe.reschedule("gpipe", 2).step(x, target=target)
+    accumulate(eager, x, 2, F.cross_entropy, target)
+    assert_same(model, eager)
+    assert pipe.graph is graph
+    assert (pipe.schedule.name, pipe.schedule.n_microbatches) == ("gpipe", 2)
+    with pytest.raises(pc.ScheduleError, match="nonsense"):
+        pipe.reschedule("nonsense")
+    assert pipe.schedule.name == "gpipe"

@@ -1,4 +1,4 @@
-"""What a call changes that the version counters of its tensors do not show.
+"""Calls that change nothing and make nothing, and what calls change that the version counters of tensors do not show.
 
     x.requires_grad = True, x.register_hook(f)      the tensor, but not its memory
     F.batch_norm(x, mean, var, training=True)       the running statistics; torch does not declare this write
@@ -13,7 +13,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-__all__ = ["silently_changed"]
+__all__ = ["only_asks", "silently_changed"]
+
+_ATTRIBUTES = (
+    "shape dtype device ndim is_cuda is_meta layout requires_grad is_leaf itemsize nbytes is_sparse grad_fn"
+)
+_METHODS = (
+    "size dim stride numel nelement element_size is_contiguous is_floating_point is_complex storage_offset get_device"
+)
+_QUESTIONS = frozenset(
+    [getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES.split()]
+    + [getattr(torch.Tensor, name) for name in _METHODS.split()]
+)
 
 _ON_THE_TENSOR = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 
@@ -24,6 +35,11 @@ _STATISTICS: dict[Any, tuple[int, str, bool]] = {
     torch.instance_norm: (3, "use_input_stats", True),
 }
 """Where the running mean stands, with the variance after it; the flag, in all four the argument at 5, and its default."""
+
+
+def only_asks(func: Any) -> bool:
+    """Is the answer never a tensor, so that there is nothing to write down?"""
+    return func in _QUESTIONS
 
 
 def silently_changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
-from pipecompile.tracing.effects import silently_changed
+from pipecompile.tracing.effects import only_asks, silently_changed
 from pipecompile.tracing.failure import explained
 from pipecompile.tracing.inputs import FlatInputs, batch_size, flatten, is_batched, validate_model
 from pipecompile.tracing.interception import intercepted
@@ -95,7 +95,8 @@ class _Recorder(TorchFunctionMode):
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
         try:
             with ExitStack() as stack:
-                for context in (self.fake, self.twins.device, enable_python_dispatcher(), intercepted(self), self):
+                contexts: tuple[Any, ...] = (self.fake, *self.twins.default, enable_python_dispatcher(), intercepted(self), self)
+                for context in contexts:
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
             return self._finish(inputs, output)
@@ -149,7 +150,7 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.listening:
+        if not self.listening or only_asks(func):
             return func(*args, **kwargs)
         if func is torch.Tensor.__iter__:
             with self:

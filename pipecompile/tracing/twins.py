@@ -31,6 +31,11 @@ class Twins:
         self.fake, self.device = fake, device
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    @property
+    def default(self) -> tuple[torch.device, ...]:
+        """The contexts that make tensors where the twins are when nobody says where."""
+        return () if self.device == torch.get_default_device() else (self.device,)
+
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The twin of a parameter, buffer or constant: always the same one."""
         if id(tensor) not in self._made:
