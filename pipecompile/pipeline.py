@@ -146,7 +146,7 @@ class Pipeline(StandIn):
         if parts not in self._known_weights:
             mean = self.options.loss_reduction == "mean"
             weights = torch.tensor([size / sum(parts) if mean else 1.0 for size in parts], dtype=torch.float64)
-            self._known_weights[parts] = weights, [torch.tensor(weight) for weight in weights.tolist()]
+            self._known_weights[parts] = weights, list(weights.unbind())  # float64: autograd rounds to the loss's dtype
         return self._known_weights[parts]
 
     def _run(self, executable: Executable, frame: Frame, threaded: bool) -> Frame:

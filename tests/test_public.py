@@ -10,7 +10,31 @@ import pytest
 
 import pipecompile as pc
 
-EXPECTED = ["CostError", "InfeasibleError", "InputError", "Partition", "PartitionError", "Pipeline", "PipecompileError", "Plan", "PlanError", "Problem", "Program", "RunError", "Schedule", "ScheduleError", "Timeline", "TraceError", "VerifyError", "build_schedule", "compile", "partition", "simulate", "trace", "verify"]
+EXPECTED = [
+    "CostError",
+    "InfeasibleError",
+    "InputError",
+    "Partition",
+    "PartitionError",
+    "Pipeline",
+    "PipecompileError",
+    "Plan",
+    "PlanError",
+    "Problem",
+    "Program",
+    "RunError",
+    "Schedule",
+    "ScheduleError",
+    "Timeline",
+    "TraceError",
+    "VerifyError",
+    "build_schedule",
+    "compile",
+    "partition",
+    "simulate",
+    "trace",
+    "verify",
+]
 
 
 @pytest.mark.smoke

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cutting import cut, run_stages, stages_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models import UNet
 from torch import nn
 
 from pipecompile.ir import HOST, Route
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.tracing import trace
+from tests.cutting import cut, run_stages, stages_of
+from tests.models import UNet
 
 
 class Attention(nn.Module):

@@ -46,7 +46,13 @@ def test_step_equals_the_plain_loop(name: str, n_stages: int) -> None:
     start, x = original(name)
     model = copy.deepcopy(start)
     pipe = pc.compile(
-        model, n_stages, example_args=(x,), loss_fn=square_loss, cost="analytic", devices=["cpu"] * n_stages
+        model,
+        n_stages,
+        example_args=(x,),
+        n_microbatches=max(count for _, count in CONFIGURATIONS),
+        loss_fn=square_loss,
+        cost="analytic",
+        devices=["cpu"] * n_stages,
     )
     for schedule, count in CONFIGURATIONS:
         model.load_state_dict(start.state_dict())

@@ -15,9 +15,7 @@ import torch.nn.functional as F
 
 __all__ = ["only_asks", "silently_changed"]
 
-_ATTRIBUTES = (
-    "shape dtype device ndim is_cuda is_meta layout requires_grad is_leaf itemsize nbytes is_sparse grad_fn"
-)
+_ATTRIBUTES = "shape dtype device ndim is_cuda is_meta layout requires_grad is_leaf itemsize nbytes is_sparse grad_fn"
 _METHODS = (
     "size dim stride numel nelement element_size is_contiguous is_floating_point is_complex storage_offset get_device"
 )

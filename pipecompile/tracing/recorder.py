@@ -95,7 +95,13 @@ class _Recorder(TorchFunctionMode):
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
         try:
             with ExitStack() as stack:
-                contexts: tuple[Any, ...] = (self.fake, *self.twins.default, enable_python_dispatcher(), intercepted(self), self)
+                contexts: tuple[Any, ...] = (
+                    self.fake,
+                    *self.twins.default,
+                    enable_python_dispatcher(),
+                    intercepted(self),
+                    self,
+                )
                 for context in contexts:
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)

@@ -131,7 +131,7 @@ class Values:
             return self.argument(value)
         kind = type(value).__name__
         raise TraceError(f"cannot trace: the model returns a {kind}, which cannot be taken apart into tensors",
-                         hint=f"torch.utils._pytree.register_dataclass({kind}) if it is a dataclass; else return a tuple or a dict")  # fmt: skip
+                         hint=f"return tuples, lists or dicts of tensors; torch.utils._pytree.register_dataclass({kind}) makes a dataclass one of them; caches can often be switched off (use_cache=False)")  # fmt: skip
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node of a tensor: what made it, or the parameter, buffer or constant that it is."""

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cutting import cut, run_stages
 from torch import nn
 
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.tracing import trace
+from tests.cutting import cut, run_stages
 
 
 class Average(nn.Module):
