@@ -404,3 +404,52 @@ def test_another_schedule_on_the_same_recording() -> None:
     with pytest.raises(pc.ScheduleError, match="nonsense"):
         pipe.reschedule("nonsense")
     assert pipe.schedule.name == "gpipe"
+
+
+class Unrolled(nn.Module):
+    """Python walks over the samples, so a recording holds for one batch size only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.stack([self.a(sample).relu() for sample in x]))
+
+
+def test_a_recording_for_one_batch_size_gives_back_every_sample() -> None:
+    model = Unrolled()
+    x, _ = batch(6)
+    out = piped(model, 2, n_microbatches=2)(x)
+    torch.testing.assert_close(out, model(x))
+    with pytest.raises(pc.InputError, match="branches on the batch size"):
+        piped(model, 2, n_microbatches=4)(x)
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.armed = False
+        self.b.register_forward_pre_hook(self.fail)
+
+    def fail(self, *_: object) -> None:
+        if self.armed:
+            raise ZeroDivisionError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            y = self.b(x)
+        return self.b(self.a(x)) + y
+
+
+def test_a_failure_inside_a_region_does_not_leave_its_state_behind() -> None:
+    model = Failing()
+    x, target = batch()
+    pipe = piped(model, 2)
+    pipe.step(x, target=target)
+    model.armed = True
+    with pytest.raises(pc.RunError):
+        pipe.step(x, target=target)
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")

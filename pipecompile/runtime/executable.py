@@ -140,12 +140,16 @@ class Executable:
 
     def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
         """Run code on a frame, inline or with a crew. Raises RunError naming stage, micro-batch and the user's line."""
+        autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         try:
             if crew is None:
                 run_inline(code, frame)
             else:
                 crew.run(code, frame)
         except Failure as failure:
+            for kind, enabled, dtype in autocast:  # a stage may have failed inside a region of its own
+                torch.set_autocast_enabled(kind, enabled)
+                torch.set_autocast_dtype(kind, dtype)
             error = explained(failure, self.program, self.graph)
         else:
             return

@@ -37,7 +37,10 @@ class Outputs:
         self.symbol = graph.meta["symbol"]
         node = graph.graph.output_node()
         arguments: Any = node.args[0]
-        self.leaves = tuple(_leaf(arg, val, self.symbol) for arg, val in zip(arguments, node.meta["val"], strict=True))
+        fixed: int | None = graph.meta["batch_size"]
+        self.leaves = tuple(
+            _leaf(arg, val, self.symbol, fixed) for arg, val in zip(arguments, node.meta["val"], strict=True)
+        )
         self.names = tuple(dict.fromkeys(leaf.value for leaf in self.leaves if leaf.value is not None))
         self.example = pytree.tree_unflatten(node.meta["val"], self.spec)
 
@@ -55,18 +58,21 @@ class Outputs:
         return {name: gather(parts[name], dims[name], weights) for name in self.names}
 
 
-def _leaf(argument: Any, value: Any, symbol: Any) -> Leaf:
+def _leaf(argument: Any, value: Any, symbol: Any, fixed: int | None) -> Leaf:
     if isinstance(argument, fx.Node) and not argument.meta.get("scalar"):
-        return Leaf(argument.name, _batch_dim(value, symbol))
+        return Leaf(argument.name, _batch_dim(value, symbol, fixed))
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return Leaf(None, expression=value.node.expr)
     return Leaf(None, constant=argument)
 
 
-def _batch_dim(value: torch.Tensor, symbol: Any) -> int | None:
-    """The first dimension whose size depends on the batch size."""
+def _batch_dim(value: torch.Tensor, symbol: Any, fixed: int | None) -> int | None:
+    """The first dimension whose size depends on the batch size, or is it, in a recording for one batch size alone."""
     for dim, size in enumerate(value.shape):
-        if isinstance(size, torch.SymInt) and symbol in size.node.expr.free_symbols:
+        if isinstance(size, torch.SymInt):
+            if symbol in size.node.expr.free_symbols:
+                return dim
+        elif fixed is not None and size == fixed:
             return dim
     return None
 
