@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=112)
-    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
