@@ -60,21 +60,29 @@ def bind(program: Program, cells: Sequence[Cell], devices: Sequence[torch.device
 
 
 def merged(program: Program) -> tuple[tuple[int, int], ...]:
-    """Instructions of all devices in one order in which every RECV comes after its SEND."""
+    """Instructions of all devices in one order in which every RECV comes after its SEND.
+
+    The last device that can go on always does, so a value is used as soon as it is made, while it is in the cache.
+    """
     order: list[tuple[int, int]] = []
     at = [0] * program.n_devices
     sent: set[tuple[Value, int | None, int]] = set()
     while len(order) < sum(map(len, program.rows)):
-        before = len(order)
-        for device, row in enumerate(program.rows):
-            while at[device] < len(row) and _ready(row[at[device]], device, sent):
-                instruction = row[at[device]]
-                if instruction.op is Op.SEND:
-                    sent.add((instruction.reads[0].value, instruction.peer, device))
-                order.append((device, at[device]))
-                at[device] += 1
-        assert len(order) > before, "a verified program cannot deadlock"
+        device = _last_ready(program, at, sent)
+        instruction = program.rows[device][at[device]]
+        if instruction.op is Op.SEND:
+            sent.add((instruction.reads[0].value, instruction.peer, device))
+        order.append((device, at[device]))
+        at[device] += 1
     return tuple(order)
+
+
+def _last_ready(program: Program, at: Sequence[int], sent: set[tuple[Value, int | None, int]]) -> int:
+    for device in reversed(range(program.n_devices)):
+        row = program.rows[device]
+        if at[device] < len(row) and _ready(row[at[device]], device, sent):
+            return device
+    raise AssertionError("a verified program cannot deadlock")
 
 
 def _ready(instruction: Instruction, device: int, sent: set[tuple[Value, int | None, int]]) -> bool:
