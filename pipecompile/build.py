@@ -36,6 +36,12 @@ def signature(model: nn.Module, inputs: FlatInputs) -> tuple[Any, ...]:
 def _leaf_signature(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape[1:]) if is_batched(leaf) else None, leaf.dtype, leaf.requires_grad
+    if hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0):
+        raise InputError(
+            f"an input is a {type(leaf).__module__}.{type(leaf).__name__}",
+            why="only tensors are taken apart",
+            hint="torch.from_numpy(...)",
+        )
     return leaf
 
 

@@ -62,20 +62,16 @@ class Builds:
         count = 1 if samples is None else min(self.options.default_microbatches, samples)
         parts = sizes(samples or 1, count)
         mark = signature(self.model, inputs)
-        found = next((build for build in reversed(self._builds) if build.accepts(mark, parts)), None)
-        if found is None:
-            found = self._make(inputs, mark, parts)
-            del self._builds[: 1 - KEPT]
-        elif found is not self._builds[-1]:
-            self._builds.remove(found)
-        if not self._builds or found is not self._builds[-1]:
-            self._builds.append(found)
+        known = next((build for build in reversed(self._builds) if build.accepts(mark, parts)), None)
+        found = known or self._make(inputs, mark, parts)
+        others = [build for build in self._builds if build is not found]
+        self._builds = [*others[1 - KEPT :], found]
         return found, parts
 
     def _make(self, inputs: FlatInputs, mark: tuple[Any, ...], parts: tuple[int, ...]) -> Build:
         first = [scatter(leaf, len(parts))[0] for leaf in inputs.leaves]
         args, kwargs = pytree.tree_unflatten(first, inputs.spec)
-        with torch.inference_mode(False), torch.enable_grad():  # so that no_grad regions inside the model are seen
+        with torch.inference_mode(False):
             graph = prepare(trace(self.model, *args, **kwargs))
         _check_guards(graph, parts)
         plan = self.plan

@@ -63,10 +63,10 @@ class VerifyError(PipecompileError):
 
 
 class RunError(PipecompileError):
-    """A stage failed while it ran. The original exception is the cause."""
+    """A stage failed while it ran, or a device moving a value (`stage` None). The original exception is the cause."""
 
     def __init__(
-        self, what: str, *, stage: int, microbatch: int, where: str = "", why: str = "", hint: str = ""
+        self, what: str, *, stage: int | None, microbatch: int, where: str = "", why: str = "", hint: str = ""
     ) -> None:
         self.stage, self.microbatch = stage, microbatch
         super().__init__(what, where=where, why=why, hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ class Pipeline(StandIn):
         """The model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
         inputs = flatten(self.model.forward, args, kwargs)
         build, parts = self.builds.find(inputs)
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (*_tensors(inputs), *self.model.parameters()))
+        wanted = torch.is_grad_enabled() and any(
+            t.requires_grad for t in chain(_tensors(inputs), self.model.parameters())
+        )
         executable = build.call(len(parts), with_backward=wanted)
         if wanted:
             made = pipelined(Call(executable, build.outputs, build.inputs, inputs.leaves, parts))

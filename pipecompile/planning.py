@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ def make_plan(
         in_flight=_in_flight(options, n_microbatches),
     )
     found = partition(problem, options.n_stages, method=options.partitioner, time_limit=options.time_limit)
-    return replace(_plan(graph, found, costs, options, n_microbatches), cost=cost), problem
+    return _plan(graph, found, (cost, costs), options, n_microbatches), problem
 
 
 def _costs(graph: fx.GraphModule, inputs: Sequence[Any], options: Options) -> tuple[str, dict[str, NodeCost]]:
@@ -108,8 +107,13 @@ def _in_flight(options: Options, n_microbatches: int) -> list[float]:
 
 
 def _plan(
-    graph: fx.GraphModule, found: Partition, costs: Mapping[str, NodeCost], options: Options, n_microbatches: int
+    graph: fx.GraphModule,
+    found: Partition,
+    measured: tuple[str, Mapping[str, NodeCost]],
+    options: Options,
+    n_microbatches: int,
 ) -> Plan:
+    cost, costs = measured
     placement = options.schedule_for(n_microbatches, custom=False).placement
     names = tuple(str(options.devices[device]) for device in placement)
     ways = routes(graph, found.stage_of, n_microbatches)
@@ -129,7 +133,7 @@ def _plan(
         lower_bound=found.lower_bound,
         status=found.status,
         method=found.method,
-        cost=options.cost,
+        cost=cost,
     )
 
 

@@ -10,7 +10,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pipecompile.ir import Route
-from pipecompile.passes.aliasing import aliasing, compute_nodes
+from pipecompile.passes.aliasing import compute_nodes
+from pipecompile.passes.graphs import prepare
+from pipecompile.planning import carried
 from pipecompile.stages import Stage, routes, split
 
 __all__ = ["cut", "run_stages", "stages_of"]
@@ -18,17 +20,8 @@ __all__ = ["cut", "run_stages", "stages_of"]
 
 def cut(graph: fx.GraphModule, bounds: Sequence[int]) -> dict[str, int]:
     """A stage for every node: cut the order of the graph before the nodes `bounds`, then delay what ties forbid to go first."""
-    nodes, ties = compute_nodes(graph), aliasing(graph)
-    stages = {node.name: sum(i >= bound for bound in bounds) for i, node in enumerate(nodes)}
-    edges = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in stages]
-    while True:
-        before = dict(stages)
-        for a, b in (*edges, *ties.precedence):
-            stages[b] = max(stages[a], stages[b])
-        for group in ties.groups:
-            stages |= dict.fromkeys(group, max(stages[name] for name in group))
-        if stages == before:
-            return stages
+    wanted = {node.name: sum(i >= bound for bound in bounds) for i, node in enumerate(compute_nodes(graph))}
+    return carried(wanted, prepare(graph), len(bounds) + 1)
 
 
 def stages_of(graph: fx.GraphModule, stage_of: Mapping[str, int]) -> tuple[tuple[Route, ...], tuple[Stage, ...]]:

@@ -141,6 +141,12 @@ def test_batch_sizes_that_disagree() -> None:
     assert "x: 8, y: 5" in text
 
 
+def test_an_array_that_is_not_a_tensor() -> None:
+    text = told(pc.InputError, lambda: build()(X, y=X.numpy()))
+    assert "numpy.ndarray" in text
+    assert "torch.from_numpy" in text
+
+
 def test_target_of_another_size() -> None:
     text = told(pc.InputError, lambda: build().step(X, target=torch.zeros(5, dtype=torch.long)))
     assert "target: 5, inputs: 8" in text

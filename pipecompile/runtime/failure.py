@@ -28,9 +28,9 @@ def explained(failure: Failure, program: Program, graph: fx.GraphModule) -> Base
     if not isinstance(error, Exception):
         return error
     instruction = program.rows[failure.device][failure.index]
-    stage, microbatch, doing = _subject(instruction)
+    who, stage, microbatch = _subject(instruction, failure.device)
     where = _user_line(error.__traceback__, {node.name: node.meta.get("source", "") for node in graph.graph.nodes})
-    what = f"stage {stage} failed in {doing} of micro-batch {microbatch}: {type(error).__name__}: {error}"
+    what = f"{who} of micro-batch {microbatch}: {type(error).__name__}: {error}"
     result = RunError(
         what, stage=stage, microbatch=microbatch, where=where or f"device {failure.device}, {instruction}"
     )
@@ -38,11 +38,13 @@ def explained(failure: Failure, program: Program, graph: fx.GraphModule) -> Base
     return result
 
 
-def _subject(instruction: Instruction) -> tuple[int, int, str]:
+def _subject(instruction: Instruction, device: int) -> tuple[str, int | None, int]:
+    """Who failed in what, the stage (None when the device was moving a value), and the micro-batch."""
     if instruction.action is not None:
-        return instruction.action.stage, instruction.action.microbatch, _VERBS[instruction.action.kind]
-    operand = (*instruction.reads, *instruction.writes)[0]
-    return -1, operand.value.microbatch, f"{instruction.op.value} of {operand.value}"
+        stage, doing = instruction.action.stage, _VERBS[instruction.action.kind]
+        return f"stage {stage} failed in {doing}", stage, instruction.action.microbatch
+    value = (*instruction.reads, *instruction.writes)[0].value
+    return f"device {device} failed in {instruction.op.value} of {value.name}", None, value.microbatch
 
 
 def _user_line(step: TracebackType | None, sources: Mapping[str, str]) -> str:
