@@ -11,12 +11,14 @@ from torch import fx, nn
 
 from pipecompile.checks.plan import verify_plan
 from pipecompile.errors import InputError, PlanError
-from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.ir import Action, Kind, Program, Route, Schedule
 from pipecompile.options import Options
 from pipecompile.passes import lower
 from pipecompile.plan import Plan
 from pipecompile.planning import carried
 from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
+from pipecompile.runtime.interpreter import Cell
+from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage, routes, split
 from pipecompile.tracing.inputs import FlatInputs, is_batched
@@ -36,7 +38,7 @@ def signature(model: nn.Module, inputs: FlatInputs) -> tuple[Any, ...]:
 def _leaf_signature(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape[1:]) if is_batched(leaf) else None, leaf.dtype, leaf.requires_grad
-    if hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0):
+    if hasattr(leaf, "__array__") and getattr(leaf, "ndim", False):
         raise InputError(
             f"an input is a {type(leaf).__module__}.{type(leaf).__name__}",
             why="only tensors are taken apart",
@@ -58,6 +60,7 @@ class Build:
     stages: tuple[Stage, ...]
     outputs: Outputs
     inputs: tuple[str, ...]
+    mirrors: Mirrors = field(default_factory=Mirrors)
     _executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
 
     @classmethod
@@ -112,13 +115,14 @@ class Build:
     def _new_step(self, n_microbatches: int, with_target: bool) -> Executable:
         ways = step_routes(self.routes, len(self.stages), with_target)
         program = lower(self.options.schedule_for(n_microbatches), ways)
-        return Executable(
-            program, loss_cells(self.stages, ways, self.outputs, self.options.loss_fn), self.options.devices, self.graph
-        )
+        return self._executable(program, loss_cells(self.stages, ways, self.outputs, self.options.loss_fn))
 
     def _new_call(self, n_microbatches: int, with_backward: bool) -> Executable:
         program = lower(breadth_first(self.plan.placement, n_microbatches, with_backward), self.routes)
-        return Executable(program, plain_cells(self.stages), self.options.devices, self.graph)
+        return self._executable(program, plain_cells(self.stages))
+
+    def _executable(self, program: Program, cells: Sequence[Cell]) -> Executable:
+        return Executable(program, cells, self.options.devices, self.graph, self.mirrors)
 
 
 def breadth_first(placement: Sequence[int], n_microbatches: int, with_backward: bool) -> Schedule:

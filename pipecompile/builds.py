@@ -13,7 +13,7 @@ from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.partitioners import Problem
 from pipecompile.passes.graphs import prepare
-from pipecompile.placing import move_model, place_stages
+from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
 from pipecompile.runtime.microbatch import scatter, sizes
@@ -34,6 +34,7 @@ class Builds:
         self.plan: Plan | None = options.plan
         self.problem: Problem | None = None
         self._builds: list[Build] = []
+        self._homes = Homes()
 
     def __bool__(self) -> bool:
         return bool(self._builds)
@@ -49,6 +50,7 @@ class Builds:
     def clear(self) -> None:
         """Record anew at the next call; the plan stays."""
         self._builds.clear()
+        self._homes.clear()
 
     def reschedule(self, options: Options) -> None:
         """Other options for all builds, now and to come; their programs are made anew."""
@@ -79,7 +81,7 @@ class Builds:
             move_model(self.model, self.options)
             plan, self.problem = make_plan(graph, first, self.options, len(parts))
         build = Build.make(graph, mark, plan, self.options, len(parts))
-        place_stages(build)
+        build.mirrors = place_stages(build, self._homes)
         self.plan = plan
         return build
 

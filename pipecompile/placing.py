@@ -1,19 +1,24 @@
-"""Parameters and buffers move to the device of their stage, in place: they stay the tensors that optimizers know."""
+"""Parameters and buffers move to the device of their stage, in place: they stay the tensors that optimizers know.
+
+One that is used on several devices has its home where it is used first, and a mirror on each other device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from threading import Lock
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from pipecompile.build import Build
 from pipecompile.costs.cost_graph import held_by
-from pipecompile.errors import PartitionError
 from pipecompile.options import Options
 from pipecompile.passes.aliasing import compute_nodes
+from pipecompile.runtime.mirrors import Borrowing, Mirror, Mirrors
+from pipecompile.stages import Stage
 
-__all__ = ["move_model", "place_stages"]
+__all__ = ["Homes", "move_model", "place_stages"]
 
 
 def move_model(model: nn.Module, options: Options) -> None:
@@ -25,28 +30,82 @@ def move_model(model: nn.Module, options: Options) -> None:
                 tensor.data = tensor.data.to(device)
 
 
-def place_stages(build: Build) -> None:
-    """Move every parameter and buffer to the device of the stage that uses it.
+class Homes:
+    """Where each tensor of a model lives. The first build decides; later ones find it there, or use a mirror."""
 
-    Raises PartitionError, before anything moves, when two stages on different devices use the same one.
-    """
-    home: dict[int, tuple[torch.Tensor, torch.device, str]] = {}
-    for tensor, device, name in _uses(build):
-        known = home.setdefault(id(tensor), (tensor, device, name))
-        if known[1] != device:
-            raise PartitionError(
-                f"a parameter is used on {known[1]} and on {device}",
-                where=f"{known[2]} and {name}",
-                why="a tied parameter must be on one device",
-                hint="fewer stages, or devices= with these stages on one device",
-            )
-    for tensor, device, _ in home.values():
-        if tensor.device != device:
-            tensor.data = tensor.data.to(device)
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.Tensor, Hashable]] = {}
+        self.lock = Lock()
+
+    def of(self, tensor: torch.Tensor, memory: Hashable) -> Hashable:
+        """The memory that a tensor lives in; the one it is asked for in when nobody asked before."""
+        return self._known.setdefault(id(tensor), (tensor, memory))[1]
+
+    def clear(self) -> None:
+        self._known.clear()
 
 
-def _uses(build: Build) -> Iterator[tuple[torch.Tensor, torch.device, str]]:
-    stage_of = {name: stage.index for stage in build.stages for name in stage.nodes}
+def place_stages(build: Build, homes: Homes) -> Mirrors:
+    """Move every parameter and buffer to its home, and give the stages mirrors of those that live elsewhere."""
+    mirrors: dict[tuple[Hashable, int], Mirror] = {}
+    for stage, tensor in _uses(build):
+        memory, device = memory_of(build, stage), build.stage_devices[stage.index]
+        if homes.of(tensor, memory) == memory:
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
+        elif (memory, id(tensor)) not in mirrors:
+            mirrors[memory, id(tensor)] = Mirror.of(tensor, device)
+    if mirrors:
+        _lend(build, mirrors, homes.lock)
+    return Mirrors(mirrors.values())
+
+
+def memory_of(build: Build, stage: Stage) -> Hashable:
+    """What a stage shares with others when they use the very same tensors."""
+    return build.stage_devices[stage.index]
+
+
+def _uses(build: Build) -> Iterator[tuple[Stage, torch.Tensor]]:
+    stage_of = {name: stage for stage in build.stages for name in stage.nodes}
     for node in compute_nodes(build.graph):
         for tensor in held_by(build.graph, node):
-            yield tensor, build.stage_devices[stage_of[node.name]], node.name
+            yield stage_of[node.name], tensor
+
+
+def _lend(build: Build, mirrors: Mapping[tuple[Hashable, int], Mirror], lock: Lock) -> None:
+    """Make the nodes of each stage use its mirrors. A module with a tensor that is mirrored is locked wherever it runs."""
+    mirrored = {key for _, key in mirrors}
+    for stage in build.stages:
+        here = {key: mirror for (memory, key), mirror in mirrors.items() if memory == memory_of(build, stage)}
+        for node in list(stage.module.graph.nodes):
+            if node.op == "get_attr":
+                _lend_attribute(stage.module, node, here)
+            elif node.op == "call_module":
+                _lend_module(stage.module, node, here, mirrored, lock)
+        stage.module.recompile()
+
+
+def _lend_attribute(stage: fx.GraphModule, node: fx.Node, here: Mapping[int, Mirror]) -> None:
+    *parents, name = str(node.target).split(".")
+    mirror = here.get(id(getattr(stage.get_submodule(".".join(parents)), name)))
+    if mirror is not None:
+        node.target = f"mirror_{node.name}"
+        setattr(stage, node.target, mirror.copy)
+
+
+def _lend_module(
+    stage: fx.GraphModule, node: fx.Node, here: Mapping[int, Mirror], mirrored: set[int], lock: Lock
+) -> None:
+    module = stage.get_submodule(str(node.target))
+    tied = [place for place in _places(module) if id(getattr(*place)) in mirrored]
+    if tied:
+        loans = [(*place, here[id(getattr(*place))]) for place in tied if id(getattr(*place)) in here]
+        node.target = f"mirror_{node.name}"
+        stage.add_module(node.target, Borrowing(module, loans, lock))
+
+
+def _places(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Where the tensors of a module are: owner and name."""
+    for owner in module.modules():
+        for name in (*owner._parameters, *owner._buffers):
+            yield owner, name

@@ -17,6 +17,7 @@ from pipecompile.runtime.dispatch import Crew, Failure, run_inline
 from pipecompile.runtime.failure import explained
 from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.interpreter import Cell, Code, bind
+from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage
 
@@ -95,9 +96,15 @@ class Executable:
     """One program, ready to run any number of times. Frames are kept for the next run; a failed one is thrown away."""
 
     def __init__(
-        self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], graph: fx.GraphModule
+        self,
+        program: Program,
+        cells: Sequence[Cell],
+        devices: Sequence[torch.device],
+        graph: fx.GraphModule,
+        mirrors: Mirrors,
     ) -> None:
         self.program, self.cells, self.devices, self.graph = program, cells, tuple(devices), graph
+        self.mirrors = mirrors
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
 
     @cached_property
@@ -119,7 +126,8 @@ class Executable:
         return first, second
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
-        """A frame for one mini-batch whose micro-batches have these sizes."""
+        """A frame for one mini-batch whose micro-batches have these sizes. Mirrors show their homes from now on."""
+        self.mirrors.refresh()
         code = self.threaded if threaded else self.inline
         idle = self._idle[threaded]
         boxes: list[Any] = [SimpleQueue() if threaded else None for _ in range(code.n_boxes)] if not idle else []
@@ -129,7 +137,8 @@ class Executable:
         return frame
 
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
-        """Take a frame back after a run that succeeded."""
+        """Take a frame back after a run that succeeded; what it left on mirrors goes home."""
+        self.mirrors.settle()
         frame.arrivals, frame.departures = {}, {}
         self._idle[threaded].append(frame)
 
