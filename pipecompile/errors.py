@@ -5,7 +5,11 @@ A message has up to four parts, each on its own line: what went wrong, where, wh
 
 from __future__ import annotations
 
+import linecache
+import re
 from collections.abc import Sequence
+
+from pipecompile.codes import CODES
 
 __all__ = [
     "InfeasibleError",
@@ -34,7 +38,34 @@ class InputError(PipecompileError):
 
 
 class TraceError(PipecompileError):
-    """The model cannot be recorded; `where` is the line of the user's file."""
+    """The model cannot be recorded; `where` is the line of the user's file.
+
+    `code` is stable and has a section in docs/errors.md; what is not said is filled in from the table of codes.
+    `file`, `line`, `function` and `source` (the text of the line) are the parts of `where`; empty and 0 when nobody knows.
+    """
+
+    def __init__(self, what: str = "", *, code: str = "PC199", where: str = "", why: str = "", hint: str = "") -> None:
+        entry = CODES[code]
+        self.code, self.page = code, entry.page
+        self.file, self.line, self.function, self.source = _place(where)
+        if self.source and not where.endswith(self.source):
+            where = f"{where}:  {self.source}"
+        super().__init__(
+            what or f"cannot trace: {entry.what}", where=where, why=why or entry.why, hint=hint or entry.hint
+        )
+        self.args = (f"{code} {self}\n  {'more':<6} {entry.page}",)
+
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in (?P<function>\S+?)(?::  (?P<source>.*))?$", re.DOTALL)
+
+
+def _place(where: str) -> tuple[str, int, str, str]:
+    """File, line, function and text of the line, of a place written as "file:line in function"."""
+    found = _PLACE.match(where)
+    if found is None:
+        return "", 0, "", ""
+    file, line = found["file"], int(found["line"])
+    return file, line, found["function"], found["source"] or linecache.getline(file, line).strip()
 
 
 class PartitionError(PipecompileError):

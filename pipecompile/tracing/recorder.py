@@ -218,8 +218,7 @@ class _Recorder(TorchFunctionMode):
             written = list(module.buffers()) if module.training else []
             return self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written)
         if has_backward_hooks(module):
-            raise TraceError("cannot trace: a backward hook on the whole model", where=caller(),
-                             hint="register the hook on the submodules, or on the parameters")  # fmt: skip
+            raise TraceError(code="PC106", where=caller())
         self.path.append(name or self.path[-1])
         try:
             return original(module, *args, **kwargs)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
 
-__all__ = ["caller", "line_of", "raiser"]
+__all__ = ["caller", "frames", "line_of", "raiser"]
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
@@ -37,17 +38,24 @@ def caller() -> str:
 
 def raiser(error: BaseException) -> str:
     """The innermost line of the user's that an exception passed through, with its source text."""
-    found, step = "", error.__traceback__
-    while step is not None:
-        if not _is_foreign(step.tb_frame):
-            found = _with_text(step)
-        step = step.tb_next
+    found = ""
+    for frame, line in frames(error):
+        if not _is_foreign(frame):
+            found = _with_text(frame, line)
     return found
 
 
-def _with_text(step: TracebackType) -> str:
-    text = linecache.getline(step.tb_frame.f_code.co_filename, step.tb_lineno).strip()
-    return f"{_describe(step.tb_frame, step.tb_lineno)}:  {text}"
+def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """The frames that an exception passed through, outermost first, and the line in each."""
+    step: TracebackType | None = error.__traceback__
+    while step is not None:
+        yield step.tb_frame, step.tb_lineno
+        step = step.tb_next
+
+
+def _with_text(frame: FrameType, line: int) -> str:
+    text = linecache.getline(frame.f_code.co_filename, line).strip()
+    return f"{_describe(frame, line)}:  {text}"
 
 
 def line_of(place: str) -> str:

@@ -130,7 +130,7 @@ class Values:
         if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, *_PLAIN)):
             return self.argument(value)
         kind = type(value).__name__
-        raise TraceError(f"cannot trace: the model returns a {kind}, which cannot be taken apart into tensors",
+        raise TraceError(f"cannot trace: the model returns a {kind}, which cannot be taken apart into tensors", code="PC105",
                          hint=f"return tuples, lists or dicts of tensors; torch.utils._pytree.register_dataclass({kind}) makes a dataclass one of them; caches can often be switched off (use_cache=False)")  # fmt: skip
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
@@ -138,12 +138,7 @@ class Values:
         tensor = self._faked(tensor)
         if id(tensor) not in self._nodes:
             if id(tensor) not in self._owned:
-                raise TraceError(
-                    "cannot trace: a tensor was made by a call that torch does not show to anybody",
-                    where=caller(),
-                    why="it would be a constant of the recording: torch.Tensor(...), torch.from_numpy and the like",
-                    hint="torch.tensor(...) or torch.as_tensor(...)",
-                )
+                raise TraceError(code="PC107", where=caller())
             name, owned = self._owned[id(tensor)]
             self.bind(tensor, self._attribute(name, owned, tensor))
         return self._nodes[id(tensor)]

@@ -167,10 +167,10 @@ def test_errors_have_an_exit_code_and_no_traceback(cli, compiler, error, code):
 
 @pytest.mark.usefixtures("models")
 def test_an_error_as_json_is_one_object_too(cli, compiler):
-    compiler.error = TraceError("cannot record", where="model.py:3")
+    compiler.error = InputError("cannot take it", where="model.py:3")
     outcome = cli("plan", *SMALL, "--json")
-    assert outcome.code == 3
-    assert outcome.json == {"error": "TraceError", "message": "cannot record\n  where  model.py:3"}
+    assert outcome.code == 2
+    assert outcome.json == {"error": "InputError", "message": "cannot take it\n  where  model.py:3"}
 
 
 @pytest.mark.usefixtures("models")
