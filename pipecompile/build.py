@@ -21,7 +21,7 @@ from pipecompile.runtime.interpreter import Cell
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage, routes, split
-from pipecompile.tracing.inputs import FlatInputs, is_batched
+from pipecompile.tracing.inputs import FlatInputs
 from pipecompile.tracing.regions import Ambient
 
 __all__ = ["Build", "signature"]
@@ -32,19 +32,23 @@ def signature(model: nn.Module, inputs: FlatInputs) -> tuple[Any, ...]:
     every module, and autocast.
     """
     modes = tuple([module.training for module in model.modules()])
-    return (inputs.spec, modes, Ambient.now().autocast, *map(_leaf_signature, inputs.leaves))
+    leaves = [_leaf_signature(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
+    return (inputs.spec, modes, Ambient.now().autocast, *leaves)
 
 
-def _leaf_signature(leaf: Any) -> Any:
+def _leaf_signature(leaf: Any, dim: int | None) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape[1:]) if is_batched(leaf) else None, leaf.dtype, leaf.requires_grad
+        shape: list[int | None] = list(leaf.shape)
+        if dim is not None:
+            shape[dim] = None
+        return tuple(shape), leaf.dtype, leaf.requires_grad
     if hasattr(leaf, "__array__") and getattr(leaf, "ndim", False):
         raise InputError(
             f"an input is a {type(leaf).__module__}.{type(leaf).__name__}",
             why="only tensors are taken apart",
             hint="torch.from_numpy(...)",
         )
-    return leaf
+    return type(leaf), leaf
 
 
 @dataclass(slots=True)

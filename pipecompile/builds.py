@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from pipecompile.build import Build, signature
 from pipecompile.errors import InputError
@@ -17,8 +16,8 @@ from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
 from pipecompile.runtime.microbatch import scatter, sizes
-from pipecompile.tracing import trace
-from pipecompile.tracing.inputs import FlatInputs, batch_size
+from pipecompile.tracing.inputs import FlatInputs
+from pipecompile.tracing.recorder import record
 
 __all__ = ["Builds"]
 
@@ -60,7 +59,7 @@ class Builds:
 
     def find(self, inputs: FlatInputs) -> tuple[Build, tuple[int, ...]]:
         """The build for these inputs, made now if there is none, and the sizes of the micro-batches."""
-        samples = batch_size(inputs)
+        samples = inputs.samples
         count = 1 if samples is None else min(self.options.default_microbatches, samples)
         parts = sizes(samples or 1, count)
         mark = signature(self.model, inputs)
@@ -71,10 +70,10 @@ class Builds:
         return found, parts
 
     def _make(self, inputs: FlatInputs, mark: tuple[Any, ...], parts: tuple[int, ...]) -> Build:
-        first = [scatter(leaf, len(parts))[0] for leaf in inputs.leaves]
-        args, kwargs = pytree.tree_unflatten(first, inputs.spec)
+        pairs = zip(inputs.leaves, inputs.dims, strict=True)
+        first = [scatter(leaf, dim, len(parts))[0] for leaf, dim in pairs]
         with torch.inference_mode(False):
-            graph = prepare(trace(self.model, *args, **kwargs))
+            graph = prepare(record(self.model, inputs.part(first, parts[0])))
         _check_guards(graph, parts)
         plan = self.plan
         if plan is None:

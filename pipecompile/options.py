@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ class Options:
 
     n_stages: int
     n_microbatches: int | None
+    batch_dims: Mapping[str, int | None]
     schedule: str | Schedule
     devices: tuple[torch.device, ...]
     loss_fn: Callable[..., Any] | None

@@ -31,6 +31,7 @@ from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
 from pipecompile.timeline import COMPUTE, Span, Timeline
+from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
 from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
 
 __all__ = ["Pipeline", "compile"]
@@ -43,6 +44,7 @@ def compile(
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     n_microbatches: int | None = None,
+    batch_dims: BatchDims | None = None,
     schedule: str | Schedule = "1f1b",
     devices: Sequence[str | torch.device] | None = None,
     loss_fn: Callable[..., Any] | None = None,
@@ -60,6 +62,8 @@ def compile(
 
     - `example_args`, `example_kwargs`: a mini-batch, to compile at once; without, the first call supplies it.
     - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
+    - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
+      what all samples share. `"target"` is the target of `step`.
     - `schedule`: "1f1b" or "gpipe", or a Schedule.
     - `devices`: one entry per stage, repeats allowed; default the GPUs there are, else CPU.
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
@@ -75,6 +79,7 @@ def compile(
     options = Options(
         n_stages=n_stages,
         n_microbatches=n_microbatches,
+        batch_dims=dict(batch_dims or {}),
         schedule=schedule,
         devices=resolve_devices(devices, n_stages),
         loss_fn=loss_fn,
@@ -86,9 +91,10 @@ def compile(
         time_limit=time_limit,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
     )
-    pipe = Pipeline(validate_model(model), options)
+    check_batch_dims(options.batch_dims, validate_model(model).forward, ("target",))
+    pipe = Pipeline(model, options)
     if example_args or example_kwargs:
-        pipe.builds.find(flatten(model.forward, tuple(example_args), dict(example_kwargs or {})))
+        pipe.builds.find(pipe.flat(tuple(example_args), dict(example_kwargs or {})))
     return pipe
 
 
@@ -104,18 +110,22 @@ class Pipeline(StandIn):
         self._last: tuple[Executable, Spans] | None = None
         self._known_weights: dict[tuple[int, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
 
+    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
+        """A call's inputs as leaves with their batch dimensions."""
+        return flatten(self.model.forward, args, kwargs, self.options.batch_dims)
+
     # -- running ----------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
-        inputs = flatten(self.model.forward, args, kwargs)
+        inputs = self.flat(args, kwargs)
         build, parts = self.builds.find(inputs)
         wanted = torch.is_grad_enabled() and any(
             t.requires_grad for t in chain(_tensors(inputs), self.model.parameters())
         )
         executable = build.call(len(parts), with_backward=wanted)
         if wanted:
-            made = pipelined(Call(executable, build.outputs, build.inputs, inputs.leaves, parts))
+            made = pipelined(Call(executable, build.outputs, build.inputs, inputs, parts))
         else:
             frame = executable.frame(parts, _arrivals(build, inputs, len(parts)))
             executable.run(executable.inline, frame)
@@ -128,19 +138,19 @@ class Pipeline(StandIn):
 
         Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size (or their sum).
         """
-        inputs = flatten(self.model.forward, args, kwargs)
+        inputs = self.flat(args, kwargs)
         build, parts = self.builds.find(inputs)
         build.require_loss(target is not None)
         executable = build.step(len(parts), target is not None)
         threaded = self._dispatch == "threads" and len(executable.devices) > 1
         arrivals = _arrivals(build, inputs, len(parts))
         if target is not None:
-            arrivals[TARGET, False] = scatter_tree(target, len(parts), sum(parts))
+            arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
         weights, arrivals[LOSS, True] = self._weights(parts)
         with torch.enable_grad():
             frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
         losses = torch.stack(frame.departures[LOSS, False])
-        return_input_gradients(build.inputs, inputs.leaves, frame)
+        return_input_gradients(build.inputs, inputs, frame)
         executable.finished(frame, threaded=threaded)
         return reduce(torch.add, losses.mul(weights.to(losses)).unbind())
 
@@ -279,7 +289,8 @@ def _tensors(inputs: FlatInputs) -> list[torch.Tensor]:
 
 
 def _arrivals(build: Build, inputs: FlatInputs, count: int) -> dict[tuple[str, bool], Any]:
-    return {(name, False): scatter(leaf, count) for name, leaf in zip(build.inputs, inputs.leaves, strict=True)}
+    given = zip(build.inputs, inputs.leaves, inputs.dims, strict=True)
+    return {(name, False): scatter(leaf, dim, count) for name, leaf, dim in given}
 
 
 def _timeline(spans: Spans, n_devices: int) -> Timeline:

@@ -21,6 +21,7 @@ from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.gradients import input_gradient
 from pipecompile.runtime.microbatch import scatter
 from pipecompile.runtime.outputs import Outputs
+from pipecompile.tracing.inputs import FlatInputs
 
 __all__ = ["Call", "pipelined"]
 
@@ -32,14 +33,14 @@ class Call:
     executable: Executable
     outputs: Outputs
     names: tuple[str, ...]
-    leaves: tuple[Any, ...]
+    inputs: FlatInputs
     sizes: tuple[int, ...]
     frame: Frame | None = None
 
 
 def pipelined(call: Call) -> dict[str, Any]:
     """Run forward and return the outputs by name, attached to autograd."""
-    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    tensors = [leaf for leaf in call.inputs.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     trigger = torch.empty(0, requires_grad=True)
     made = _Pipelined.apply(call, trigger, *tensors)
     return dict(zip(call.outputs.names, made, strict=True))
@@ -52,8 +53,8 @@ class _Pipelined(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
             arrivals = {
-                (n, False): scatter(_detached(leaf), len(call.sizes))
-                for n, leaf in zip(call.names, call.leaves, strict=True)
+                (n, False): scatter(_detached(leaf), dim, len(call.sizes))
+                for n, leaf, dim in zip(call.names, call.inputs.leaves, call.inputs.dims, strict=True)
             }
             frame = call.frame = call.executable.frame(call.sizes, arrivals)
             call.executable.run(call.executable.halves[0], frame)
@@ -80,8 +81,8 @@ class _Pipelined(torch.autograd.Function):
             frame.arrivals[name, True] = _pieces(call, name, gradient, frame.departures[name, False])
         call.executable.run(call.executable.halves[1], frame)
         found = [
-            input_gradient(frame, name, leaf)
-            for name, leaf in zip(call.names, call.leaves, strict=True)
+            input_gradient(frame, name, leaf, dim)
+            for name, leaf, dim in zip(call.names, call.inputs.leaves, call.inputs.dims, strict=True)
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         ]
         call.executable.finished(frame)

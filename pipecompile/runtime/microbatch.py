@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pipecompile.errors import InputError
-from pipecompile.tracing.inputs import is_batched
+from pipecompile.tracing.batch_dims import BatchDims
+from pipecompile.tracing.inputs import flatten_target
 
 __all__ = ["gather", "scatter", "scatter_tree", "sizes"]
 
@@ -24,23 +24,19 @@ def sizes(samples: int, count: int) -> tuple[int, ...]:
     return tuple(small + (i < larger) for i in range(count))
 
 
-def scatter(leaf: Any, count: int) -> Sequence[Any]:
-    """The micro-batches of one flat leaf: slices of a batched tensor, or the thing itself for each."""
-    return torch.tensor_split(leaf, count) if is_batched(leaf) else (leaf,) * count
+def scatter(leaf: Any, dim: int | None, count: int) -> Sequence[Any]:
+    """The micro-batches of one flat leaf: slices along its batch dimension, or the thing itself for each."""
+    return (leaf,) * count if dim is None else torch.tensor_split(leaf, count, dim)
 
 
-def scatter_tree(target: Any, count: int, samples: int) -> Sequence[Any]:
+def scatter_tree(target: Any, count: int, samples: int | None, batch_dims: BatchDims) -> Sequence[Any]:
     """The micro-batches of a nested structure. Raises InputError when a tensor in it has another number of samples."""
-    if isinstance(target, torch.Tensor) and target.dim() and target.shape[0] == samples:
+    if isinstance(target, torch.Tensor) and target.dim() and target.shape[0] == samples and not batch_dims:
         return torch.tensor_split(target, count)
-    leaves, spec = pytree.tree_flatten(target)
-    for leaf in leaves:
-        if is_batched(leaf) and leaf.shape[0] != samples:
-            raise InputError(
-                "the target's batch size disagrees with the inputs'",
-                where=f"target: {leaf.shape[0]}, inputs: {samples}",
-            )
-    parts = [scatter(leaf, count) for leaf in leaves]
+    if samples is None:
+        return [target]
+    leaves, spec, dims = flatten_target(target, batch_dims, samples)
+    parts = [scatter(leaf, dim, count) for leaf, dim in zip(leaves, dims, strict=True)]
     return [pytree.tree_unflatten([part[m] for part in parts], spec) for m in range(count)]
 
 

@@ -1,98 +1,103 @@
-"""The inputs of a model as flat leaves, and their fake twins whose batch dimension is a symbol.
-
-A *batched* leaf is a tensor with at least one dimension; its dimension 0 is the batch. Tensors without dimensions and
-everything that is not a tensor are the same for every micro-batch.
-"""
+"""The inputs of a model as flat leaves, each with its batch dimension (see batch_dims.py)."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
+from pipecompile.tracing.batch_dims import BatchDims, Dims, Slot, common_size, default_dims, overruled, slots_named
 
-__all__ = ["FlatInputs", "batch_size", "flatten", "is_batched"]
+__all__ = ["FlatInputs", "flatten", "flatten_target"]
 
 
 @dataclass(frozen=True, slots=True)
 class FlatInputs:
-    """Leaves of (args, kwargs) in pytree order, and the structure to put them back. Cheap: made anew in every step."""
+    """Leaves of (args, kwargs) in pytree order, and the structure to put them back. Cheap: made anew in every step.
+
+    `dims` has the batch dimension of each leaf, None for what is the same for every micro-batch. `samples` is the size
+    that all others share there, None when there is no batch.
+    """
 
     forward: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
+    dims: Dims = ()
+    samples: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Leaves are named after the parameter of `forward` that they arrive in: x, mask, pair_0 ..."""
-        positional = _positional_names(self.forward, len(self.args))
-        paths, _ = pytree.tree_flatten_with_path((self.args, self.kwargs))
-        return tuple(_leaf_name(path, positional) for path, _ in paths)
+        return tuple(slot[0] for slot in _slots(self.forward, self.args, self.kwargs))
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The parameters of `forward` that were given, in the order of the call."""
-        return (*_positional_names(self.forward, len(self.args)), *self.kwargs)
+        return (*(slot[0] for slot in _positional(self.forward, len(self.args))), *self.kwargs)
+
+    def part(self, leaves: Sequence[Any], samples: int) -> FlatInputs:
+        """The same call with the leaves of one micro-batch."""
+        args, kwargs = pytree.tree_unflatten(list(leaves), self.spec)
+        return replace(self, args=args, kwargs=kwargs, leaves=tuple(leaves), samples=self.samples and samples)
 
 
-def flatten(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
-    """Flatten a call of `forward`."""
+def flatten(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: BatchDims | None = None
+) -> FlatInputs:
+    """Flatten a call of `forward`. Raises InputError when the batch sizes of its tensors disagree or are zero."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    return FlatInputs(forward, args, kwargs, tuple(leaves), spec)
+    slots = partial(_slots, forward, args, kwargs)
+    samples, dims = _agreed(leaves, slots, batch_dims or {}, None)
+    return FlatInputs(forward, args, kwargs, tuple(leaves), spec, dims, samples)
 
 
-def _positional_names(forward: Callable[..., Any], count: int) -> list[str]:
-    names: list[str] = []
+def flatten_target(target: Any, batch_dims: BatchDims, samples: int | None) -> tuple[list[Any], pytree.TreeSpec, Dims]:
+    """The leaves of a target, its structure and batch dimensions. Raises InputError unless it has `samples` samples."""
+    leaves, spec = pytree.tree_flatten(target)
+    _, dims = _agreed(leaves, partial(_target_slots, target), batch_dims, samples)
+    return leaves, spec, dims
+
+
+def _agreed(
+    leaves: Sequence[Any], slots: Callable[[], list[Slot]], batch_dims: BatchDims, samples: int | None
+) -> tuple[int | None, Dims]:
+    dims = by_rule = default_dims(leaves)
+    if batch_dims:
+        dims, by_rule = overruled(dims, leaves, slots(), batch_dims)
+    return common_size(leaves, dims, by_rule, slots, samples)
+
+
+def _slots(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Slot]:
+    """What each leaf may be called: by itself, by its argument, and by the `*args` that it is one of."""
+    positional = _positional(forward, len(args))
+
+    def head(path: tuple[Any, ...]) -> tuple[Slot, int]:
+        side, first = path[0].idx, path[1]
+        return (positional[first.idx] if side == 0 else (str(first.key),)), 2
+
+    return slots_named((path for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]), head)
+
+
+def _target_slots(target: Any) -> list[Slot]:
+    return slots_named((path for path, _ in pytree.tree_flatten_with_path(target)[0]), lambda _: (("target",), 0))
+
+
+def _positional(forward: Callable[..., Any], count: int) -> list[Slot]:
+    names: list[Slot] = []
     for parameter in inspect.signature(forward).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}_{i}" for i in range(count - len(names))]
+            names += [(f"{parameter.name}_{i}", parameter.name) for i in range(count - len(names))]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return (names + [f"arg_{i}" for i in range(len(names), count)])[:count]
-
-
-def _leaf_name(path: tuple[Any, ...], positional: list[str]) -> str:
-    side, first, *rest = (_key(entry) for entry in path)
-    head = positional[int(first)] if side == "0" else first
-    return "_".join([head, *rest])
-
-
-def _key(entry: Any) -> str:
-    for attribute in ("idx", "key", "name"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return "item"
-
-
-def is_batched(leaf: object) -> bool:
-    """Does micro-batching slice this leaf?"""
-    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
-
-
-def batch_size(inputs: FlatInputs) -> int | None:
-    """The size that all batched leaves share along dimension 0; None when there is no batched leaf.
-
-    Raises InputError when they disagree, or when the batch is empty.
-    """
-    found = {leaf.shape[0] for leaf in inputs.leaves if is_batched(leaf)}
-    if len(found) == 1 and (size := found.pop()) > 0:
-        return int(size)
-    sizes = {name: leaf.shape[0] for name, leaf in zip(inputs.names, inputs.leaves, strict=True) if is_batched(leaf)}
-    if len(set(sizes.values())) > 1:
-        listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-        raise InputError("the batch sizes of the inputs disagree", where=listing, why="dimension 0 of every input tensor is the batch",
-                         hint="give tensors the same first dimension; pass what all samples share as 0-dim tensor or number")  # fmt: skip
-    if sizes:
-        raise InputError("the batch is empty", where=", ".join(f"{name}: 0 samples" for name in sizes))
-    return None
+            names.append((parameter.name,))
+    return (names + [(f"arg_{i}",) for i in range(len(names), count)])[:count]
 
 
 def validate_model(model: object) -> nn.Module:

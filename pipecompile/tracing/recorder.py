@@ -13,6 +13,7 @@ The batch size is a symbol, so the graph serves any number of samples. The model
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -28,9 +29,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
+from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
 from pipecompile.tracing.effects import only_asks, silently_changed
 from pipecompile.tracing.failure import explained
-from pipecompile.tracing.inputs import FlatInputs, batch_size, flatten, is_batched, validate_model
+from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
 from pipecompile.tracing.interception import intercepted
 from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
 from pipecompile.tracing.memo import forgetful
@@ -43,21 +45,30 @@ from pipecompile.tracing.symbols import BatchSymbol
 from pipecompile.tracing.twins import Twins, recording_device
 from pipecompile.tracing.values import Values, storages, tensors_in
 
-__all__ = ["trace"]
+__all__ = ["record", "trace"]
 
 
-def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> fx.GraphModule:
+def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, **kwargs: Any) -> fx.GraphModule:
     """Record one forward of `model` as a graph that takes and returns what the model does, at any batch size.
 
-    Dimension 0 of every input tensor is the batch. Parameters and submodules of the result *are* the model's own. Nothing
-    is computed and nothing of the model changes. The mode (train or eval) is the model's at this moment.
+    Dimension 0 of every input tensor is the batch, unless `batch_dims` says otherwise: `{"src": 1, "mask": None}` names
+    parameters of forward, their batch dimension, or None for what all samples share. (A model whose own forward takes
+    `batch_dims` gets it.) Parameters and submodules of the result *are* the model's own. Nothing is computed and nothing
+    of the model changes. The mode (train or eval) is the model's at this moment.
 
     Raises InputError for inputs whose batch sizes disagree, and TraceError, naming the user's line, when the model
     cannot be recorded: above all when Python decides on the *value* of a tensor.
     """
     model = validate_model(model)
-    inputs = flatten(model.forward, args, kwargs)
-    size = batch_size(inputs)
+    if batch_dims is not None and "batch_dims" in inspect.signature(model.forward).parameters:
+        kwargs, batch_dims = {**kwargs, "batch_dims": batch_dims}, None
+    check_batch_dims(batch_dims or {}, model.forward)
+    return record(model, flatten(model.forward, args, kwargs, batch_dims))
+
+
+def record(model: nn.Module, inputs: FlatInputs) -> fx.GraphModule:
+    """`trace`, of inputs that are flat already."""
+    size = inputs.samples
     graph = _record(model, inputs, BatchSymbol(size))
     if size == 1 and not all(guard.holds(1) for guard in graph.meta["guards"]):
         return _record(model, inputs, BatchSymbol(1, fixed=True))
@@ -89,9 +100,9 @@ class _Recorder(TorchFunctionMode):
 
     def record(self, inputs: FlatInputs) -> fx.GraphModule:
         self.values.own(self.model)
-        leaves = [self._placeholder(name, leaf) for name, leaf in zip(inputs.names, inputs.leaves, strict=True)]
-        batched = [node for node in self.graph.nodes if is_batched(node.meta["val"])]
-        self.symbol.open(self.graph, batched[0] if batched else None)
+        given = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
+        leaves = [self._placeholder(name, leaf, dim) for name, leaf, dim in given]
+        self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
         try:
             with ExitStack() as stack:
@@ -109,9 +120,9 @@ class _Recorder(TorchFunctionMode):
         except Exception as error:
             raise explained(error, self.model) from error
 
-    def _placeholder(self, name: str, leaf: Any) -> Any:
+    def _placeholder(self, name: str, leaf: Any, dim: int | None) -> Any:
         node = self.graph.placeholder(name)
-        twin = self.twins.of_input(leaf, self.symbol.size) if isinstance(leaf, torch.Tensor) else leaf
+        twin = self.twins.of_input(leaf, dim, self.symbol.size) if isinstance(leaf, torch.Tensor) else leaf
         held = [twin] if isinstance(twin, torch.Tensor) else []
         node.meta.update(val=twin, module="", source="", storages=storages(held), mutates=frozenset())
         if held:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from pipecompile.tracing.batch_dims import Dims
 
 __all__ = ["BatchSymbol", "Guard"]
 
@@ -111,10 +113,11 @@ class BatchSymbol:
         number = self.size if isinstance(self.size, int) else self.env.replacements.get(self.symbol)
         return int(number) if number is not None and sympy.sympify(number).is_number else None
 
-    def open(self, graph: fx.Graph, placeholder: fx.Node | None) -> None:
+    def open(self, graph: fx.Graph, placeholders: Sequence[fx.Node], dims: Dims) -> None:
         """Make the node that reads the batch size from the first batched input."""
-        if placeholder is not None and isinstance(self.size, torch.SymInt):
-            self.root = graph.call_method("size", (placeholder, 0))
+        batched = [(node, dim) for node, dim in zip(placeholders, dims, strict=True) if dim is not None]
+        if batched and isinstance(self.size, torch.SymInt):
+            self.root = graph.call_method("size", batched[0])
             self.root.meta.update(scalar=True, batch_size=True, val=self.size)
 
     def argument(self, graph: fx.Graph, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:

@@ -13,8 +13,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pipecompile.tracing.inputs import is_batched
-
 __all__ = ["Twins", "recording_device"]
 
 
@@ -51,9 +49,9 @@ class Twins:
                 return nn.Parameter(twin, requires_grad=tensor.requires_grad)
         return twin.requires_grad_(tensor.requires_grad)
 
-    def of_input(self, leaf: torch.Tensor, size: Any) -> torch.Tensor:
-        """The twin of an input, with `size` samples."""
-        shape = (size, *leaf.shape[1:]) if is_batched(leaf) else leaf.shape
+    def of_input(self, leaf: torch.Tensor, dim: int | None, size: Any) -> torch.Tensor:
+        """The twin of an input, with `size` samples along its batch dimension."""
+        shape = tuple(size if index == dim else length for index, length in enumerate(leaf.shape))
         last = leaf.dim() == 4 and not leaf.is_contiguous() and leaf.is_contiguous(memory_format=torch.channels_last)
         layout = torch.channels_last if last else torch.contiguous_format
         with self.fake:

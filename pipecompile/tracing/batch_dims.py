@@ -1,0 +1,133 @@
+"""Which dimension of each tensor is the batch: the rule, and what the user says instead.
+
+A tensor's batch is dimension 0. A tensor without dimensions is shared by all samples, and so is one of size 1 there
+when others are longer: eager would broadcast it. `batch_dims` overrules this by the name of the parameter that a
+tensor arrives in, with all its leaves, or of one leaf (`pair_0`, `batch_mask`): a dimension, or None for shared.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipecompile.errors import InputError
+
+__all__ = ["BatchDims", "Dims", "Slot", "check_batch_dims", "common_size", "default_dims", "overruled", "slots_named"]
+
+BatchDims = Mapping[str, int | None]
+Dims = tuple[int | None, ...]
+Slot = tuple[str, ...]
+"""The names that a leaf goes by, the most exact first."""
+
+
+def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: Sequence[str] = ()) -> None:
+    """Raise InputError for a name that `forward` has no parameter for, and for what is not a dimension."""
+    if not isinstance(batch_dims, Mapping):
+        raise InputError(f"batch_dims={batch_dims!r} is not a mapping", hint='batch_dims={"mask": None, "src": 1}')
+    parameters = inspect.signature(forward).parameters
+    known = [*parameters, *extra]
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name, dim in batch_dims.items():
+        if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int)):
+            hint = "a dimension, or None for a tensor that all samples share"
+            raise InputError(f"batch_dims[{name!r}] is {dim!r}", hint=hint)
+        if not open_ended and not any(name == one or name.startswith(f"{one}_") for one in known):
+            raise InputError(f"batch_dims names {name!r}, which forward does not take",
+                             where="its parameters are " + ", ".join(parameters))  # fmt: skip
+
+
+def default_dims(leaves: Sequence[Any]) -> Dims:
+    """Dimension 0 of every tensor that has one."""
+    return tuple([0 if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves])
+
+
+def overruled(dims: Dims, leaves: Sequence[Any], slots: Sequence[Slot], batch_dims: BatchDims) -> tuple[Dims, Dims]:
+    """The dimensions with the user's word in the place of the rule; and only those that are the rule's."""
+    given = [next((name for name in slot if name in batch_dims), None) for slot in slots]
+    said = [
+        dim if name is None or dim is None else _checked(batch_dims[name], leaf, slot[0])
+        for dim, name, leaf, slot in zip(dims, given, leaves, slots, strict=True)
+    ]
+    return tuple(said), tuple([dim if name is None else None for dim, name in zip(dims, given, strict=True)])
+
+
+def _checked(dim: int | None, leaf: torch.Tensor, name: str) -> int | None:
+    if dim is None:
+        return None
+    if not -leaf.dim() <= dim < leaf.dim():
+        raise InputError(f"batch_dims: {name} has no dimension {dim}", where=f"{name} has shape {tuple(leaf.shape)}")
+    return dim % leaf.dim()
+
+
+def common_size(leaves: Sequence[Any], dims: Dims, by_rule: Dims, slots: Callable[[], Sequence[Slot]],
+                samples: int | None = None) -> tuple[int | None, Dims]:  # fmt: skip
+    """The batch size that all agree on (`samples`, when that is known), or None, and the dimensions: what has size 1
+    by the rule alone is shared.
+
+    Raises InputError when they disagree, or when the batch is empty.
+    """
+    found = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if dim is not None}
+    found |= set() if samples is None else {samples}
+    if len(found) > 1 and 1 in found and samples != 1:
+        dims = tuple(
+            None if dim is not None and dim == rule and leaf.shape[dim] == 1 else dim
+            for leaf, dim, rule in zip(leaves, dims, by_rule, strict=True)
+        )
+        found = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if dim is not None}
+        found |= set() if samples is None else {samples}
+    if len(found) > 1:
+        names = [slot[0] for slot in slots()]
+        raise _disagreement([(n, x, d) for n, x, d in zip(names, leaves, dims, strict=True) if d is not None], samples)
+    if found == {0}:
+        names = [slot[0] for slot, dim in zip(slots(), dims, strict=True) if dim is not None]
+        raise InputError("the batch is empty", where=", ".join(f"{name}: 0 samples" for name in names))
+    return (int(found.pop()) if found else None), dims
+
+
+def _disagreement(batched: Sequence[tuple[str, torch.Tensor, int]], samples: int | None) -> InputError:
+    sizes = [leaf.shape[dim] for _, leaf, dim in batched]
+    right = samples or max(sizes, key=sizes.count)
+    others = [(name, leaf, dim) for name, leaf, dim in batched if leaf.shape[dim] != right]
+    listing = ", ".join(f"{name}: {leaf.shape[dim]}" for name, leaf, dim in batched)
+    listing += "" if samples is None else f", inputs: {samples}"
+    hint = f"the same number of samples in each; batch_dims={_pasted((name, None) for name, _, _ in others)} for what all samples share"
+    if elsewhere := _elsewhere(batched, others, right):
+        hint += f"; batch_dims={_pasted(elsewhere)} for another batch dimension"
+    whose = "inputs" if samples is None else "target and the inputs"
+    why = f"dimension {others[0][2]} of {others[0][0]}, of shape {tuple(others[0][1].shape)}, is taken as its batch"
+    return InputError(f"the batch sizes of the {whose} disagree", where=listing, why=why, hint=hint)
+
+
+def _elsewhere(
+    batched: Sequence[tuple[str, torch.Tensor, int]], others: Sequence[tuple[str, torch.Tensor, int]], right: int
+) -> list[tuple[str, int]]:
+    """Another dimension in which the sizes do agree: of those that disagree, or of all."""
+    moved = [(name, list(leaf.shape).index(right)) for name, leaf, _ in others if right in leaf.shape]
+    if len(moved) == len(others):
+        return moved
+    second = {leaf.shape[1] if leaf.dim() > 1 else None for _, leaf, _ in batched}
+    return [(name, 1) for name, _, _ in batched] if len(second) == 1 and None not in second else []
+
+
+def _pasted(items: Iterable[tuple[str, int | None]]) -> str:
+    return "{" + ", ".join(f'"{name}": {dim}' for name, dim in items) + "}"
+
+
+def slots_named(paths: Iterable[tuple[Any, ...]], heads: Callable[[tuple[Any, ...]], tuple[Slot, int]]) -> list[Slot]:
+    """The slots of leaves from their pytree paths; `heads` names the start of a path, and says how much of it that is."""
+    found = []
+    for path in paths:
+        head, used = heads(path)
+        rest = [_key(entry) for entry in path[used:]]
+        found.append(tuple(dict.fromkeys(("_".join([head[0], *rest]), *head))))
+    return found
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("idx", "key", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return "item"
