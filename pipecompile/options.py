@@ -24,6 +24,7 @@ _CHOICES = {
     "cost": ("auto", "analytic", "profile"),
     "dispatch": ("auto", "inline", "threads"),
     "loss_reduction": ("mean", "sum"),
+    "tied": ("auto", "together", "apart"),
 }
 
 
@@ -44,6 +45,7 @@ class Options:
     plan: Plan | None
     dispatch: str
     time_limit: float
+    tied: str = "auto"
 
     def __post_init__(self) -> None:
         _check_count("n_stages", self.n_stages)

@@ -55,6 +55,7 @@ def compile(
     plan: Plan | str | Path | None = None,
     dispatch: str = "auto",
     time_limit: float = 30.0,
+    tied: str = "auto",
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
 
@@ -72,6 +73,8 @@ def compile(
     - `memory_limit`: bytes per stage, one number or one per stage.
     - `plan`: a plan, or its file: nothing is measured or solved.
     - `dispatch`: "inline", "threads" or "auto".
+    - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets them be where they balance best,
+      with a mirror on each further device; "auto" is together where that costs nothing.
 
     Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
     TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
@@ -89,6 +92,7 @@ def compile(
         plan=load_plan(plan),
         dispatch=dispatch,
         time_limit=time_limit,
+        tied=tied,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
     )
     check_batch_dims(options.batch_dims, validate_model(model).forward, ("target",))

@@ -12,10 +12,11 @@ from torch import fx
 from pipecompile.checks.plan import verify_cut
 from pipecompile.costs import NodeCost, chosen_cost, node_costs, spec_for
 from pipecompile.costs.cost_graph import cost_graph, held_by
+from pipecompile.cutting import cut
 from pipecompile.errors import PartitionError, PlanError
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.options import Options
-from pipecompile.partitioners import Partition, Problem, partition
+from pipecompile.partitioners import Partition, Problem
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.passes.follow_device import follow_device
 from pipecompile.plan import Plan, StageSummary
@@ -43,7 +44,7 @@ def make_plan(
         memory_limit=options.memory_limit,
         in_flight=_in_flight(options, n_microbatches),
     )
-    found = partition(problem, options.n_stages, method=options.partitioner, time_limit=options.time_limit)
+    found, problem = cut(graph, problem, options)
     return _plan(graph, found, (cost, costs), options, n_microbatches), problem
 
 

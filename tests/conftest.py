@@ -1,4 +1,6 @@
-"""Wires the flag `--update-golden`; what it does is in golden.py."""
+"""Wires the flag `--update-golden`; what it does is in golden.py. Property tests draw the same examples in every run;
+`--hypothesis-profile default` draws new ones.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from golden import CheckGolden
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests find the helpers beside this file in any import mode
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

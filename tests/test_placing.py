@@ -23,7 +23,6 @@ WIDTH, VOCABULARY = 8, 16
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """No two stages share memory."""
     monkeypatch.setattr(placing, "memory_of", lambda _build, stage: stage.index)
-    return
 
 
 class Block(nn.Module):

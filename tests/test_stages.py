@@ -9,7 +9,7 @@ from torch import nn
 from pipecompile.ir import HOST, Route
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.tracing import trace
-from tests.cutting import cut, run_stages, stages_of
+from tests.cuts import cut, run_stages, stages_of
 from tests.models import UNet
 
 

@@ -58,7 +58,13 @@ def improve(clusters: Clusters, stages: Stages, incumbent: Sequence[int], deadli
             break
         for s, cluster_set in covers:  # fits only within the solver's tolerance: forbid it and go on
             made.require(len(cluster_set) - 1, pulp.lpSum(made.inside(v, s) for v in cluster_set))
-    return best, max(bound, min(outcome.bound * scale, target))
+    bound = max(bound, min(outcome.bound * scale, target))
+    if 2 * bottleneck(clusters, stages, best) > scale:
+        return best, bound
+    best, proven = improve(
+        clusters, stages, best, deadline
+    )  # the solver errs by a millionth of the incumbent's bottleneck
+    return best, max(bound, proven)
 
 
 def _covers(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> list[tuple[int, list[int]]]:

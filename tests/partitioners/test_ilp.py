@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
-from pipecompile.partitioners import Problem
+from pipecompile.partitioners import Node, Problem
 from pipecompile.partitioners.clusters import Stages, coarsen
 from pipecompile.partitioners.ilp import improve
 from pipecompile.partitioners.loads import bottleneck
@@ -24,6 +24,14 @@ def test_a_bad_incumbent_is_improved_to_the_optimum(case):
     stage, bound = improve(clusters, stages, [0] * len(clusters), inf)
     assert bottleneck(clusters, stages, stage) == pytest.approx(optimum, rel=2e-6)
     assert optimum * (1 - 2e-6) <= bound <= optimum * (1 + 1e-6)
+
+
+def test_a_bound_is_as_sharp_after_a_very_bad_incumbent():
+    nodes = tuple(Node(f"v{i}", time) for i, time in enumerate((0.0, 5.0, 7.0, 7.0, 7.0)))
+    problem = Problem(nodes, multicast=False, speed=(2.0, 3.0, 0.5, 2.0))
+    clusters, stages = coarsen(problem), Stages.of(problem, 4)
+    _, bound = improve(clusters, stages, [0] * len(clusters), inf)
+    assert 4.0 * (1 - 1e-6) <= bound <= 4.0
 
 
 def test_without_time_the_incumbent_stays_and_the_bound_is_honest():

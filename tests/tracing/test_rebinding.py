@@ -6,7 +6,7 @@ from torch import nn
 
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.tracing import trace
-from tests.cutting import cut, run_stages
+from tests.cuts import cut, run_stages
 
 
 class Average(nn.Module):
