@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipecompile.errors import PartitionError as PartitionError
     from pipecompile.errors import PipecompileError as PipecompileError
     from pipecompile.errors import PlanError as PlanError
+    from pipecompile.errors import RecordingWarning as RecordingWarning
     from pipecompile.errors import RunError as RunError
     from pipecompile.errors import ScheduleError as ScheduleError
     from pipecompile.errors import TraceError as TraceError
@@ -41,6 +42,7 @@ _HOMES = {
         "PartitionError",
         "PipecompileError",
         "PlanError",
+        "RecordingWarning",
         "RunError",
         "ScheduleError",
         "TraceError",

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from pipecompile.carrying import Cut, carried
 from pipecompile.checks.plan import verify_plan
 from pipecompile.errors import InputError, PlanError
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
 from pipecompile.options import Options
 from pipecompile.passes import lower
 from pipecompile.plan import Plan
-from pipecompile.planning import carried
+from pipecompile.recordings import Recording
 from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
 from pipecompile.runtime.interpreter import Cell
+from pipecompile.runtime.microbatch import scatter
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage, routes, split
 from pipecompile.tracing.inputs import FlatInputs
 from pipecompile.tracing.regions import Ambient
+from pipecompile.tracing.symbols import Guard
 
 __all__ = ["Build", "signature"]
 
@@ -53,7 +56,9 @@ def _leaf_signature(leaf: Any, dim: int | None) -> Any:
 
 @dataclass(slots=True)
 class Build:
-    """`plan` may come from another build: then its cut is carried over to this graph. `inputs` names the flat inputs."""
+    """`plan` may come from another build: then `stage_of` is its cut, carried over to this graph. `inputs` names the flat inputs.
+    `seconds` is what the recording took, `calls` how many mini-batches it served.
+    """
 
     graph: fx.GraphModule
     signature: tuple[Any, ...]
@@ -65,16 +70,24 @@ class Build:
     outputs: Outputs
     inputs: tuple[str, ...]
     mirrors: Mirrors = field(default_factory=Mirrors)
+    seconds: float = 0.0
+    calls: int = 0
     _executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
 
     @classmethod
     def make(
-        cls, graph: fx.GraphModule, mark: tuple[Any, ...], plan: Plan, options: Options, n_microbatches: int
+        cls,
+        graph: fx.GraphModule,
+        mark: tuple[Any, ...],
+        plan: Plan,
+        options: Options,
+        n_microbatches: int,
+        stage_of: Mapping[str, int] | None = None,
     ) -> Build:
         verify_plan(plan)
         if len(plan.devices) != len(options.devices):
             raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
-        stage_of = carried(plan.stage_of, graph, plan.n_stages)
+        stage_of = stage_of or carried(plan.stage_of, graph, plan.n_stages)
         devices = tuple(options.devices[device] for device in plan.placement)
         ways = routes(graph, stage_of, n_microbatches)
         stages = split(graph, ways, stage_of, devices)
@@ -83,9 +96,27 @@ class Build:
 
     def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
         """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
-        return mark == self.signature and all(
-            guard.holds(size) for guard in self.graph.meta["guards"] for size in set(sizes)
-        )
+        return mark == self.signature and self.broken(sizes) is None
+
+    @property
+    def cut(self) -> Cut:
+        """Its cut, for other recordings of the same model."""
+        stage_of = {name: stage.index for stage in self.stages for name in stage.nodes}
+        return Cut.of(self.graph, stage_of, len(self.stages))
+
+    def broken(self, sizes: Sequence[int]) -> Guard | None:
+        """The first guard that does not hold for one of these sizes of micro-batches."""
+        guards: Sequence[Guard] = self.graph.meta["guards"]
+        return next((guard for guard in guards for size in set(sizes) if not guard.holds(size)), None)
+
+    def arrivals(self, inputs: FlatInputs, count: int) -> dict[tuple[str, bool], Any]:
+        """The inputs in `count` micro-batches, by name."""
+        given = zip(self.inputs, inputs.leaves, inputs.dims, strict=True)
+        return {(name, False): scatter(leaf, dim, count) for name, leaf, dim in given}
+
+    def recording(self) -> Recording:
+        """What `explain` shows of it."""
+        return Recording.of(self.graph, self.signature[1], self.seconds, self.calls)
 
     def reschedule(self, options: Options) -> None:
         """Other options: programs are made anew when they are asked for."""

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from pipecompile.build import Build, signature
+from pipecompile.carrying import Cut
 from pipecompile.errors import InputError
+from pipecompile.ir import Schedule
+from pipecompile.notices import Notices
 from pipecompile.options import Options
 from pipecompile.partitioners import Problem
 from pipecompile.passes.graphs import prepare
 from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
-from pipecompile.runtime.microbatch import scatter, sizes
+from pipecompile.recordings import Recordings
+from pipecompile.runtime.microbatch import fewer, scatter, sizes
 from pipecompile.tracing.inputs import FlatInputs
 from pipecompile.tracing.recorder import record
+from pipecompile.tracing.symbols import Guard
 
 __all__ = ["Builds"]
 
-KEPT = 16
-"""How many builds are kept; the least recently used goes first."""
-
 
 class Builds:
-    """The first build makes the plan, or takes the one given; later ones carry it over to their own graph."""
+    """The first build makes the plan, or takes the one given; later ones carry its cut over to their own graph, and only
+    one that hardly does the same as the first gets a plan of its own.
+    """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         self.model, self.options = model, options
         self.plan: Plan | None = options.plan
         self.problem: Problem | None = None
         self._builds: list[Build] = []
+        self._hits = self._traces = self._evictions = 0
+        self._cut: Cut | None = None
+        self._notices = Notices()
         self._homes = Homes()
 
     def __bool__(self) -> bool:
@@ -60,37 +69,83 @@ class Builds:
     def find(self, inputs: FlatInputs) -> tuple[Build, tuple[int, ...]]:
         """The build for these inputs, made now if there is none, and the sizes of the micro-batches."""
         samples = inputs.samples
-        count = 1 if samples is None else min(self.options.default_microbatches, samples)
-        parts = sizes(samples or 1, count)
+        parts = sizes(samples or 1, 1 if samples is None else min(self.options.default_microbatches, samples))
         mark = signature(self.model, inputs)
-        known = next((build for build in reversed(self._builds) if build.accepts(mark, parts)), None)
-        found = known or self._make(inputs, mark, parts)
-        others = [build for build in self._builds if build is not found]
-        self._builds = [*others[1 - KEPT :], found]
+        found, made = self._kept(mark, parts), self._traces
+        if found is None:
+            found, parts = self._settle(inputs, mark, parts)
+        self._hits += made == self._traces
+        found.calls += 1
+        self._builds.remove(found)
+        self._builds.append(found)
         return found, parts
 
+    def explain(self) -> Recordings:
+        """The recordings kept, and how often they served."""
+        kept = tuple(build.recording() for build in reversed(self._builds))
+        return Recordings(kept, self.options.cache_size, self._hits, self._traces, self._evictions)
+
+    def _kept(self, mark: tuple[Any, ...], parts: tuple[int, ...]) -> Build | None:
+        return next((build for build in reversed(self._builds) if build.accepts(mark, parts)), None)
+
+    def _settle(
+        self, inputs: FlatInputs, mark: tuple[Any, ...], wanted: tuple[int, ...]
+    ) -> tuple[Build, tuple[int, ...]]:
+        """A build for a call that no build serves yet in the micro-batches wanted.
+
+        When the model branches between the two sizes of micro-batches, no one recording serves both: then the samples go
+        into fewer micro-batches, which are all on one side, or all of one size.
+        """
+        largest = self._kept(mark, wanted[:1]) or self._make(inputs, mark, wanted)
+        guard = largest.broken(wanted)
+        if guard is None:
+            return largest, wanted
+        self._check_free(guard, wanted)
+        kept = ((self._kept(mark, parts), parts) for parts in fewer(wanted))
+        even = (parts for parts in fewer(wanted) if len(set(parts)) == 1)
+        build, parts = next(((build, parts) for build, parts in kept if build), (None, next(even)))
+        self._notices.uneven(guard, wanted, parts)
+        return build or self._make(inputs, mark, parts), parts
+
+    def _check_free(self, guard: Guard, wanted: tuple[int, ...]) -> None:
+        if isinstance(self.options.schedule, Schedule):
+            raise InputError(
+                f"the model branches on the batch size: {guard}",
+                where=f"{guard.place}, and micro-batches of {' and '.join(map(str, sorted(set(wanted))))} samples",
+                why=f"the schedule given is for {len(wanted)} micro-batches, and these are on both sides of the branch",
+                hint=f"a multiple of {len(wanted)} samples, or name a schedule: it is built for any number of micro-batches",
+            )
+
     def _make(self, inputs: FlatInputs, mark: tuple[Any, ...], parts: tuple[int, ...]) -> Build:
+        """A recording of the first micro-batch, with the plan there is or a new one."""
+        alike = [build for build in self._builds if build.signature == mark]
+        self._notices.anew(mark, alike, parts, self.options.cache_size)
         pairs = zip(inputs.leaves, inputs.dims, strict=True)
         first = [scatter(leaf, dim, len(parts))[0] for leaf, dim in pairs]
+        start = perf_counter()
         with torch.inference_mode(False):
             graph = prepare(record(self.model, inputs.part(first, parts[0])))
-        _check_guards(graph, parts)
+        seconds = perf_counter() - start
+        stage_of = self._cut.on(graph) if self._cut else None
         plan = self.plan
-        if plan is None:
-            move_model(self.model, self.options)
-            plan, self.problem = make_plan(graph, first, self.options, len(parts))
-        build = Build.make(graph, mark, plan, self.options, len(parts))
-        build.mirrors = place_stages(build, self._homes)
-        self.plan = plan
+        if plan is None or (self._cut and not stage_of):
+            plan, problem = self._new_plan(graph, first, len(parts))
+            self.problem = self.problem if self.plan else problem
+        build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
+        build.mirrors, build.seconds = place_stages(build, self._homes), seconds
+        self.plan, self._cut = self.plan or plan, self._cut or build.cut
+        self._keep(build)
         return build
 
+    def _new_plan(self, graph: fx.GraphModule, first: Sequence[Any], count: int) -> tuple[Plan, Problem]:
+        if self.plan is None:
+            move_model(self.model, self.options)
+        return make_plan(graph, first, self.options, count)
 
-def _check_guards(graph: fx.GraphModule, parts: tuple[int, ...]) -> None:
-    """Micro-batches of two sizes may be on two sides of a branch of the model: no one recording serves both."""
-    broken = [guard for guard in graph.meta["guards"] if not all(guard.holds(size) for size in set(parts))]
-    if broken:
-        raise InputError(
-            f"the model branches on the batch size: {broken[0]}",
-            where=f"micro-batches of {' and '.join(map(str, sorted(set(parts))))} samples",
-            hint="choose n_microbatches so that all micro-batches are on one side",
-        )
+    def _keep(self, build: Build) -> None:
+        """Add a build; the least recently used one goes when there are too many."""
+        self._traces += 1
+        self._builds.append(build)
+        if len(self._builds) > self.options.cache_size:
+            self._evictions += 1
+            self._notices.evicted(self._builds.pop(0).signature)

@@ -17,6 +17,7 @@ __all__ = [
     "PartitionError",
     "PipecompileError",
     "PlanError",
+    "RecordingWarning",
     "RunError",
     "ScheduleError",
     "TraceError",
@@ -101,3 +102,7 @@ class RunError(PipecompileError):
     ) -> None:
         self.stage, self.microbatch = stage, microbatch
         super().__init__(what, where=where, why=why, hint=hint)
+
+
+class RecordingWarning(UserWarning):
+    """The model was recorded anew, or a mini-batch cut otherwise than asked for, because of how the model is written."""

@@ -45,10 +45,12 @@ class Options:
     plan: Plan | None
     dispatch: str
     time_limit: float
+    cache_size: int
     tied: str = "auto"
 
     def __post_init__(self) -> None:
         _check_count("n_stages", self.n_stages)
+        _check_count("cache_size", self.cache_size)
         if self.n_microbatches is not None:
             _check_count("n_microbatches", self.n_microbatches)
         for name, allowed in _CHOICES.items():

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pipecompile.build import Build
 from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.options import Options, load_plan, resolve_devices
@@ -20,12 +19,13 @@ from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
 from pipecompile.plan import Plan
 from pipecompile.planning import transfer_seconds
+from pipecompile.recordings import Recordings
 from pipecompile.runtime.dispatch import Crew, choose
 from pipecompile.runtime.drop_in import Call, pipelined
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.frame import Frame, Spans
 from pipecompile.runtime.gradients import return_input_gradients
-from pipecompile.runtime.microbatch import scatter, scatter_tree
+from pipecompile.runtime.microbatch import loss_weights, scatter_tree
 from pipecompile.show import dump, render, stage_table
 from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
@@ -56,6 +56,7 @@ def compile(
     dispatch: str = "auto",
     time_limit: float = 30.0,
     tied: str = "auto",
+    cache_size: int = 16,
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
 
@@ -75,6 +76,8 @@ def compile(
     - `dispatch`: "inline", "threads" or "auto".
     - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets them be where they balance best,
       with a mirror on each further device; "auto" is together where that costs nothing.
+    - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
+      values) and mode; the least recently used goes first.
 
     Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
     TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
@@ -93,6 +96,7 @@ def compile(
         dispatch=dispatch,
         time_limit=time_limit,
         tied=tied,
+        cache_size=cache_size,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
     )
     check_batch_dims(options.batch_dims, validate_model(model).forward, ("target",))
@@ -112,7 +116,6 @@ class Pipeline(StandIn):
         self._crew: Crew | None = None
         self._dispatch = options.dispatch
         self._last: tuple[Executable, Spans] | None = None
-        self._known_weights: dict[tuple[int, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
         """A call's inputs as leaves with their batch dimensions."""
@@ -131,7 +134,7 @@ class Pipeline(StandIn):
         if wanted:
             made = pipelined(Call(executable, build.outputs, build.inputs, inputs, parts))
         else:
-            frame = executable.frame(parts, _arrivals(build, inputs, len(parts)))
+            frame = executable.frame(parts, build.arrivals(inputs, len(parts)))
             executable.run(executable.inline, frame)
             made = build.outputs.gathered({name: frame.departures[name, False] for name in build.outputs.names}, parts)
             executable.finished(frame)
@@ -147,24 +150,16 @@ class Pipeline(StandIn):
         build.require_loss(target is not None)
         executable = build.step(len(parts), target is not None)
         threaded = self._dispatch == "threads" and len(executable.devices) > 1
-        arrivals = _arrivals(build, inputs, len(parts))
+        arrivals = build.arrivals(inputs, len(parts))
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
-        weights, arrivals[LOSS, True] = self._weights(parts)
+        weights, arrivals[LOSS, True] = loss_weights(parts, mean=self.options.loss_reduction == "mean")
         with torch.enable_grad():
             frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
         losses = torch.stack(frame.departures[LOSS, False])
         return_input_gradients(build.inputs, inputs, frame)
         executable.finished(frame, threaded=threaded)
         return reduce(torch.add, losses.mul(weights.to(losses)).unbind())
-
-    def _weights(self, parts: tuple[int, ...]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """What each micro-batch counts in the loss, as one tensor and as gradients of the micro-batches' losses."""
-        if parts not in self._known_weights:
-            mean = self.options.loss_reduction == "mean"
-            weights = torch.tensor([size / sum(parts) if mean else 1.0 for size in parts], dtype=torch.float64)
-            self._known_weights[parts] = weights, list(weights.unbind())  # float64: autograd rounds to the loss's dtype
-        return self._known_weights[parts]
 
     def _run(self, executable: Executable, frame: Frame, threaded: bool) -> Frame:
         if threaded and self._crew is None:
@@ -274,6 +269,10 @@ class Pipeline(StandIn):
             passes="\n".join(changes),
         )
 
+    def explain(self) -> Recordings:
+        """The recordings that are kept: inputs, mode, guards, nodes, seconds to trace, calls; hits and evictions."""
+        return self.builds.explain()
+
     def __str__(self) -> str:
         return render(stage_table(self.plan, self.simulate().bubble)) if self.builds else repr(self)
 
@@ -290,11 +289,6 @@ class Pipeline(StandIn):
 
 def _tensors(inputs: FlatInputs) -> list[torch.Tensor]:
     return [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _arrivals(build: Build, inputs: FlatInputs, count: int) -> dict[tuple[str, bool], Any]:
-    given = zip(build.inputs, inputs.leaves, inputs.dims, strict=True)
-    return {(name, False): scatter(leaf, dim, count) for name, leaf, dim in given}
 
 
 def _timeline(spans: Spans, n_devices: int) -> Timeline:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.checks.plan import verify_cut
 from pipecompile.costs import NodeCost, chosen_cost, node_costs, spec_for
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.cutting import cut
-from pipecompile.errors import PartitionError, PlanError
+from pipecompile.errors import PartitionError
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem
@@ -23,7 +22,7 @@ from pipecompile.plan import Plan, StageSummary
 from pipecompile.runtime.transport import to_device
 from pipecompile.stages import routes
 
-__all__ = ["carried", "fingerprint", "make_plan", "transfer_seconds"]
+__all__ = ["fingerprint", "make_plan", "transfer_seconds"]
 
 
 def make_plan(
@@ -182,31 +181,3 @@ def fingerprint(graph: fx.GraphModule) -> str:
         target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         digest.update(f"{node.name} {node.op} {target} {[n.name for n in node.all_input_nodes]}\n".encode())
     return digest.hexdigest()[:16]
-
-
-def carried(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -> dict[str, int]:
-    """A known cut on another recording of the same model (another mode or shape): nodes keep their stage by name.
-
-    A node that is new goes where its inputs are; then stages are raised until precedence and ties hold. Raises PlanError
-    when hardly any node is known.
-    """
-    nodes, ties = compute_nodes(graph), graph.meta["ties"]
-    known = sum(node.name in stage_of for node in nodes)
-    if 2 * known < len(nodes):
-        unknown = [node.name for node in nodes if node.name not in stage_of][:5]
-        raise PlanError(
-            f"the plan is for another model: {len(nodes) - known} of {len(nodes)} nodes are not in it",
-            where=", ".join(unknown),
-            hint="compile without plan= to make a new one",
-        )
-    stages = {node.name: stage_of.get(node.name, 0) for node in nodes}
-    edges = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in stages]
-    while True:
-        before = dict(stages)
-        for a, b in (*edges, *ties.precedence):
-            stages[b] = max(stages[a], stages[b])
-        for group in ties.groups:
-            stages.update(dict.fromkeys(group, max(stages[name] for name in group)))
-        if stages == before:
-            verify_cut(stages, [*edges, *ties.precedence], ties.groups, n_stages)
-            return stages

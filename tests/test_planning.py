@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.carrying import carried
 from pipecompile.costs import analytic_costs
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.errors import PlanError, VerifyError
 from pipecompile.passes.graphs import prepare
-from pipecompile.planning import carried, fingerprint
+from pipecompile.planning import fingerprint
 from tests.eager import square_loss
 from tests.models import UNet
 

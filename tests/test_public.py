@@ -22,6 +22,7 @@ EXPECTED = [
     "PlanError",
     "Problem",
     "Program",
+    "RecordingWarning",
     "RunError",
     "Schedule",
     "ScheduleError",

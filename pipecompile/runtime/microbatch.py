@@ -6,7 +6,8 @@ many as it has samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,13 +16,18 @@ from torch.utils import _pytree as pytree
 from pipecompile.tracing.batch_dims import BatchDims
 from pipecompile.tracing.inputs import flatten_target
 
-__all__ = ["gather", "scatter", "scatter_tree", "sizes"]
+__all__ = ["fewer", "gather", "loss_weights", "scatter", "scatter_tree", "sizes"]
 
 
 def sizes(samples: int, count: int) -> tuple[int, ...]:
     """How many samples each of `count` micro-batches has."""
     small, larger = divmod(samples, count)
     return tuple(small + (i < larger) for i in range(count))
+
+
+def fewer(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The same samples in fewer and fewer micro-batches; the last one is the whole mini-batch."""
+    return (sizes(sum(parts), count) for count in range(len(parts) - 1, 0, -1))
 
 
 def scatter(leaf: Any, dim: int | None, count: int) -> Sequence[Any]:
@@ -38,6 +44,14 @@ def scatter_tree(target: Any, count: int, samples: int | None, batch_dims: Batch
     leaves, spec, dims = flatten_target(target, batch_dims, samples)
     parts = [scatter(leaf, dim, count) for leaf, dim in zip(leaves, dims, strict=True)]
     return [pytree.tree_unflatten([part[m] for part in parts], spec) for m in range(count)]
+
+
+@lru_cache(maxsize=256)
+def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """What each micro-batch counts in the loss, as one tensor and as gradients of the micro-batches' losses."""
+    with torch.inference_mode(False):
+        weights = torch.tensor([size / sum(parts) if mean else 1.0 for size in parts], dtype=torch.float64)
+        return weights, weights.unbind()  # float64: autograd rounds to the loss's dtype
 
 
 def gather(parts: Sequence[torch.Tensor], dim: int | None, weights: Sequence[float]) -> torch.Tensor:

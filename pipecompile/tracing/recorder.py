@@ -14,6 +14,7 @@ The batch size is a symbol, so the graph serves any number of samples. The model
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -67,12 +68,26 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
 
 
 def record(model: nn.Module, inputs: FlatInputs) -> fx.GraphModule:
-    """`trace`, of inputs that are flat already."""
-    size = inputs.samples
-    graph = _record(model, inputs, BatchSymbol(size))
-    if size == 1 and not all(guard.holds(1) for guard in graph.meta["guards"]):
+    """`trace`, of inputs that are flat already.
+
+    A batch of one is recorded like a larger one, of a size that no other dimension has: so nothing is broadcast that would
+    not be in a larger batch. Only where the model itself asks for the one sample is the recording for that alone.
+    """
+    if inputs.samples != 1:
+        return _record(model, inputs, BatchSymbol(inputs.samples or 2))
+    try:
+        graph = _record(model, inputs, BatchSymbol(_unseen_size(inputs.leaves)))
+    except TraceError:
+        if sum(dim is not None for dim in inputs.dims) > 1:
+            raise
         return _record(model, inputs, BatchSymbol(1, fixed=True))
-    return graph
+    alone = not all(guard.holds(1) for guard in graph.meta["guards"])
+    return _record(model, inputs, BatchSymbol(1, fixed=True)) if alone else graph
+
+
+def _unseen_size(leaves: Sequence[Any]) -> int:
+    seen = {length for leaf in leaves if isinstance(leaf, torch.Tensor) for length in leaf.shape}
+    return next(size for size in itertools.count(2) if size not in seen)
 
 
 def _record(model: nn.Module, inputs: FlatInputs, symbol: BatchSymbol) -> fx.GraphModule:

@@ -16,18 +16,25 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipecompile.tracing.batch_dims import Dims
+from pipecompile.tracing.source import caller
 
 __all__ = ["BatchSymbol", "Guard"]
 
 
 class Guard:
-    """A condition on the batch size under which the recorded graph is right, because the model branched on it."""
+    """A condition on the batch size under which the recorded graph is right, because the model branched on it.
 
-    def __init__(self, symbol: sympy.Symbol, condition: sympy.Basic) -> None:
-        self.symbol, self.condition = symbol, condition
+    `place` is the line of the user's that branched, as "file:line in function".
+    """
+
+    def __init__(self, symbol: sympy.Symbol, condition: sympy.Basic, place: str = "") -> None:
+        self.symbol, self.condition, self.place = symbol, condition, place
+        self._known: dict[int, bool] = {}
 
     def holds(self, size: int) -> bool:
-        return bool(self.condition.subs({self.symbol: size}))
+        if size not in self._known:
+            self._known[size] = bool(self.condition.subs({self.symbol: size}))
+        return self._known[size]
 
     def __str__(self) -> str:
         return str(self.condition).replace(str(self.symbol), "batch_size")
@@ -75,7 +82,17 @@ class _Shapes(ShapeEnv):
 
     lenient = False
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.places: list[str] = []
+
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        value = self._evaluated(orig_expr, *args, **kwargs)
+        if len(self.guards) > len(self.places):
+            self.places += [caller()] * (len(self.guards) - len(self.places))
+        return value
+
+    def _evaluated(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.lenient:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         with self.suppress_guards():
@@ -91,10 +108,10 @@ _EQUAL = ((sympy.Eq, sympy.true), (sympy.Ne, sympy.false))
 class BatchSymbol:
     """One symbol for the batch dimension of all inputs, and the graph nodes that compute sizes from it.
 
-    A batch of one is recorded like one of two; with `fixed`, as the number it is.
+    While recording, `size` is what the symbol is worth where Python asks; with `fixed` it is a number.
     """
 
-    def __init__(self, size: int | None, *, fixed: bool = False) -> None:
+    def __init__(self, size: int, *, fixed: bool = False) -> None:
         self.env = _Shapes(
             allow_scalar_outputs=False,
             allow_dynamic_output_shape_ops=False,
@@ -102,8 +119,8 @@ class BatchSymbol:
             should_record_events=False,
             specialize_zero_one=False,
         )
-        self.symbol = self.env.create_symbol(max(size or 2, 2), ConstantSource("batch"), DimDynamic.DYNAMIC, None)
-        self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=max(size or 2, 2))
+        self.symbol = self.env.create_symbol(size, ConstantSource("batch"), DimDynamic.DYNAMIC, None)
+        self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=size)
         self._nodes: dict[sympy.Basic, fx.Node] = {}
         self.root: fx.Node | None = None
 
@@ -152,7 +169,12 @@ class BatchSymbol:
 
     def guards(self) -> tuple[Guard, ...]:
         """What the model's own branches assumed about the batch size."""
-        found = [Guard(self.symbol, guard.expr) for guard in self.env.guards if self.symbol in guard.expr.free_symbols]
+        places = [*self.env.places, *[""] * len(self.env.guards)]
+        found = [
+            Guard(self.symbol, guard.expr, place)
+            for guard, place in zip(self.env.guards, places, strict=False)
+            if self.symbol in guard.expr.free_symbols
+        ]
         if self.fixed is not None:
             found.append(Guard(self.symbol, sympy.Eq(self.symbol, self.fixed)))
-        return tuple({str(guard): guard for guard in found}.values())
+        return tuple({str(guard): guard for guard in reversed(found)}.values())[::-1]

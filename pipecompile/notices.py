@@ -1,0 +1,54 @@
+"""What a pipeline tells its user once: that the model was recorded anew, that a batch was cut otherwise than asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from pipecompile.build import Build
+from pipecompile.errors import RecordingWarning
+from pipecompile.tracing.symbols import Guard
+
+__all__ = ["Notices"]
+
+
+class Notices:
+    """One warning for each line of the user's that branches on the batch size, and one for a cache that is too small."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+        self._gone: deque[tuple[Any, ...]] = deque(maxlen=64)
+
+    def anew(self, mark: tuple[Any, ...], known: Sequence[Build], parts: tuple[int, ...], limit: int) -> None:
+        """The model is about to be recorded for micro-batches `parts`, although `known` are recordings of such calls."""
+        if known and (guard := known[-1].broken(parts[:1])):
+            self._tell(
+                "anew", guard, f"recorded anew for micro-batches of {parts[0]} samples; this is kept, and told once"
+            )
+        elif mark in self._gone and ("small", "") not in self._told:
+            self._told.add(("small", ""))
+            text = f"inputs of more kinds than the {limit} recordings that are kept: some are recorded again and again"
+            _warn(f"{text}. Try compile(..., cache_size={2 * limit}); pipe.explain() shows what differs")
+
+    def uneven(self, guard: Guard, wanted: tuple[int, ...], parts: tuple[int, ...]) -> None:
+        """A batch goes into other micro-batches than wanted, since these are on both sides of a guard."""
+        few = "one micro-batch" if len(parts) == 1 else f"{len(parts)} micro-batches"
+        both = " and ".join(map(str, sorted(set(wanted))))
+        self._tell("uneven", guard, f"{sum(wanted)} samples go into {few} instead of {len(wanted)}, of {both} samples")
+
+    def evicted(self, mark: tuple[Any, ...]) -> None:
+        """A recording was dropped to make room."""
+        self._gone.append(mark)
+
+    def _tell(self, kind: str, guard: Guard, consequence: str) -> None:
+        key = kind, guard.place or str(guard)
+        if key not in self._told:
+            self._told.add(key)
+            where = f" at {guard.place}" if guard.place else ""
+            _warn(f"the model branches on the batch size{where} ({guard}): {consequence}")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RecordingWarning, stacklevel=2)
