@@ -1,0 +1,92 @@
+"""torchvision: everything that `list_models` lists."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision import models
+
+from zoo_models.specimen import Call, Specimen, images
+
+__all__ = ["specimens"]
+
+GROUPS = ("", "segmentation", "video", "optical_flow", "detection", "quantization")
+SIZES = {"inception_v3": 75, "maxvit_t": 64, "vit_h_14": 56}
+"""Pixels a side; 64 where nothing is said."""
+
+CLIPS = {"s3d": (16, 224), "mvit_v1_b": (16, 224), "mvit_v2_s": (16, 224)}
+"""Frames and pixels; 4 and 64 where nothing is said."""
+
+
+def specimens() -> list[Specimen]:
+    return [
+        _specimen(group, name)
+        for group in GROUPS
+        for name in models.list_models(module=importlib.import_module(f"torchvision.models.{group}".rstrip(".")))
+    ]
+
+
+def _specimen(group: str, name: str) -> Specimen:
+    skipped = "int8 kernels, evaluation only: nothing to train" if group == "quantization" else ""
+    build, inputs = _MAKERS.get(group, _classifier)(name)
+    return Specimen("torchvision", group or "classification", name, build, inputs, skipped)
+
+
+def _classifier(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
+    size = SIZES.get(name, 64)
+    options: dict[str, Any] = {"num_classes": 10}
+    if name.startswith("vit_"):
+        options["image_size"] = size
+    if name.startswith("maxvit"):
+        options["input_size"] = (size, size)
+        options |= {"partition_size": 2} if False else {}
+    if name in ("googlenet", "inception_v3"):
+        options["init_weights"] = False  # scipy's truncated normal takes minutes
+    return partial(models.get_model, name, weights=None, **options), images(size)
+
+
+def _segmentation(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
+    options: dict[str, Any] = {"num_classes": 5}
+    if not name.startswith("lraspp"):
+        options["aux_loss"] = True
+    return partial(models.get_model, name, weights=None, weights_backbone=None, **options), images(64)
+
+
+def _video(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
+    frames, size = CLIPS.get(name, (4, 64))
+    return partial(models.get_model, name, weights=None, num_classes=10), lambda n: Call(
+        (torch.randn(n, 3, frames, size, size),)
+    )
+
+
+def _flow(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
+    def inputs(n: int) -> Call:
+        return Call((torch.randn(n, 3, 128, 128), torch.randn(n, 3, 128, 128)), {"num_flow_updates": 3})
+
+    return partial(models.get_model, name, weights=None), inputs
+
+
+def _detection(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
+    options: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": 4}
+
+    def inputs(n: int) -> Call:
+        return Call(([torch.rand(3, 64, 64) for _ in range(n)], [_target(name) for _ in range(n)]))
+
+    return partial(models.get_model, name, **options), inputs
+
+
+def _target(name: str) -> dict[str, torch.Tensor]:
+    target = {"boxes": torch.tensor([[4.0, 4.0, 40.0, 40.0]]), "labels": torch.tensor([1])}
+    if name.startswith("maskrcnn"):
+        target["masks"] = torch.ones(1, 64, 64, dtype=torch.uint8)
+    if name.startswith("keypointrcnn"):
+        target["keypoints"] = torch.ones(1, 17, 3) * 20
+    return target
+
+
+_MAKERS = {"segmentation": _segmentation, "video": _video, "optical_flow": _flow, "detection": _detection}
