@@ -8,10 +8,11 @@ from zoo_models.specimen import Specimen
 
 __all__ = ["LIBRARIES", "specimens"]
 
-LIBRARIES = ("transformers", "timm", "torchvision", "smp")
+LIBRARIES = ("transformers", "smp", "timm", "torchvision")
 
 
 def specimens(library: str) -> list[Specimen]:
     """All models of one library that the zoo has."""
-    found: list[Specimen] = importlib.import_module(f"zoo_models.{library}_models").specimens()
+    module = importlib.import_module(f"zoo_models.{library.removesuffix('-relatives')}_models")
+    found: list[Specimen] = module.relatives() if library.endswith("-relatives") else module.specimens()
     return found

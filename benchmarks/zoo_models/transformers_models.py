@@ -14,31 +14,40 @@ from zoo_models.specimen import Call, Specimen
 from zoo_models.transformers_pairs import PAIRS
 from zoo_models.transformers_shapes import OVERRIDES, small
 
-__all__ = ["specimens"]
+__all__ = ["relatives", "specimens"]
 
 DECODERS = (
-    "Afmoe Apertus Arcee AriaText Bamba Beam BioGpt BitNet Bloom CodeGen Cohere Cohere2 Cohere2Moe CpmAnt Cwm "
-    "DeepseekV2 DeepseekV3 DeepseekV4 DiffLlama Doge Ernie4_5 Ernie4_5_Moe Exaone4 ExaoneMoe Falcon FalconH1 FalconMamba "
-    "FlexOlmo Flint Gemma Gemma2 Gemma3 Glm Glm4 Glm4Moe GPTBigCode GPTJ GPTNeo GPTNeoX GPTNeoXJapanese GptOss Granite "
-    "GraniteSWA GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared Helium HrmText HunYuanDenseV1 HunYuanMoEV1 HYV3 "
-    "HYV4 HyperCLOVAX Inkling2 Inkling Llama Llama4 Jais2 Jamba JetMoe KimiLinear Kolibri1 Laguna Lfm2 Lfm3 Mamba Mamba2 "
-    "Mellum MiMoV2Flash MiniMax MiniMaxM2 MiniMaxM3VL Ministral Ministral3 Mistral Mixtral ModernBertDecoder Moshi Mpt "
-    "NanoChat Nemotron NemotronH Olmo Olmo2 Olmo3 OlmoHybrid Olmoe OPT Persimmon Phi Phi3 Phimoe Qwen2 Qwen2Moe Qwen3 "
-    "Qwen3Moe Qwen3Next RecurrentGemma Rwkv SeedOss SmolLM3 SolarOpen StableLm Starcoder2 TrOCR VaultGemma XGLM Zamba2"
+    "Afmoe AriaText Bamba BioGpt BitNet Bloom CodeGen Cohere2 CpmAnt DeepseekV2 DeepseekV3 DeepseekV4 DiffLlama Doge "
+    "Exaone4 Falcon FalconH1 FalconMamba FlexOlmo Gemma2 Gemma3 Glm4Moe GPTBigCode GPTJ GPTNeo GPTNeoX GptOss "
+    "GraniteMoeHybrid HrmText HYV4 Inkling Llama Llama4 Jamba JetMoe KimiLinear Kolibri1 Laguna Lfm2 Mamba Mamba2 "
+    "MiMoV2Flash MiniMax MiniMaxM3VL Mistral Mixtral Mpt NemotronH OlmoHybrid Olmoe OPT Persimmon Phi3 Phimoe "
+    "Qwen2Moe Qwen3 Qwen3Next RecurrentGemma Rwkv StableLm Starcoder2 TrOCR XGLM Zamba2"
 )
 ENCODERS = (
-    "Albert Bert BigBird Camembert ConvBert Data2VecText Deberta DebertaV2 DistilBert Electra Ernie Esm EuroBert FNet "
-    "Funnel Gte IBert JinaEmbeddingsV3 LayoutLM Longformer MegatronBert MobileBert ModernBert MPNet Mra NomicBert "
-    "Nystromformer RemBert Roberta RobertaPreLayerNorm RoFormer SqueezeBert Tapas Ultrabert XLMRoberta XLMRobertaXL Yoso"
+    "Albert Bert BigBird ConvBert Deberta DebertaV2 DistilBert Esm FNet Funnel IBert JinaEmbeddingsV3 LayoutLM "
+    "Longformer MobileBert ModernBert MPNet Mra Nystromformer RoFormer SqueezeBert Tapas Yoso"
 )
-TRANSLATORS = (
-    "Bart BigBirdPegasus Blenderbot BlenderbotSmall FSMT LED LongT5 M2M100 MBart MT5 Mvp NllbMoe Pegasus PegasusX PLBart "
-    "ProphetNet SwitchTransformers T5 UMT5"
-)
+TRANSLATORS = "Bart BigBirdPegasus FSMT LED LongT5 M2M100 MT5 NllbMoe PegasusX ProphetNet SwitchTransformers T5"
 VISION = (
-    "Beit ConvNext ConvNextV2 Cvt Data2VecVision DeiT Dinov2 Dinov2WithRegisters FocalNet IJepa Levit MobileNetV1 "
-    "MobileNetV2 MobileViT MobileViTV2 PoolFormer Pvt PvtV2 RegNet ResNet Segformer SwiftFormer Swin Swinv2 ViT ViTMSN"
+    "Beit ConvNextV2 Cvt DeiT Dinov2 FocalNet IJepa Levit MobileNetV2 MobileViT MobileViTV2 PoolFormer Pvt RegNet "
+    "ResNet Segformer SwiftFormer Swin Swinv2 ViT"
 )
+RELATIVES = {
+    "ForCausalLM": (
+        "Apertus Arcee Beam Cohere Cohere2Moe Cwm Ernie4_5 Ernie4_5_Moe ExaoneMoe Flint Gemma Glm Glm4 GPTNeoXJapanese "
+        "Granite GraniteSWA GraniteMoe GraniteMoeSWA GraniteMoeShared Helium HunYuanDenseV1 HunYuanMoEV1 HYV3 HyperCLOVAX "
+        "Inkling2 Jais2 Lfm3 Mellum MiniMaxM2 Ministral Ministral3 ModernBertDecoder Moshi NanoChat Nemotron Olmo Olmo2 "
+        "Olmo3 Phi Qwen2 Qwen3Moe SeedOss SmolLM3 SolarOpen VaultGemma"
+    ),
+    "ForMaskedLM": (
+        "Camembert Data2VecText Electra Ernie EuroBert Gte MegatronBert NomicBert RemBert Roberta RobertaPreLayerNorm "
+        "Ultrabert XLMRoberta XLMRobertaXL"
+    ),
+    "ForConditionalGeneration": ("Blenderbot BlenderbotSmall MBart Mvp Pegasus PLBart UMT5"),
+    "ForImageClassification": ("ConvNext Data2VecVision Dinov2WithRegisters MobileNetV1 PvtV2 ViTMSN"),
+}
+"""Close relatives of those above, by the name of their head."""
+
 AUDIO = "Data2VecAudio Hubert SEW SEWD UniSpeech UniSpeechSat Wav2Vec2 Wav2Vec2Conformer WavLM"
 
 _OTHER_NAMES = (
@@ -62,6 +71,15 @@ def specimens() -> list[Specimen]:
     return found + [
         Specimen("transformers", group, name, partial(_built, name, config), inputs)
         for name, (group, config, inputs) in PAIRS.items()
+    ]
+
+
+def relatives() -> list[Specimen]:
+    """More families, most of which differ little from one that `specimens` has."""
+    return [
+        _specimen("relative", f"{name}{head}", pixels if head == "ForImageClassification" else tokens)
+        for head, names in RELATIVES.items()
+        for name in names.split()
     ]
 
 
