@@ -22,6 +22,7 @@ from pipecompile.costs.fakes import OneDevice, Twins
 from pipecompile.costs.guard import state_tensors, untouched
 from pipecompile.costs.kernels import Kernel, KernelLog
 from pipecompile.costs.walk import Visit, walk
+from pipecompile.tracing.kept import Kept
 
 __all__ = ["Work", "analytic_costs", "node_work"]
 
@@ -79,10 +80,22 @@ class _Tally:
         with self.log, self.place:
             cell.first()
         forward = self.log.take()
+        if isinstance(cell.call, Kept):
+            return _of_kept(cell.call, cell.args)
         cell.seed()
         with self.log:
             cell.backward()
         return Work(forward, self.log.take())
+
+
+def _of_kept(kept: Kept, args: Sequence[object]) -> Work:
+    """What was seen while recording; fake tensors cannot run it. The backward is taken as twice the forward."""
+    call, size = args[:2]
+    assert isinstance(call, int)
+    assert isinstance(size, int)
+    forward = tuple(Kernel(*seen) for seen in kept.kernels(call, size))
+    trains = any(leaf.requires_grad for leaf in kept.promises[call].leaves)
+    return Work(forward, forward * 2 if trains else ())
 
 
 def _seconds(kernels: tuple[Kernel, ...], spec: DeviceSpec) -> float:

@@ -69,7 +69,7 @@ class Cell:
         parameters: Iterable[Tensor],
         ledger: SavedLedger,
     ) -> None:
-        self._call, self._args, self._kwargs, self._ledger = call, args, kwargs, ledger
+        self.call, self.args, self._kwargs, self._ledger = call, args, kwargs, ledger
         self._given = tensors_in((*args, *kwargs.values()))
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._anchor = torch.zeros((), requires_grad=True)
@@ -110,12 +110,12 @@ class Cell:
         self._aliases, self._edges = {}, []
         for tensor in self._given:
             self._aliases[id(tensor)] = self._alias(tensor)
-        self._ready = map_tensors(lambda t: self._aliases[id(t)], (tuple(self._args), dict(self._kwargs)))
+        self._ready = map_tensors(lambda t: self._aliases[id(t)], (tuple(self.args), dict(self._kwargs)))
 
     def forward(self) -> None:
         """Run the node. This and `backward` are what is worth timing."""
         args, kwargs = self._ready
-        self._result = self._call(*args, **kwargs)
+        self._result = self.call(*args, **kwargs)
 
     def seed(self) -> None:
         """Find the tensors where this node's backward starts, and gradients of ones for them. None: no backward."""

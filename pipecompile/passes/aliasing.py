@@ -17,6 +17,8 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
+from pipecompile.tracing.kept import Kept
+
 __all__ = ["Ties", "aliasing", "compute_nodes", "tie_aliases"]
 
 
@@ -58,10 +60,13 @@ def _tie(ties: nx.Graph[str], nodes: Iterable[fx.Node]) -> None:
 
 
 def _tie_items(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
-    """Only tensors cross a cut: an item stays with the tuple, list or dict that it is taken from."""
+    """Only tensors cross a cut: an item stays with the tuple, list, dict or object that it is taken from, and whoever
+    uses a size that the data decide stays with what reads it.
+    """
+    made = set(nodes)
     for node in nodes:
         for source in node.all_input_nodes:
-            if isinstance(source.meta.get("val"), (tuple, list, dict)) and source.op not in ("placeholder", "get_attr"):
+            if source in made and not isinstance(source.meta.get("val"), torch.Tensor):
                 _tie(ties, (source, node))
 
 
@@ -71,7 +76,7 @@ def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.
         if node.op == "call_module":
             uses[graph.get_submodule(str(node.target))].append(node)
     for module, users in uses.items():
-        if len(users) > 1 and next(module.buffers(), None) is not None:
+        if len(users) > 1 and (isinstance(module, Kept) or next(module.buffers(), None) is not None):
             _tie(ties, users)
 
 

@@ -18,6 +18,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -35,8 +36,11 @@ from pipecompile.tracing.effects import only_asks, silently_changed
 from pipecompile.tracing.failure import explained
 from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
 from pipecompile.tracing.interception import intercepted
+from pipecompile.tracing.kept_pieces import KeptPieces
 from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
 from pipecompile.tracing.memo import forgetful
+from pipecompile.tracing.opaque import Opaque, recorded
+from pipecompile.tracing.pieces import Piece, caught
 from pipecompile.tracing.rebinding import write_back
 from pipecompile.tracing.regions import Ambient, Regions
 from pipecompile.tracing.snapshot import untouched
@@ -73,16 +77,16 @@ def record(model: nn.Module, inputs: FlatInputs) -> fx.GraphModule:
     A batch of one is recorded like a larger one, of a size that no other dimension has: so nothing is broadcast that would
     not be in a larger batch. Only where the model itself asks for the one sample is the recording for that alone.
     """
+    alone = partial(_record, model, inputs, 1, fixed=True)
     if inputs.samples != 1:
-        return _record(model, inputs, BatchSymbol(inputs.samples or 2))
+        return recorded(model, inputs, partial(_record, model, inputs, inputs.samples or 2))
     try:
-        graph = _record(model, inputs, BatchSymbol(_unseen_size(inputs.leaves)))
+        graph = recorded(model, inputs, partial(_record, model, inputs, _unseen_size(inputs.leaves)))
     except TraceError:
         if sum(dim is not None for dim in inputs.dims) > 1:
             raise
-        return _record(model, inputs, BatchSymbol(1, fixed=True))
-    alone = not all(guard.holds(1) for guard in graph.meta["guards"])
-    return _record(model, inputs, BatchSymbol(1, fixed=True)) if alone else graph
+        return recorded(model, inputs, alone)
+    return graph if all(guard.holds(1) for guard in graph.meta["guards"]) else recorded(model, inputs, alone)
 
 
 def _unseen_size(leaves: Sequence[Any]) -> int:
@@ -90,8 +94,10 @@ def _unseen_size(leaves: Sequence[Any]) -> int:
     return next(size for size in itertools.count(2) if size not in seen)
 
 
-def _record(model: nn.Module, inputs: FlatInputs, symbol: BatchSymbol) -> fx.GraphModule:
-    recorder = _Recorder(model, symbol, recording_device(model, inputs.leaves))
+def _record(model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool = False) -> fx.GraphModule:
+    """One attempt, with the pieces kept whole that `opaque` has chosen so far."""
+    symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
+    recorder = _Recorder(model, symbol, recording_device(model, inputs.leaves), KeptPieces(opaque, symbol))
     with forgetful(), untouched(model), torch.enable_grad():
         return recorder.record(inputs)
 
@@ -99,8 +105,9 @@ def _record(model: nn.Module, inputs: FlatInputs, symbol: BatchSymbol) -> fx.Gra
 class _Recorder(TorchFunctionMode):
     """One recording. Calls are written down only on this thread, and not from inside a call that is kept whole."""
 
-    def __init__(self, model: nn.Module, symbol: BatchSymbol, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, symbol: BatchSymbol, device: torch.device, kept: KeptPieces) -> None:
         super().__init__()
+        self.kept = kept
         self.model, self.symbol, self.graph = model, symbol, fx.Graph()
         self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
         self.twins = Twins(self.fake, device)
@@ -126,6 +133,7 @@ class _Recorder(TorchFunctionMode):
                     *self.twins.default,
                     enable_python_dispatcher(),
                     intercepted(self),
+                    caught(self.model, self.kept.opaque.reasons, self._keep),
                     self,
                 )
                 for context in contexts:
@@ -155,8 +163,9 @@ class _Recorder(TorchFunctionMode):
         self.graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(arguments, inputs.spec, spec)))
         module = fx.GraphModule(self.values.roots, self.graph, type(self.model).__name__)
         module.training = self.model.training
+        self.kept.settle()
         module.meta.update(guards=self.symbol.guards(), in_spec=inputs.spec, out_spec=spec, outside=self.regions.outside,
-                           symbol=self.symbol.symbol, batch_size=self.symbol.fixed, names=inputs.names, device=self.twins.device)  # fmt: skip
+                           symbol=self.symbol.symbol, batch_size=self.symbol.fixed, names=inputs.names, device=self.twins.device, kept=self.kept.reasons())  # fmt: skip
         return module
 
     def _result(self, leaf: Any) -> Any:
@@ -250,6 +259,20 @@ class _Recorder(TorchFunctionMode):
             return original(module, *args, **kwargs)
         finally:
             self.path.pop()
+
+    def _keep(self, piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The call of a piece that cannot be recorded: one node, whose result is imagined."""
+        if not self.listening:
+            return run(*args, **kwargs)
+        args, kwargs = self.values.faked((args, kwargs))
+        ambient = Ambient.now()
+        with self.kept_whole(), self.symbol.lenient():
+            call, result, written = self.kept.call(piece, (args, kwargs), self.twins.of)
+        self.values.roots[call.target] = call.module
+        size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0
+        spelling = ("call_module", call.target, (call.number, size, *args))
+        self._write(spelling, kwargs, result, written, ambient)
+        return result
 
     def opaque(self, shown: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A custom autograd function or a scripted one: `shown` tells the shapes, `written` goes into the graph as one node."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["untouched"]
+__all__ = ["tensors_of", "untouched"]
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
@@ -39,6 +39,12 @@ def untouched(model: nn.Module) -> Iterator[None]:
             numpy_random.set_state(numpy_state)
         for container, content in kept:
             _restore(container, content)
+
+
+def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    """Every tensor that the model holds, in a table or anywhere else, each once."""
+    held = [item for container in _containers(model) for item in _items(container) if isinstance(item, torch.Tensor)]
+    return list({id(tensor): tensor for tensor in held}.values())
 
 
 def _containers(model: nn.Module) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipecompile.tracing.batch_dims import Dims
+from pipecompile.tracing.regions import Ambient
 from pipecompile.tracing.source import caller
+from pipecompile.tracing.unknowns import Unknowns
 
 __all__ = ["BatchSymbol", "Guard"]
 
@@ -105,6 +107,19 @@ class _Shapes(ShapeEnv):
 _EQUAL = ((sympy.Eq, sympy.true), (sympy.Ne, sympy.false))
 
 
+def _asked() -> dict[str, Any]:
+    """The meta of a node that reads or computes a size that the data decide."""
+    nothing: frozenset[int] = frozenset()
+    return {
+        "val": None,
+        "module": "",
+        "source": caller(),
+        "ambient": Ambient.now(),
+        "storages": nothing,
+        "mutates": nothing,
+    }
+
+
 class BatchSymbol:
     """One symbol for the batch dimension of all inputs, and the graph nodes that compute sizes from it.
 
@@ -121,6 +136,7 @@ class BatchSymbol:
         )
         self.symbol = self.env.create_symbol(size, ConstantSource("batch"), DimDynamic.DYNAMIC, None)
         self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=size)
+        self.unknowns = Unknowns(self.env)
         self._nodes: dict[sympy.Basic, fx.Node] = {}
         self.root: fx.Node | None = None
 
@@ -137,22 +153,38 @@ class BatchSymbol:
             self.root = graph.call_method("size", batched[0])
             self.root.meta.update(scalar=True, batch_size=True, val=self.size)
 
-    def argument(self, graph: fx.Graph, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
-        """A symbolic number as an argument: a constant where it is one, else the node that computes it."""
+    def argument(
+        self,
+        graph: fx.Graph,
+        value: torch.SymInt | torch.SymFloat | torch.SymBool,
+        node_of: Callable[[torch.Tensor], fx.Node],
+    ) -> Any:
+        """A symbolic number as an argument: a constant where it is one, else the node that computes it.
+
+        What the data decide is computed anew for everyone who asks, in its stage, from the tensor (`node_of`).
+        """
         expression = sympy.sympify(value.node.expr)
         if expression.is_number or expression in (sympy.true, sympy.false):
             return value.node.pytype(expression)
+        if names := self.unknowns.within(expression):
+            before = len(graph.nodes)
+            read = {name: self.unknowns.read(graph, name, node_of) for name in names}
+            return self._compute(graph, expression, value, read, before, _asked())
         if expression not in self._nodes:
-            self._nodes[expression] = self._compute(graph, expression, value)
+            before = len(graph.nodes)
+            self._nodes[expression] = self._compute(graph, expression, value, {}, before, {"scalar": True, "val": None})
         return self._nodes[expression]
 
-    def _compute(self, graph: fx.Graph, expression: sympy.Basic, value: Any) -> fx.Node:
-        assert self.root is not None, "a size depends on a batch that no input has"
-        before = len(graph.nodes)
-        proxy = fx.Proxy(self.root, fx.proxy.GraphAppendingTracer(graph))
-        node: fx.Node = sympy_interp(_Arithmetic, {self.symbol: proxy}, expression).node
+    def _compute(
+        self, graph: fx.Graph, expression: sympy.Basic, value: Any, read: Any, before: int, meta: dict[str, Any]
+    ) -> fx.Node:
+        nodes = read if self.root is None else {self.symbol: self.root, **read}
+        assert expression.free_symbols <= nodes.keys(), "a size depends on a batch that no input has"
+        tracer = fx.proxy.GraphAppendingTracer(graph)
+        proxies = {name: fx.Proxy(node, tracer) for name, node in nodes.items()}
+        node: fx.Node = sympy_interp(_Arithmetic, proxies, expression).node
         for made in list(graph.nodes)[before:]:
-            made.meta.update(scalar=True, val=None)
+            made.meta = {**meta, **made.meta}
         node.meta["val"] = value
         return node
 
@@ -173,7 +205,7 @@ class BatchSymbol:
         found = [
             Guard(self.symbol, guard.expr, place)
             for guard, place in zip(self.env.guards, places, strict=False)
-            if self.symbol in guard.expr.free_symbols
+            if guard.expr.free_symbols == {self.symbol}
         ]
         if self.fixed is not None:
             found.append(Guard(self.symbol, sympy.Eq(self.symbol, self.fixed)))

@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
+from pipecompile.tracing.forms import assembled, is_object
+from pipecompile.tracing.regions import Ambient
 from pipecompile.tracing.source import caller
 from pipecompile.tracing.symbols import BatchSymbol
 from pipecompile.tracing.twins import Twins
@@ -101,11 +103,13 @@ class Values:
             self._bind_items(result.items(), node)
         elif isinstance(result, (tuple, list)):
             self._bind_items(enumerate(result), node)
+        elif is_object(result):
+            self._bind_items(vars(result).items(), node, getattr)
 
-    def _bind_items(self, items: Iterable[tuple[Any, Any]], node: fx.Node) -> None:
+    def _bind_items(self, items: Iterable[tuple[Any, Any]], node: fx.Node, take: Any = operator.getitem) -> None:
         for key, item in items:
-            if tensors_in(item):
-                child = self.graph.call_function(operator.getitem, (node, key))
+            if tensors_in(item) or is_object(item):
+                child = self.graph.call_function(take, (node, key))
                 child.meta.update(node.meta, val=item, storages=storages(tensors_in(item)), mutates=frozenset())
                 self.bind_result(item, child)
 
@@ -114,7 +118,7 @@ class Values:
         if isinstance(value, torch.Tensor):
             return self.node(value)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self.symbol.argument(self.graph, value)
+            return self.symbol.argument(self.graph, value, self.node)
         if isinstance(value, slice):
             return slice(*map(self.argument, (value.start, value.stop, value.step)))
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -123,7 +127,19 @@ class Values:
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
+        if is_object(value):
+            return self._object(value)
         return _plain(value) if isinstance(value, _PLAIN) else self._constant(value)
+
+    def _object(self, value: Any) -> fx.Node:
+        """An object with tensors in it is put together anew when the graph runs."""
+        attributes = {name: self.argument(item) for name, item in vars(value).items()}
+        node = self.graph.call_function(assembled, (self._constant(type(value)), attributes))
+        nothing: frozenset[int] = frozenset()
+        node.meta.update(
+            val=value, module="", source=caller(), ambient=Ambient.now(), storages=nothing, mutates=nothing
+        )
+        return node
 
     def result(self, value: Any) -> Any:
         """A leaf of the model's output as the graph writes it."""

@@ -1,0 +1,153 @@
+"""Opaque where it must be: which pieces of a model are kept whole, and what each of their calls is in the recording.
+
+recording fails ──► the smallest piece that the exception passed through ──► trial runs: what does it give?
+      ▲                 (when that cannot be foretold: the next larger one)          │
+      └──────────────────────── record again, that piece as one node ◄──────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from pipecompile.errors import TraceError
+from pipecompile.tracing.failure import explained, failed_eagerly, needs_values
+from pipecompile.tracing.foretold import Foretold, Unforetold, comparable, foretold
+from pipecompile.tracing.inputs import FlatInputs
+from pipecompile.tracing.pieces import Piece, alike, candidates
+from pipecompile.tracing.snapshot import tensors_of
+from pipecompile.tracing.trials import Call, trial
+
+__all__ = ["Opaque", "Reason", "recorded"]
+
+_ATTEMPTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a piece is kept whole."""
+
+    piece: Piece
+    fault: TraceError
+
+
+class Opaque:
+    """The pieces of one model that are kept whole; grows from attempt to attempt."""
+
+    def __init__(self, model: nn.Module, inputs: FlatInputs) -> None:
+        self.model, self.inputs = model, inputs
+        self.reasons: dict[Piece, Reason] = {}
+        self.promises: dict[Piece, list[Foretold]] = {}
+        self.refused: dict[Piece, str] = {}
+        self.fixed = False
+
+    def grow(self, error: Exception) -> None:
+        """Choose one more piece because of what an attempt failed with. Raises the TraceError when there is none."""
+        fault = explained(error, self.model)
+        cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
+        if not isinstance(cause, Exception):
+            raise fault
+        found = [p for p in candidates(cause, self.model) if p not in self.reasons and p not in self.refused]
+        if found and self._unreal():
+            raise TraceError(code="PC110", where=fault.where, why=f"{fault.what.removeprefix('cannot trace: ')}; the model or its inputs are on meta, so no part of it can be run to see what it gives") from error  # fmt: skip
+        if not found and (needs_values(cause) or (isinstance(error, TraceError) and error.code != "PC199")):
+            raise self._final(fault) from error
+        for piece in found:
+            if self._keep(piece, fault):
+                return
+        if not found and not self._unreal():
+            self._try_out({})
+        raise self._final(fault) from error
+
+    def _final(self, fault: TraceError) -> TraceError:
+        if not self.refused:
+            return fault
+        told = "; ".join(f"{piece.name}: {why}" for piece, why in self.refused.items())
+        return TraceError(fault.what, code=fault.code, where=fault.where,
+                          why=f"{fault.why}; it could not be kept whole: {told}", hint=fault.hint)  # fmt: skip
+
+    def _unreal(self) -> bool:
+        tensors = [*tensors_of(self.model), *(leaf for leaf in self.inputs.leaves if isinstance(leaf, torch.Tensor))]
+        return any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
+
+    def _keep(self, piece: Piece, fault: TraceError) -> bool:
+        """Try to keep a piece whole; when it is the second of its kind, all of that kind."""
+        kind = [
+            p for p in self.reasons if p.method == piece.method and _class(self.model, p) is _class(self.model, piece)
+        ]
+        new = [p for p in alike(piece, self.model) if p not in self.refused] if kind and piece.path else [piece]
+        wanted = {**self.reasons, **{one: Reason(one, fault) for one in new}}
+        try:
+            self.promises = self._try_out(wanted)
+        except Unforetold as problem:
+            self.refused[problem.piece] = problem.why
+            if problem.piece == piece or problem.piece in self.reasons:
+                return False
+            return self._keep(piece, fault)
+        self.reasons = wanted
+        return True
+
+    def _try_out(self, wanted: dict[Piece, Reason]) -> dict[Piece, list[Foretold]]:
+        """Run the model on its inputs, and on a batch of another size; then say what every call gives."""
+        size = self.inputs.samples
+        try:
+            first = self._trial(wanted, size)
+        except Exception as error:
+            raise failed_eagerly(error, self.model) from error
+        other = None if self.fixed else _another(size)
+        second = None if other is None else self._second(wanted, other)
+        if other is None or second is None or not comparable(first, second):
+            self.fixed, other = size is not None, size
+            second = self._trial(wanted, size, again=True)
+        return {piece: foretold(piece, first[piece], second[piece], size, other) for piece in wanted}
+
+    def _second(self, wanted: dict[Piece, Reason], size: int) -> dict[Piece, list[Call]] | None:
+        """A run with another batch size; None when the model cannot do that."""
+        try:
+            return self._trial(wanted, size, again=True)
+        except Exception:
+            return None
+
+    def _trial(self, wanted: dict[Piece, Reason], size: int | None, *, again: bool = False) -> dict[Piece, list[Call]]:
+        """`again`: with the samples in reverse order, and other random numbers."""
+        pairs = zip(self.inputs.leaves, self.inputs.dims, strict=True)
+        leaves = [_resized(leaf, dim, size, reverse=again) for leaf, dim in pairs]
+        args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
+        return trial(self.model, args, kwargs, wanted, reseed=again)
+
+
+def recorded(model: nn.Module, inputs: FlatInputs, attempt: Callable[[Opaque], fx.GraphModule]) -> fx.GraphModule:
+    """What `attempt` makes, with as few pieces kept whole as will do. Raises TraceError."""
+    opaque = Opaque(model, inputs)
+    for _ in range(_ATTEMPTS):
+        try:
+            return attempt(opaque)
+        except Exception as error:
+            opaque.grow(error)
+    raise TraceError(what="cannot trace: too many parts of the model cannot be recorded")
+
+
+def _class(model: nn.Module, piece: Piece) -> type:
+    return type(model.get_submodule(piece.path))
+
+
+def _another(size: int | None) -> int | None:
+    return None if size is None else size - 1 if size > 1 else 2
+
+
+def _resized(leaf: Any, dim: int | None, size: int | None, *, reverse: bool) -> Any:
+    """A copy of an input with `size` samples, the last repeated when there are too few."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if dim is not None and size is not None:
+        order = torch.arange(size, device=leaf.device).clamp(max=leaf.shape[dim] - 1)
+        copy = leaf.detach().index_select(dim, order.flip(0) if reverse else order)
+    else:
+        copy = leaf.detach().clone()
+    return copy.requires_grad_(leaf.requires_grad)
