@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from pipecompile.tracing.data import with_unknown_data
+
 __all__ = ["OneDevice", "Twins"]
 
 
@@ -72,4 +74,5 @@ class OneDevice(TorchFunctionMode):
             kwargs["device"] = self._device
         if func is Tensor.to:
             args = (args[0], *(self._device if isinstance(arg, str) else arg for arg in args[1:]))
-        return func(*(self._device if isinstance(arg, torch.device) else arg for arg in args), **kwargs)
+        args = tuple(self._device if isinstance(arg, torch.device) else arg for arg in args)
+        return with_unknown_data(func, args, kwargs)(*args, **kwargs)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
@@ -85,12 +86,19 @@ class _Walker(Interpreter, Generic[T]):
         """What the node calls, so that running it costs nothing on top."""
         if node.op == "call_function":
             assert callable(node.target)
+            if node.target is torch.autograd.grad:
+                return _some_gradients
             return node.target
         name = str(node.target)
         if node.op == "call_method":
             return lambda owner, *args, **kwargs: getattr(owner, name)(*args, **kwargs)
         module: nn.Module = self.fetch_attr(name)
         return module
+
+
+def _some_gradients(_outputs: object, inputs: Any, *_: object, **__: object) -> Any:
+    """What stands for the gradients taken inside a model: the values between nodes are detached, so there is no way back."""
+    return map_tensors(torch.ones_like, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -3,8 +3,7 @@
 Module.__call__         leaf modules stay whole, and it is known which module is running
 Function.apply          one call, so that a custom backward stays what it is
 a scripted function     one call: nobody can look into TorchScript
-len(x)                  stays the batch size; by itself Python would insist on a number
-hash(size)              a table that is asked about the batch size makes the recording right for that size alone
+len(x), isinstance ...  see python_questions.py
 torch.compile           runs what it was given, uncompiled
 nn.Transformer          looks at the values of a mask, only to find out whether a faster kernel may skip it: no
 
@@ -13,7 +12,6 @@ Everything is put back when the recording ends.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,10 +19,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 from torch.nn.modules import transformer
 from torch.utils.checkpoint import CheckpointFunction
+
+from pipecompile.tracing.python_questions import QUESTIONS
 
 __all__ = ["Listener", "intercepted"]
 
@@ -43,9 +42,8 @@ class Listener(Protocol):
 @contextmanager
 def intercepted(listener: Listener) -> Iterator[None]:
     """Route the calls through `listener` for as long as the block lasts; calls of other threads pass straight on."""
-    replaced = tuple(
-        (owner, name, owner.__dict__[name], new(listener, owner.__dict__[name])) for owner, name, new in _INTERCEPTED
-    )
+    found = [(owner, name, owner.__dict__.get(name, _ABSENT), new) for owner, name, new in (*_INTERCEPTED, *QUESTIONS)]
+    replaced = [(owner, name, theirs, new(listener, theirs)) for owner, name, theirs, new in found]
     with torch.compiler.set_stance("force_eager"):
         try:
             for owner, name, _, ours in replaced:
@@ -53,7 +51,10 @@ def intercepted(listener: Listener) -> Iterator[None]:
             yield
         finally:
             for owner, name, theirs, _ in replaced:
-                setattr(owner, name, theirs)
+                delattr(owner, name) if theirs is _ABSENT else setattr(owner, name, theirs)
+
+
+_ABSENT: Any = object()
 
 
 def _module(listener: Listener, original: Any) -> Any:
@@ -86,19 +87,6 @@ def _script(listener: Listener, original: Any) -> Any:
     return call
 
 
-def _size_hash(listener: Listener, original: Any) -> Any:
-    return lambda size: hash(int(size)) if listener.listening else original(size)
-
-
-def _len(listener: Listener, original: Any) -> Any:
-    def length(value: Any) -> Any:
-        if type(value) is FakeTensor and listener.listening and value.dim():
-            return value.shape[0]
-        return original(value)
-
-    return length
-
-
 def _causal_mask(listener: Listener, original: Any) -> Any:
     return (
         lambda mask, is_causal=None, size=None: bool(is_causal)
@@ -111,8 +99,6 @@ _INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (
     (nn.Module, "__call__", _module),
     (Function, "apply", _function),
     (torch._C.ScriptFunction, "__call__", _script),
-    (torch.SymInt, "__hash__", _size_hash),
-    (builtins, "len", _len),
     (transformer, "_detect_is_causal_mask", _causal_mask),
 )
 

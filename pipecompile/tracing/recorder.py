@@ -32,17 +32,23 @@ from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
 from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
+from pipecompile.tracing.data import with_unknown_data
 from pipecompile.tracing.effects import only_asks, silently_changed
 from pipecompile.tracing.failure import explained
+from pipecompile.tracing.floor import Floor, transformed
 from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
 from pipecompile.tracing.interception import intercepted
 from pipecompile.tracing.kept_pieces import KeptPieces
 from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
 from pipecompile.tracing.memo import forgetful
 from pipecompile.tracing.opaque import Opaque, recorded
+from pipecompile.tracing.originals import Originals
 from pipecompile.tracing.pieces import Piece, caught
+from pipecompile.tracing.python_questions import calls
+from pipecompile.tracing.reachable import reachable_functions
 from pipecompile.tracing.rebinding import write_back
 from pipecompile.tracing.regions import Ambient, Regions
+from pipecompile.tracing.rewriting import calls_led_to
 from pipecompile.tracing.snapshot import untouched
 from pipecompile.tracing.source import caller
 from pipecompile.tracing.spelling import Spelling, decides_rank, spelled
@@ -110,10 +116,12 @@ class _Recorder(TorchFunctionMode):
         self.kept = kept
         self.model, self.symbol, self.graph = model, symbol, fx.Graph()
         self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
+        self.floor = Floor(self)
         self.twins = Twins(self.fake, device)
         self.values = Values(self.graph, symbol, self.twins)
         self.regions = Regions(self.graph, Ambient.now(grad=True))
         self.names = {id(module): name for name, module in model.named_modules()}
+        self.functions = reachable_functions(model)
         self.path: list[str] = [""]
         self.whole = False
         self.thread = get_ident()
@@ -122,6 +130,7 @@ class _Recorder(TorchFunctionMode):
 
     def record(self, inputs: FlatInputs) -> fx.GraphModule:
         self.values.own(self.model)
+        self.originals = Originals(self.model)
         given = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
         leaves = [self._placeholder(name, leaf, dim) for name, leaf, dim in given]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
@@ -130,10 +139,12 @@ class _Recorder(TorchFunctionMode):
             with ExitStack() as stack:
                 contexts: tuple[Any, ...] = (
                     self.fake,
+                    self.floor,
                     *self.twins.default,
                     enable_python_dispatcher(),
                     intercepted(self),
                     caught(self.model, self.kept.opaque.reasons, self._keep),
+                    calls_led_to(calls(self), self.functions),
                     self,
                 )
                 for context in contexts:
@@ -196,7 +207,29 @@ class _Recorder(TorchFunctionMode):
         if func is torch.Tensor.__iter__:
             with self:
                 return iter(torch.unbind(args[0]))
+        if transformed(tensors_in((args, kwargs))):
+            return self._under_transform(func, args, kwargs)
         return self.call(func, args, kwargs, lambda given: spelled(func, given))
+
+    def _under_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The tensors are wrapped; the floor hears what the call comes down to."""
+        self.floor.detaching = func.__name__ in ("detach", "detach_")
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.floor.detaching = False
+
+    def dispatched(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
+        """An operator that arrived at the floor."""
+        return self.call(func, args, kwargs, lambda given: ("call_function", func, given), written)
+
+    def kind(self, tensor: torch.Tensor) -> type:
+        """The class that the user sees in a stand-in."""
+        return self.twins.kind(tensor)
+
+    def same(self, value: torch.Tensor, alias: torch.Tensor) -> None:
+        """`alias` stands for what `value` does."""
+        self.values.bind(alias, self.values.node(value))
 
     def call(
         self,
@@ -211,7 +244,7 @@ class _Recorder(TorchFunctionMode):
         given = [(tensor, tensor._version) for tensor in tensors_in((args, kwargs)) if not tensor.is_inference()]
         ambient = Ambient.now()
         with self.kept_whole(), nullcontext() if decides_rank(func) else self.symbol.lenient():
-            result = func(*args, **kwargs)
+            result = with_unknown_data(func, args, kwargs)(*args, **kwargs)
         changed = [tensor for tensor, version in given if tensor._version != version]
         changed += [*written, *silently_changed(func, args, kwargs)]
         if changed or tensors_in(result):
@@ -244,16 +277,11 @@ class _Recorder(TorchFunctionMode):
     def module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """`Module.__call__` while recording: a leaf is one node, any other module is run through."""
         name = self.names.get(id(module), "")
-        if name and is_leaf(module):
-            self.values.roots[name] = module
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return original(module, *args, **kwargs)
-
-            written = list(module.buffers()) if module.training else []
-            return self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written)
+        if name and is_leaf(module) and not transformed(tensors_in((args, kwargs))) and self.originals.kept(module):
+            return self._leaf(name, original, module, args, kwargs)
         if has_backward_hooks(module):
-            raise TraceError(code="PC106", where=caller())
+            what = f"{name} is changed by forward" if name else "the hook is on the whole model"
+            raise TraceError(code="PC106", where=caller(), why=what)
         self.path.append(name or self.path[-1])
         try:
             return original(module, *args, **kwargs)
@@ -273,6 +301,17 @@ class _Recorder(TorchFunctionMode):
         spelling = ("call_module", call.target, (call.number, size, *args))
         self._write(spelling, kwargs, result, written, ambient)
         return result
+
+    def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self.values.roots[name] = module
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return original(module, *args, **kwargs)
+
+        written = list(module.buffers()) if module.training else []
+        made = self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written)
+        self.originals.renew(module)
+        return made
 
     def opaque(self, shown: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A custom autograd function or a scripted one: `shown` tells the shapes, `written` goes into the graph as one node."""

@@ -11,9 +11,10 @@ from types import FrameType, TracebackType
 
 import torch
 
-__all__ = ["caller", "frames", "line_of", "raiser"]
+__all__ = ["called_by_user", "caller", "frames", "line_of", "raiser"]
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {"sympy", "numpy"}
 _TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
 
 
@@ -24,6 +25,12 @@ def _is_foreign(frame: FrameType) -> bool:
 
 def _describe(frame: FrameType, line: int) -> str:
     return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
+
+
+def called_by_user() -> bool:
+    """Was the function that asks this called from a line that is neither torch's, ours, nor of Python's own library?"""
+    frame = sys._getframe(2)
+    return not _is_foreign(frame) and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
 
 
 def caller() -> str:

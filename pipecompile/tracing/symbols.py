@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import sympy
@@ -42,6 +43,11 @@ class Guard:
         return str(self.condition).replace(str(self.symbol), "batch_size")
 
 
+_FUNCTIONS = {"maximum": max, "minimum": min, "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "log2": math.log2,
+              "sin": math.sin, "cos": math.cos, "tan": math.tan, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
+              "asin": math.asin, "acos": math.acos, "atan": math.atan}  # fmt: skip
+
+
 class _Arithmetic(PythonReferenceAnalysis):
     """Python's operators, on proxies: also those that torch leaves out or that a proxy does not take by itself."""
 
@@ -65,15 +71,23 @@ class _Arithmetic(PythonReferenceAnalysis):
     def round_decimal(a: Any, b: Any) -> Any:
         return _written(round, a, b)
 
+    @staticmethod
+    def trunc_to_int(a: Any, _dtype: Any) -> Any:
+        return _written(int, a)
+
+    @staticmethod
+    def to_dtype(a: Any, dtype: torch.dtype) -> Any:
+        return _written(float if dtype.is_floating_point else int, a)
+
 
 def _written(function: Any, *args: Any) -> Any:
     """A node for the call, when it is about a proxy."""
-    proxy = args[0]
-    return (
-        proxy.tracer.create_proxy("call_function", function, args, {})
-        if isinstance(proxy, fx.Proxy)
-        else function(*args)
-    )
+    proxy = next((arg for arg in args if isinstance(arg, fx.Proxy)), None)
+    return function(*args) if proxy is None else proxy.tracer.create_proxy("call_function", function, args, {})
+
+
+for _name, _function in _FUNCTIONS.items():
+    setattr(_Arithmetic, _name, staticmethod(partial(_written, _function)))
 
 
 class _Shapes(ShapeEnv):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["Twins", "recording_device"]
 
@@ -28,6 +29,7 @@ class Twins:
     def __init__(self, fake: FakeTensorMode, device: torch.device) -> None:
         self.fake, self.device = fake, device
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._kinds: dict[int, type] = {}
 
     @property
     def default(self) -> tuple[torch.device, ...]:
@@ -38,9 +40,16 @@ class Twins:
         """The twin of a parameter, buffer or constant: always the same one."""
         if id(tensor) not in self._made:
             here = tensor.device == self.device
-            twin = self.fake.from_tensor(tensor, static_shapes=True) if here else self._moved(tensor)
+            with _disable_current_modes():
+                twin = self.fake.from_tensor(tensor, static_shapes=True) if here else self._moved(tensor)
             self._made[id(tensor)] = tensor, twin  # the tensor too, so that its id stays its own
+            self._kinds[id(twin)] = type(tensor)
         return self._made[id(tensor)][1]
+
+    def kind(self, twin: torch.Tensor) -> type:
+        """The class of what `twin` stands for."""
+        plain = nn.Parameter if isinstance(twin, nn.Parameter) else torch.Tensor
+        return self._kinds.get(id(twin), plain)
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         with self.fake:
@@ -56,4 +65,5 @@ class Twins:
         layout = torch.channels_last if last else torch.contiguous_format
         with self.fake:
             twin = torch.empty(shape, dtype=leaf.dtype, device=self.device, memory_format=layout)
+        self._kinds[id(twin)] = type(leaf)
         return twin.requires_grad_(leaf.requires_grad)
