@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pipecompile.errors import ScheduleError as ScheduleError
     from pipecompile.errors import TraceError as TraceError
     from pipecompile.errors import VerifyError as VerifyError
+    from pipecompile.explanation import Explanation as Explanation
+    from pipecompile.explanation import explain as explain
     from pipecompile.ir import Program as Program
     from pipecompile.ir import Schedule as Schedule
     from pipecompile.partitioners import Partition as Partition
@@ -48,6 +50,7 @@ _HOMES = {
         "TraceError",
         "VerifyError",
     ),
+    "explanation": ("Explanation", "explain"),
     "ir": ("Program", "Schedule"),
     "partitioners": ("Partition", "Problem", "partition"),
     "pipeline": ("Pipeline", "compile"),

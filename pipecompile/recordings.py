@@ -22,13 +22,14 @@ class Recording:
     """One recording: what calls it serves, and what it took.
 
     `inputs` has shapes with "B" for the batch; `guards` are the conditions on the size of a micro-batch under which it is
-    right, each with the user's line; `calls` counts the mini-batches that it ran.
+    right, each with the user's line; `kept` are the parts that could not be recorded; `calls` counts the mini-batches that it ran.
     """
 
     inputs: tuple[str, ...]
     mode: str
     autocast: str
     guards: tuple[str, ...]
+    kept: tuple[str, ...]
     nodes: int
     seconds: float
     calls: int
@@ -44,6 +45,7 @@ class Recording:
             autocast=" ".join(f"{kind} {dtype}" for kind, dtype, *_ in graph.meta["outside"].autocast if dtype)
             or "off",
             guards=tuple(_guard(guard) for guard in graph.meta["guards"]),
+            kept=tuple(reason.piece.name for reason in graph.meta["kept"]),
             nodes=len(graph.graph.nodes),
             seconds=seconds,
             calls=calls,
@@ -69,12 +71,12 @@ class Recordings:
             title_justify="left", caption_justify="left", title_style="bold", caption_style="",
             box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
         )  # fmt: skip
-        for header in ("inputs", "mode", "autocast", "right while", "nodes", "seconds", "calls"):
+        for header in ("inputs", "mode", "autocast", "right while", "kept whole", "nodes", "seconds", "calls"):
             table.add_column(
                 header, justify="right" if header in ("nodes", "seconds", "calls") else "left", overflow="fold"
             )
         for one in self.kept:
-            table.add_row("\n".join(one.inputs), one.mode, one.autocast, "\n".join(one.guards) or "always", str(one.nodes),
+            table.add_row("\n".join(one.inputs), one.mode, one.autocast, "\n".join(one.guards) or "always", "\n".join(one.kept), str(one.nodes),
                           f"{one.seconds:.2f}", str(one.calls))  # fmt: skip
         return render(table, width=120)
 

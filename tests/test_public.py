@@ -12,6 +12,7 @@ import pipecompile as pc
 
 EXPECTED = [
     "CostError",
+    "Explanation",
     "InfeasibleError",
     "InputError",
     "Partition",
@@ -31,6 +32,7 @@ EXPECTED = [
     "VerifyError",
     "build_schedule",
     "compile",
+    "explain",
     "partition",
     "simulate",
     "trace",

@@ -1,5 +1,6 @@
-"""The command line: a thin skin over `compile`, `build_schedule` and `simulate`.
+"""The command line: a thin skin over `explain`, `compile`, `build_schedule` and `simulate`.
 
+    pipecompile check MODEL --input 32x3x224x224
     pipecompile plan|simulate|run MODEL --input 32x3x224x224 --stages 4 ...
     pipecompile schedule 1f1b --stages 4 --microbatches 8
 

@@ -1,4 +1,4 @@
-"""The four commands and their options."""
+"""The five commands and their options."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipecompile.cli.outcome import conclude, working
-from pipecompile.cli.report import Report, planned, scheduled, simulated, trained
+from pipecompile.cli.report import Report, explained, planned, scheduled, simulated, trained
 from pipecompile.cli.request import Request
 
 if TYPE_CHECKING:
     import torch
 
+    from pipecompile.explanation import Explanation
     from pipecompile.pipeline import Pipeline
 
 __all__ = ["app", "main"]
@@ -42,6 +43,16 @@ Devices = Annotated[
 Seed = Annotated[int, typer.Option(help="of the weights and the random data")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="write everything there as files")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
+
+
+@app.command()
+def check(
+    model: Model, inputs: Inputs,
+    evaluate: Annotated[bool, typer.Option("--eval", help="in evaluation mode, not in training")] = False,
+    seed: Seed = 0, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Can MODEL be recorded? Show what was, what stays whole and why, and what to look out for."""
+    conclude(as_json, lambda: explained(_explain(Request.of(model, inputs, seed), evaluate)))
 
 
 @app.command()
@@ -121,6 +132,14 @@ class _Compiled:
     model: torch.nn.Module
     twin: torch.nn.Module | None
     args: tuple[torch.Tensor, ...]
+
+
+def _explain(request: Request, evaluate: bool) -> Explanation:
+    import pipecompile
+
+    with working(f"recording {request.model}"):
+        model, args = request.load()
+        return pipecompile.explain(model.train(not evaluate), *args)
 
 
 def _compile(request: Request, *, with_twin: bool = False) -> _Compiled:

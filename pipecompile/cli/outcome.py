@@ -26,19 +26,22 @@ _EXIT_CODES = ((TraceError, 3), (PartitionError, 4), (InputError, 2), (ScheduleE
 
 
 def conclude(as_json: bool, work: Callable[[], Report]) -> None:
-    """Do the work and print what it returns. Raises typer.Exit with the code of a PipecompileError."""
+    """Do the work and print what it returns. Raises typer.Exit with the code of a PipecompileError, or of the report."""
     try:
         with redirect_stdout(sys.stderr):
             report = work()
     except PipecompileError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         if as_json:
-            _print_json({"error": type(error).__name__, "message": str(error)})
+            code = {"code": error.code} if isinstance(error, TraceError) else {}
+            _print_json({"error": type(error).__name__, "message": str(error), **code})
         raise typer.Exit(exit_code(error)) from None
     if as_json:
         _print_json(report.data)
     else:
         _print_text(report)
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
 
 
 def exit_code(error: PipecompileError) -> int:

@@ -21,9 +21,10 @@ from pipecompile.timeline import Timeline
 
 if TYPE_CHECKING:
     from pipecompile.cli.trial import Trial
+    from pipecompile.explanation import Explanation
     from pipecompile.pipeline import Pipeline
 
-__all__ = ["Report", "planned", "scheduled", "simulated", "trained"]
+__all__ = ["Report", "explained", "planned", "scheduled", "simulated", "trained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,13 @@ class Report:
 
     data: dict[str, Any]
     blocks: tuple[Table | str, ...]
+    exit_code: int = 0
+
+
+def explained(found: Explanation) -> Report:
+    """The explanation; a model that cannot be recorded has the exit code of that."""
+    code = 0 if found.traced else 2 if any(failure.code == "PC109" for failure in found.failures) else 3
+    return Report(found.to_dict(), (str(found),), code)
 
 
 def planned(pipe: Pipeline, out: Path | None) -> Report:

@@ -27,7 +27,7 @@ _TOKENS = 10
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options that `plan`, `simulate` and `run` have in common, as typed."""
+    """The options that the commands about a model have in common, as typed."""
 
     model: str
     inputs: Sequence[str]
@@ -39,6 +39,11 @@ class Request:
     memory_limit: str | None
     devices: str | None
     seed: int
+
+    @classmethod
+    def of(cls, model: str, inputs: Sequence[str], seed: int) -> Request:
+        """A request that compiles nothing."""
+        return cls(model, inputs, 1, None, "gpipe", "auto", "auto", None, None, seed)
 
     def load(self) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
         """The model and its inputs; equal seeds give equal weights and data."""

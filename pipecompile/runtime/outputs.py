@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pipecompile.errors import InputError
 from pipecompile.runtime.microbatch import gather
 
 __all__ = ["Outputs", "own_loss"]
@@ -17,10 +18,14 @@ __all__ = ["Outputs", "own_loss"]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One leaf of the output: a named value of the graph, or something that is known without running."""
+    """One leaf of the output: a named value of the graph, or something that is known without running.
+
+    `unsized`: the data decide how large it is, so nobody knows how it comes together from micro-batches.
+    """
 
     value: str | None
     batch_dim: int | None = None
+    unsized: bool = False
     constant: Any = None
     expression: Any = None
 
@@ -53,22 +58,34 @@ class Outputs:
 
     def gathered(self, parts: Mapping[str, Sequence[Any]], sizes: Sequence[int]) -> dict[str, Any]:
         """The values of the whole mini-batch from those of its micro-batches."""
+        self._check_sized(len(sizes))
         weights = [size / sum(sizes) for size in sizes]
         dims = {leaf.value: leaf.batch_dim for leaf in self.leaves}
         return {name: gather(parts[name], dims[name], weights) for name in self.names}
 
+    def _check_sized(self, parts: int) -> None:
+        unsized = [leaf.value for leaf in self.leaves if leaf.unsized]
+        if parts > 1 and unsized:
+            raise InputError(
+                "an output's size depends on the data, so its micro-batches cannot be put together",
+                where=", ".join(str(name) for name in unsized),
+                hint="n_microbatches=1, or step, which needs the loss alone",
+            )
+
 
 def _leaf(argument: Any, value: Any, symbol: Any, fixed: int | None) -> Leaf:
     if isinstance(argument, fx.Node) and not argument.meta.get("scalar"):
-        return Leaf(argument.name, _batch_dim(value, symbol, fixed))
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        batch_dim = _batch_dim(sizes, symbol, fixed)
+        return Leaf(argument.name, batch_dim, batch_dim is None and any(isinstance(s, torch.SymInt) for s in sizes))
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return Leaf(None, expression=value.node.expr)
     return Leaf(None, constant=argument)
 
 
-def _batch_dim(value: torch.Tensor, symbol: Any, fixed: int | None) -> int | None:
+def _batch_dim(sizes: Sequence[Any], symbol: Any, fixed: int | None) -> int | None:
     """The first dimension whose size depends on the batch size, or is it, in a recording for one batch size alone."""
-    for dim, size in enumerate(value.shape):
+    for dim, size in enumerate(sizes):
         if isinstance(size, torch.SymInt):
             if symbol in size.node.expr.free_symbols:
                 return dim

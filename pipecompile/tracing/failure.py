@@ -31,7 +31,7 @@ def explained(error: Exception, model: nn.Module) -> TraceError:
     called = _last_call(error)
     if needs_values(error):
         code = "PC103" if isinstance(error, DynamicOutputShapeException) else _by_call(called)
-        return TraceError("cannot trace: Python needs the value of a tensor", code=code, where=raiser(error))
+        return TraceError(code=code, where=raiser(error))
     if called in _LEAVES_TORCH:
         return TraceError(code="PC104", where=raiser(error))
     raised = f"{type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,7 +69,10 @@ class KeptPieces:
 
     def reasons(self) -> tuple[Reason, ...]:
         """Why each piece that was met is kept whole."""
-        return tuple(self.opaque.reasons[piece] for piece in self.modules)
+        return tuple(
+            replace(self.opaque.reasons[piece], random=any(told.call.random for told in self.opaque.promises[piece]))
+            for piece in self.modules
+        )
 
 
 def _target(piece: Piece) -> str:

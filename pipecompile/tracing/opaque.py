@@ -7,7 +7,9 @@ recording fails ──► the smallest piece that the exception passed through �
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +33,11 @@ _ATTEMPTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a piece is kept whole."""
+    """Why a piece is kept whole; and whether it draws random numbers."""
 
     piece: Piece
     fault: TraceError
+    random: bool = False
 
 
 class Opaque:
@@ -127,10 +130,22 @@ def recorded(model: nn.Module, inputs: FlatInputs, attempt: Callable[[Opaque], f
     opaque = Opaque(model, inputs)
     for _ in range(_ATTEMPTS):
         try:
-            return attempt(opaque)
+            with _quiet():
+                return attempt(opaque)
         except Exception as error:
             opaque.grow(error)
     raise TraceError(what="cannot trace: too many parts of the model cannot be recorded")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch logs what fails on fake tensors; whoever calls gets the exception, which says it all."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 def _class(model: nn.Module, piece: Piece) -> type:

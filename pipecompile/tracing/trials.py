@@ -56,6 +56,7 @@ class Call:
     stray: bool = False
     work: list[Work] = field(default_factory=list)
     saved_bytes: int = 0
+    random: bool = False
 
 
 def trial(
@@ -140,9 +141,11 @@ class _Record:
         self.outside: dict[int, torch.Tensor] = {}
         self.saved: dict[int, int] = {}
         self.work: list[Work] = []
+        self.random = False
 
     def note(self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], made: Any) -> None:
         keys = {_key(tensor) for tensor in read}
+        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         for tensor in read:
             if _key(tensor) not in self.known:
                 self.outside[_key(tensor)] = tensor
@@ -170,7 +173,7 @@ class _Record:
         used = [self.state[key] for key in self.outside if key in self.state]
         stray = any(self.earlier.get(key, self.piece) != self.piece for key in self.outside if key not in self.state)
         seen = [self._seen(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return Call(form, seen, tuple(written), tuple(used), stray, self.work, sum(self.saved.values()))
+        return Call(form, seen, tuple(written), tuple(used), stray, self.work, sum(self.saved.values()), self.random)
 
     def _seen(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 
 import numpy as np
 import pytest
@@ -38,13 +39,20 @@ def loops(m, x):
     return x
 
 
-@pytest.mark.parametrize("body", [branches, takes_item, finds_nonzero, loops])
-def test_data_dependent_control_flow_is_refused_at_the_users_line(body):
+@pytest.mark.parametrize(
+    "body, code", [(branches, "PC101"), (takes_item, "PC102"), (finds_nonzero, "PC103"), (loops, "PC102")]
+)
+def test_data_dependent_control_flow_is_refused_at_the_users_line(body, code):
     with pytest.raises(TraceError) as caught:
         trace(Body(body), torch.randn(3, 4))
-    assert "needs the value of a tensor" in caught.value.what
-    line = body.__code__.co_firstlineno + 1
-    assert f"{__file__}:{line} in {body.__name__}" in caught.value.where
+    error, line = caught.value, body.__code__.co_firstlineno + 1
+    assert error.code == code
+    assert f"{__file__}:{line} in {body.__name__}" in error.where
+    assert (error.file, error.line, error.function) == (__file__, line, body.__name__)
+    assert error.source == linecache.getline(__file__, line).strip()
+    assert str(error).startswith(f"{code} cannot trace: ")
+    assert error.source in str(error)
+    assert str(error).endswith(f"docs/errors.md#{code.lower()}")
 
 
 def test_an_exception_in_forward_is_named_with_its_line():

@@ -1,0 +1,93 @@
+"""What was recorded, in numbers and names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from pipecompile.tracing.kept import Kept
+from pipecompile.tracing.leaves import has_backward_hooks
+from pipecompile.tracing.source import line_of
+
+__all__ = ["Report", "WholeModule", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModule:
+    """A part of the model that is one node although it has an inside. `kind` is "layer", "hooked" or "opaque"; an opaque
+    one has the code of what kept it from being recorded, and the user's line.
+    """
+
+    name: str
+    kind: str
+    why: str
+    code: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        place = f"\n  {self.file}:{self.line} in {self.function}:  {self.source}" if self.file else ""
+        return f"{self.name}: {self.why}{place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One recording. `layers` counts the modules of torch.nn by class; `batch_size` is the only one it serves, if there is
+    but one.
+    """
+
+    nodes: int
+    modules: int
+    parameters: int
+    layers: dict[str, int]
+    kept_whole: tuple[WholeModule, ...]
+    guards: tuple[str, ...]
+    batch_size: int | None
+
+    @property
+    def summary(self) -> str:
+        return f"{self.nodes:,} nodes of {self.modules:,} modules, {self.parameters:,} parameters"
+
+
+def report(graph: fx.GraphModule) -> Report:
+    """The report on a traced graph."""
+    called = {str(n.target): graph.get_submodule(str(n.target)) for n in graph.graph.nodes if n.op == "call_module"}
+    inside = {node.meta["module"] for node in graph.graph.nodes if node.meta.get("module")}
+    held = {id(p): p.numel() for p in graph.parameters()}
+    layers = Counter(type(module).__name__ for module in called.values() if not isinstance(module, Kept))
+    guards = tuple(f"{guard} ({line_of(guard.place)})" if guard.place else str(guard) for guard in graph.meta["guards"])
+    return Report(
+        nodes=sum(node.op.startswith("call_") for node in graph.graph.nodes),
+        modules=len({*called, *inside}),
+        parameters=sum(held.values()),
+        layers=dict(layers.most_common()),
+        kept_whole=(*_opaque(graph), *_layers(called)),
+        guards=guards,
+        batch_size=graph.meta["batch_size"],
+    )
+
+
+def _opaque(graph: fx.GraphModule) -> tuple[WholeModule, ...]:
+    found = []
+    for reason in graph.meta["kept"]:
+        fault = reason.fault
+        why = f"{fault.code} {fault.what.removeprefix('cannot trace: ')}"
+        place = (fault.file, fault.line, fault.function, fault.source)
+        found.append(WholeModule(reason.piece.name, "opaque", why, fault.code, *place))
+    return tuple(found)
+
+
+def _layers(called: dict[str, nn.Module]) -> tuple[WholeModule, ...]:
+    found = []
+    for name, module in called.items():
+        if isinstance(module, Kept):
+            continue
+        if has_backward_hooks(module):
+            found.append(WholeModule(name, "hooked", "its backward hooks stand between its inputs and its outputs"))
+        elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+            found.append(WholeModule(name, "layer", f"a {type(module).__name__} is one call of torch"))
+    return tuple(found)
