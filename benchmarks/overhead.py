@@ -2,7 +2,9 @@
 
     python benchmarks/overhead.py [--markdown benchmarks/results/overhead.md]
 
-Median CPU time of interleaved repeats. A cell is one (stage, micro-batch), forward and backward.
+CPU time, the contenders taking turns. The speed of a machine drifts, so each turn is compared with the plain loop's in the
+same round; the table has the median of these ratios, and their middle half. A cell is one (stage, micro-batch), forward and
+backward.
 """
 
 from __future__ import annotations
@@ -92,23 +94,25 @@ def as_sequential(model: nn.Module) -> nn.Sequential:
     return nn.Sequential(*children[:-1], nn.Flatten(), children[-1])
 
 
-def measure(steps: dict[str, Step], repeats: int, inner: int) -> dict[str, float]:
-    """Median CPU seconds of one step, the contenders taking turns."""
+def measure(steps: dict[str, Step], repeats: int, inner: int) -> dict[str, list[float]]:
+    """CPU seconds of one step in each round; who begins a round rotates."""
     for step in steps.values():
         step(), step()
     times: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
     gc.disable()
-    for _ in range(repeats):
-        for name, step in steps.items():
+    for turn in range(repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             start = time.process_time()
             for _ in range(inner):
-                step()
+                steps[name]()
             times[name].append((time.process_time() - start) / inner)
     gc.enable()
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return times
 
 
-def small(repeats: int) -> dict[str, float]:
+def small(repeats: int) -> dict[str, list[float]]:
     x, target = torch.randn(64, 64), torch.randint(0, 64, (64,))
     model = mlp()
     return measure({
@@ -119,7 +123,7 @@ def small(repeats: int) -> dict[str, float]:
     }, repeats, inner=20)  # fmt: skip
 
 
-def large(repeats: int) -> dict[str, float]:
+def large(repeats: int) -> dict[str, list[float]]:
     x, target = torch.randn(16, 3, 64, 64), torch.randint(0, 1000, (16,))
     model = torchvision.models.resnet101()
     return measure({
@@ -129,11 +133,15 @@ def large(repeats: int) -> dict[str, float]:
     }, repeats, inner=1)  # fmt: skip
 
 
-def table(title: str, times: dict[str, float], cells: int) -> Table:
-    result = Table("", "ms a step", "x plain loop", "us a cell beyond it", title=title)
+def table(title: str, times: dict[str, list[float]], cells: int) -> Table:
+    result = Table("", "ms a step", "x plain loop", "middle half", "us a cell beyond it", title=title)
     base = times["plain loop"]
     for name, taken in times.items():
-        result.add_row(name, f"{taken * 1e3:.2f}", f"{taken / base:.3f}", f"{(taken - base) / cells * 1e6:.1f}")
+        ratios = [mine / theirs for mine, theirs in zip(taken, base, strict=True)]
+        low, ratio, high = statistics.quantiles(ratios, n=4)
+        beyond = statistics.median(mine - theirs for mine, theirs in zip(taken, base, strict=True)) / cells * 1e6
+        middle = f"{low:.3f} to {high:.3f}" if name != "plain loop" else ""
+        result.add_row(name, f"{statistics.median(taken) * 1e3:.2f}", f"{ratio:.3f}", middle, f"{beyond:.1f}")
     return result
 
 
