@@ -21,8 +21,8 @@ from tests.models import ZOO, deterministic
 REORDERED = {"densenet121": 1e-8, "googlenet": 1e-8}
 """Models with values that are used more than once across a cut, and the tolerance that their gradients get."""
 
-BATCH = dict.fromkeys(ZOO, 7) | {"deeplabv3_resnet50": 14}
-"""As few as give micro-batches of 1 in 7; DeepLab's pooling branch has one value per channel, and BatchNorm wants two."""
+BATCH = dict.fromkeys(ZOO, 7) | {"deeplabv3_resnet50": 14, "densenet121": 14}
+"""Seven micro-batches of one sample; of two where BatchNorm would see a single value per channel."""
 
 CONFIGURATIONS = [(schedule, count) for schedule in ("gpipe", "1f1b") for count in (1, 3, 4, 7)]
 
