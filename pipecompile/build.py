@@ -13,6 +13,7 @@ from pipecompile.carrying import Cut, carried
 from pipecompile.checks.plan import verify_plan
 from pipecompile.errors import InputError, PlanError
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
+from pipecompile.joining import joins
 from pipecompile.options import Options
 from pipecompile.passes import lower
 from pipecompile.plan import Plan
@@ -83,7 +84,9 @@ class Build:
         options: Options,
         n_microbatches: int,
         stage_of: Mapping[str, int] | None = None,
+        other: fx.GraphModule | None = None,
     ) -> Build:
+        """`other` is a recording at another batch size, for one that is right at a single size."""
         verify_plan(plan)
         if len(plan.devices) != len(options.devices):
             raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
@@ -92,7 +95,8 @@ class Build:
         ways = routes(graph, stage_of, n_microbatches)
         stages = split(graph, ways, stage_of, devices)
         names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
-        return cls(graph, mark, plan, options, devices, ways, stages, Outputs(graph), names)
+        outputs = Outputs(graph, joins(graph, other, mean=options.loss_reduction == "mean"))
+        return cls(graph, mark, plan, options, devices, ways, stages, outputs, names)
 
     def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
         """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
@@ -139,7 +143,9 @@ class Build:
         return self._executables.get(key) or self._add(key, self._new_step(n_microbatches, with_target))
 
     def call(self, n_microbatches: int, with_backward: bool) -> Executable:
-        """Forward alone, or in GPipe order with a backward to come."""
+        """Forward alone, or in GPipe order with a backward to come. Raises InputError when outputs cannot be joined."""
+        if n_microbatches > 1:
+            self.outputs.require_joinable()
         key = "call", n_microbatches, with_backward
         return self._executables.get(key) or self._add(key, self._new_call(n_microbatches, with_backward))
 

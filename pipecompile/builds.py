@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import fx, nn
 
 from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, TraceError
 from pipecompile.ir import Schedule
 from pipecompile.notices import Notices
 from pipecompile.options import Options
@@ -131,11 +132,23 @@ class Builds:
         if plan is None or (self._cut and not stage_of):
             plan, problem = self._new_plan(graph, first, len(parts))
             self.problem = self.problem if self.plan else problem
-        build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
+        other = self._other(graph, inputs.part(first, parts[0]))
+        build = Build.make(graph, mark, plan, self.options, len(parts), stage_of, other)
         build.mirrors, build.seconds = place_stages(build, self._homes), seconds
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
         return build
+
+    def _other(self, graph: fx.GraphModule, inputs: FlatInputs) -> fx.GraphModule | None:
+        """A recording at another size, where one is right at a single size: only so it shows where the batch is."""
+        if graph.meta["batch_size"] is None or inputs.samples is None:
+            return None
+        for size in (inputs.samples + 1, 2 * inputs.samples):
+            with suppress(TraceError), torch.inference_mode(False):
+                other = record(self.model, inputs.resized(size))
+                if other.meta["batch_size"] == size:
+                    return other
+        return None
 
     def _new_plan(self, graph: fx.GraphModule, first: Sequence[Any], count: int) -> tuple[Plan, Problem]:
         if self.plan is None:

@@ -137,7 +137,7 @@ def test_a_step_and_a_call_equal_the_loop_over_the_same_parts(name: str) -> None
     pipe = pc.compile(
         model, 2, loss_fn=square_loss, cost="analytic", devices=["cpu"] * 2, n_microbatches=3, batch_dims=case.batch_dims
     )  # fmt: skip
-    for samples in (7, 4, 1):
+    for samples in (7, 1):
         inputs = case.whole(samples)
         expected, loss = loop(case, eager, inputs, samples, 3)
         torch.testing.assert_close(pipe.step(**inputs), loss, rtol=1e-6, atol=0)

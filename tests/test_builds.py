@@ -88,14 +88,14 @@ SHAPES: dict[type[nn.Module], tuple[int, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("first", [1, 3, 8])
+@pytest.mark.parametrize("first", [1, 8])
 @pytest.mark.parametrize("kind", SHAPES)
 def test_one_recording_serves_every_batch_size(kind: type[nn.Module], first: int) -> None:
     torch.manual_seed(0)
     model = kind()
     eager = copy.deepcopy(model)
     pipe = piped(model, example_args=(torch.randn(first, *SHAPES[kind]),))
-    for samples in (8, 7, 4, 3, 1):
+    for samples in (8, 7, 3, 1):
         exact(pipe, eager, torch.randn(samples, *SHAPES[kind]), min(4, samples))
     assert pipe.explain().traces == 1
 

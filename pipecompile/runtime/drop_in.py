@@ -9,7 +9,6 @@ behind this thread for ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from pipecompile.errors import InputError
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.gradients import input_gradient
-from pipecompile.runtime.microbatch import scatter
+from pipecompile.runtime.microbatch import scatter, ungather
 from pipecompile.runtime.outputs import Outputs
 from pipecompile.tracing.inputs import FlatInputs
 
@@ -59,7 +58,8 @@ class _Pipelined(torch.autograd.Function):
             frame = call.frame = call.executable.frame(call.sizes, arrivals)
             call.executable.run(call.executable.halves[0], frame)
         made = call.outputs.gathered({name: frame.departures[name, False] for name in call.outputs.names}, call.sizes)
-        ctx.mark_non_differentiable(*[t for t in made.values() if not (t.is_floating_point() or t.is_complex())])
+        tensors = [value for value in made.values() if isinstance(value, torch.Tensor)]
+        ctx.mark_non_differentiable(*[t for t in tensors if not (t.is_floating_point() or t.is_complex())])
         return tuple(made.values())
 
     @staticmethod
@@ -78,7 +78,8 @@ class _Pipelined(torch.autograd.Function):
             )
         frame, call.frame = call.frame, None
         for name, gradient in zip(call.outputs.names, gradients, strict=True):
-            frame.arrivals[name, True] = _pieces(call, name, gradient, frame.departures[name, False])
+            parts, join = frame.departures[name, False], call.outputs.joins[name]
+            frame.arrivals[name, True] = ungather(gradient, parts, join, call.sizes)
         call.executable.run(call.executable.halves[1], frame)
         found = [
             input_gradient(frame, name, leaf, dim)
@@ -91,15 +92,3 @@ class _Pipelined(torch.autograd.Function):
 
 def _detached(leaf: Any) -> Any:
     return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _pieces(call: Call, name: str, gradient: torch.Tensor | None, parts: Sequence[torch.Tensor]) -> Sequence[Any]:
-    """The gradient of an output taken apart as the output was put together."""
-    dim = next(leaf.batch_dim for leaf in call.outputs.leaves if leaf.value == name)
-    if gradient is None:
-        return [None] * len(parts)
-    if dim is not None:
-        return torch.split(gradient, [part.shape[dim] for part in parts], dim)
-    if gradient.dim() == 0:
-        return [gradient * (size / sum(call.sizes)) for size in call.sizes]
-    return [gradient, *[None] * (len(parts) - 1)]

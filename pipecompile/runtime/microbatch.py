@@ -7,6 +7,8 @@ many as it has samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pipecompile.tracing.batch_dims import BatchDims
 from pipecompile.tracing.inputs import flatten_target
 
-__all__ = ["fewer", "gather", "loss_weights", "scatter", "scatter_tree", "sizes"]
+__all__ = ["How", "Join", "fewer", "gather", "loss_weights", "scatter", "scatter_tree", "sizes", "ungather"]
 
 
 def sizes(samples: int, count: int) -> tuple[int, ...]:
@@ -54,13 +56,44 @@ def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[torch.Tensor, S
         return weights, weights.unbind()  # float64: autograd rounds to the loss's dtype
 
 
-def gather(parts: Sequence[torch.Tensor], dim: int | None, weights: Sequence[float]) -> torch.Tensor:
-    """One output from its micro-batches: joined along `dim`; without one, a scalar is averaged by size, else all are alike."""
-    if len(parts) == 1:
-        return parts[0]
-    if dim is not None:
-        return torch.cat(tuple(parts), dim)
-    first = parts[0]
-    if first.dim() == 0 and first.is_floating_point():
-        return torch.stack([part * weight for part, weight in zip(parts, weights, strict=True)]).sum()
-    return first
+class How(Enum):
+    """How one output is put together from those of the micro-batches."""
+
+    JOINED = "joined along a dimension"
+    AVERAGED = "averaged by size"
+    ADDED = "added up"
+    SAME = "the same for all"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """`dim` is where parts are joined, `why` is why they cannot be."""
+
+    how: How
+    dim: int | None = None
+    why: str = ""
+
+
+def gather(parts: Sequence[torch.Tensor], join: Join, sizes: Sequence[int]) -> torch.Tensor:
+    """One output from its micro-batches, which have these sizes."""
+    if len(parts) == 1 or join.how is How.SAME:
+        return parts[-1]
+    if join.dim is not None:
+        return torch.cat(tuple(parts), join.dim)
+    if join.how is How.ADDED:
+        return torch.stack(tuple(parts)).sum(0, dtype=parts[0].dtype)
+    return torch.stack([part * (size / sum(sizes)) for part, size in zip(parts, sizes, strict=True)]).sum(0)
+
+
+def ungather(
+    gradient: torch.Tensor | None, parts: Sequence[torch.Tensor], join: Join, sizes: Sequence[int]
+) -> Sequence[Any]:
+    """The gradient of an output taken apart as the output was put together."""
+    if gradient is None:
+        return [None] * len(parts)
+    if join.dim is not None:
+        return torch.split(gradient, [part.shape[join.dim] for part in parts], join.dim)
+    if len(parts) == 1 or join.how is How.SAME:
+        return [*[None] * (len(parts) - 1), gradient]
+    return [gradient if join.how is How.ADDED else gradient * (size / sum(sizes)) for size in sizes]

@@ -6,47 +6,43 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
-from pipecompile.runtime.microbatch import gather
+from pipecompile.runtime.microbatch import How, Join, gather
 
 __all__ = ["Outputs", "own_loss"]
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One leaf of the output: a named value of the graph, or something that is known without running.
-
-    `unsized`: the data decide how large it is, so nobody knows how it comes together from micro-batches.
-    """
+    """One leaf of the output: a named value of the graph, or something that is known without running."""
 
     value: str | None
-    batch_dim: int | None = None
-    unsized: bool = False
+    join: Join
     constant: Any = None
-    expression: Any = None
+    expression: sympy.Basic | None = None
+    kind: type = int
 
-    def known(self, size: int, symbol: Any) -> Any:
-        """A constant, or a size for a batch of `size` samples."""
-        return self.constant if self.expression is None else int(self.expression.subs({symbol: size}))
+    def known(self, size: int, symbol: sympy.Symbol) -> Any:
+        """A constant, or a number for a batch of `size` samples."""
+        return self.constant if self.expression is None else self.kind(self.expression.subs({symbol: size}))
 
 
 class Outputs:
-    """The output of one traced graph."""
+    """The output of one traced graph; `joins` says how each leaf is put together."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule, joins: Sequence[Join]) -> None:
         self.spec: pytree.TreeSpec = graph.meta["out_spec"]
-        self.symbol = graph.meta["symbol"]
+        self.symbol: sympy.Symbol = graph.meta["symbol"]
         node = graph.graph.output_node()
         arguments: Any = node.args[0]
-        fixed: int | None = graph.meta["batch_size"]
-        self.leaves = tuple(
-            _leaf(arg, val, self.symbol, fixed) for arg, val in zip(arguments, node.meta["val"], strict=True)
-        )
-        self.names = tuple(dict.fromkeys(leaf.value for leaf in self.leaves if leaf.value is not None))
+        self.leaves = tuple(map(_leaf, arguments, node.meta["val"], joins))
+        self.joins = {leaf.value: leaf.join for leaf in self.leaves if leaf.value is not None}
+        self.names = tuple(self.joins)
         self.example = pytree.tree_unflatten(node.meta["val"], self.spec)
 
     def assemble(self, value_of: Callable[[str], Any], size: int) -> Any:
@@ -56,42 +52,28 @@ class Outputs:
         ]
         return pytree.tree_unflatten(flat, self.spec)
 
+    def require_joinable(self) -> None:
+        """Raise InputError when a leaf cannot be put together from several micro-batches."""
+        for index, leaf in enumerate(self.leaves):
+            if leaf.join.how is How.REFUSED:
+                raise InputError(
+                    f"the model's output cannot be put together from micro-batches: leaf {index}",
+                    where=f"{leaf.value or leaf.constant!r}",
+                    why=leaf.join.why,
+                    hint="n_microbatches=1, or a model that returns one row (or one number of rows) for each sample; step is not concerned",
+                )
+
     def gathered(self, parts: Mapping[str, Sequence[Any]], sizes: Sequence[int]) -> dict[str, Any]:
         """The values of the whole mini-batch from those of its micro-batches."""
-        self._check_sized(len(sizes))
-        weights = [size / sum(sizes) for size in sizes]
-        dims = {leaf.value: leaf.batch_dim for leaf in self.leaves}
-        return {name: gather(parts[name], dims[name], weights) for name in self.names}
-
-    def _check_sized(self, parts: int) -> None:
-        unsized = [leaf.value for leaf in self.leaves if leaf.unsized]
-        if parts > 1 and unsized:
-            raise InputError(
-                "an output's size depends on the data, so its micro-batches cannot be put together",
-                where=", ".join(str(name) for name in unsized),
-                hint="n_microbatches=1, or step, which needs the loss alone",
-            )
+        return {name: gather(parts[name], join, sizes) for name, join in self.joins.items()}
 
 
-def _leaf(argument: Any, value: Any, symbol: Any, fixed: int | None) -> Leaf:
+def _leaf(argument: Any, value: Any, join: Join) -> Leaf:
     if isinstance(argument, fx.Node) and not argument.meta.get("scalar"):
-        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
-        batch_dim = _batch_dim(sizes, symbol, fixed)
-        return Leaf(argument.name, batch_dim, batch_dim is None and any(isinstance(s, torch.SymInt) for s in sizes))
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
-        return Leaf(None, expression=value.node.expr)
-    return Leaf(None, constant=argument)
-
-
-def _batch_dim(sizes: Sequence[Any], symbol: Any, fixed: int | None) -> int | None:
-    """The first dimension whose size depends on the batch size, or is it, in a recording for one batch size alone."""
-    for dim, size in enumerate(sizes):
-        if isinstance(size, torch.SymInt):
-            if symbol in size.node.expr.free_symbols:
-                return dim
-        elif fixed is not None and size == fixed:
-            return dim
-    return None
+        return Leaf(argument.name, join)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return Leaf(None, join, expression=sympy.sympify(value.node.expr), kind=value.node.pytype)
+    return Leaf(None, join, constant=argument)
 
 
 def own_loss(output: Any) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -47,6 +48,16 @@ class FlatInputs:
         """The same call with the leaves of one micro-batch."""
         args, kwargs = pytree.tree_unflatten(list(leaves), self.spec)
         return replace(self, args=args, kwargs=kwargs, leaves=tuple(leaves), samples=self.samples and samples)
+
+    def resized(self, samples: int) -> FlatInputs:
+        """A call like this with so many samples, of no particular values."""
+        pairs = zip(self.leaves, self.dims, strict=True)
+        return self.part([leaf if dim is None else _resized(leaf, dim, samples) for leaf, dim in pairs], samples)
+
+
+def _resized(leaf: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    shape = [size if index == dim else length for index, length in enumerate(leaf.shape)]
+    return leaf.new_zeros(shape).requires_grad_(leaf.requires_grad)
 
 
 def flatten(

@@ -176,7 +176,7 @@ class _Recorder(TorchFunctionMode):
         module.training = self.model.training
         self.kept.settle()
         module.meta.update(guards=self.symbol.guards(), in_spec=inputs.spec, out_spec=spec, outside=self.regions.outside,
-                           symbol=self.symbol.symbol, batch_size=self.symbol.fixed, names=inputs.names, device=self.twins.device, kept=self.kept.reasons())  # fmt: skip
+                           symbol=self.symbol.symbol, batch_size=self.symbol.fixed, names=inputs.names, dims=inputs.dims, device=self.twins.device, kept=self.kept.reasons())  # fmt: skip
         return module
 
     def _result(self, leaf: Any) -> Any:

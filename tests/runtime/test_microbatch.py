@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecompile.errors import InputError
-from pipecompile.runtime.microbatch import gather, scatter, scatter_tree, sizes
+from pipecompile.runtime.microbatch import How, Join, gather, scatter, scatter_tree, sizes, ungather
 
 
 @given(st.integers(1, 60), st.integers(1, 12))
@@ -21,7 +21,7 @@ def test_sizes_are_those_of_tensor_split(samples: int, count: int) -> None:
 def test_gather_undoes_scatter(samples: int, count: int) -> None:
     x = torch.arange(samples * 3.0).reshape(samples, 3)
     parts = scatter(x, 0, min(count, samples))
-    assert torch.equal(gather(parts, 0, [1.0] * len(parts)), x)
+    assert torch.equal(gather(parts, Join(How.JOINED, 0), [len(part) for part in parts]), x)
 
 
 def test_what_is_not_batched_is_shared() -> None:
@@ -29,11 +29,23 @@ def test_what_is_not_batched_is_shared() -> None:
     assert scatter(torch.tensor(2.0), None, 2) == (torch.tensor(2.0), torch.tensor(2.0))
 
 
-def test_scalars_are_averaged_by_size_and_the_rest_is_taken_once() -> None:
-    losses = [torch.tensor(1.0), torch.tensor(4.0)]
-    assert gather(losses, None, [0.75, 0.25]) == 1.75
-    table = torch.arange(4).reshape(1, 4)
-    assert torch.equal(gather([table, table], None, [0.5, 0.5]), table)
+def test_what_has_no_batch_dimension_is_averaged_added_or_taken_once() -> None:
+    numbers = [torch.tensor(1.0), torch.tensor(4.0)]
+    assert gather(numbers, Join(How.AVERAGED), [3, 1]) == 1.75
+    assert gather(numbers, Join(How.ADDED), [3, 1]) == 5
+    assert gather(numbers, Join(How.SAME), [3, 1]) == 4
+    counts = gather([torch.tensor(3, dtype=torch.int8), torch.tensor(4, dtype=torch.int8)], Join(How.ADDED), [3, 1])
+    assert (counts.item(), counts.dtype) == (7, torch.int8)
+
+
+@pytest.mark.parametrize("join", [Join(How.AVERAGED), Join(How.ADDED), Join(How.SAME), Join(How.JOINED, 1)])
+def test_ungather_is_the_derivative_of_gather(join: Join) -> None:
+    parts = [torch.randn(2, size, requires_grad=True) for size in ((3, 1) if join.dim else (2, 2))]
+    whole = gather(parts, join, [3, 1])
+    gradient = torch.randn_like(whole)
+    expected = torch.autograd.grad(whole, parts, gradient, allow_unused=True)
+    for mine, theirs in zip(ungather(gradient, parts, join, [3, 1]), expected, strict=True):
+        assert mine is theirs is None or torch.allclose(mine, theirs)
 
 
 def test_nested_targets() -> None:

@@ -1,0 +1,92 @@
+"""Are the rows of a value in the order of the samples? Read off the graph, where a dimension holds several rows a sample.
+
+x.flatten(0, 1)        a a b b      by sample: micro-batches can be joined one after the other
+torch.cat([x, x])      a b a b      not: the rows of a sample are far apart
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+__all__ = ["batch_dims_of", "by_sample", "rows_each", "word_of"]
+
+_RESHAPES = ("reshape", "view", "flatten", "unflatten", "reshape_as", "view_as", "contiguous")
+_MOVES = (
+    "flip",
+    "roll",
+    "index_select",
+    "sort",
+    "argsort",
+    "msort",
+    "gather",
+    "take_along_dim",
+    "scatter",
+    "tile",
+    "repeat",
+)
+
+
+def batch_dims_of(value: torch.Tensor, symbol: sympy.Symbol) -> list[tuple[int, sympy.Basic]]:
+    """The dimensions whose size depends on the batch size, and their sizes."""
+    found = enumerate(map(_expression, value.shape))
+    return [(dim, size) for dim, size in found if symbol in size.free_symbols]
+
+
+def _expression(size: Any) -> sympy.Basic:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def rows_each(size: sympy.Basic, symbol: sympy.Symbol) -> int | None:
+    """How many rows every sample has in a dimension of this size; None when that is no one number."""
+    first = size.subs({symbol: 1})
+    whole = bool(first.is_Integer) and all(size.subs({symbol: n}) == n * first for n in range(2, 10))
+    return int(first) if whole and first > 0 else None
+
+
+def by_sample(node: fx.Node, symbol: sympy.Symbol) -> bool:
+    """Is the one batch dimension of a node's value known to have all rows of a sample together, sample after sample?"""
+    ((dim, size),) = batch_dims_of(node.meta["val"], symbol)
+    if rows_each(size, symbol) == 1:
+        return True
+    word, sources = word_of(node), _sources(node)
+    single = [source for source in sources if len(batch_dims_of(source.meta["val"], symbol)) == 1]
+    if word in _RESHAPES and single:
+        return _reshaped(single[0], node.meta["val"], dim, symbol)
+    if word == "repeat_interleave" and single:
+        return by_sample(single[0], symbol)
+    if word in _MOVES or _picks(node):
+        return False
+    alike = [source for source in single if batch_dims_of(source.meta["val"], symbol)[0][1] == size]
+    return bool(alike) and all(by_sample(source, symbol) for source in alike)
+
+
+def word_of(node: fx.Node) -> str:
+    """What a node calls, as one word."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a call gets; an item of a tuple stands for the call that made the tuple."""
+    made = node.args[0] if node.target is operator.getitem else None
+    if isinstance(made, fx.Node) and not isinstance(made.meta["val"], torch.Tensor):
+        return _sources(made)
+    return [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
+
+
+def _picks(node: fx.Node) -> bool:
+    """Is it x[index] with a tensor for an index?"""
+    return word_of(node) == "getitem" and len(_sources(node)) > 1
+
+
+def _reshaped(source: fx.Node, value: torch.Tensor, dim: int, symbol: sympy.Symbol) -> bool:
+    """A dimension that merges others has its rows by sample when the first of these has, beside such of size one."""
+    old, new = ([*map(_expression, tensor.shape)] for tensor in (source.meta["val"], value))
+    starts = [
+        index for index in range(len(old)) if sympy.prod(old[:index]) == sympy.prod(new[:dim]) and old[index] != 1
+    ]
+    return bool(starts) and symbol in old[starts[0]].free_symbols and by_sample(source, symbol)

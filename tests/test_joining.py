@@ -1,0 +1,148 @@
+"""Outputs come together as the whole batch would give them, or are refused before anything runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import pipecompile as pc
+from pipecompile.joining import joins
+from pipecompile.passes.graphs import prepare
+from pipecompile.runtime.microbatch import How
+
+
+class Head(nn.Module):
+    """Two layers, and whatever a test makes of their output."""
+
+    def __init__(self, ends: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.b, self.ends = nn.Linear(3, 4), nn.Linear(4, 6), ends
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.ends(self.b(self.a(x).relu()))
+
+
+@dataclass
+class Made:
+    logits: torch.Tensor
+    loss: torch.Tensor
+    word: str = "yes"
+
+
+pytree.register_dataclass(Made)
+
+JOINED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "as it is": lambda y: y,
+    "batch in dimension 1": lambda y: y.T,
+    "batch in dimension 2": lambda y: y.view(-1, 2, 3).permute(1, 2, 0),
+    "nested": lambda y: {"a": [y, (y.T, None)], "b": "word", "c": 2.5, "n": y.shape[0], "half": y.shape[0] / 2},
+    "a dataclass": lambda y: Made(y, y.square().mean()),
+    "a comparison of sizes": lambda y: (y, y.shape[0] >= 0),
+    "flattened": lambda y: y.view(len(y), 2, 3).flatten(0, 1),
+    "flattened to the end": lambda y: y.flatten(),
+    "rows repeated": lambda y: y.repeat_interleave(2, 0),
+    "rows expanded": lambda y: (y[:, None] * torch.ones(4, 1)).reshape(-1, 6).exp().T,
+    "rows of rows": lambda y: F.linear(y.reshape(-1, 3), torch.ones(2, 3)).softmax(-1).reshape(-1).unsqueeze(0),
+    "a mean": lambda y: y.mean(),
+    "a mean of every feature": lambda y: y.square().mean(0),
+    "a sum": lambda y: y.square().sum(),
+    "a scaled sum of every feature": lambda y: -(y.sum(0) / 3) * 2,
+    "a mean of sums": lambda y: y.square().sum(1).mean(),
+    "a mean by hand": lambda y: y.square().sum() / y.shape[0],
+    "a sum written in place": lambda y: torch.zeros(6).add_(y.mean(0)),
+    "losses of modules": lambda y: (nn.MSELoss(reduction="sum")(y, y * 2), nn.MSELoss()(y, y * 2)),
+    "losses": lambda y: (
+        F.mse_loss(y, y * 2), F.mse_loss(y, y * 2, reduction="sum"), nn.functional.cross_entropy(y, y.argmax(1))
+    ),
+    "counts": lambda y: {"right": (y.argmax(1) == 1).sum(), "each": (y > 0).sum(0), "any": (y > 0).count_nonzero()},
+    "no sample in it": lambda y: (y, torch.arange(3), torch.tensor(2.0), torch.tensor(7)),
+    "unrolled": lambda y: torch.stack([row * 2 for row in y]),
+    "unrolled, batch in dimension 1": lambda y: torch.stack([row * 2 for row in y], 1),
+    "unrolled, with a table as long as the micro-batch": lambda y: (torch.ones(2, 3), torch.stack([*y]), sum(y).sum() * 0),
+}  # fmt: skip
+
+
+def parameters_too(model: Head) -> None:
+    """An output that only parameters enter."""
+    model.ends = lambda y: (y, model.b.weight.square().sum())
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_outputs_and_gradients_are_those_of_the_whole_batch(name: str) -> None:
+    torch.manual_seed(0)
+    model = Head(JOINED[name])
+    eager = copy.deepcopy(model)
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3)
+    x = torch.randn(6 if "unrolled" in name else 7, 3)
+    mine, theirs = pipe(x), eager(x)
+    assert pytree.tree_structure(mine) == pytree.tree_structure(theirs)
+    for a, b in zip(pytree.tree_leaves(mine), pytree.tree_leaves(theirs), strict=True):
+        assert type(a) is type(b)
+        torch.testing.assert_close(a, b) if isinstance(a, torch.Tensor) else None
+        assert isinstance(a, torch.Tensor) or a == b
+    for out in (mine, theirs):
+        tensors = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        torch.stack([t.sin().sum() for t in tensors if t.requires_grad] or [model.a.weight.sum() * 0]).sum().backward()
+    for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+        if q.grad is not None:
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_a_term_of_parameters_alone_counts_once() -> None:
+    model = Head(lambda y: y)
+    parameters_too(model)
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=4)
+    out, penalty = pipe(torch.randn(8, 3))
+    assert torch.equal(penalty, model.b.weight.square().sum())
+    penalty.backward()
+    torch.testing.assert_close(model.b.weight.grad, 2 * model.b.weight.detach())
+    assert len(out) == 8
+
+
+REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "every sample meets every other": (lambda y: y @ y.T, "two dimensions"),
+    "one row more": (lambda y: torch.cat([y, torch.ones(1, 6)]), "batch_size \\+ 1 rows"),
+    "blocks": (lambda y: torch.cat([y, y]), "known to be together"),
+    "repeated blocks": (lambda y: y.repeat(3, 1), "known to be together"),
+    "blocks by reshape": (lambda y: y.T.reshape(-1), "known to be together"),
+    "picked": (lambda y: y.repeat_interleave(2, 0)[torch.arange(2 * len(y)).flip(0)], "known to be together"),
+    "an index": (lambda y: y.mean(1).argmax(), "no sum over the samples"),
+    "a list of samples": (lambda y: list(y.unbind(0)), "a list whose length depends"),
+    "a number of samples, unrolled": (lambda y: (len([*y]), y), "a number that depends"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_come_together_is_refused_and_trains_all_the_same(name: str) -> None:
+    ends, why = REFUSED[name]
+    model = Head(ends)
+    x = torch.randn(4, 3)
+
+    def loss_fn(out: Any) -> torch.Tensor:
+        return torch.stack(
+            [t.float().square().mean() for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        ).sum()
+
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=2, loss_fn=loss_fn)
+    with pytest.raises(pc.InputError, match=why):
+        pipe(x)
+    if name != "an index":
+        pipe.step(x)
+        assert model.a.weight.grad is not None
+    pipe.reschedule(n_microbatches=1)
+    for mine, theirs in zip(pytree.tree_leaves(pipe(x)), pytree.tree_leaves(model(x)), strict=True):
+        assert torch.allclose(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
+
+
+def test_a_number_of_unknown_making_is_what_the_loss_is() -> None:
+    graph = prepare(pc.trace(Head(lambda y: (y.sum() / y.abs().sum(), y.logsumexp((0, 1)))), torch.randn(4, 3)))
+    assert [join.how for join in joins(graph)] == [How.AVERAGED] * 2
+    assert [join.how for join in joins(graph, mean=False)] == [How.ADDED] * 2
