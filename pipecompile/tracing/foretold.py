@@ -105,6 +105,8 @@ def _leaf(piece: Piece, x: Any, y: Any, size: int | None, other: int | None) -> 
         return Leaf(
             tuple(_size(d, s, t, size, other) for d, (s, t) in enumerate(zip(x.shape, y.shape, strict=True))), x
         )
+    if isinstance(x, bool):
+        raise Unforetold(piece, "it returns a bool: Python decides by the data")
     if not isinstance(x, _PLAIN):
         raise Unforetold(piece, f"it returns a {type(x).__name__}")
     if x != y and not repr(x) == repr(y) == "nan":

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -25,6 +24,7 @@ from pipecompile.tracing.inputs import FlatInputs
 from pipecompile.tracing.pieces import Piece, alike, candidates
 from pipecompile.tracing.snapshot import tensors_of
 from pipecompile.tracing.trials import Call, trial
+from pipecompile.tracing.variations import variation
 
 __all__ = ["Opaque", "Reason", "recorded"]
 
@@ -72,8 +72,7 @@ class Opaque:
         if not self.refused:
             return fault
         told = "; ".join(f"{piece.name}: {why}" for piece, why in self.refused.items())
-        return TraceError(fault.what, code=fault.code, where=fault.where,
-                          why=f"{fault.why}; it could not be kept whole: {told}", hint=fault.hint)  # fmt: skip
+        return TraceError(code="PC111", where=fault.where, why=f"{fault.what.removeprefix('cannot trace: ')}. {told}")
 
     def _unreal(self) -> bool:
         tensors = [*tensors_of(self.model), *(leaf for leaf in self.inputs.leaves if isinstance(leaf, torch.Tensor))]
@@ -103,26 +102,38 @@ class Opaque:
             first = self._trial(wanted, size)
         except Exception as error:
             raise failed_eagerly(error, self.model) from error
-        other = None if self.fixed else _another(size)
-        second = None if other is None else self._second(wanted, other)
-        if other is None or second is None or not comparable(first, second):
-            self.fixed, other = size is not None, size
-            second = self._trial(wanted, size, again=True)
+        for other, changed in self._variations(size):
+            second = self._second(wanted, other, changed=changed)
+            if second is not None and comparable(first, second):
+                break
+        else:
+            second, other = first, size
+        self.fixed = self.fixed or (size is not None and other == size)
         return {piece: foretold(piece, first[piece], second[piece], size, other) for piece in wanted}
 
-    def _second(self, wanted: dict[Piece, Reason], size: int) -> dict[Piece, list[Call]] | None:
-        """A run with another batch size; None when the model cannot do that."""
+    def _variations(self, size: int | None) -> Iterator[tuple[int | None, bool]]:
+        """Second runs, the most telling first: another batch size or not, changed data or not."""
+        others = [] if self.fixed or size is None else [size - 1 if size > 1 else 2]
+        for other in (*others, size):
+            yield other, True
+            yield other, False
+
+    def _second(
+        self, wanted: dict[Piece, Reason], size: int | None, *, changed: bool
+    ) -> dict[Piece, list[Call]] | None:
+        """Another run with other random numbers; None when the model cannot do that."""
         try:
-            return self._trial(wanted, size, again=True)
+            return self._trial(wanted, size, reseed=True, changed=changed)
         except Exception:
             return None
 
-    def _trial(self, wanted: dict[Piece, Reason], size: int | None, *, again: bool = False) -> dict[Piece, list[Call]]:
-        """`again`: with the samples in reverse order, and other random numbers."""
+    def _trial(
+        self, wanted: dict[Piece, Reason], size: int | None, *, reseed: bool = False, changed: bool = False
+    ) -> dict[Piece, list[Call]]:
         pairs = zip(self.inputs.leaves, self.inputs.dims, strict=True)
-        leaves = [_resized(leaf, dim, size, reverse=again) for leaf, dim in pairs]
+        leaves = [variation(leaf, dim, size, changed=changed) for leaf, dim in pairs]
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
-        return trial(self.model, args, kwargs, wanted, reseed=again)
+        return trial(self.model, args, kwargs, wanted, reseed=reseed)
 
 
 def recorded(model: nn.Module, inputs: FlatInputs, attempt: Callable[[Opaque], fx.GraphModule]) -> fx.GraphModule:
@@ -150,19 +161,3 @@ def _quiet() -> Iterator[None]:
 
 def _class(model: nn.Module, piece: Piece) -> type:
     return type(model.get_submodule(piece.path))
-
-
-def _another(size: int | None) -> int | None:
-    return None if size is None else size - 1 if size > 1 else 2
-
-
-def _resized(leaf: Any, dim: int | None, size: int | None, *, reverse: bool) -> Any:
-    """A copy of an input with `size` samples, the last repeated when there are too few."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    if dim is not None and size is not None:
-        order = torch.arange(size, device=leaf.device).clamp(max=leaf.shape[dim] - 1)
-        copy = leaf.detach().index_select(dim, order.flip(0) if reverse else order)
-    else:
-        copy = leaf.detach().clone()
-    return copy.requires_grad_(leaf.requires_grad)
