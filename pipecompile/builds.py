@@ -14,6 +14,7 @@ from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut
 from pipecompile.errors import InputError, TraceError
 from pipecompile.ir import Schedule
+from pipecompile.mixing import check_sequences, meetings
 from pipecompile.notices import Notices
 from pipecompile.options import Options
 from pipecompile.partitioners import Problem
@@ -127,6 +128,9 @@ class Builds:
         with torch.inference_mode(False):
             graph = prepare(record(self.model, inputs.part(first, parts[0])))
         seconds = perf_counter() - start
+        if len(parts) > 1:
+            check_sequences(graph)
+            self._notices.mixed(meetings(graph))
         stage_of = self._cut.on(graph) if self._cut else None
         plan = self.plan
         if plan is None or (self._cut and not stage_of):

@@ -38,6 +38,13 @@ class Notices:
         both = " and ".join(map(str, sorted(set(wanted))))
         self._tell("uneven", guard, f"{sum(wanted)} samples go into {few} instead of {len(wanted)}, of {both} samples")
 
+    def mixed(self, places: Sequence[str]) -> None:
+        """Samples meet at these lines."""
+        if places and ("mixed", "") not in self._told:
+            self._told.add(("mixed", ""))
+            text = f"every sample of a batch meets every other at {places[0]}; in micro-batches, only those of its own"
+            _warn(f'{text}. If dimension 0 is not the batch, say so: compile(..., batch_dims={{"name": 1}})')
+
     def evicted(self, mark: tuple[Any, ...]) -> None:
         """A recording was dropped to make room."""
         self._gone.append(mark)

@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipecompile.costs.cost_graph import held_by
+from pipecompile.mixing import meetings
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.tracing.source import line_of
 
@@ -59,6 +60,7 @@ def _of_graph(model: nn.Module, graph: fx.GraphModule) -> Iterator[tuple[str, st
     drawn = [_place(node) for node in nodes if _draws(graph, node)]
     drawn += [reason.piece.name for reason in graph.meta["kept"] if reason.random]
     yield "randomness", "draws numbers once per micro-batch, in the order of the schedule", drawn
+    yield "samples that meet", "in micro-batches, only those of the same one", meetings(graph)
     owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in node.meta["storages"]}
     written = [_place(node) for node in nodes if node.meta["mutates"] & owned]
     yield "in-place writes", "of buffers or parameters, once per micro-batch", written
