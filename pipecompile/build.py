@@ -100,7 +100,9 @@ class Build:
 
     def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
         """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
-        return mark == self.signature and self.broken(sizes) is None
+        if mark != self.signature or self.graph.meta["grad_mode"] not in (None, torch.is_grad_enabled()):
+            return False
+        return self.broken(sizes) is None
 
     @property
     def cut(self) -> Cut:

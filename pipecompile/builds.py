@@ -125,7 +125,8 @@ class Builds:
         pairs = zip(inputs.leaves, inputs.dims, strict=True)
         first = [scatter(leaf, dim, len(parts))[0] for leaf, dim in pairs]
         start = perf_counter()
-        with torch.inference_mode(False):
+        grad = torch.is_grad_enabled()  # to be asked first: leaving inference mode turns it on
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
             graph = prepare(record(self.model, inputs.part(first, parts[0])))
         seconds = perf_counter() - start
         if len(parts) > 1:

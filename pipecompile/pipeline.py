@@ -146,7 +146,8 @@ class Pipeline(StandIn):
         Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size (or their sum).
         """
         inputs = self.flat(args, kwargs)
-        build, parts = self.builds.find(inputs)
+        with torch.enable_grad():
+            build, parts = self.builds.find(inputs)
         build.require_loss(target is not None)
         executable = build.step(len(parts), target is not None)
         threaded = self._dispatch == "threads" and len(executable.devices) > 1

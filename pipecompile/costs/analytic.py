@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _NormBase
 
 from pipecompile.costs.cell import Cell, map_tensors, tensors_in
 from pipecompile.costs.cost import NodeCost
@@ -65,6 +66,7 @@ def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[W
     """The kernels of every compute node, on whatever device: one walk on fake tensors."""
     device = _common_device([*state_tensors(graph), *tensors_in(tuple(inputs))])
     with untouched(graph), _plain_kernels(), FakeTensorMode():
+        _known_momenta(graph)
         twins = Twins(device)
         twins.replace_in(graph)
         return walk(graph, [map_tensors(twins.of, value) for value in inputs], _Tally(device))
@@ -96,6 +98,13 @@ def _of_kept(kept: Kept, args: Sequence[object]) -> Work:
     forward = tuple(Kernel(*seen) for seen in kept.kernels(call, size))
     trains = any(leaf.requires_grad for leaf in kept.promises[call].leaves)
     return Work(forward, forward * 2 if trains else ())
+
+
+def _known_momenta(graph: GraphModule) -> None:
+    """BatchNorm without a momentum divides by its own count, which a fake tensor does not know. Called inside `untouched`."""
+    for module in graph.modules():
+        if isinstance(module, _NormBase) and module.momentum is None:
+            module.momentum = 0.1
 
 
 def _seconds(kernels: tuple[Kernel, ...], spec: DeviceSpec) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import networkx as nx
 import torch
@@ -43,13 +44,13 @@ def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def aliasing(graph: fx.GraphModule) -> Ties:
-    """Groups from structures (a tuple and its items), shared modules with buffers, gradients taken, and memory written."""
+    """Groups from structures (a tuple and its items), shared modules with buffers, gradients taken, random states set, and memory written."""
     nodes = compute_nodes(graph)
     ties: nx.Graph[str] = nx.Graph()
     _tie_items(nodes, ties)
     _tie_stateful_modules(graph, nodes, ties)
     _tie_gradients(nodes, ties)
-    precedence = _tie_writes(graph, nodes, ties)
+    precedence = [*_tie_writes(graph, nodes, ties), *_tie_draws(nodes, ties)]
     order = {node.name: index for index, node in enumerate(nodes)}
     groups = [tuple(sorted(group, key=order.__getitem__)) for group in nx.connected_components(ties)]
     return Ties(tuple(sorted(groups, key=lambda group: order[group[0]])), tuple(dict.fromkeys(precedence)))
@@ -92,6 +93,14 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
             _tie(ties, [other for other in nodes[: i + 1] if other in on_the_way])
 
 
+def _tie_draws(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
+    """Random numbers are drawn in the order of the model; what sets their state stays with all who draw."""
+    drawing = [node for node in nodes if node.meta.get("draws")]
+    if any(node.meta.get("seeds") for node in drawing):
+        _tie(ties, drawing)
+    return [(a.name, b.name) for a, b in pairwise(drawing)]
+
+
 def _tie_writes(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
     """Tie what makes or writes the same memory; who only reads it before a write is not later than the writer.
 
@@ -100,10 +109,12 @@ def _tie_writes(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]
     """
     last_write = {storage: i for i, node in enumerate(nodes) for storage in node.meta["mutates"]}
     lasting = {storage for node in graph.graph.nodes if node.op == "get_attr" for storage in node.meta["storages"]}
+    lasting |= {storage for node in nodes for storage in node.meta.get("reads", ())}
     tied: defaultdict[int, list[fx.Node]] = defaultdict(list)
     precedence = []
     for i, node in enumerate(nodes):
         read = {(storage, source.op) for source in node.all_input_nodes for storage in source.meta.get("storages", ())}
+        read |= {(storage, "get_attr") for storage in node.meta.get("reads", ())}
         touched = {*node.meta["storages"], *node.meta["mutates"], *(storage for storage, _ in read)}
         for storage in sorted(touched & last_write.keys()):
             owns = storage in node.meta["mutates"] or (storage in node.meta["storages"] and i <= last_write[storage])

@@ -22,6 +22,7 @@ import torch
 
 from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.interpreter import ABORT, Aborted, Code
+from pipecompile.tracing.regions import contained
 
 __all__ = ["Ambience", "Crew", "Failure", "choose", "run_inline"]
 
@@ -122,6 +123,7 @@ def _job(code: Code, frame: Frame, device: int, ambience: Ambience, done: Simple
         try:
             with ExitStack() as stack:
                 ambience.enter(stack)
+                stack.enter_context(contained())
                 for run in code.rows[device]:
                     index += 1
                     run(frame)

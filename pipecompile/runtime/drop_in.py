@@ -58,8 +58,8 @@ class _Pipelined(torch.autograd.Function):
             frame = call.frame = call.executable.frame(call.sizes, arrivals)
             call.executable.run(call.executable.halves[0], frame)
         made = call.outputs.gathered({name: frame.departures[name, False] for name in call.outputs.names}, call.sizes)
-        tensors = [value for value in made.values() if isinstance(value, torch.Tensor)]
-        ctx.mark_non_differentiable(*[t for t in tensors if not (t.is_floating_point() or t.is_complex())])
+        constant = [v for n, v in made.items() if not _wants_gradient(frame.departures[n, False])]
+        ctx.mark_non_differentiable(*[value for value in constant if isinstance(value, torch.Tensor)])
         return tuple(made.values())
 
     @staticmethod
@@ -88,6 +88,10 @@ class _Pipelined(torch.autograd.Function):
         ]
         call.executable.finished(frame)
         return (None, None, *found)
+
+
+def _wants_gradient(parts: Sequence[Any]) -> bool:
+    return any(part.requires_grad for part in parts if isinstance(part, torch.Tensor))
 
 
 def _detached(leaf: Any) -> Any:

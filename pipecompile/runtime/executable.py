@@ -20,6 +20,7 @@ from pipecompile.runtime.interpreter import Cell, Code, bind
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage
+from pipecompile.tracing.regions import contained
 
 __all__ = ["Executable", "loss_cells", "plain_cells", "step_routes"]
 
@@ -149,16 +150,10 @@ class Executable:
 
     def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
         """Run code on a frame, inline or with a crew. Raises RunError naming stage, micro-batch and the user's line."""
-        autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         try:
-            if crew is None:
-                run_inline(code, frame)
-            else:
-                crew.run(code, frame)
+            with contained():
+                run_inline(code, frame) if crew is None else crew.run(code, frame)
         except Failure as failure:
-            for kind, enabled, dtype in autocast:  # a stage may have failed inside a region of its own
-                torch.set_autocast_enabled(kind, enabled)
-                torch.set_autocast_dtype(kind, dtype)
             error = explained(failure, self.program, self.graph)
         else:
             return

@@ -67,25 +67,36 @@ def merged(program: Program) -> tuple[tuple[int, int], ...]:
     order: list[tuple[int, int]] = []
     at = [0] * program.n_devices
     sent: set[tuple[Value, int | None, int]] = set()
+    run: set[tuple[int, int]] = set()
     while len(order) < sum(map(len, program.rows)):
-        device = _last_ready(program, at, sent)
+        device = _last_ready(program, at, sent, run)
         instruction = program.rows[device][at[device]]
         if instruction.op is Op.SEND:
             sent.add((instruction.reads[0].value, instruction.peer, device))
+        elif instruction.action is not None and instruction.action.kind is Kind.FORWARD:
+            run.add((instruction.action.stage, instruction.action.microbatch))
         order.append((device, at[device]))
         at[device] += 1
     return tuple(order)
 
 
-def _last_ready(program: Program, at: Sequence[int], sent: set[tuple[Value, int | None, int]]) -> int:
+def _last_ready(
+    program: Program, at: Sequence[int], sent: set[tuple[Value, int | None, int]], run: set[tuple[int, int]]
+) -> int:
     for device in reversed(range(program.n_devices)):
         row = program.rows[device]
-        if at[device] < len(row) and _ready(row[at[device]], device, sent):
+        if at[device] < len(row) and _ready(row[at[device]], device, sent, run):
             return device
     raise AssertionError("a verified program cannot deadlock")
 
 
-def _ready(instruction: Instruction, device: int, sent: set[tuple[Value, int | None, int]]) -> bool:
+def _ready(
+    instruction: Instruction, device: int, sent: set[tuple[Value, int | None, int]], run: set[tuple[int, int]]
+) -> bool:
+    """Stages run forward in their order even where no value makes them: then random numbers are drawn as in the model."""
+    action = instruction.action
+    if action is not None and action.kind is Kind.FORWARD and action.stage:
+        return (action.stage - 1, action.microbatch) in run
     if instruction.op is not Op.RECV or instruction.peer == HOST:
         return True
     return (instruction.writes[0].value, device, instruction.peer) in sent
@@ -232,7 +243,9 @@ def _arrive(key: tuple[str, bool], microbatch: int, index: int, device: torch.de
 def _depart(key: tuple[str, bool], microbatch: int, index: int) -> Run:
     def depart(frame: Frame) -> None:
         value = frame.registers[index]
-        frame.departures[key][microbatch] = value.detach() if isinstance(value, torch.Tensor) else value
+        if isinstance(value, torch.Tensor):  # alone, but it still says whether a gradient was wanted
+            value = value.detach().requires_grad_(value.requires_grad)
+        frame.departures[key][microbatch] = value
 
     return depart
 

@@ -8,12 +8,15 @@ Whoever reads these must see the same before and after as in the model, so they 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-__all__ = ["only_asks", "silently_changed"]
+from pipecompile.tracing.source import is_foreign
+
+__all__ = ["asks_grad_mode", "only_asks", "silently_changed"]
 
 _ATTRIBUTES = "shape dtype device ndim is_cuda is_meta layout requires_grad is_leaf itemsize nbytes is_sparse grad_fn"
 _METHODS = (
@@ -23,6 +26,8 @@ _QUESTIONS = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES.split()]
     + [getattr(torch.Tensor, name) for name in _METHODS.split()]
 )
+
+_OF_GRADIENTS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn"))
 
 _ON_THE_TENSOR = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 
@@ -38,6 +43,20 @@ _STATISTICS: dict[Any, tuple[int, str, bool]] = {
 def only_asks(func: Any) -> bool:
     """Is the answer never a tensor, so that there is nothing to write down?"""
     return func in _QUESTIONS
+
+
+def asks_grad_mode(func: Any, args: Any) -> bool:
+    """Does what the model does here depend on whether gradients are recorded around it?
+
+    It asks a tensor, or turns gradients on itself; `no_grad` that puts back what was there does not.
+    """
+    if func is torch._C._set_grad_enabled:
+        frame, way = sys._getframe(2), []
+        for _ in range(2):
+            way.append(frame.f_code.co_name)
+            frame = frame.f_back or frame
+        return bool(args[0]) and "__exit__" not in way
+    return func in _OF_GRADIENTS and not is_foreign(sys._getframe(2))
 
 
 def silently_changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

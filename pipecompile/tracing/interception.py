@@ -4,6 +4,8 @@ Module.__call__         leaf modules stay whole, and it is known which module is
 Function.apply          one call, so that a custom backward stays what it is
 a scripted function     one call: nobody can look into TorchScript
 len(x), isinstance ...  see python_questions.py
+manual_seed and kin     change what is drawn after them
+is_grad_enabled()       the answer decides what is recorded
 torch.compile           runs what it was given, uncompiled
 nn.Transformer          looks at the values of a mask, only to find out whether a faster kernel may skip it: no
 
@@ -12,6 +14,7 @@ Everything is put back when the recording ends.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -24,6 +27,8 @@ from torch.nn.modules import transformer
 from torch.utils.checkpoint import CheckpointFunction
 
 from pipecompile.tracing.python_questions import QUESTIONS
+from pipecompile.tracing.randomness import SETTERS
+from pipecompile.tracing.source import is_foreign
 
 __all__ = ["Listener", "intercepted"]
 
@@ -37,6 +42,10 @@ class Listener(Protocol):
     def module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any: ...
 
     def opaque(self, shown: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+
+    def seeds(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+
+    def asks_grad_mode(self) -> None: ...
 
 
 @contextmanager
@@ -87,6 +96,24 @@ def _script(listener: Listener, original: Any) -> Any:
     return call
 
 
+def _seeds(listener: Listener, original: Any) -> Any:
+    def set_state(*args: Any, **kwargs: Any) -> Any:
+        if listener.listening and sys._getframe(1).f_code.co_filename != torch.utils.checkpoint.__file__:
+            return listener.seeds(original, args, kwargs)
+        return original(*args, **kwargs)
+
+    return set_state
+
+
+def _grad_mode(listener: Listener, original: Any) -> Any:
+    def enabled() -> bool:
+        if listener.listening and not is_foreign(sys._getframe(1)):
+            listener.asks_grad_mode()
+        return bool(original())
+
+    return enabled
+
+
 def _causal_mask(listener: Listener, original: Any) -> Any:
     return (
         lambda mask, is_causal=None, size=None: bool(is_causal)
@@ -99,6 +126,8 @@ _INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (
     (nn.Module, "__call__", _module),
     (Function, "apply", _function),
     (torch._C.ScriptFunction, "__call__", _script),
+    (torch, "is_grad_enabled", _grad_mode),
+    *((owner, name, _seeds) for owner in (torch, torch.random) for name in SETTERS),
     (transformer, "_detect_is_causal_mask", _causal_mask),
 )
 

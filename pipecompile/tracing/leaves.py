@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = ["has_backward_hooks", "is_leaf", "outline"]
 
@@ -43,4 +44,19 @@ def outline(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
         steps = made.transpose(0, time)
         return steps.repeat(x.shape[time], *[1] * (made.dim() - 1)).transpose(0, time), state
 
-    return one_step if plain else call
+    return one_step if plain else _known_momentum(module, call)
+
+
+def _known_momentum(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """BatchNorm without a momentum divides by its own count, which only a run knows; any momentum shows the same shapes."""
+    if getattr(module, "momentum", 0.0) is not None or not isinstance(module, _NormBase):
+        return call
+
+    def known(*args: Any, **kwargs: Any) -> Any:
+        module.momentum = 0.1
+        try:
+            return call(*args, **kwargs)
+        finally:
+            module.momentum = None
+
+    return known

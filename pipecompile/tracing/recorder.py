@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from pipecompile.errors import TraceError
 from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
 from pipecompile.tracing.data import with_unknown_data
-from pipecompile.tracing.effects import only_asks, silently_changed
+from pipecompile.tracing.effects import asks_grad_mode, only_asks, silently_changed
 from pipecompile.tracing.failure import explained
 from pipecompile.tracing.floor import Floor, transformed
 from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
@@ -45,6 +45,7 @@ from pipecompile.tracing.opaque import Opaque, recorded
 from pipecompile.tracing.originals import Originals
 from pipecompile.tracing.pieces import Piece, caught
 from pipecompile.tracing.python_questions import calls
+from pipecompile.tracing.randomness import Draws, settable
 from pipecompile.tracing.reachable import reachable_functions
 from pipecompile.tracing.rebinding import write_back
 from pipecompile.tracing.regions import Ambient, Regions
@@ -101,17 +102,26 @@ def _unseen_size(leaves: Sequence[Any]) -> int:
 
 
 def _record(model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool = False) -> fx.GraphModule:
-    """One attempt, with the pieces kept whole that `opaque` has chosen so far."""
-    symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
-    recorder = _Recorder(model, symbol, recording_device(model, inputs.leaves), KeptPieces(opaque, symbol))
-    with forgetful(), untouched(model), torch.enable_grad():
-        return recorder.record(inputs)
+    """One attempt, with the pieces kept whole that `opaque` has chosen so far.
+
+    Gradients are on, and off only when they are off around the call and what the model does depends on it.
+    """
+    for grad in (True, False):
+        symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
+        device = recording_device(model, inputs.leaves)
+        recorder = _Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
+        with forgetful(), untouched(model), torch.set_grad_enabled(grad):
+            graph = recorder.record(inputs)
+        graph.meta["grad_mode"] = grad if recorder.asked_grad_mode else None
+        if graph.meta["grad_mode"] in (None, torch.is_grad_enabled()):
+            break
+    return graph
 
 
 class _Recorder(TorchFunctionMode):
     """One recording. Calls are written down only on this thread, and not from inside a call that is kept whole."""
 
-    def __init__(self, model: nn.Module, symbol: BatchSymbol, device: torch.device, kept: KeptPieces) -> None:
+    def __init__(self, model: nn.Module, symbol: BatchSymbol, device: torch.device, kept: KeptPieces, *, grad: bool) -> None:
         super().__init__()
         self.kept = kept
         self.model, self.symbol, self.graph = model, symbol, fx.Graph()
@@ -119,11 +129,12 @@ class _Recorder(TorchFunctionMode):
         self.floor = Floor(self)
         self.twins = Twins(self.fake, device)
         self.values = Values(self.graph, symbol, self.twins)
-        self.regions = Regions(self.graph, Ambient.now(grad=True))
+        self.regions = Regions(self.graph, Ambient.now(grad=grad))
         self.names = {id(module): name for name, module in model.named_modules()}
         self.functions = reachable_functions(model)
         self.path: list[str] = [""]
-        self.whole = False
+        self.draws = Draws()
+        self.whole = self.asked_grad_mode = False
         self.thread = get_ident()
 
     # -- one recording, from top to bottom ------------------------------------------------------------------------
@@ -139,6 +150,7 @@ class _Recorder(TorchFunctionMode):
             with ExitStack() as stack:
                 contexts: tuple[Any, ...] = (
                     self.fake,
+                    self.draws,
                     self.floor,
                     *self.twins.default,
                     enable_python_dispatcher(),
@@ -202,6 +214,7 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.asked_grad_mode |= self.listening and asks_grad_mode(func, args)
         if not self.listening or only_asks(func):
             return func(*args, **kwargs)
         if func is torch.Tensor.__iter__:
@@ -238,20 +251,26 @@ class _Recorder(TorchFunctionMode):
         kwargs: Any,
         spell: Callable[[Any], Spelling],
         written: Sequence[torch.Tensor] = (),
+        held: Sequence[torch.Tensor] = (),
     ) -> Any:
-        """Make the call, and write it down if tensors came out of it or were changed by it, as `written` are."""
+        """Make the call, and write it down if tensors came out of it or were changed by it, as `written` are.
+
+        `held` is what it reads beside its arguments.
+        """
         args, kwargs = self.values.faked((args, kwargs))
-        given = [(tensor, tensor._version) for tensor in tensors_in((args, kwargs)) if not tensor.is_inference()]
-        ambient = Ambient.now()
+        reached = (*tensors_in((args, kwargs)), *held)
+        given = [(tensor, tensor._version) for tensor in reached if not tensor.is_inference()]
+        ambient, drawn = Ambient.now(), self.draws.count
         with self.kept_whole(), nullcontext() if decides_rank(func) else self.symbol.lenient():
             result = with_unknown_data(func, args, kwargs)(*args, **kwargs)
         changed = [tensor for tensor, version in given if tensor._version != version]
         changed += [*written, *silently_changed(func, args, kwargs)]
         if changed or tensors_in(result):
-            self._write(spell(args), kwargs, result, changed, ambient)
+            node = self._write(spell(args), kwargs, result, changed, ambient)
+            node.meta.update(reads=storages(held), draws=self.draws.count > drawn)
         return result
 
-    def _write(self, spelling: Spelling, kwargs: Any, result: Any, changed: list[Any], ambient: Ambient) -> None:
+    def _write(self, spelling: Spelling, kwargs: Any, result: Any, changed: list[Any], ambient: Ambient) -> fx.Node:
         op, function, args = spelling
         arguments, keywords = self.values.argument(tuple(args)), self.values.argument(dict(kwargs))
         self.regions.enter(ambient)
@@ -266,6 +285,7 @@ class _Recorder(TorchFunctionMode):
             mutates=storages(changed),
         )
         self.values.bind_result(result, node)
+        return node
 
     def _name(self, op: str, function: Any) -> str:
         word = function if isinstance(function, str) else getattr(function, "__name__", "call")
@@ -309,13 +329,26 @@ class _Recorder(TorchFunctionMode):
             return original(module, *args, **kwargs)
 
         written = list(module.buffers()) if module.training else []
-        made = self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written)
+        held = [*module.parameters(), *module.buffers()]
+        made = self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written, held)
         self.originals.renew(module)
         return made
 
     def opaque(self, shown: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A custom autograd function or a scripted one: `shown` tells the shapes, `written` goes into the graph as one node."""
         return self.call(shown, args, kwargs, lambda given: ("call_function", written, given))
+
+    def seeds(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call that sets or gets the state of the random number generator: one node, though no tensor is changed."""
+        with self.kept_whole():
+            made = settable(function)(*args, **kwargs)
+        node = self._write(("call_function", settable(function), args), kwargs, made, [], Ambient.now())
+        node.meta.update(draws=True, seeds=True)
+        return torch.default_generator if function.__name__ == "manual_seed" else made
+
+    def asks_grad_mode(self) -> None:
+        """Python wants to know whether gradients are recorded."""
+        self.asked_grad_mode = True
 
     @contextmanager
     def kept_whole(self) -> Iterator[None]:

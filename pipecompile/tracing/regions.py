@@ -13,13 +13,15 @@ all regions the state is that of whoever runs the graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
-__all__ = ["Ambient", "Regions"]
+__all__ = ["Ambient", "Regions", "contained"]
 
 
 Kinds = tuple[tuple[str, str | None, bool], ...]
@@ -52,6 +54,24 @@ def _autocast_dtype(kind: str) -> str | None:
 def _nesting() -> int:
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Who fails inside a region leaves it open: close all regions that were entered in the block and not left."""
+    grad, depth = torch.is_grad_enabled(), _nesting()
+    kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    try:
+        yield
+    except BaseException:
+        torch.set_grad_enabled(grad)
+        while _nesting() > depth:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+        for kind, enabled, dtype in kinds:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        raise
 
 
 class Regions:

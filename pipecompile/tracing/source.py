@@ -11,14 +11,15 @@ from types import FrameType, TracebackType
 
 import torch
 
-__all__ = ["called_by_user", "caller", "frames", "line_of", "raiser"]
+__all__ = ["called_by_user", "caller", "frames", "is_foreign", "line_of", "raiser"]
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {"sympy", "numpy"}
 _TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
 
 
-def _is_foreign(frame: FrameType) -> bool:
+def is_foreign(frame: FrameType) -> bool:
+    """Is that torch's code, or ours?"""
     name = frame.f_code.co_filename
     return name.startswith((_TORCH, _OURS, "<"))
 
@@ -30,14 +31,14 @@ def _describe(frame: FrameType, line: int) -> str:
 def called_by_user() -> bool:
     """Was the function that asks this called from a line that is neither torch's, ours, nor of Python's own library?"""
     frame = sys._getframe(2)
-    return not _is_foreign(frame) and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
+    return not is_foreign(frame) and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
 
 
 def caller() -> str:
     """The innermost frame on the stack that is neither torch's nor ours, as "file:line in function"."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not _is_foreign(frame):
+        if not is_foreign(frame):
             return _describe(frame, frame.f_lineno)
         frame = frame.f_back
     return ""
@@ -47,7 +48,7 @@ def raiser(error: BaseException) -> str:
     """The innermost line of the user's that an exception passed through, with its source text."""
     found = ""
     for frame, line in frames(error):
-        if not _is_foreign(frame):
+        if not is_foreign(frame):
             found = _with_text(frame, line)
     return found
 

@@ -1,0 +1,58 @@
+"""What every case is held to: the recorded graph, and the pipeline, cut everywhere, do what the model does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import pipecompile as pc
+from pipecompile.passes.aliasing import compute_nodes
+from pipecompile.passes.graphs import prepare
+from tests.semantics.case import Case
+from tests.semantics.observation import called, difference, looped
+
+__all__ = ["agrees", "piped", "recorded"]
+
+Make = Callable[[nn.Module, Case], Callable[..., Any]]
+
+
+def agrees(case: Case, make: Make, count: int, sizes: tuple[int, ...]) -> None:
+    """What `make` makes of the model gives, call after call, what the loop over `count` micro-batches gives; or is refused."""
+    model, eager = _fresh(case), _fresh(case)
+    if case.refused:
+        with pytest.raises(pc.PipecompileError, match=case.refused):
+            called(model, make(model, case), case, sizes)
+        return
+    expected = called(eager, looped(eager, count), case, sizes)
+    made = called(model, make(model, case), case, sizes)
+    assert not difference(made, expected, case.tolerance)
+
+
+def _fresh(case: Case) -> nn.Module:
+    torch.manual_seed(0)
+    return case.build()
+
+
+def recorded(model: nn.Module, case: Case) -> Callable[..., Any]:
+    """One graph per mode, recorded at another batch size than it is called with."""
+    graphs: dict[bool, fx.GraphModule] = {}
+
+    def call(*args: Any) -> Any:
+        if model.training not in graphs:
+            graphs[model.training] = pc.trace(model, *case.inputs(6))
+        return graphs[model.training](*args)
+
+    return call
+
+
+def piped(model: nn.Module, case: Case, *, n_stages: int = 99, dispatch: str = "inline") -> pc.Pipeline:
+    """A pipeline of two micro-batches, and of as many stages as the model has pieces."""
+    with case.around():
+        graph = prepare(pc.trace(model, *case.inputs(2)))
+    pieces = len(compute_nodes(graph)) - sum(len(group) - 1 for group in graph.meta["ties"].groups)
+    n_stages = max(1, min(n_stages, pieces))
+    return pc.compile(model, n_stages, n_microbatches=2, cost="analytic", devices=["cpu"] * n_stages, dispatch=dispatch)

@@ -1,0 +1,112 @@
+"""What can be seen of a model that is called: outputs, gradients, buffers, modes, and what it keeps on itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from tests.semantics.case import Case
+
+__all__ = ["Seen", "called", "difference", "looped"]
+
+Call = Callable[..., Any]
+
+ASPECTS = ("outputs", "gradients", "buffers", "state")
+
+
+@dataclass
+class Seen:
+    """Per aspect, what was seen, call after call; the random numbers that follow are part of the state."""
+
+    outputs: list[Any] = field(default_factory=list)
+    gradients: list[Any] = field(default_factory=list)
+    buffers: list[Any] = field(default_factory=list)
+    state: list[Any] = field(default_factory=list)
+    modes: list[bool] = field(default_factory=list)
+
+
+def looped(call: Call, count: int) -> Call:
+    """The plain loop over micro-batches, its outputs put together."""
+
+    def loop(*args: Any) -> Any:
+        parts = [torch.tensor_split(a, count) if _batched(a) else (a,) * count for a in args]
+        made = [call(*each) for each in zip(*parts, strict=True)]
+        flat = [pytree.tree_leaves(one) for one in made]
+        joined = [torch.cat(leaf) if _batched(leaf[0]) else leaf[0] for leaf in zip(*flat, strict=True)]
+        return pytree.tree_unflatten(joined, pytree.tree_structure(made[0]))
+
+    return loop
+
+
+def _batched(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def called(model: nn.Module, call: Call, case: Case, sizes: Sequence[int]) -> Seen:
+    """Call in every mode and size of the case, with backward wherever there is a gradient, and look.
+
+    `model` is what the user holds: its mode is switched, its gradients and buffers are looked at.
+    """
+    seen = Seen()
+    switch = call if isinstance(call, nn.Module) else model
+    for mode in case.modes:
+        for size in sizes:
+            if model.training != mode:
+                switch.train(mode)
+            args = case.inputs(size)
+            torch.manual_seed(size)
+            with case.around():
+                made = call(*args)
+            _backward(made)
+            seen.outputs.append(_frozen(made))
+            seen.gradients.append(
+                [_frozen([p.grad for p in model.parameters()]), _frozen([a.grad for a in args if _batched(a)])]
+            )
+            seen.buffers.append(_frozen(dict(model.named_buffers())))
+            seen.state.append([_frozen(case.left(model)), float(torch.rand(()))])
+            seen.modes.append(mode)
+    return seen
+
+
+def _backward(made: Any) -> None:
+    wanted = [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if wanted:
+        torch.stack([(t.abs().float() ** 2).sum() for t in wanted]).sum().backward()
+
+
+def _frozen(structure: Any) -> Any:
+    """A copy of everything in it, as it is now; of a tensor also whether it wants a gradient."""
+    return pytree.tree_map(
+        lambda leaf: (leaf.detach().clone(), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf, structure
+    )
+
+
+def difference(made: Seen, expected: Seen, tolerance: float) -> str:
+    """The first thing that differs, empty if nothing does. Sums in another order are the same."""
+    for aspect in ASPECTS:
+        pairs = zip(getattr(made, aspect), getattr(expected, aspect), strict=True)
+        for index, (one, other) in enumerate(pairs):
+            if not _same(one, other, tolerance):
+                wrong = "mode" if index and expected.modes[index] != expected.modes[0] else aspect
+                return f"{wrong}: call {index}: {aspect} {one} instead of {other}"
+    return ""
+
+
+def _same(made: Any, expected: Any, tolerance: float) -> bool:
+    ours, theirs = pytree.tree_leaves(made), pytree.tree_leaves(expected)
+    if len(ours) != len(theirs) or pytree.tree_structure(made) != pytree.tree_structure(expected):
+        return False
+    return all(_alike(a, b, tolerance) for a, b in zip(ours, theirs, strict=True))
+
+
+def _alike(one: Any, other: Any, tolerance: float) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and one == other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=tolerance, atol=tolerance / 10, equal_nan=True)
