@@ -134,7 +134,7 @@ class Executable:
         boxes: list[Any] = [SimpleQueue() if threaded else None for _ in range(code.n_boxes)] if not idle else []
         frame = idle.pop() if idle else Frame([None] * code.n_registers, boxes)
         frame.sizes, frame.arrivals, frame.spans = sizes, arrivals, []
-        frame.departures = {key: [None] * len(sizes) for key in self._departing}
+        frame.departures = {(n, back): [{} if back else None for _ in sizes] for n, back in self._departing}
         return frame
 
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:

@@ -15,7 +15,8 @@ Spans = list[tuple[int, str, float, float]]
 class Frame:
     """Registers hold what instructions read and write, boxes what is between a SEND and its RECV.
 
-    `arrivals` are what the host sends and `departures` what it gets back: per name, one entry per micro-batch.
+    `arrivals` are what the host sends and `departures` what it gets back: per name, one entry per micro-batch;
+    of a gradient one per stage that it comes from.
     """
 
     registers: list[Any]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 
@@ -14,14 +15,21 @@ __all__ = ["input_gradient", "return_input_gradients"]
 
 def input_gradient(frame: Frame, name: str, leaf: torch.Tensor, dim: int | None) -> torch.Tensor | None:
     """The gradient of one input: micro-batches' gradients joined, or summed when they share the input."""
-    parts = frame.departures.get((name, True), [])
+    parts = [_sum(found, leaf.device) for found in frame.departures.get((name, True), [])]
     if all(part is None for part in parts):
         return None
     if dim is None:
-        return torch.stack([part.to(leaf.device) for part in parts if part is not None]).sum(0)
+        return torch.stack([part for part in parts if part is not None]).sum(0)
     slices = torch.tensor_split(leaf.detach(), len(parts), dim)
-    joined = [torch.zeros_like(s) if p is None else p.to(leaf.device) for p, s in zip(parts, slices, strict=True)]
+    joined = [torch.zeros_like(s) if p is None else p for p, s in zip(parts, slices, strict=True)]
     return torch.cat(joined, dim)
+
+
+def _sum(found: Mapping[int, torch.Tensor | None], device: torch.device) -> torch.Tensor | None:
+    """The last stage's first, as autograd adds them up."""
+    gradients = [found[stage] for stage in sorted(found, reverse=True)]
+    there = [gradient.to(device) for gradient in gradients if gradient is not None]
+    return reduce(torch.add, there) if there else None
 
 
 def return_input_gradients(names: Sequence[str], inputs: FlatInputs, frame: Frame) -> None:

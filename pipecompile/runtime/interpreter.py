@@ -168,7 +168,9 @@ class _Binder:
         (operand,), peer = instruction.reads, instruction.peer
         index, value = self.register(operand, device), operand.value
         if peer == HOST:
-            return _depart((value.name, value.consumer is not None), value.microbatch, index)
+            if value.consumer is not None:
+                return _depart_gradient((value.name, True), value.microbatch, index, value.consumer)
+            return _depart((value.name, False), value.microbatch, index)
         assert peer is not None
         return self.put(index, self.box(value, device, peer), self.between(device, peer))
 
@@ -238,6 +240,15 @@ def _arrive(key: tuple[str, bool], microbatch: int, index: int, device: torch.de
         frame.registers[index] = to_device(frame.arrivals[key][microbatch], device)
 
     return arrive
+
+
+def _depart_gradient(key: tuple[str, bool], microbatch: int, index: int, consumer: int) -> Run:
+    """The gradients of an input come from every stage that uses it, from several threads perhaps."""
+
+    def depart(frame: Frame) -> None:
+        frame.departures[key][microbatch][consumer] = frame.registers[index]
+
+    return depart
 
 
 def _depart(key: tuple[str, bool], microbatch: int, index: int) -> Run:

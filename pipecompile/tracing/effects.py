@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from pipecompile.tracing.source import is_foreign
 
-__all__ = ["asks_grad_mode", "only_asks", "silently_changed"]
+__all__ = ["asks_grad_mode", "only_asks", "reads_gradient", "silently_changed"]
 
 _ATTRIBUTES = "shape dtype device ndim is_cuda is_meta layout requires_grad is_leaf itemsize nbytes is_sparse grad_fn"
 _METHODS = (
@@ -28,6 +28,8 @@ _QUESTIONS = frozenset(
 )
 
 _OF_GRADIENTS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn"))
+
+_LEAVES_GRADIENTS = frozenset([getattr(torch.Tensor, "grad").__get__, torch.Tensor.backward])  # noqa: B009
 
 _ON_THE_TENSOR = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 
@@ -57,6 +59,11 @@ def asks_grad_mode(func: Any, args: Any) -> bool:
             frame = frame.f_back or frame
         return bool(args[0]) and "__exit__" not in way
     return func in _OF_GRADIENTS and not is_foreign(sys._getframe(2))
+
+
+def reads_gradient(func: Any) -> bool:
+    """Does the user ask for `.grad`, or run a backward?"""
+    return func in _LEAVES_GRADIENTS and not is_foreign(sys._getframe(2))
 
 
 def silently_changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

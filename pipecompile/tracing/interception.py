@@ -5,6 +5,7 @@ Function.apply          one call, so that a custom backward stays what it is
 a scripted function     one call: nobody can look into TorchScript
 len(x), isinstance ...  see python_questions.py
 manual_seed and kin     change what is drawn after them
+backward()              leaves gradients behind, where no recording finds them
 is_grad_enabled()       the answer decides what is recorded
 torch.compile           runs what it was given, uncompiled
 nn.Transformer          looks at the values of a mask, only to find out whether a faster kernel may skip it: no
@@ -46,6 +47,8 @@ class Listener(Protocol):
     def seeds(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
 
     def asks_grad_mode(self) -> None: ...
+
+    def reads_gradient(self) -> None: ...
 
 
 @contextmanager
@@ -114,6 +117,15 @@ def _grad_mode(listener: Listener, original: Any) -> Any:
     return enabled
 
 
+def _backward(listener: Listener, original: Any) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if listener.listening:
+            listener.reads_gradient()
+        return original(*args, **kwargs)
+
+    return backward
+
+
 def _causal_mask(listener: Listener, original: Any) -> Any:
     return (
         lambda mask, is_causal=None, size=None: bool(is_causal)
@@ -127,6 +139,7 @@ _INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (
     (Function, "apply", _function),
     (torch._C.ScriptFunction, "__call__", _script),
     (torch, "is_grad_enabled", _grad_mode),
+    (torch.autograd, "backward", _backward),
     *((owner, name, _seeds) for owner in (torch, torch.random) for name in SETTERS),
     (transformer, "_detect_is_causal_mask", _causal_mask),
 )

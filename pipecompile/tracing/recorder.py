@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from pipecompile.errors import TraceError
 from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
 from pipecompile.tracing.data import with_unknown_data
-from pipecompile.tracing.effects import asks_grad_mode, only_asks, silently_changed
+from pipecompile.tracing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.failure import explained
 from pipecompile.tracing.floor import Floor, transformed
 from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
@@ -121,7 +121,9 @@ def _record(model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, 
 class _Recorder(TorchFunctionMode):
     """One recording. Calls are written down only on this thread, and not from inside a call that is kept whole."""
 
-    def __init__(self, model: nn.Module, symbol: BatchSymbol, device: torch.device, kept: KeptPieces, *, grad: bool) -> None:
+    def __init__(
+        self, model: nn.Module, symbol: BatchSymbol, device: torch.device, kept: KeptPieces, *, grad: bool
+    ) -> None:
         super().__init__()
         self.kept = kept
         self.model, self.symbol, self.graph = model, symbol, fx.Graph()
@@ -217,6 +219,8 @@ class _Recorder(TorchFunctionMode):
         self.asked_grad_mode |= self.listening and asks_grad_mode(func, args)
         if not self.listening or only_asks(func):
             return func(*args, **kwargs)
+        if reads_gradient(func):
+            self.reads_gradient()
         if func is torch.Tensor.__iter__:
             with self:
                 return iter(torch.unbind(args[0]))
@@ -349,6 +353,9 @@ class _Recorder(TorchFunctionMode):
     def asks_grad_mode(self) -> None:
         """Python wants to know whether gradients are recorded."""
         self.asked_grad_mode = True
+
+    def reads_gradient(self) -> None:
+        raise TraceError(code="PC113", where=caller())
 
     @contextmanager
     def kept_whole(self) -> Iterator[None]:
