@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from pipecompile.ir import Route
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.passes.graphs import prepare
-from pipecompile.planning import carried
+from pipecompile.carrying import carried
 from pipecompile.stages import Stage, routes, split
 
 __all__ = ["cut", "run_stages", "stages_of"]
