@@ -9,10 +9,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pipecompile.carrying import carried
 from pipecompile.ir import Route
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.passes.graphs import prepare
-from pipecompile.carrying import carried
 from pipecompile.stages import Stage, routes, split
 
 __all__ = ["cut", "run_stages", "stages_of"]
