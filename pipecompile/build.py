@@ -58,7 +58,8 @@ def _leaf_signature(leaf: Any, dim: int | None) -> Any:
 @dataclass(slots=True)
 class Build:
     """`plan` may come from another build: then `stage_of` is its cut, carried over to this graph. `inputs` names the flat inputs.
-    `seconds` is what the recording took, `calls` how many mini-batches it served.
+    `seconds` is what the recording took, `calls` how many mini-batches it served; `divided`: some came in
+    several micro-batches.
     """
 
     graph: fx.GraphModule
@@ -73,6 +74,7 @@ class Build:
     mirrors: Mirrors = field(default_factory=Mirrors)
     seconds: float = 0.0
     calls: int = 0
+    divided: bool = False
     _executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
 
     @classmethod

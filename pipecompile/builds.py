@@ -77,6 +77,9 @@ class Builds:
         if found is None:
             found, parts = self._settle(inputs, mark, parts)
         self._hits += made == self._traces
+        if len(parts) > 1 and not found.divided:
+            self._check_divided(found.graph)
+            found.divided = True
         found.calls += 1
         self._builds.remove(found)
         self._builds.append(found)
@@ -130,8 +133,7 @@ class Builds:
             graph = prepare(record(self.model, inputs.part(first, parts[0])))
         seconds = perf_counter() - start
         if len(parts) > 1:
-            check_sequences(graph)
-            self._notices.mixed(meetings(graph))
+            self._check_divided(graph)
         stage_of = self._cut.on(graph) if self._cut else None
         plan = self.plan
         if plan is None or (self._cut and not stage_of):
@@ -139,10 +141,15 @@ class Builds:
             self.problem = self.problem if self.plan else problem
         other = self._other(graph, inputs.part(first, parts[0]))
         build = Build.make(graph, mark, plan, self.options, len(parts), stage_of, other)
-        build.mirrors, build.seconds = place_stages(build, self._homes), seconds
+        build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
         return build
+
+    def _check_divided(self, graph: fx.GraphModule) -> None:
+        """Raise InputError when micro-batches are no batches to the model; tell when they change what it computes."""
+        check_sequences(graph)
+        self._notices.mixed(meetings(graph))
 
     def _other(self, graph: fx.GraphModule, inputs: FlatInputs) -> fx.GraphModule | None:
         """A recording at another size, where one is right at a single size: only so it shows where the batch is."""

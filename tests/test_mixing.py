@@ -43,7 +43,10 @@ def test_a_batch_taken_for_time(layer: nn.Module) -> None:
     with pytest.raises(pc.InputError, match=r"test_mixing.py:\d+ in Sequence.forward(.|\n)*batch_dims={\"x\": 1}"):
         piped(model)(x)
     torch.testing.assert_close(piped(model, batch_dims={"x": 1})(x), model(x))
-    torch.testing.assert_close(piped(model, n_microbatches=1)(x), model(x))
+    whole = piped(model, n_microbatches=1)
+    torch.testing.assert_close(whole(x), model(x))
+    with pytest.raises(pc.InputError, match="takes the batch for time"):
+        whole.reschedule(n_microbatches=2)(x)
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM(8, 8, batch_first=True), nn.MultiheadAttention(8, 2, batch_first=True)])
