@@ -7,6 +7,7 @@ torch.zeros(len(boxes))       ──►    n = boxes.size(0);  zeros(n)       in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import sympy
@@ -27,10 +28,11 @@ class Unknowns:
         self._measured: dict[sympy.Symbol, tuple[torch.Tensor, int]] = {}
 
     def new(self, example: int) -> tuple[torch.SymInt, sympy.Symbol]:
-        """A size that is `example` in the example."""
-        name = self.env.create_symbol(example, ConstantSource(f"rows_{len(self.hints)}"), DimDynamic.DYNAMIC, None)
-        self.hints[name] = example
-        size = self.env.create_symintnode(name, hint=example)
+        """A size that is `example` in the example. None or one is recorded like many, so that nothing is broadcast."""
+        hint = example if example > 1 else next(size for size in count(11) if size not in self.hints.values())
+        name = self.env.create_symbol(hint, ConstantSource(f"rows_{len(self.hints)}"), DimDynamic.DYNAMIC, None)
+        self.hints[name] = hint
+        size = self.env.create_symintnode(name, hint=hint)
         assert isinstance(size, torch.SymInt)
         return size, name
 

@@ -218,3 +218,29 @@ def test_python_dash_m_runs_the_same_program():
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"] == "InputError"
+
+
+CHOOSY = """
+from torch import nn
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+def inside():
+    return nn.Sequential(nn.Linear(8, 8), Branch())
+"""
+
+
+def test_check_explains_a_model(cli, tmp_path, monkeypatch):
+    (tmp_path / "choosy_models.py").write_text(CHOOSY)
+    monkeypatch.syspath_prepend(tmp_path)
+    good = cli("check", "choosy_models:inside", "--input", "4x8")
+    assert good.code == 0
+    assert "1: PC101" in good.out
+    bad = cli("check", "choosy_models:Branch", "--input", "4x8", "--json", "--eval")
+    assert bad.code == 3
+    assert not bad.json["traced"]
+    (failure,) = bad.json["failures"]
+    assert (failure["code"], failure["line"]) == ("PC101", 6)
+    assert cli("check", "choosy_models:inside", "--input", "0x8").code == 2

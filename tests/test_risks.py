@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pipecompile.risks import risks
+from pipecompile.tracing import trace
+
+
+class Body(nn.Module):
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.layer, self.body = nn.Linear(4, 4), body
+
+    def forward(self, x):
+        return self.body(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    "body, drawn",
+    [
+        (lambda x: F.dropout(x, 0.5), 1),
+        (lambda x: F.dropout(x, 0.5, training=False), 0),
+        (lambda x: F.dropout(x, 0.0), 0),
+        (lambda x: x + torch.rand_like(x) + torch.randn(4), 2),
+        (lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], dropout_p=0.1), 1),
+        (lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]), 0),
+        (lambda x: x.relu(), 0),
+    ],
+)
+def test_randomness_is_found_where_it_is_drawn(body, drawn):
+    model = Body(body)
+    found = {risk.kind: risk for risk in risks(model, trace(model, torch.randn(3, 4)))}
+    assert found["randomness"].count == drawn if drawn else "randomness" not in found
+
+
+def test_batch_statistics_are_those_that_a_batch_decides():
+    still = nn.BatchNorm1d(4, track_running_stats=False).eval()
+    (risk,) = risks(nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4).eval(), still))
+    assert (risk.kind, risk.places) == ("batch statistics", ("0", "2"))
+    assert "0, 2" in str(risk)
+
+
+def test_many_places_are_shortened():
+    (risk,) = risks(nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(9))))
+    assert str(risk).endswith("0, 1, 2, 3 and 5 more")

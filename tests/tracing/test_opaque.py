@@ -1,0 +1,448 @@
+"""Parts that cannot be recorded are one node, and the whole is right: outputs, gradients, buffers, hooks, modes, state."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import pipecompile as pc
+from pipecompile.tracing import trace
+
+
+def names(graph: Any) -> list[str]:
+    return [reason.piece.name for reason in graph.meta["kept"]]
+
+
+def calls(graph: Any, target: str) -> list[Any]:
+    return [node for node in graph.graph.nodes if node.op == "call_module" and node.target == target]
+
+
+class Around(nn.Module):
+    """A linear layer, a part, another linear layer: `join` makes one tensor of what the part gives."""
+
+    def __init__(self, part: nn.Module, join=lambda made: made) -> None:
+        super().__init__()
+        self.first, self.part, self.last, self.join = nn.Linear(6, 6), part, nn.Linear(6, 3), join
+
+    def forward(self, x):
+        return self.last(self.join(self.part(self.first(x))))
+
+
+class Experts(nn.Module):
+    """Each row goes to one of three experts: data-dependent, as in a mixture of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 3), nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.register_buffer("load", torch.zeros(3))
+
+    def forward(self, x):
+        weights = self.gate(x).softmax(-1)
+        choice, out = weights.argmax(-1), torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows = (choice == index).nonzero()[:, 0]
+            if len(rows):
+                out[rows] = expert(x[rows]) * weights[rows, index, None]
+        if self.training:
+            self.load += torch.bincount(choice, minlength=3)
+        return out
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x.relu() if x.sum() > 0 else -x
+
+
+class Numpy(nn.Module):
+    def forward(self, x):
+        return x * torch.from_numpy(np.sign(x.detach().numpy()))
+
+
+class Items(nn.Module):
+    def forward(self, x):
+        return x * x.max().item() + torch.tensor(x.detach()[:, 0].tolist())[:, None]
+
+
+class Prints(nn.Module):
+    def forward(self, x):
+        return x + len(f"{x.mean().item():+.3f}"[:1])
+
+
+class Rejects(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        assert type(x) is torch.Tensor
+        ctx.scale = float(np.asarray(x.detach()).size)
+        return x * ctx.scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.scale
+
+
+class ThirdParty(nn.Module):
+    def forward(self, x):
+        return Rejects.apply(x)
+
+
+def same_step(model: nn.Module, x: torch.Tensor, n_stages: int = 3, parts: int = 2) -> pc.Pipeline:
+    """A pipelined step equals eager on the same micro-batches: outputs, loss, gradients, buffers."""
+    twin = copy.deepcopy(model)
+    pipe = pc.compile(model, n_stages, example_args=(x,), n_microbatches=parts, loss_fn=lambda y: y.square().mean(),
+                      cost="analytic", devices=["cpu"] * n_stages)  # fmt: skip
+    loss = pipe.step(x)
+    expected = 0.0
+    for part in torch.tensor_split(x, parts):
+        mine = twin(part).square().mean() * (len(part) / len(x))
+        mine.backward()
+        expected += mine.detach()
+    torch.testing.assert_close(loss, torch.as_tensor(expected))
+    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+    for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    return pipe
+
+
+@pytest.mark.parametrize("part", [Experts, Branch, Numpy, Items, Prints, ThirdParty], ids=lambda kind: kind.__name__)
+def test_a_part_that_cannot_be_recorded_is_one_node_and_right(part):
+    torch.manual_seed(0)
+    model = Around(part())
+    graph = trace(model, torch.randn(4, 6))
+    assert names(graph) == ["part"] or part is ThirdParty
+    assert len(calls(graph, "part")) <= 1
+    for size in (1, 3, 7):
+        x = torch.randn(size, 6)
+        assert torch.equal(graph(x), model(x))
+    same_step(model, torch.randn(8, 6))
+
+
+def test_nothing_of_the_model_or_the_thread_changes():
+    model = Around(Experts()).train()
+    model.part.cache = seen = []
+    model.part.register_forward_hook(lambda module, given, made: module.cache.append(made))
+    before = copy.deepcopy(model.state_dict())
+    versions = [tensor._version for tensor in (*model.parameters(), *model.buffers())]
+    torch.manual_seed(5)
+    state, x = torch.get_rng_state(), torch.randn(4, 6)
+    torch.manual_seed(5)
+    trace(model, x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.part.cache is seen
+    assert not seen
+    assert [tensor._version for tensor in (*model.parameters(), *model.buffers())] == versions
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Nest:
+    def __init__(self, rows, extra) -> None:
+        self.rows, self.extra = rows, extra
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        if x.sum() > 1e9:
+            return None
+        y = x * self.scale
+        return {"pair": (y, [y.detach() * 2, "word"]), "nest": Nest(y + 1, {"n": 3}), "none": None, "scale": self.scale}
+
+
+def test_results_of_any_structure():
+    def join(made):
+        assert made["pair"][1][1] == "word"
+        assert made["none"] is None
+        return made["pair"][0] + made["pair"][1][0] + made["nest"].rows * made["nest"].extra["n"] + made["scale"]
+
+    model = Around(Nested(), join)
+    graph = trace(model, torch.randn(4, 6))
+    assert names(graph) == ["part"]
+    x = torch.randn(5, 6)
+    assert torch.equal(graph(x), model(x))
+    same_step(model, torch.randn(8, 6))
+
+
+class Takes(nn.Module):
+    def forward(self, nest, *, factor):
+        return nest.rows * factor["by"] if nest.rows.sum() > 0 else nest.rows
+
+
+class GivesObjects(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.takes = nn.Linear(6, 6), Takes()
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.takes(Nest(y, len(x)), factor={"by": y.mean()})
+
+
+def test_objects_with_tensors_as_arguments():
+    model = GivesObjects()
+    graph = trace(model, torch.randn(4, 6))
+    assert names(graph) == ["takes"]
+    for size in (2, 6):
+        x = torch.randn(size, 6)
+        assert torch.equal(graph(x), model(x))
+    same_step(model, torch.randn(8, 6), n_stages=2)
+
+
+def test_the_smallest_part_is_kept_and_the_rest_is_cut():
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.choose, self.down = nn.Linear(6, 6), Branch(), nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.down(self.choose(self.up(x)))
+
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    graph = trace(model, torch.randn(4, 6))
+    assert names(graph) == ["0.choose", "1.choose", "2.choose"]
+    assert {"0.up", "0.down", "2.down"} <= {node.target for node in graph.graph.nodes}
+    same_step(model, torch.randn(8, 6))
+
+
+def test_a_method_is_kept_when_no_submodule_is_as_small():
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.scale = nn.Linear(6, 6), nn.Parameter(torch.full((6,), 2.0))
+
+        def select(self, y):
+            return y[y.sum(1) > 0] * self.scale
+
+        def forward(self, x):
+            return self.select(self.body(x)).square().sum()
+
+    model, original = Head(), Head.select
+    graph = trace(model, torch.randn(4, 6))
+    assert names(graph) == ["select"]
+    assert Head.select is original
+    x = torch.randn(9, 6)
+    ours, theirs = graph(x), model(x)
+    assert torch.equal(ours, theirs)
+    gradients = torch.autograd.grad(ours, tuple(model.parameters()))
+    assert all(map(torch.equal, gradients, torch.autograd.grad(theirs, tuple(model.parameters()))))
+    used = dict(calls(graph, "select")[0].graph.owning_module.named_parameters())
+    assert any(parameter is model.scale for parameter in used.values())
+
+
+def test_what_cannot_be_foretold_is_kept_in_a_larger_part():
+    class Peak(nn.Module):
+        def forward(self, x):
+            return float(x.max())
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.peak = Peak()
+
+        def forward(self, x):
+            return x / self.peak(x.detach())
+
+    model = Around(Scale())
+    graph = trace(model, torch.randn(4, 6))
+    assert names(graph) == ["part"]
+    x = torch.randn(6, 6)
+    assert torch.equal(graph(x), model(x))
+
+
+def test_a_value_from_elsewhere_goes_with_the_part_that_made_it():
+    class Writer(nn.Module):
+        def forward(self, x, store):
+            store["seen"] = x * 2
+            return x
+
+    class Reader(nn.Module):
+        def __init__(self, store) -> None:
+            super().__init__()
+            self.store = store
+
+        def forward(self, x):
+            return x + self.store["seen"] if x.sum() > 0 else x - self.store["seen"]
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.store = {}
+            self.writer, self.reader = Writer(), Reader(self.store)
+
+        def forward(self, x):
+            return self.reader(self.writer(x, self.store))
+
+    model = Around(Both())
+    graph = trace(model, torch.randn(4, 6))
+    assert names(graph) == ["part"]
+    x = torch.randn(6, 6)
+    assert torch.equal(graph(x), model(x))
+    assert not model.part.store or model.part.store["seen"].shape == (6, 6)
+
+
+def test_called_twice_with_state_stays_in_one_stage():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts, self.mid, self.last = Experts(), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.last(self.experts(self.mid(self.experts(x))))
+
+    model = Twice()
+    pipe = same_step(model, torch.randn(8, 6), n_stages=2)
+    assert len(calls(pipe.graph, "experts")) == 2
+    assert len({pipe.plan.stage_of[node.name] for node in calls(pipe.graph, "experts")}) == 1
+
+
+def test_modes_hooks_and_frozen_parameters():
+    model = Around(Experts())
+    model.part.experts[0].requires_grad_(requires_grad=False)
+    model.part.register_forward_hook(lambda module, given, made: made * 2)
+    pipe = same_step(model, torch.randn(8, 6))
+    counted = model.part.load.clone()
+    pipe.eval()
+    x = torch.randn(8, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(pipe(x), model(x))
+    assert torch.equal(model.part.load, counted)
+    pipe.train().step(x)
+    assert model.part.load.sum() == counted.sum() + 8
+
+
+def test_regions_around_and_views_of_what_goes_in():
+    class Views(nn.Module):
+        def forward(self, x):
+            return x.view(len(x), 2, 3) if x.sum() > -1e9 else x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.views, self.last = nn.Linear(6, 6), Views(), nn.Linear(6, 2)
+
+        def forward(self, x):
+            y = self.first(x)
+            z = self.views(y)
+            z += 1
+            with torch.no_grad():
+                shift = self.views(y).sum(2)
+            return self.last(y) + shift
+
+    model = Model()
+    graph = trace(model, torch.randn(4, 6))
+    x = torch.randn(5, 6)
+    assert torch.equal(graph(x), model(x))
+    same_step(model, torch.randn(8, 6), n_stages=2)
+
+
+def test_sizes_that_the_data_decide_are_read_where_they_are_needed():
+    class Positive(nn.Module):
+        def forward(self, x):
+            return x[x[:, 0] > 0]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.positive, self.last = nn.Linear(6, 6), Positive(), nn.Linear(6, 2)
+
+        def forward(self, x):
+            rows = self.positive(self.first(x))
+            padded = torch.cat([self.last(rows), torch.ones(len(rows), 2)], 1)
+            return padded.sum(0) * len(rows) + len(x)
+
+    torch.manual_seed(0)
+    model = Model()
+    graph = trace(model, torch.randn(8, 6))
+    for size in (3, 8, 20):
+        x = torch.randn(size, 6)
+        assert torch.equal(graph(x), model(x))
+    same_step(model, torch.randn(8, 6), n_stages=3, parts=1)
+
+
+def test_an_output_whose_size_the_data_decide_is_not_put_together():
+    class Positive(nn.Module):
+        def forward(self, x):
+            return x[x > 0]
+
+    model = nn.Sequential(nn.Linear(6, 6), Positive())
+    x = torch.randn(8, 6)
+    with pytest.raises(pc.InputError, match="depends on the data"), torch.no_grad():
+        pc.compile(model, 2, example_args=(x,), n_microbatches=2, cost="analytic")(x)
+    assert torch.equal(pc.compile(model, 2, n_microbatches=1, cost="analytic")(x), model(x))
+
+
+def test_a_part_whose_results_are_as_many_as_samples_fixes_the_batch():
+    class Split(nn.Module):
+        def forward(self, x):
+            return [row * row.max().item() for row in x]
+
+    model = Around(Split(), torch.stack)
+    graph = trace(model, torch.randn(4, 6))
+    assert graph.meta["batch_size"] == 4
+    x = torch.randn(4, 6)
+    assert torch.equal(graph(x), model(x))
+    same_step(model, torch.randn(8, 6))
+
+
+def test_costs_of_a_kept_part_are_known_without_running_it():
+    model = Around(Experts())
+    x = torch.randn(4, 6)
+    pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=1, cost="analytic")
+    part = next(node for node in pipe.problem.nodes if node.name == "part")
+    layer = next(node for node in pipe.problem.nodes if node.name == "first")
+    assert part.time > layer.time
+    assert part.activation > 0
+    held = [*model.part.parameters()]
+    assert part.bytes == sum(2 * p.nbytes for p in held) + model.part.load.nbytes
+
+
+def detector(kind: str, train: bool) -> nn.Module:
+    detection = pytest.importorskip("torchvision.models.detection")
+    anchors = detection.anchor_utils.AnchorGenerator(((16, 32),), ((1.0,),))
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
+    )
+    body.out_channels = 8
+    options = {"num_classes": 3, "min_size": 64, "max_size": 64}
+    if kind == "FasterRCNN":
+        pool = detection.faster_rcnn.MultiScaleRoIAlign(["0"], 3, 2)
+        head = detection.faster_rcnn.TwoMLPHead(8 * 9, 16)
+        predictor = detection.faster_rcnn.FastRCNNPredictor(16, 3)
+        options |= {"box_head": head, "box_predictor": predictor, "num_classes": None, "rpn_anchor_generator": anchors}
+        return detection.FasterRCNN(body, box_roi_pool=pool, **options).train(train)
+    return getattr(detection, kind)(body, anchor_generator=anchors, **options).train(train)
+
+
+@pytest.mark.parametrize("kind", ["FasterRCNN", "RetinaNet"])
+def test_detection_models_are_cut_around_their_heads(kind):
+    torch.manual_seed(0)
+    model = detector(kind, train=False)
+    images = [torch.rand(3, 64, 64), torch.rand(3, 64, 80)]
+    pipe = pc.compile(model, 3, n_microbatches=1, batch_dims={"images": None}, cost="analytic", schedule="gpipe")
+    with torch.no_grad():
+        ours, theirs = pipe(images), model(images)
+    assert len(ours) == 2
+    assert all(map(torch.equal, pytree.tree_leaves(ours), pytree.tree_leaves(theirs)))
+    assert names(pipe.graph)
+    assert set(pipe.plan.stage_of.values()) == {0, 1, 2}
+
+
+def test_a_detection_model_that_checks_its_targets_is_refused_at_that_line():
+    model = detector("FasterRCNN", train=True)
+    targets = [{"boxes": torch.tensor([[4.0, 4, 40, 40]]), "labels": torch.tensor([1])}]
+    found = pc.explain(model, [torch.rand(3, 64, 64)], targets, batch_dims={"images": None, "targets": None})
+    (failure,) = found.failures
+    assert failure.code == "PC101"
+    assert failure.file.endswith("generalized_rcnn.py")
+    assert "degenerate" in failure.source
