@@ -25,7 +25,7 @@ from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.microbatch import fewer, scatter, sizes
 from pipecompile.tracing.inputs import FlatInputs
-from pipecompile.tracing.recorder import record
+from pipecompile.tracing.recording import record
 from pipecompile.tracing.symbols import Guard
 
 __all__ = ["Builds"]

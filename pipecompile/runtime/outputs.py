@@ -69,6 +69,8 @@ class Outputs:
 
 
 def _leaf(argument: Any, value: Any, join: Join) -> Leaf:
+    if isinstance(argument, fx.Node) and argument.op == "get_attr":  # neither tensor nor number
+        return Leaf(None, join, constant=value)
     if isinstance(argument, fx.Node) and not argument.meta.get("scalar"):
         return Leaf(argument.name, join)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):

@@ -1,5 +1,5 @@
 """From a model as its author wrote it to a `torch.fx.GraphModule` whose batch size is free."""
 
-from pipecompile.tracing.recorder import trace
+from pipecompile.tracing.recording import trace
 
 __all__ = ["trace"]

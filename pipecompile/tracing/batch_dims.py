@@ -8,6 +8,7 @@ tensor arrives in, with all its leaves, or of one leaf (`pair_0`, `batch_mask`):
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -129,5 +130,5 @@ def slots_named(paths: Iterable[tuple[Any, ...]], heads: Callable[[tuple[Any, ..
 def _key(entry: Any) -> str:
     for attribute in ("idx", "key", "name"):
         if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
+            return re.sub(r"\W", "_", str(getattr(entry, attribute)))
     return "item"

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
 from pipecompile.tracing.batch_dims import BatchDims, Dims, Slot, common_size, default_dims, overruled, slots_named
+from pipecompile.tracing.structure import opened
 
 __all__ = ["FlatInputs", "flatten", "flatten_target"]
 
@@ -64,7 +65,7 @@ def flatten(
     forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: BatchDims | None = None
 ) -> FlatInputs:
     """Flatten a call of `forward`. Raises InputError when the batch sizes of its tensors disagree or are zero."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = pytree.tree_flatten(opened((args, kwargs)))
     slots = partial(_slots, forward, args, kwargs)
     samples, dims = _agreed(leaves, slots, batch_dims or {}, None)
     return FlatInputs(forward, args, kwargs, tuple(leaves), spec, dims, samples)
@@ -72,7 +73,7 @@ def flatten(
 
 def flatten_target(target: Any, batch_dims: BatchDims, samples: int | None) -> tuple[list[Any], pytree.TreeSpec, Dims]:
     """The leaves of a target, its structure and batch dimensions. Raises InputError unless it has `samples` samples."""
-    leaves, spec = pytree.tree_flatten(target)
+    leaves, spec = pytree.tree_flatten(opened(target))
     _, dims = _agreed(leaves, partial(_target_slots, target), batch_dims, samples)
     return leaves, spec, dims
 
@@ -94,11 +95,13 @@ def _slots(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
         side, first = path[0].idx, path[1]
         return (positional[first.idx] if side == 0 else (str(first.key),)), 2
 
-    return slots_named((path for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]), head)
+    return slots_named((path for path, _ in pytree.tree_flatten_with_path(opened((args, kwargs)))[0]), head)
 
 
 def _target_slots(target: Any) -> list[Slot]:
-    return slots_named((path for path, _ in pytree.tree_flatten_with_path(target)[0]), lambda _: (("target",), 0))
+    return slots_named(
+        (path for path, _ in pytree.tree_flatten_with_path(opened(target))[0]), lambda _: (("target",), 0)
+    )
 
 
 def _positional(forward: Callable[..., Any], count: int) -> list[Slot]:

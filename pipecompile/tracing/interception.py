@@ -9,6 +9,7 @@ backward()              leaves gradients behind, where no recording finds them
 is_grad_enabled()       the answer decides what is recorded
 torch.compile           runs what it was given, uncompiled
 nn.Transformer          looks at the values of a mask, only to find out whether a faster kernel may skip it: no
+torch.distributions     look at the values of their parameters, only to refuse bad ones: not while recording
 
 Everything is put back when the recording ends.
 """
@@ -24,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.distributions import Distribution
 from torch.nn.modules import transformer
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -134,6 +136,14 @@ def _causal_mask(listener: Listener, original: Any) -> Any:
     )
 
 
+def _no_nesting(listener: Listener, original: Any) -> Any:
+    return lambda *args: False if listener.listening else original(*args)
+
+
+def _unchecked(_listener: Listener, _original: Any) -> Any:
+    return False
+
+
 _INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (
     (nn.Module, "__call__", _module),
     (Function, "apply", _function),
@@ -142,6 +152,8 @@ _INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (
     (torch.autograd, "backward", _backward),
     *((owner, name, _seeds) for owner in (torch, torch.random) for name in SETTERS),
     (transformer, "_detect_is_causal_mask", _causal_mask),
+    (torch, "_nested_tensor_from_mask_left_aligned", _no_nesting),
+    (Distribution, "_validate_args", _unchecked),
 )
 
 

@@ -13,12 +13,9 @@ The batch size is a symbol, so the graph serves any number of samples. The model
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -31,17 +28,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
-from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
 from pipecompile.tracing.data import with_unknown_data
 from pipecompile.tracing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.failure import explained
 from pipecompile.tracing.floor import Floor, transformed
-from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
+from pipecompile.tracing.inputs import FlatInputs
 from pipecompile.tracing.interception import intercepted
 from pipecompile.tracing.kept_pieces import KeptPieces
 from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
-from pipecompile.tracing.memo import forgetful
-from pipecompile.tracing.opaque import Opaque, recorded
 from pipecompile.tracing.originals import Originals
 from pipecompile.tracing.pieces import Piece, caught
 from pipecompile.tracing.python_questions import calls
@@ -50,75 +44,17 @@ from pipecompile.tracing.reachable import reachable_functions
 from pipecompile.tracing.rebinding import write_back
 from pipecompile.tracing.regions import Ambient, Regions
 from pipecompile.tracing.rewriting import calls_led_to
-from pipecompile.tracing.snapshot import untouched
 from pipecompile.tracing.source import caller
 from pipecompile.tracing.spelling import Spelling, decides_rank, spelled
+from pipecompile.tracing.structure import opened
 from pipecompile.tracing.symbols import BatchSymbol
-from pipecompile.tracing.twins import Twins, recording_device
+from pipecompile.tracing.twins import Twins
 from pipecompile.tracing.values import Values, storages, tensors_in
 
-__all__ = ["record", "trace"]
+__all__ = ["Recorder"]
 
 
-def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, **kwargs: Any) -> fx.GraphModule:
-    """Record one forward of `model` as a graph that takes and returns what the model does, at any batch size.
-
-    Dimension 0 of every input tensor is the batch, unless `batch_dims` says otherwise: `{"src": 1, "mask": None}` names
-    parameters of forward, their batch dimension, or None for what all samples share. (A model whose own forward takes
-    `batch_dims` gets it.) Parameters and submodules of the result *are* the model's own. Nothing is computed and nothing
-    of the model changes. The mode (train or eval) is the model's at this moment.
-
-    Raises InputError for inputs whose batch sizes disagree, and TraceError, naming the user's line, when the model
-    cannot be recorded: above all when Python decides on the *value* of a tensor.
-    """
-    model = validate_model(model)
-    if batch_dims is not None and "batch_dims" in inspect.signature(model.forward).parameters:
-        kwargs, batch_dims = {**kwargs, "batch_dims": batch_dims}, None
-    check_batch_dims(batch_dims or {}, model.forward)
-    return record(model, flatten(model.forward, args, kwargs, batch_dims))
-
-
-def record(model: nn.Module, inputs: FlatInputs) -> fx.GraphModule:
-    """`trace`, of inputs that are flat already.
-
-    A batch of one is recorded like a larger one, of a size that no other dimension has: so nothing is broadcast that would
-    not be in a larger batch. Only where the model itself asks for the one sample is the recording for that alone.
-    """
-    alone = partial(_record, model, inputs, 1, fixed=True)
-    if inputs.samples != 1:
-        return recorded(model, inputs, partial(_record, model, inputs, inputs.samples or 2))
-    try:
-        graph = recorded(model, inputs, partial(_record, model, inputs, _unseen_size(inputs.leaves)))
-    except TraceError:
-        if sum(dim is not None for dim in inputs.dims) > 1:
-            raise
-        return recorded(model, inputs, alone)
-    return graph if all(guard.holds(1) for guard in graph.meta["guards"]) else recorded(model, inputs, alone)
-
-
-def _unseen_size(leaves: Sequence[Any]) -> int:
-    seen = {length for leaf in leaves if isinstance(leaf, torch.Tensor) for length in leaf.shape}
-    return next(size for size in itertools.count(2) if size not in seen)
-
-
-def _record(model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool = False) -> fx.GraphModule:
-    """One attempt, with the pieces kept whole that `opaque` has chosen so far.
-
-    Gradients are on, and off only when they are off around the call and what the model does depends on it.
-    """
-    for grad in (True, False):
-        symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
-        device = recording_device(model, inputs.leaves)
-        recorder = _Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
-        with forgetful(), untouched(model), torch.set_grad_enabled(grad):
-            graph = recorder.record(inputs)
-        graph.meta["grad_mode"] = grad if recorder.asked_grad_mode else None
-        if graph.meta["grad_mode"] in (None, torch.is_grad_enabled()):
-            break
-    return graph
-
-
-class _Recorder(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
     """One recording. Calls are written down only on this thread, and not from inside a call that is kept whole."""
 
     def __init__(
@@ -178,7 +114,7 @@ class _Recorder(TorchFunctionMode):
         return twin
 
     def _finish(self, inputs: FlatInputs, output: Any) -> fx.GraphModule:
-        flat, spec = pytree.tree_flatten(output)
+        flat, spec = pytree.tree_flatten(opened(output))
         self.regions.close()
         write_back(self.values, self.regions.outside)
         result = self.graph.output(tuple(self._result(leaf) for leaf in flat))
@@ -196,7 +132,7 @@ class _Recorder(TorchFunctionMode):
     def _result(self, leaf: Any) -> Any:
         """An output leaf; an input or a parameter that is returned as it is gets a node of its own, so a stage makes it."""
         node = self.values.result(leaf)
-        if not isinstance(node, fx.Node) or node.op not in ("placeholder", "get_attr"):
+        if not isinstance(leaf, torch.Tensor) or node.op not in ("placeholder", "get_attr"):
             return node
         alias = self.graph.call_method("view_as", (node, node))
         alias.meta.update(node.meta, ambient=self.regions.outside)
@@ -237,7 +173,6 @@ class _Recorder(TorchFunctionMode):
             self.floor.detaching = False
 
     def dispatched(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
-        """An operator that arrived at the floor."""
         return self.call(func, args, kwargs, lambda given: ("call_function", func, given), written)
 
     def kind(self, tensor: torch.Tensor) -> type:
@@ -245,7 +180,6 @@ class _Recorder(TorchFunctionMode):
         return self.twins.kind(tensor)
 
     def same(self, value: torch.Tensor, alias: torch.Tensor) -> None:
-        """`alias` stands for what `value` does."""
         self.values.bind(alias, self.values.node(value))
 
     def call(

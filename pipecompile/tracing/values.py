@@ -15,6 +15,7 @@ from pipecompile.errors import TraceError
 from pipecompile.tracing.forms import assembled, is_object
 from pipecompile.tracing.regions import Ambient
 from pipecompile.tracing.source import caller
+from pipecompile.tracing.structure import hides_tensors
 from pipecompile.tracing.symbols import BatchSymbol
 from pipecompile.tracing.twins import Twins
 
@@ -143,11 +144,13 @@ class Values:
 
     def result(self, value: Any) -> Any:
         """A leaf of the model's output as the graph writes it."""
-        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, *_PLAIN)):
+        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) or type(value) in _PLAIN:
             return self.argument(value)
+        if not hides_tensors(value):
+            return self._constant(value)
         kind = type(value).__name__
         raise TraceError(f"cannot trace: the model returns a {kind}, which cannot be taken apart into tensors", code="PC105",
-                         hint=f"return tuples, lists or dicts of tensors; torch.utils._pytree.register_dataclass({kind}) makes a dataclass one of them; caches can often be switched off (use_cache=False)")  # fmt: skip
+                         hint="return tuples, lists, dicts or objects with tensors among their attributes")  # fmt: skip
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node of a tensor: what made it, or the parameter, buffer or constant that it is."""

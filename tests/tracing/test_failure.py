@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import linecache
 
 import numpy as np
@@ -69,16 +68,6 @@ def test_wrong_shapes_are_named_with_the_line():
     with pytest.raises(TraceError, match="Body raised RuntimeError") as caught:
         trace(Body(lambda m, x: m.a(x)), torch.randn(3, 5))
     assert "test_failure.py" in caught.value.where
-
-
-@dataclasses.dataclass
-class Result:
-    y: torch.Tensor
-
-
-def test_an_output_that_cannot_be_taken_apart_is_refused():
-    with pytest.raises(TraceError, match="returns a Result"):
-        trace(Body(lambda m, x: Result(m.a(x))), torch.randn(3, 4))
 
 
 def test_a_backward_hook_on_the_whole_model_is_refused():

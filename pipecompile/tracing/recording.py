@@ -1,0 +1,83 @@
+"""From a model and its inputs to a graph: how often it is recorded until the recording is right for what was asked."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from pipecompile.errors import TraceError
+from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
+from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
+from pipecompile.tracing.kept_pieces import KeptPieces
+from pipecompile.tracing.memo import forgetful
+from pipecompile.tracing.opaque import Opaque, recorded
+from pipecompile.tracing.recorder import Recorder
+from pipecompile.tracing.snapshot import untouched
+from pipecompile.tracing.symbols import BatchSymbol
+from pipecompile.tracing.twins import recording_device
+
+__all__ = ["record", "trace"]
+
+
+def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, **kwargs: Any) -> fx.GraphModule:
+    """Record one forward of `model` as a graph that takes and returns what the model does, at any batch size.
+
+    Dimension 0 of every input tensor is the batch, unless `batch_dims` says otherwise: `{"src": 1, "mask": None}` names
+    parameters of forward, their batch dimension, or None for what all samples share. (A model whose own forward takes
+    `batch_dims` gets it.) Parameters and submodules of the result *are* the model's own. Nothing is computed and nothing
+    of the model changes. The mode (train or eval) is the model's at this moment.
+
+    Raises InputError for inputs whose batch sizes disagree, and TraceError, naming the user's line, when the model
+    cannot be recorded: above all when Python decides on the *value* of a tensor.
+    """
+    model = validate_model(model)
+    if batch_dims is not None and "batch_dims" in inspect.signature(model.forward).parameters:
+        kwargs, batch_dims = {**kwargs, "batch_dims": batch_dims}, None
+    check_batch_dims(batch_dims or {}, model.forward)
+    return record(model, flatten(model.forward, args, kwargs, batch_dims))
+
+
+def record(model: nn.Module, inputs: FlatInputs) -> fx.GraphModule:
+    """`trace`, of inputs that are flat already.
+
+    A batch of one is recorded like a larger one, of a size that no other dimension has: so nothing is broadcast that would
+    not be in a larger batch. Only where the model itself asks for the one sample is the recording for that alone.
+    """
+    alone = partial(_record, model, inputs, 1, fixed=True)
+    if inputs.samples != 1:
+        return recorded(model, inputs, partial(_record, model, inputs, inputs.samples or 2))
+    try:
+        graph = recorded(model, inputs, partial(_record, model, inputs, _unseen_size(inputs.leaves)))
+    except TraceError:
+        if sum(dim is not None for dim in inputs.dims) > 1:
+            raise
+        return recorded(model, inputs, alone)
+    return graph if all(guard.holds(1) for guard in graph.meta["guards"]) else recorded(model, inputs, alone)
+
+
+def _unseen_size(leaves: Sequence[Any]) -> int:
+    seen = {length for leaf in leaves if isinstance(leaf, torch.Tensor) for length in leaf.shape}
+    return next(size for size in itertools.count(2) if size not in seen)
+
+
+def _record(model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool = False) -> fx.GraphModule:
+    """One attempt, with the pieces kept whole that `opaque` has chosen so far.
+
+    Gradients are on, and off only when they are off around the call and what the model does depends on it.
+    """
+    for grad in (True, False):
+        symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
+        device = recording_device(model, inputs.leaves)
+        recorder = Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
+        with forgetful(), untouched(model), torch.set_grad_enabled(grad):
+            graph = recorder.record(inputs)
+        graph.meta["grad_mode"] = grad if recorder.asked_grad_mode else None
+        if graph.meta["grad_mode"] in (None, torch.is_grad_enabled()):
+            break
+    return graph
