@@ -24,6 +24,7 @@ from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.microbatch import fewer, scatter, sizes
+from pipecompile.tracing.batch_dims import pasted
 from pipecompile.tracing.inputs import FlatInputs
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.symbols import Guard
@@ -128,9 +129,7 @@ class Builds:
         pairs = zip(inputs.leaves, inputs.dims, strict=True)
         first = [scatter(leaf, dim, len(parts))[0] for leaf, dim in pairs]
         start = perf_counter()
-        grad = torch.is_grad_enabled()  # to be asked first: leaving inference mode turns it on
-        with torch.inference_mode(False), torch.set_grad_enabled(grad):
-            graph = prepare(record(self.model, inputs.part(first, parts[0])))
+        graph = self._recorded(inputs, inputs.part(first, parts[0]))
         seconds = perf_counter() - start
         if len(parts) > 1:
             self._check_divided(graph)
@@ -145,6 +144,19 @@ class Builds:
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
         return build
+
+    def _recorded(self, whole: FlatInputs, part: FlatInputs) -> fx.GraphModule:
+        """A recording of one micro-batch; a failure tells which inputs may not be batches at all."""
+        grad = torch.is_grad_enabled()  # to be asked first: leaving inference mode turns it on
+        try:
+            with torch.inference_mode(False), torch.set_grad_enabled(grad):
+                return prepare(record(self.model, part))
+        except TraceError as error:
+            doubtful = whole.doubtful() if whole.samples != part.samples else ()
+            if not doubtful:
+                raise
+            hint = f"{error.hint}; or {pasted((name, None) for name in doubtful)}, if all samples share it"
+            raise TraceError(error.what, code=error.code, where=error.where, why=error.why, hint=hint) from error
 
     def _check_divided(self, graph: fx.GraphModule) -> None:
         """Raise InputError when micro-batches are no batches to the model; tell when they change what it computes."""

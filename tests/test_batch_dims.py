@@ -167,6 +167,21 @@ def test_gradients_come_back_to_inputs_as_they_were_taken_apart() -> None:
         assert t.grad.shape == (t.shape[0], 5, width)
 
 
+def test_what_all_samples_share_gets_the_gradients_of_all() -> None:
+    torch.manual_seed(0)
+    model = Nested()
+    pipe = pc.compile(
+        model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3, loss_fn=square_loss,
+        batch_dims={"batch_rest": None},
+    )  # fmt: skip
+    x, bias, table = torch.randn(7, 6), torch.randn(6, requires_grad=True), torch.randn(3, 2, requires_grad=True)
+    square_loss(pipe({"x": x, "rest": [bias, table]})).backward()
+    mine = [bias.grad, table.grad]
+    bias.grad = table.grad = None
+    square_loss(model({"x": x, "rest": [bias, table]})).backward()
+    torch.testing.assert_close(mine, [bias.grad, table.grad])
+
+
 def test_targets_have_batch_dimensions_too() -> None:
     torch.manual_seed(0)
     model = Recurrent()
@@ -202,6 +217,33 @@ def told(call: Callable[[], object]) -> str:
 )
 def test_a_disagreement_says_what_to_paste(args: tuple[torch.Tensor, ...], line: str) -> None:
     assert line in told(lambda: pc.trace(Masked(), *args))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_mask_as_long_as_the_batch_is_never_cut_in_silence(count: int) -> None:
+    pipe = pc.compile(Masked(), 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=count)
+    with pytest.raises(pc.TraceError, match=r'or batch_dims={"mask": None}, if all samples share it'):
+        pipe(torch.randn(4, 4, 6), torch.ones(4, 4).tril().bool())
+
+
+def test_weights_of_samples_with_a_sum() -> None:
+    torch.manual_seed(0)
+    model = Masked()
+    eager = copy.deepcopy(model)
+
+    def loss_fn(out: torch.Tensor, target: dict[str, torch.Tensor]) -> torch.Tensor:
+        each = (out - target["y"]).square().mean((1, 2))
+        return (each * target["weight"]).sum() / target["total"]
+
+    weight = torch.rand(7)
+    x, target = torch.randn(7, 5, 6), {"y": torch.randn(7, 5, 6), "weight": weight, "total": weight.sum()}
+    pipe = pc.compile(
+        model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3, loss_fn=loss_fn, loss_reduction="sum"
+    )
+    whole = loss_fn(eager(x), target)
+    whole.backward()
+    torch.testing.assert_close(pipe.step(x, target=target), whole.detach())
+    assert_same(model, eager, tolerance=1e-5)
 
 
 def test_batch_dims_that_make_no_sense() -> None:

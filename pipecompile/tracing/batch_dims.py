@@ -2,7 +2,8 @@
 
 A tensor's batch is dimension 0. A tensor without dimensions is shared by all samples, and so is one of size 1 there
 when others are longer: eager would broadcast it. `batch_dims` overrules this by the name of the parameter that a
-tensor arrives in, with all its leaves, or of one leaf (`pair_0`, `batch_mask`): a dimension, or None for shared.
+tensor arrives in, with all its leaves, or of one leaf or what holds it (`pair_0`, `batch_mask`): a dimension, or None
+for shared. The most exact name counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ import torch
 
 from pipecompile.errors import InputError
 
-__all__ = ["BatchDims", "Dims", "Slot", "check_batch_dims", "common_size", "default_dims", "overruled", "slots_named"]
+__all__ = [
+    "BatchDims",
+    "Dims",
+    "Slot",
+    "check_batch_dims",
+    "common_size",
+    "default_dims",
+    "overruled",
+    "pasted",
+    "slots_named",
+]
 
 BatchDims = Mapping[str, int | None]
 Dims = tuple[int | None, ...]
@@ -94,9 +105,9 @@ def _disagreement(batched: Sequence[tuple[str, torch.Tensor, int]], samples: int
     others = [(name, leaf, dim) for name, leaf, dim in batched if leaf.shape[dim] != right]
     listing = ", ".join(f"{name}: {leaf.shape[dim]}" for name, leaf, dim in batched)
     listing += "" if samples is None else f", inputs: {samples}"
-    hint = f"the same number of samples in each; batch_dims={_pasted((name, None) for name, _, _ in others)} for what all samples share"
+    hint = f"the same number of samples in each; {pasted((name, None) for name, _, _ in others)} for what all samples share"
     if elsewhere := _elsewhere(batched, others, right):
-        hint += f"; batch_dims={_pasted(elsewhere)} for another batch dimension"
+        hint += f"; {pasted(elsewhere)} for another batch dimension"
     whose = "inputs" if samples is None else "target and the inputs"
     why = f"dimension {others[0][2]} of {others[0][0]}, of shape {tuple(others[0][1].shape)}, is taken as its batch"
     return InputError(f"the batch sizes of the {whose} disagree", where=listing, why=why, hint=hint)
@@ -113,8 +124,9 @@ def _elsewhere(
     return [(name, 1) for name, _, _ in batched] if len(second) == 1 and None not in second else []
 
 
-def _pasted(items: Iterable[tuple[str, int | None]]) -> str:
-    return "{" + ", ".join(f'"{name}": {dim}' for name, dim in items) + "}"
+def pasted(items: Iterable[tuple[str, int | None]]) -> str:
+    """The option as a user writes it."""
+    return "batch_dims={" + ", ".join(f'"{name}": {dim}' for name, dim in items) + "}"
 
 
 def slots_named(paths: Iterable[tuple[Any, ...]], heads: Callable[[tuple[Any, ...]], tuple[Slot, int]]) -> list[Slot]:
@@ -123,7 +135,8 @@ def slots_named(paths: Iterable[tuple[Any, ...]], heads: Callable[[tuple[Any, ..
     for path in paths:
         head, used = heads(path)
         rest = [_key(entry) for entry in path[used:]]
-        found.append(tuple(dict.fromkeys(("_".join([head[0], *rest]), *head))))
+        held = ["_".join([head[0], *rest[:depth]]) for depth in range(len(rest), 0, -1)]
+        found.append((*held, *head))
     return found
 
 

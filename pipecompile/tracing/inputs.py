@@ -50,6 +50,12 @@ class FlatInputs:
         args, kwargs = pytree.tree_unflatten(list(leaves), self.spec)
         return replace(self, args=args, kwargs=kwargs, leaves=tuple(leaves), samples=self.samples and samples)
 
+    def doubtful(self) -> tuple[str, ...]:
+        """The leaves beside the first that are taken for batches, and are as long as the batch in two dimensions."""
+        named = [*zip(self.names, self.leaves, self.dims, strict=True)]
+        batched = [(name, leaf) for name, leaf, dim in named if dim is not None]
+        return tuple(name for name, leaf in batched[1:] if tuple(leaf.shape).count(self.samples) > 1)
+
     def resized(self, samples: int) -> FlatInputs:
         """A call like this with so many samples, of no particular values."""
         pairs = zip(self.leaves, self.dims, strict=True)
