@@ -157,7 +157,7 @@ class Pipeline(StandIn):
         weights, arrivals[LOSS, True] = loss_weights(parts, mean=self.options.loss_reduction == "mean")
         with torch.enable_grad():
             frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
-        losses = torch.stack(frame.departures[LOSS, False])
+        losses = torch.stack(frame.departures[LOSS, False]).detach()
         return_input_gradients(build.inputs, inputs, frame)
         executable.finished(frame, threaded=threaded)
         return reduce(torch.add, losses.mul(weights.to(losses)).unbind())

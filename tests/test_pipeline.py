@@ -60,6 +60,7 @@ def test_step_is_the_micro_batched_loop_bit_for_bit(dispatch: str, schedule: str
     pipe = piped(model, dispatch=dispatch, schedule=schedule)
     for _ in range(3):
         loss = pipe.step(x, target=target)
+        assert not loss.requires_grad
         assert torch.equal(loss, accumulate(eager, x, 4, F.cross_entropy, target))
         assert_same(model, eager)
 
