@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def sweep(options: Any) -> None:
     if not options.resume:
         options.rows.unlink(missing_ok=True)
     names = [(library, name) for library in options.library or LIBRARIES for name in listed(library)]
+    random.Random(0).shuffle(names)  # so that a sweep which is cut short is a fair sample
     wanted = [pair for pair in names if pair not in done and re.search(options.only, pair[1])]
     keepers: SimpleQueue[Keeper] = SimpleQueue()
     for _ in range(options.jobs):

@@ -91,6 +91,9 @@ def record(specimen: Specimen, model: nn.Module, tell: Tell) -> None:
     start = time.process_time()
     graph = pc.trace(model, *call.args, **call.kwargs)
     tell(trace=time.process_time() - start, nodes=sum(n.op.startswith("call") for n in graph.graph.nodes))
+    if not all(guard.holds(OTHER) for guard in graph.meta["guards"]):  # a pipeline records such a model once more
+        tell(guards=[str(guard) for guard in graph.meta["guards"]])
+        graph = pc.trace(model, *other.args, **other.kwargs)
     with torch.no_grad():
         wanted = model(*other.args, **other.kwargs)
         made = graph(*other.args, **other.kwargs)
@@ -125,6 +128,8 @@ def train(specimen: Specimen, model: nn.Module, tell: Tell) -> None:
     tell(gradient=_gradient_difference(model, gradients), with_gradient=sum(g is not None for g in gradients.values()))
     tell(buffers=_difference([b for _, b in model.named_buffers()], list(after.values())))
     tell(rounding=_rounding(pipe.graph))
+    gradients.clear()
+    model.zero_grad(set_to_none=True)
     _state(specimen, model, pipe, tell)
 
 

@@ -17,7 +17,12 @@ EQUAL = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 model computes in. Random weights amplify the last bit by three to five digits; an error in a gradient shows in the first.
 """
 
-PACKAGES = {"smp": "segmentation_models_pytorch"}
+PACKAGES = {
+    "smp": "segmentation_models_pytorch",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "transformers": "transformers",
+}
 
 HEAD = """# The zoo
 
@@ -49,7 +54,7 @@ def table(rows: Sequence[Row], machine: str = "") -> str:
     latest = {(row["library"], row["name"]): row for row in rows}
     chosen = sorted(latest.values(), key=lambda row: (row["library"], row.get("group", ""), row["name"]))
     libraries = list(dict.fromkeys(row["library"] for row in chosen))
-    versions = ", ".join(f"{name} {version(PACKAGES.get(name, name))}" for name in libraries)
+    versions = ", ".join(f"{name} {version(PACKAGES[name])}" for name in libraries if name in PACKAGES)
     commits = ", ".join(dict.fromkeys(row["commit"] for row in chosen if "commit" in row))
     equal = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in EQUAL.items())
     head = HEAD.format(jobs=1, machine=machine or platform.machine(), torch=version("torch"), libraries=versions, commits=commits, equal=equal)  # fmt: skip

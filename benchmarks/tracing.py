@@ -1,0 +1,130 @@
+"""How long a recording takes, beside one eager forward and `torch.export`, on one thread, in one run.
+
+    python benchmarks/tracing.py [--only REGEX] [--markdown benchmarks/results/tracing.md]
+
+(a) timm at 224 pixels, the best of two; the first recording of a process is not counted. (b) a Llama of 70 billion parameters
+on `meta`, with the most memory that the process ever held before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import pipecompile as pc
+
+SAMPLE = (
+    "resnet50 densenet121 efficientnet_b0 mobilenetv3_large_100 convnext_tiny regnety_016 vgg16 inception_v3 hrnet_w18_small "
+    "vit_base_patch16_224 deit_small_patch16_224 swin_tiny_patch4_window7_224 swinv2_cr_tiny_224 beit_base_patch16_224 cait_xxs24_224 xcit_nano_12_p8_224 "
+    "maxvit_tiny_rw_224 coatnet_0_rw_224 mixer_b16_224 volo_d1_224 mvitv2_tiny levit_128s nfnet_l0 tf_efficientnetv2_s"
+)
+
+
+def seconds(work: Callable[[], object], repeats: int = 2) -> float:
+    """CPU seconds, the best of some."""
+    taken = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        taken.append(time.process_time() - start)
+    return min(taken)
+
+
+def attempt(work: Callable[[], object]) -> float | None:
+    try:
+        return seconds(work, 1)
+    except Exception as error:
+        print(f"  export: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
+        return None
+
+
+def measure(model: nn.Module, args: tuple[Any, ...], eager: bool) -> dict[str, Any]:
+    """One row."""
+    model.train()
+    graph = pc.trace(model, *args)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "nodes": sum(node.op.startswith("call") for node in graph.graph.nodes),
+        "eager": seconds(lambda: model(*args)) if eager else None,
+        "trace": seconds(lambda: pc.trace(model, *args)),
+        "export": attempt(lambda: torch.export.export(model, args, strict=False)),
+    }
+
+
+def timm_rows(only: str) -> dict[str, dict[str, Any]]:
+    rows = {}
+    for name in filter(re.compile(only).search, SAMPLE.split()):
+        rows[name] = measure(timm.create_model(name), (torch.randn(2, 3, 224, 224),), eager=True)
+        print(name, rows[name], flush=True)
+    return rows
+
+
+def llama_row() -> tuple[dict[str, Any], float]:
+    """A row, and by how many MiB recording raised the peak of resident memory."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8,
+        vocab_size=128256, max_position_embeddings=8192, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).train()
+        ids = torch.zeros(2, 2048, dtype=torch.long)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    taken = seconds(lambda: pc.trace(model, ids), 1)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    row = measure(model, (ids,), eager=False)
+    return row | {"trace": taken}, grown
+
+
+def table(rows: dict[str, dict[str, Any]]) -> Table:
+    result = Table("", "parameters M", "nodes", "eager s", "record s", "x eager", "beyond 10 x eager s", "export s")
+    for name, row in rows.items():
+        eager, trace, export = row["eager"], row["trace"], row["export"]
+        result.add_row(
+            name, f"{row['parameters'] / 1e6:.0f}", str(row["nodes"]), "" if eager is None else f"{eager:.2f}", f"{trace:.2f}",
+            "" if eager is None else f"{trace / eager:.1f}", "" if eager is None else f"{trace - 10 * eager:.2f}",
+            "refused" if export is None else f"{export:.2f}",
+        )  # fmt: skip
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    pc.trace(nn.Linear(2, 2), torch.randn(2, 2))
+    llama, grown = llama_row()
+    rows = timm_rows(options.only)
+    console = Console(record=True, width=120)
+    console.print(table(rows | {"Llama-70B on meta": llama}))
+    if rows:
+        exported = [row["export"] for row in rows.values() if row["export"] is not None]
+        console.print(f"timm: median {statistics.median(row['trace'] for row in rows.values()):.2f} s to record, "
+                      f"{statistics.median(exported):.2f} s to export")  # fmt: skip
+    console.print(
+        f"Llama-70B: the peak of resident memory rose by {grown:.0f} MiB; its weights are 141 GB in bfloat16."
+    )
+    if options.markdown:
+        options.markdown.write_text(
+            f"# Tracing\n\n`python benchmarks/tracing.py`, torch {torch.__version__}, timm {timm.__version__}, CPU seconds of one thread, "
+            f"batch 2, training mode.\n\n```\n{console.export_text()}```\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
