@@ -113,9 +113,15 @@ def _median(numbers: Any) -> str:
 
 def _failures(rows: Sequence[Row]) -> str:
     failed = [row for row in rows if "skipped" not in row and not is_equal(row)]
+    bound = [f"{row['name']} ({', '.join(row['guards'])})" for row in rows if "guards" in row]
+    told = (
+        f"Recorded anew for another batch size, because the model asks about it: {', '.join(bound)}.\n\n"
+        if bound
+        else ""
+    )
     if not failed:
-        return ""
-    lines = ["## What is not equal, and why\n"]
+        return told
+    lines = [f"{told}## What is not equal or is refused, and why\n"]
     for row in failed:
         where = f" ({row['where'].split(':  ')[-1]})" if row.get("where") else ""
         figures = ", ".join(

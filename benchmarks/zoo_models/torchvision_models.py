@@ -85,6 +85,8 @@ def _flow(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
 
 def _detection(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
     options: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": 4}
+    if not name.startswith("ssd"):
+        options |= {"min_size": 64, "max_size": 64}  # else every image is first made 800 pixels wide
 
     def inputs(n: int) -> Call:
         return Call(([torch.rand(3, 64, 64) for _ in range(n)], [_target(name) for _ in range(n)]))
