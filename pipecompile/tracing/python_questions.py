@@ -5,13 +5,14 @@ Python must have the number itself (text, hash), the recording becomes right for
 
     len(x)  max(a, b)  divmod(a, b)  math.sqrt(n)  int(n / 2)  float(n)        stay symbols
     isinstance(n, int)  isinstance(x, MyTensor)  type(x) is torch.Tensor       are true where they are true in eager
-    f"{n}"  {n: ...}                                                           bind the batch size; print(n) does not
+    f"{n}"  {n: ...}                                                           bind the batch size; print(n) and messages do not
 """
 
 from __future__ import annotations
 
 import builtins
 import math
+import sys
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pipecompile.tracing.messages import for_people
 from pipecompile.tracing.source import called_by_user
 
 __all__ = ["QUESTIONS", "calls"]
@@ -101,13 +103,16 @@ def _example(value: Any) -> Any:
 
 def _text(listener: Any, original: Any) -> Any:
     """Messages of torch show the symbol."""
-    return (
-        lambda number: str(number.node.pytype(number)) if listener.listening and called_by_user() else original(number)
-    )
+    return lambda number: str(_told(number)) if listener.listening and called_by_user() else original(number)
 
 
 def _format(_listener: Any, _original: Any) -> Any:
-    return lambda number, specification: format(number.node.pytype(number), specification)
+    return lambda number, specification: format(_told(number), specification)
+
+
+def _told(number: Any) -> Any:
+    """The number itself, or for a message the one of the example."""
+    return _example(number) if for_people(sys._getframe(2)) else number.node.pytype(number)
 
 
 def _hash(listener: Any, original: Any) -> Any:
