@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import _pytree as pytree
 
 __all__ = ["has_backward_hooks", "is_leaf", "outline"]
 
@@ -42,7 +43,10 @@ def outline(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
         time = 1 if module.batch_first and x.dim() == 3 else 0
         made, state = call(x.narrow(time, 0, 1), *args, **kwargs)
         steps = made.transpose(0, time)
-        return steps.repeat(x.shape[time], *[1] * (made.dim() - 1)).transpose(0, time), state
+        states = pytree.tree_map(
+            lambda one: one.squeeze(0) if one.dim() > x.dim() else one, state
+        )  # torch 2.11: one too many
+        return steps.repeat(x.shape[time], *[1] * (made.dim() - 1)).transpose(0, time), states
 
     return one_step if plain else _known_momentum(module, call)
 
