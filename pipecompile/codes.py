@@ -32,7 +32,7 @@ _MASKS = "torch.where or a mask instead of the branch, or put the decision into 
 
 _TABLE = (
     Code("PC101", "Python branches on the value of a tensor",
-         "an if, while, assert or bool() asks for a number that exists only when the model runs", _MASKS),
+         "an if, while or bool() asks for a number that exists only when the model runs", _MASKS),
     Code("PC102", "Python takes a number out of a tensor",
          "item(), tolist(), int() or float() wants a number that exists only when the model runs",
          "keep it a tensor (without dimensions it broadcasts), or take it out in a submodule: that one is kept whole"),

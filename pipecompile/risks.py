@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -17,12 +18,6 @@ from pipecompile.tracing.source import line_of
 __all__ = ["Risk", "risks"]
 
 _SHOWN = 4
-
-_RANDOM = frozenset(
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu gumbel_softmax bernoulli bernoulli_ "
-    "multinomial normal normal_ uniform_ rand rand_like randn randn_like randint randint_like randperm random_ "
-    "exponential_ geometric_ cauchy_ log_normal_ poisson scaled_dot_product_attention".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +52,7 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str, Sequence[str]]]:
 
 def _of_graph(model: nn.Module, graph: fx.GraphModule) -> Iterator[tuple[str, str, Sequence[str]]]:
     nodes = compute_nodes(graph)
-    drawn = [_place(node) for node in nodes if _draws(graph, node)]
-    drawn += [reason.piece.name for reason in graph.meta["kept"] if reason.random]
+    drawn = [_place(node) for node in nodes if node.meta.get("draws") and not _idle(node)]
     yield "randomness", "draws numbers once per micro-batch, in the order of the schedule", drawn
     yield "samples that meet", "in micro-batches, only those of the same one", meetings(graph)
     owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in node.meta["storages"]}
@@ -87,28 +81,10 @@ def _tied(model: nn.Module) -> list[str]:
     return [" = ".join(group) for group in groups.values()]
 
 
-def _draws(graph: fx.GraphModule, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        module = graph.get_submodule(str(node.target))
-        return module.training and any(_drops(part) for part in module.modules())
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name not in _RANDOM:
-        return False
-    if name == "scaled_dot_product_attention":
-        return bool(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0))
-    if "dropout" in name:
-        rate = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
-        return bool(rate) and bool(node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True))
-    return name != "rrelu" or bool(node.kwargs.get("training", False))
-
-
-def _drops(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    rate = getattr(module, "dropout", 0.0)
-    return isinstance(module, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)) or (
-        type(module).__module__.startswith("torch.nn.") and isinstance(rate, float) and rate > 0
-    )
+def _idle(node: fx.Node) -> bool:
+    """It could draw but does not: it seeds, or is attention without dropout."""
+    rate = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
+    return bool(node.meta.get("seeds")) or (node.target is F.scaled_dot_product_attention and not rate)
 
 
 def _place(node: fx.Node) -> str:

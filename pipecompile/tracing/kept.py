@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._guards import detect_fake_mode
 
 from pipecompile.errors import TraceError
 from pipecompile.tracing.forms import Form, taken_apart
@@ -78,7 +78,7 @@ class Kept(nn.Module):
 
     def forward(self, call: int, size: int, *args: Any, **kwargs: Any) -> Any:
         promise = self.promises[call]
-        if any(isinstance(leaf, FakeTensor) for leaf in taken_apart((args, kwargs))[0]):
+        if detect_fake_mode() is not None:
             return self._imagined(promise, size, args, kwargs)
         owner: Any = self.owner[0]
         made = (getattr(owner, self.piece.method) if self.piece.method else owner)(*args, **kwargs)
@@ -119,7 +119,7 @@ class Kept(nn.Module):
         sources = [t for t in (*given, *self.parameters()) if t.requires_grad]
         known = {self.symbol: size, **promise.hints}
         saved = promise.saved_bytes * size // max(promise.samples, 1)
-        device = given[0].device
+        device = next((tensor.device for tensor in (*given, *self.parameters())), torch.device("cpu"))
         leaves = [
             leaf.value
             if leaf.dtype is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +24,15 @@ __all__ = ["KeptCall", "KeptPieces"]
 
 @dataclass(frozen=True, slots=True)
 class KeptCall:
-    """One call in the graph: the name and the module that is called, and the number of the call."""
+    """One call in the graph: the name and the module that is called, and the number of the call. `held` are the tensors of
+    the model that it reads, and `random` says whether it draws random numbers.
+    """
 
     target: str
     module: Kept
     number: int
+    held: tuple[torch.Tensor, ...]
+    random: bool
 
 
 class KeptPieces:
@@ -59,7 +63,9 @@ class KeptPieces:
         written = [leaves[place] for place in record.written]
         written += [twin(tensor) for tensor in record.used if not isinstance(tensor, torch.nn.Parameter)]
         written += [] if piece.method else list(owner.buffers())
-        return KeptCall(_target(piece), kept, number), result, written
+        own = [] if piece.method else [*owner.parameters(), *owner.buffers()]
+        held = (*own, *map(twin, record.used))
+        return KeptCall(_target(piece), kept, number, held, record.random), result, written
 
     def settle(self) -> None:
         """At the end: what the recording took for granted about sizes becomes part of the promises."""
@@ -69,10 +75,7 @@ class KeptPieces:
 
     def reasons(self) -> tuple[Reason, ...]:
         """Why each piece that was met is kept whole."""
-        return tuple(
-            replace(self.opaque.reasons[piece], random=any(told.call.random for told in self.opaque.promises[piece]))
-            for piece in self.modules
-        )
+        return tuple(self.opaque.reasons[piece] for piece in self.modules)
 
 
 def _target(piece: Piece) -> str:

@@ -30,14 +30,16 @@ __all__ = ["Opaque", "Reason", "recorded"]
 
 _ATTEMPTS = 64
 
+_HOPELESS = ("PC106", "PC113")
+"""What would be as wrong in a part kept whole."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a piece is kept whole; and whether it draws random numbers."""
+    """Why a piece is kept whole."""
 
     piece: Piece
     fault: TraceError
-    random: bool = False
 
 
 class Opaque:
@@ -54,8 +56,8 @@ class Opaque:
         """Choose one more piece because of what an attempt failed with. Raises the TraceError when there is none."""
         fault = explained(error, self.model)
         cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
-        if not isinstance(cause, Exception):
-            raise fault
+        if fault.code in _HOPELESS or not isinstance(cause, Exception):
+            raise fault from cause
         found = [p for p in candidates(cause, self.model) if p not in self.reasons and p not in self.refused]
         if found and self._unreal():
             raise TraceError(code="PC110", where=fault.where, why=f"{fault.what.removeprefix('cannot trace: ')}; the model or its inputs are on meta, so no part of it can be run to see what it gives") from error  # fmt: skip
@@ -89,9 +91,8 @@ class Opaque:
             self.promises = self._try_out(wanted)
         except Unforetold as problem:
             self.refused[problem.piece] = problem.why
-            if problem.piece == piece or problem.piece in self.reasons:
-                return False
-            return self._keep(piece, fault)
+            self.reasons.pop(problem.piece, None)
+            return problem.piece != piece and self._keep(piece, fault)
         self.reasons = wanted
         return True
 

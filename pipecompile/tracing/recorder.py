@@ -14,6 +14,7 @@ The batch size is a symbol, so the graph serves any number of samples. The model
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from threading import get_ident
@@ -22,12 +23,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
+from pipecompile.tracing.assertions import holds, taken_for_granted
 from pipecompile.tracing.data import with_unknown_data
 from pipecompile.tracing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.failure import explained
@@ -162,7 +164,16 @@ class Recorder(TorchFunctionMode):
                 return iter(torch.unbind(args[0]))
         if transformed(tensors_in((args, kwargs))):
             return self._under_transform(func, args, kwargs)
-        return self.call(func, args, kwargs, lambda given: spelled(func, given))
+        try:
+            return self.call(func, args, kwargs, lambda given: spelled(func, given))
+        except DataDependentOutputException:
+            expected: bool | None = True if func is torch._assert else None
+            if func is torch.Tensor.__bool__:
+                expected = taken_for_granted(sys._getframe(1))
+            if expected is None:
+                raise
+            self._write(("call_function", holds, (args[0], expected, caller())), {}, None, [], Ambient.now())
+            return expected
 
     def _under_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The tensors are wrapped; the floor hears what the call comes down to."""
@@ -257,7 +268,8 @@ class Recorder(TorchFunctionMode):
         self.values.roots[call.target] = call.module
         size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0
         spelling = ("call_module", call.target, (call.number, size, *args))
-        self._write(spelling, kwargs, result, written, ambient)
+        node = self._write(spelling, kwargs, result, written, ambient)
+        node.meta.update(reads=storages(call.held), draws=call.random)
         return result
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
