@@ -28,8 +28,12 @@ def holds(tensor: torch.Tensor, expected: bool, place: str) -> None:
         raise AssertionError(f"what {place} takes for granted is not so")
 
 
-def taken_for_granted(frame: FrameType) -> bool | None:
-    """What a tensor must be whose truth is asked for at this line, if the code is not to raise; None: it is no assertion."""
+def taken_for_granted(func: object, frame: FrameType) -> bool | None:
+    """What a tensor must be whose truth a call asks for at this line, if the code is not to raise; None: it is no assertion."""
+    if func is torch._assert:
+        return True
+    if func is not torch.Tensor.__bool__:
+        return None
     statement = _statement(frame.f_code.co_filename, frame.f_lineno)
     if statement is None:
         return None

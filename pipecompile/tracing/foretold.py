@@ -1,4 +1,4 @@
-"""What a call of a piece will give in any run, told from two trial runs with batches of different size.
+"""What a call of a piece will give in any run, told from trial runs with batches of different size.
 
 run of 4 samples     run of 3 samples     foretold
 (4, 8)               (3, 8)               (batch_size, 8)
@@ -10,7 +10,7 @@ run of 4 samples     run of 3 samples     foretold
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -80,41 +80,41 @@ def _structure(call: Call) -> tuple[Form, list[type]]:
     return call.form, [type(leaf) for leaf in call.leaves]
 
 
-def foretold(
-    piece: Piece, first: list[Call], second: list[Call], size: int | None, other: int | None
-) -> list[Foretold]:
-    """What each call gives, from the calls of two runs with `size` and `other` samples. Raises Unforetold."""
-    if len(first) != len(second):
+def foretold(piece: Piece, runs: Sequence[list[Call]], sizes: Sequence[int | None]) -> list[Foretold]:
+    """What each call gives, from the calls of several runs with so many samples. Raises Unforetold."""
+    if len({len(calls) for calls in runs}) > 1:
         raise Unforetold(piece, "it is called more often for some data than for others")
-    return [_call(piece, a, b, size, other) for a, b in zip(first, second, strict=True)]
+    return [_call(piece, calls, sizes) for calls in zip(*runs, strict=True)]
 
 
-def _call(piece: Piece, a: Call, b: Call, size: int | None, other: int | None) -> Foretold:
-    if a.stray or b.stray:
+def _call(piece: Piece, calls: Sequence[Call], sizes: Sequence[int | None]) -> Foretold:
+    first = calls[0]
+    if any(call.stray for call in calls):
         raise Unforetold(piece, "it computes on tensors that are no arguments of its own")
-    if _structure(a) != _structure(b):
+    if any(_structure(call) != _structure(first) for call in calls):
         raise Unforetold(piece, "the structure of what it returns depends on the data")
-    leaves = tuple(_leaf(piece, x, y, size, other) for x, y in zip(a.leaves, b.leaves, strict=True))
-    return Foretold(a.form, leaves, a)
+    leaves = zip(*(call.leaves for call in calls), strict=True)
+    return Foretold(first.form, tuple(_leaf(piece, leaf, sizes) for leaf in leaves), first)
 
 
-def _leaf(piece: Piece, x: Any, y: Any, size: int | None, other: int | None) -> Leaf:
+def _leaf(piece: Piece, seen: Sequence[Any], sizes: Sequence[int | None]) -> Leaf:
+    x = seen[0]
     if isinstance(x, Seen):
-        if len(x.shape) != len(y.shape) or x.dtype != y.dtype:
+        if any((len(y.shape), y.dtype) != (len(x.shape), x.dtype) for y in seen):
             raise Unforetold(piece, "the number of dimensions or the dtype of a result depends on the data")
-        return Leaf(
-            tuple(_size(d, s, t, size, other) for d, (s, t) in enumerate(zip(x.shape, y.shape, strict=True))), x
-        )
+        lengths = zip(*(y.shape for y in seen), strict=True)
+        return Leaf(tuple(_size(dim, length, sizes) for dim, length in enumerate(lengths)), x)
     if isinstance(x, bool):
         raise Unforetold(piece, "it returns a bool: Python decides by the data")
     if not isinstance(x, _PLAIN):
         raise Unforetold(piece, f"it returns a {type(x).__name__}")
-    if x != y and not repr(x) == repr(y) == "nan":
+    if any(x != y and not repr(x) == repr(y) == "nan" for y in seen):
         raise Unforetold(piece, f"it returns a {type(x).__name__} that depends on the data")
     return Leaf((), None, x)
 
 
-def _size(dim: int, one: int, two: int, size: int | None, other: int | None) -> Size:
-    if size and other and size != other and one and Fraction(one, size) == Fraction(two, other):
-        return Fraction(one, size)
-    return one if dim and one == two else UNKNOWN
+def _size(dim: int, lengths: Sequence[int], sizes: Sequence[int | None]) -> Size:
+    ratios = {Fraction(length, size) for length, size in zip(lengths, sizes, strict=True) if size}
+    if len(set(sizes)) > 1 and len(ratios) == 1 and lengths[0]:
+        return ratios.pop()
+    return lengths[0] if dim and len(set(lengths)) == 1 else UNKNOWN

@@ -17,6 +17,7 @@ from pipecompile.tracing.kept import Kept
 from pipecompile.tracing.opaque import Opaque, Reason
 from pipecompile.tracing.pieces import Piece
 from pipecompile.tracing.source import caller
+from pipecompile.tracing.spelling import Spelling
 from pipecompile.tracing.symbols import BatchSymbol
 
 __all__ = ["KeptCall", "KeptPieces"]
@@ -24,15 +25,22 @@ __all__ = ["KeptCall", "KeptPieces"]
 
 @dataclass(frozen=True, slots=True)
 class KeptCall:
-    """One call in the graph: the name and the module that is called, and the number of the call. `held` are the tensors of
-    the model that it reads, and `random` says whether it draws random numbers.
+    """One call in the graph: the name and the module that is called, the number of the call and the batch size, its imagined
+    result, the tensors that it writes, those of the model that it reads, and whether it draws random numbers.
     """
 
     target: str
     module: Kept
     number: int
+    size: Any
+    result: Any
+    written: list[torch.Tensor]
     held: tuple[torch.Tensor, ...]
     random: bool
+
+    def spelling(self, args: tuple[Any, ...]) -> Spelling:
+        """How the call is written down."""
+        return "call_module", self.target, (self.number, self.size, *args)
 
 
 class KeptPieces:
@@ -43,10 +51,8 @@ class KeptPieces:
         self.modules: dict[Piece, Kept] = {}
         self._calls: Counter[Piece] = Counter()
 
-    def call(
-        self, piece: Piece, given: Any, twin: Callable[[torch.Tensor], Any]
-    ) -> tuple[KeptCall, Any, list[torch.Tensor]]:
-        """The next call of a piece: how it is written, its imagined result, and the tensors that it writes."""
+    def call(self, piece: Piece, given: Any, twin: Callable[[torch.Tensor], Any]) -> KeptCall:
+        """The next call of a piece, with these arguments."""
         number = self._calls[piece]
         self._calls[piece] += 1
         told = self.opaque.promises[piece]
@@ -65,7 +71,8 @@ class KeptPieces:
         written += [] if piece.method else list(owner.buffers())
         own = [] if piece.method else [*owner.parameters(), *owner.buffers()]
         held = (*own, *map(twin, record.used))
-        return KeptCall(_target(piece), kept, number, held, record.random), result, written
+        size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0
+        return KeptCall(_target(piece), kept, number, size, result, written, held, record.random)
 
     def settle(self) -> None:
         """At the end: what the recording took for granted about sizes becomes part of the promises."""

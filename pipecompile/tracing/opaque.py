@@ -103,14 +103,17 @@ class Opaque:
             first = self._trial(wanted, size)
         except Exception as error:
             raise failed_eagerly(error, self.model) from error
+        runs, sizes = [first], [size]
         for other, changed in self._variations(size):
             second = self._second(wanted, other, changed=changed)
             if second is not None and comparable(first, second):
+                runs, sizes = [first, second], [size, other]
                 break
-        else:
-            second, other = first, size
-        self.fixed = self.fixed or (size is not None and other == size)
-        return {piece: foretold(piece, first[piece], second[piece], size, other) for piece in wanted}
+        third = None if len(set(sizes)) == 1 else self._second(wanted, _third(*sizes), changed=True)
+        if third is not None and comparable(first, third):
+            runs, sizes = [*runs, third], [*sizes, _third(*sizes)]
+        self.fixed = self.fixed or (size is not None and len(set(sizes)) == 1)
+        return {piece: foretold(piece, [run[piece] for run in runs], sizes) for piece in wanted}
 
     def _variations(self, size: int | None) -> Iterator[tuple[int | None, bool]]:
         """Second runs, the most telling first: another batch size or not, changed data or not."""
@@ -147,6 +150,11 @@ def recorded(model: nn.Module, inputs: FlatInputs, attempt: Callable[[Opaque], f
         except Exception as error:
             opaque.grow(error)
     raise TraceError(what="cannot trace: too many parts of the model cannot be recorded")
+
+
+def _third(size: int | None, other: int | None) -> int:
+    """A batch size that is neither: what grows in proportion twice may do so by chance."""
+    return next(one for one in (2, 3, 1) if one not in (size, other))
 
 
 @contextmanager

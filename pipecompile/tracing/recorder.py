@@ -63,8 +63,7 @@ class Recorder(TorchFunctionMode):
         self, model: nn.Module, symbol: BatchSymbol, device: torch.device, kept: KeptPieces, *, grad: bool
     ) -> None:
         super().__init__()
-        self.kept = kept
-        self.model, self.symbol, self.graph = model, symbol, fx.Graph()
+        self.model, self.symbol, self.kept, self.graph = model, symbol, kept, fx.Graph()
         self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
         self.floor = Floor(self)
         self.twins = Twins(self.fake, device)
@@ -89,16 +88,9 @@ class Recorder(TorchFunctionMode):
         try:
             with ExitStack() as stack:
                 contexts: tuple[Any, ...] = (
-                    self.fake,
-                    self.draws,
-                    self.floor,
-                    *self.twins.default,
-                    enable_python_dispatcher(),
-                    intercepted(self),
-                    caught(self.model, self.kept.opaque.reasons, self._keep),
-                    calls_led_to(calls(self), self.functions),
-                    self,
-                )
+                    self.fake, self.draws, self.floor, *self.twins.default, enable_python_dispatcher(), intercepted(self),
+                    caught(self.model, self.kept.opaque.reasons, self._keep), calls_led_to(calls(self), self.functions), self,
+                )  # fmt: skip
                 for context in contexts:
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
@@ -167,9 +159,7 @@ class Recorder(TorchFunctionMode):
         try:
             return self.call(func, args, kwargs, lambda given: spelled(func, given))
         except DataDependentOutputException:
-            expected: bool | None = True if func is torch._assert else None
-            if func is torch.Tensor.__bool__:
-                expected = taken_for_granted(sys._getframe(1))
+            expected = taken_for_granted(func, sys._getframe(1))
             if expected is None:
                 raise
             self._write(("call_function", holds, (args[0], expected, caller())), {}, None, [], Ambient.now())
@@ -262,15 +252,12 @@ class Recorder(TorchFunctionMode):
         if not self.listening:
             return run(*args, **kwargs)
         args, kwargs = self.values.faked((args, kwargs))
-        ambient = Ambient.now()
         with self.kept_whole(), self.symbol.lenient():
-            call, result, written = self.kept.call(piece, (args, kwargs), self.twins.of)
+            call = self.kept.call(piece, (args, kwargs), self.twins.of)
         self.values.roots[call.target] = call.module
-        size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0
-        spelling = ("call_module", call.target, (call.number, size, *args))
-        node = self._write(spelling, kwargs, result, written, ambient)
+        node = self._write(call.spelling(args), kwargs, call.result, call.written, Ambient.now())
         node.meta.update(reads=storages(call.held), draws=call.random)
-        return result
+        return call.result
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         self.values.roots[name] = module
