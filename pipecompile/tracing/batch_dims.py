@@ -39,7 +39,7 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
     """Raise InputError for a name that `forward` has no parameter for, and for what is not a dimension."""
     if not isinstance(batch_dims, Mapping):
         raise InputError(f"batch_dims={batch_dims!r} is not a mapping", hint='batch_dims={"mask": None, "src": 1}')
-    parameters = inspect.signature(forward).parameters
+    parameters = parameters_of(forward)
     known = [*parameters, *extra]
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, dim in batch_dims.items():
@@ -49,6 +49,15 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
         if not open_ended and not any(name == one or name.startswith(f"{one}_") for one in known):
             raise InputError(f"batch_dims names {name!r}, which forward does not take",
                              where="its parameters are " + ", ".join(parameters))  # fmt: skip
+
+
+def parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a forward; of one in C++, which does not tell, any."""
+    try:
+        return inspect.signature(forward).parameters
+    except ValueError:
+        kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
+        return {name: inspect.Parameter(name, kind) for name, kind in kinds.items()}
 
 
 def default_dims(leaves: Sequence[Any]) -> Dims:

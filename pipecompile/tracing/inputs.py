@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,16 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
-from pipecompile.tracing.batch_dims import BatchDims, Dims, Slot, common_size, default_dims, overruled, slots_named
+from pipecompile.tracing.batch_dims import (
+    BatchDims,
+    Dims,
+    Slot,
+    common_size,
+    default_dims,
+    overruled,
+    parameters_of,
+    slots_named,
+)
 from pipecompile.tracing.structure import opened
 
 __all__ = ["FlatInputs", "flatten", "flatten_target"]
@@ -112,7 +120,7 @@ def _target_slots(target: Any) -> list[Slot]:
 
 def _positional(forward: Callable[..., Any], count: int) -> list[Slot]:
     names: list[Slot] = []
-    for parameter in inspect.signature(forward).parameters.values():
+    for parameter in parameters_of(forward).values():
         if parameter.kind is parameter.VAR_POSITIONAL:
             names += [(f"{parameter.name}_{i}", parameter.name) for i in range(count - len(names))]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

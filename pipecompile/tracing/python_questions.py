@@ -17,8 +17,10 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
+import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 
 from pipecompile.tracing.messages import for_people
 from pipecompile.tracing.source import called_by_user
@@ -152,11 +154,28 @@ QUESTIONS: tuple[tuple[Any, str, Callable[[Any, Any], Any]], ...] = (
 )
 
 
+def _whole(number: Any) -> Any:
+    """`int(number)`; of a quotient of sizes as `//`, which shapes can be computed with."""
+    expression = sympy.sympify(number.node.expr)
+    if isinstance(expression, (FloatTrueDiv, IntTrueDiv)):
+        size, divisor = (part.args[0] if isinstance(part, ToFloat) else part for part in expression.args)
+        if (
+            size.is_integer
+            and size.is_nonnegative
+            and divisor.is_number
+            and divisor > 0
+            and float(divisor).is_integer()
+        ):
+            whole = FloorDiv(size, sympy.Integer(int(divisor)))
+            return number.node.shape_env.create_symintnode(whole, hint=int(number.node.hint))
+    return torch.sym_int(number)
+
+
 def calls(listener: Any) -> dict[str, Callable[..., Any]]:
     """What calls of these builtins are led to; nobody else can stand in for a type."""
 
     def to_int(*args: Any, **kwargs: Any) -> Any:
-        return torch.sym_int(args[0]) if args and _is_symbol(args[0]) else int(*args, **kwargs)
+        return _whole(args[0]) if args and _is_symbol(args[0]) else int(*args, **kwargs)
 
     def to_float(*args: Any) -> Any:
         return torch.sym_float(args[0]) if args and _is_symbol(args[0]) else float(*args)

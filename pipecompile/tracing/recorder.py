@@ -177,7 +177,6 @@ class Recorder(TorchFunctionMode):
         return self.call(func, args, kwargs, lambda given: ("call_function", func, given), written)
 
     def kind(self, tensor: torch.Tensor) -> type:
-        """The class that the user sees in a stand-in."""
         return self.twins.kind(tensor)
 
     def same(self, value: torch.Tensor, alias: torch.Tensor) -> None:
@@ -192,21 +191,21 @@ class Recorder(TorchFunctionMode):
         written: Sequence[torch.Tensor] = (),
         held: Sequence[torch.Tensor] = (),
     ) -> Any:
-        """Make the call, and write it down if tensors came out of it or were changed by it, as `written` are.
-
-        `held` is what it reads beside its arguments.
-        """
+        """Make the call, and write it down if tensors came out of it or were changed by it, as `written` are. It reads `held`."""
         args, kwargs = self.values.faked((args, kwargs))
         reached = (*tensors_in((args, kwargs)), *held)
         given = [(tensor, tensor._version) for tensor in reached if not tensor.is_inference()]
         ambient, drawn = Ambient.now(), self.draws.count
+        before = storages(args[:1]) if func.__name__ == "__set__" else frozenset()  # x.data = y exchanges the memory
         with self.kept_whole(), nullcontext() if decides_rank(func) else self.symbol.lenient():
             result = with_unknown_data(func, args, kwargs)(*args, **kwargs)
         changed = [tensor for tensor, version in given if tensor._version != version]
         changed += [*written, *silently_changed(func, args, kwargs)]
         if changed or tensors_in(result):
             node = self._write(spell(args), kwargs, result, changed, ambient)
-            node.meta.update(reads=storages(held), draws=self.draws.count > drawn)
+            node.meta.update(
+                reads=storages(held), draws=self.draws.count > drawn, mutates=node.meta["mutates"] | before
+            )
         return result
 
     def _write(self, spelling: Spelling, kwargs: Any, result: Any, changed: list[Any], ambient: Ambient) -> fx.Node:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.errors import TraceError
-from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
+from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims, parameters_of
 from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
 from pipecompile.tracing.kept_pieces import KeptPieces
 from pipecompile.tracing.memo import forgetful
@@ -37,7 +36,7 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
     cannot be recorded: above all when Python decides on the *value* of a tensor.
     """
     model = validate_model(model)
-    if batch_dims is not None and "batch_dims" in inspect.signature(model.forward).parameters:
+    if batch_dims is not None and "batch_dims" in parameters_of(model.forward):
         kwargs, batch_dims = {**kwargs, "batch_dims": batch_dims}, None
     check_batch_dims(batch_dims or {}, model.forward)
     return record(model, flatten(model.forward, args, kwargs, batch_dims))

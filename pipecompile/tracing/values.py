@@ -71,6 +71,8 @@ class Values:
     def own(self, model: nn.Module) -> None:
         """Put twins in the place of all parameters and buffers. The caller restores."""
         for path, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # keeps its tensors in C++, and computes on no others
+                continue
             for table in (module._parameters, module._buffers):
                 for key, tensor in table.items():
                     if tensor is not None:
