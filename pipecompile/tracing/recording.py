@@ -29,11 +29,14 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
 
     Dimension 0 of every input tensor is the batch, unless `batch_dims` says otherwise: `{"src": 1, "mask": None}` names
     parameters of forward, their batch dimension, or None for what all samples share. (A model whose own forward takes
-    `batch_dims` gets it.) Parameters and submodules of the result *are* the model's own. Nothing is computed and nothing
-    of the model changes. The mode (train or eval) is the model's at this moment.
+    `batch_dims` gets it.) Parameters and submodules of the result *are* the model's own. Nothing of the model changes. The
+    mode (train or eval) is the model's at this moment.
+
+    Nothing is computed, unless a submodule or a method cannot be recorded, above all because Python decides on the *value*
+    of a tensor: it is kept whole as one node, and the model is run a few times to see what that gives.
 
     Raises InputError for inputs whose batch sizes disagree, and TraceError, naming the user's line, when the model
-    cannot be recorded: above all when Python decides on the *value* of a tensor.
+    cannot be recorded.
     """
     model = validate_model(model)
     if batch_dims is not None and "batch_dims" in parameters_of(model.forward):
