@@ -42,7 +42,10 @@ def main() -> None:
     elif options.markdown:
         from zoo_table import table
 
-        options.markdown.write_text(table(list(rows_of(options.rows))))
+        rows = list(rows_of(options.rows))
+        done = {(row["library"], row["name"]) for row in rows}
+        waiting = [name for library in LIBRARIES for name in listed(library) if (library, name) not in done]
+        options.markdown.write_text(table(rows, waiting))
     else:
         sweep(options)
 

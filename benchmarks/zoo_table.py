@@ -49,20 +49,25 @@ def is_equal(row: Row) -> bool:
     return "error" not in row and "state" in row and all(row.get(key, 1.0) <= limit for key in figures)
 
 
-def table(rows: Sequence[Row], machine: str = "") -> str:
-    """The whole page as markdown."""
+def table(rows: Sequence[Row], waiting: Sequence[str] = ()) -> str:
+    """The whole page as markdown. `waiting` names the models that were not examined yet."""
     latest = {(row["library"], row["name"]): row for row in rows}
     chosen = sorted(latest.values(), key=lambda row: (row["library"], row.get("group", ""), row["name"]))
     libraries = list(dict.fromkeys(row["library"] for row in chosen))
     versions = ", ".join(f"{name} {version(PACKAGES[name])}" for name in libraries if name in PACKAGES)
-    commits = ", ".join(dict.fromkeys(row["commit"] for row in chosen if "commit" in row))
+    known = {row.get("commit", "") for row in chosen}
+    commits = known.pop() if len(known) == 1 else "several commits"
     equal = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in EQUAL.items())
-    head = HEAD.format(jobs=1, machine=machine or platform.machine(), torch=version("torch"), libraries=versions, commits=commits, equal=equal)  # fmt: skip
-    parts = [head, _summary(chosen), _failures(chosen)]
+    head = HEAD.format(jobs=1, machine=platform.machine(), torch=version("torch"), libraries=versions, commits=commits, equal=equal)  # fmt: skip
+    parts = [head, _summary(chosen), _failures(chosen), _waiting(waiting)]
     for library in libraries:
         mine = [row for row in chosen if row["library"] == library and "skipped" not in row]
         parts.append(f"## {library}\n\n{_models(mine)}")
     return "\n".join(parts)
+
+
+def _waiting(names: Sequence[str]) -> str:
+    return f"Not examined in this sweep: {len(names)} ({', '.join(names)}).\n" if names else ""
 
 
 def _summary(rows: Sequence[Row]) -> str:

@@ -13,7 +13,7 @@ from zoo_models.specimen import Specimen, images
 __all__ = ["specimens"]
 
 MODELS = (
-    "beit_base_patch16_224 bat_resnext26ts test_byobnet cait_xxs24_224 coat_tiny convit_tiny convmixer_768_32 "
+    "beit_base_patch16_224 halonet_h1 test_byobnet cait_xxs24_224 coat_tiny convit_tiny convmixer_768_32 "
     "convnext_zepto_rms cpubone_nano crossvit_tiny_240 csatv2 cs3darknet_focus_s cspnext_tiny davit_tiny "
     "deepseek_vit_412m deit_tiny_patch16_224 densenet121 dla46_c dpn48b edgenext_x_small efficientformer_l1 "
     "efficientformerv2_s0 mnasnet_050 efficientvim_m1 efficientvit_b0 efficientvit_m0 vit_tiny_patch16_dinov3_qkvb "
@@ -39,6 +39,7 @@ RESIZED = (
 """Those that must be told the size of the image."""
 
 SIZES = {
+    "halonet_h1": 256,
     "deepseek_vit_412m": 112,
     "efficientformer_l1": 224,
     "inception_resnet_v2": 96,
