@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 OLDEST := .venv-oldest
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check bench oldest clean
+.PHONY: demo test check bench zoo oldest clean
 
 demo: $(VENV)/ready
 	$(BIN)/python examples/quickstart.py --out out/resnet50
@@ -24,6 +24,11 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/partition.py --markdown benchmarks/results/partition.md
 	$(BIN)/python benchmarks/overhead.py --markdown benchmarks/results/overhead.md
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
+	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md
+
+zoo: $(VENV)/ready # an hour
+	$(BIN)/python benchmarks/zoo.py --jobs 2
+	$(BIN)/python benchmarks/zoo.py --markdown benchmarks/results/zoo.md
 
 # The smoke tests on the oldest torch that is supported.
 oldest: $(OLDEST)/ready
