@@ -17,7 +17,7 @@ from zoo_models.specimen import Call, Specimen, images
 __all__ = ["specimens"]
 
 GROUPS = ("", "segmentation", "video", "optical_flow", "detection", "quantization")
-SIZES = {"inception_v3": 96, "maxvit_t": 224, "vit_h_14": 56}
+SIZES = {"inception_v3": 299, "maxvit_t": 224, "vit_h_14": 56}
 """Pixels a side; 64 where nothing is said."""
 
 CLIPS = {"s3d": (14, 224)}
