@@ -9,6 +9,7 @@ on `meta`, with the most memory that the process ever held before and after.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import resource
 import statistics
@@ -127,7 +128,7 @@ def main() -> None:
     if options.markdown:
         options.markdown.write_text(
             f"# Tracing\n\n`python benchmarks/tracing.py`, torch {torch.__version__}, timm {timm.__version__}, CPU seconds of one thread, "
-            f"batch 2, training mode.\n\n```\n{console.export_text()}```\n"
+            f"batch 2, training mode; load average {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores.\n\n```\n{console.export_text()}```\n"
         )
 
 
