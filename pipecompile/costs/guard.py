@@ -16,6 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pipecompile.tracing.carried import muted
+from pipecompile.tracing.snapshot import kept_content, places_of
+
 __all__ = ["preserved", "state_tensors", "untouched"]
 
 Undo = Callable[[], None]
@@ -37,6 +40,12 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
     Inside, inference mode is off, because it makes tensors that autograd refuses; grad mode is the caller's.
     """
+    with muted(), kept_content(places_of(model)), _attributes_untouched(model):
+        yield
+
+
+@contextmanager
+def _attributes_untouched(model: nn.Module) -> Iterator[None]:
     tensors = state_tensors(model)
     undos = [_attributes(module) for module in model.modules()]
     undos += [_flags(tensor) for tensor in tensors]

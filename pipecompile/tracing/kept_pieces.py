@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,18 @@ class KeptPieces:
         held = (*own, *map(twin, record.used))
         size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0
         return KeptCall(_target(piece), kept, number, size, result, written, held, record.random)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """The calls of the block are those of another call of the model, and do not count."""
+        calls, self._calls = self._calls, Counter()
+        counts = {kept: len(kept.promises) for kept in self.modules.values()}
+        try:
+            yield
+        finally:
+            self._calls = calls
+            for kept, count in counts.items():
+                del kept.promises[count:]
 
     def settle(self) -> None:
         """At the end: what the recording took for granted about sizes becomes part of the promises."""

@@ -22,6 +22,7 @@ from pipecompile.tracing.failure import explained, failed_eagerly, needs_values
 from pipecompile.tracing.foretold import Foretold, Unforetold, comparable, foretold
 from pipecompile.tracing.inputs import FlatInputs
 from pipecompile.tracing.pieces import Piece, alike, candidates
+from pipecompile.tracing.second_call import Carried
 from pipecompile.tracing.snapshot import tensors_of
 from pipecompile.tracing.trials import Call, trial
 from pipecompile.tracing.variations import variation
@@ -58,7 +59,8 @@ class Opaque:
         cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
         if fault.code in _HOPELESS or not isinstance(cause, Exception):
             raise fault from cause
-        found = [p for p in candidates(cause, self.model) if p not in self.reasons and p not in self.refused]
+        passed = error.pieces if isinstance(error, Carried) else candidates(cause, self.model)
+        found = [p for p in passed if p not in self.reasons and p not in self.refused]
         if found and self._unreal():
             raise TraceError(code="PC110", where=fault.where, why=f"{fault.what.removeprefix('cannot trace: ')}; the model or its inputs are on meta, so no part of it can be run to see what it gives") from error  # fmt: skip
         if not found and (needs_values(cause) or (isinstance(error, TraceError) and error.code != "PC199")):

@@ -17,6 +17,8 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -30,6 +32,7 @@ from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
 from pipecompile.tracing.assertions import holds, taken_for_granted
+from pipecompile.tracing.carried import Change, Watch, hooks_of
 from pipecompile.tracing.data import with_unknown_data
 from pipecompile.tracing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.failure import explained
@@ -46,6 +49,7 @@ from pipecompile.tracing.reachable import reachable_functions
 from pipecompile.tracing.rebinding import write_back
 from pipecompile.tracing.regions import Ambient, Regions
 from pipecompile.tracing.rewriting import calls_led_to
+from pipecompile.tracing.second_call import settled
 from pipecompile.tracing.source import caller
 from pipecompile.tracing.spelling import Spelling, decides_rank, spelled
 from pipecompile.tracing.structure import opened
@@ -73,6 +77,7 @@ class Recorder(TorchFunctionMode):
         self.functions = reachable_functions(model)
         self.path: list[str] = [""]
         self.draws = Draws()
+        self._by_leaves: set[Any] = set()
         self.whole = self.asked_grad_mode = False
         self.thread = get_ident()
 
@@ -81,6 +86,7 @@ class Recorder(TorchFunctionMode):
     def record(self, inputs: FlatInputs) -> fx.GraphModule:
         self.values.own(self.model)
         self.originals = Originals(self.model)
+        self.watch = Watch(self.model)
         given = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
         leaves = [self._placeholder(name, leaf, dim) for name, leaf, dim in given]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
@@ -94,18 +100,22 @@ class Recorder(TorchFunctionMode):
                 for context in contexts:
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
+                self._settle(inputs)
             return self._finish(inputs, output)
         except Exception as error:
             raise explained(error, self.model) from error
 
     def _placeholder(self, name: str, leaf: Any, dim: int | None) -> Any:
         node = self.graph.placeholder(name)
-        twin = self.twins.of_input(leaf, dim, self.symbol.size) if isinstance(leaf, torch.Tensor) else leaf
+        twin = self._twin(leaf, dim)
         held = [twin] if isinstance(twin, torch.Tensor) else []
         node.meta.update(val=twin, module="", source="", storages=storages(held), mutates=frozenset())
         if held:
             self.values.bind(twin, node)
         return twin
+
+    def _twin(self, leaf: Any, dim: int | None) -> Any:
+        return self.twins.of_input(leaf, dim, self.symbol.size) if isinstance(leaf, torch.Tensor) else leaf
 
     def _finish(self, inputs: FlatInputs, output: Any) -> fx.GraphModule:
         flat, spec = pytree.tree_flatten(opened(output))
@@ -122,6 +132,39 @@ class Recorder(TorchFunctionMode):
         module.meta.update(guards=self.symbol.guards(), in_spec=inputs.spec, out_spec=spec, outside=self.regions.outside,
                            symbol=self.symbol.symbol, batch_size=self.symbol.fixed, names=inputs.names, dims=inputs.dims, device=self.twins.device, kept=self.kept.reasons())  # fmt: skip
         return module
+
+    def _settle(self, inputs: FlatInputs) -> None:
+        """What the call left on the model is written down, too."""
+        changes = [change for change in map(self._without_leaves, self.watch.changes()) if change is not None]
+        if changes:
+            self.regions.close()
+            settled(changes, self.model, self.values, partial(self._again, inputs), self._write_effect)
+
+    def _without_leaves(self, change: Change) -> Change | None:
+        """Less what hooks of modules kept whole did: those run with the module."""
+        where = id(change.place.container)
+        if change.key is None:
+            value = [item for item in change.value if (where, id(item)) not in self._by_leaves]
+            return replace(change, value=value) if value else None
+        return None if (where, change.key) in self._by_leaves else change
+
+    def _again(self, inputs: FlatInputs) -> Watch:
+        """Call the model once more, on other tensors for the same inputs. Buffers are as the first call found them."""
+        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        with self.kept_whole():
+            leaves = [self._twin(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
+        for twin, node in zip(leaves, placeholders, strict=True):
+            if isinstance(twin, torch.Tensor):
+                self.values.bind(twin, node)
+        args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
+        with self.values.buffers_as_found(), self.kept.again():
+            between = Watch(self.model)
+            self.model(*args, **kwargs)
+            self.regions.close()
+        return between
+
+    def _write_effect(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._write(("call_function", function, args), {}, None, [], self.regions.outside)
 
     def _result(self, leaf: Any) -> Any:
         """An output leaf; an input or a parameter that is returned as it is gets a node of its own, so a stage makes it."""
@@ -266,7 +309,11 @@ class Recorder(TorchFunctionMode):
 
         written = list(module.buffers()) if module.training else []
         held = [*module.parameters(), *module.buffers()]
+        watch = Watch(module, *found) if (found := hooks_of(module)) else None
         made = self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written, held)
+        for change in watch.changes() if watch else ():
+            keys = map(id, change.value) if change.key is None else (change.key,)
+            self._by_leaves |= {(id(change.place.container), key) for key in keys}
         self.originals.renew(module)
         return made
 

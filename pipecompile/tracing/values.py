@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from pipecompile.tracing.structure import hides_tensors
 from pipecompile.tracing.symbols import BatchSymbol
 from pipecompile.tracing.twins import Twins
 
-__all__ = ["Values", "storages", "tensors_in"]
+__all__ = ["PLAIN", "Values", "storages", "tensors_in"]
 
-_PLAIN = (
+PLAIN = (
     int,
     float,
     complex,
@@ -80,6 +81,18 @@ class Values:
                         self._owned.setdefault(id(twin), (f"{path}.{key}".lstrip("."), tensor))
             self.buffers += [(module, key, twin) for key, twin in module._buffers.items() if twin is not None]
 
+    @contextmanager
+    def buffers_as_found(self) -> Iterator[None]:
+        """The model's tables hold the twins that were put there, for as long as the block lasts."""
+        now = [(module, key, module._buffers.get(key)) for module, key, _ in self.buffers]
+        try:
+            for module, key, twin in self.buffers:
+                module._buffers[key] = twin
+            yield
+        finally:
+            for module, key, value in now:
+                module._buffers[key] = value
+
     def faked(self, structure: Any) -> Any:
         """The structure with twins for the real tensors in it: constants that the model holds outside its tables."""
         if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(structure)):
@@ -132,7 +145,7 @@ class Values:
             return {key: self.argument(item) for key, item in value.items()}
         if is_object(value):
             return self._object(value)
-        return _plain(value) if isinstance(value, _PLAIN) else self._constant(value)
+        return _plain(value) if isinstance(value, PLAIN) else self._constant(value)
 
     def _object(self, value: Any) -> fx.Node:
         """An object with tensors in it is put together anew when the graph runs."""
@@ -146,7 +159,7 @@ class Values:
 
     def result(self, value: Any) -> Any:
         """A leaf of the model's output as the graph writes it."""
-        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) or type(value) in _PLAIN:
+        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) or type(value) in PLAIN:
             return self.argument(value)
         if not hides_tensors(value):
             return self._constant(value)

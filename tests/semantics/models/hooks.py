@@ -103,18 +103,17 @@ KINDS = {
 }
 
 
+BACKWARD = ("full backward hook", "backward hook that looks", "backward pre-hook")
+
+
 def _left(model):
-    return list(model.seen)
-
-
-def _grow(parameter):
-    parameter.grad.mul_(1.5)
+    return sorted(float(torch.as_tensor(one).float().sum()) for one in model.seen)
 
 
 def parameter_hook():
     net = Net()
     net.leaf.weight.register_hook(lambda gradient: gradient * 2)
-    net.last.weight.register_post_accumulate_grad_hook(_grow)
+    net.last.bias.register_hook(lambda gradient: gradient * 3)
     return net
 
 
@@ -142,7 +141,9 @@ class Noisy(nn.Module):
 
 CASES = {
     **{
-        f"{kind} on {place}": Case(build, left=_left)
+        f"{kind} on {place}": Case(
+            build, left=_left, refused="the whole model" * (kind in BACKWARD and place == "root")
+        )
         for kind, register in KINDS.items()
         for place, build in everywhere(register).items()
     },

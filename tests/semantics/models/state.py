@@ -140,7 +140,7 @@ class Counted(Net):
 
     def forward(self, x):
         self.num_batches.add_(1)
-        return self.c(self.b(self.a(x)) / self.num_batches)
+        return self.c(self.b(self.a(x)) / self.num_batches.clone())
 
 
 class Queue(Net):
@@ -244,7 +244,7 @@ CASES = {
     "a counter buffer": Case(Counted),
     "a queue of keys": Case(Queue),
     "a momentum encoder": Case(Momentum, left=lambda m: list(m.slow.parameters())),
-    "an observer": Case(Observed),
+    "an observer in a submodule": Case(lambda: nn.Sequential(nn.Linear(4, 4), Observed(), nn.Linear(4, 4))),
     "torch's fake quantisation": Case(Prepared),
     "max_norm": Case(
         Renormalised,
