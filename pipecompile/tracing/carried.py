@@ -78,10 +78,11 @@ class Watch:
     def __init__(self, *roots: Any) -> None:
         modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
         self._tables = {id(vars(module)[name]) for module in modules for name in _TABLES}
+        self._tables |= {id(vars(module)) for module in modules if type(module).__module__.startswith("torch.nn.")}
         self._then = [(place, content_of(place.container)) for place in places_of(*roots)]
 
     def changes(self) -> list[Change]:
-        """What is otherwise now. Replaced buffers are no business of ours."""
+        """What is otherwise now. Replaced buffers are no business of ours, nor is what layers of torch keep."""
         places = [(place, then) for place, then in self._then if id(place.container) not in self._tables]
         return [change for place, then in places for change in _between(place, then)]
 

@@ -74,6 +74,8 @@ def _erase(graph: fx.Graph, first: set[fx.Node]) -> None:
 
 def _written(change: Change, later: Sequence[Change], values: Values, free: set[fx.Node], write: Written) -> bool:
     tensors = [leaf for leaf in change.leaves if isinstance(leaf, torch.Tensor)]
+    if not all(map(values.knows, tensors)):
+        return False
     if tensors and all(values.node(tensor) in free for tensor in tensors):
         return True  # a table: it is computed anew in every run
     then = next((c.value for c in later if c.place.container is change.place.container and c.key == change.key), None)

@@ -167,6 +167,10 @@ class Values:
         raise TraceError(f"cannot trace: the model returns a {kind}, which cannot be taken apart into tensors", code="PC105",
                          hint="return tuples, lists, dicts or objects with tensors among their attributes")  # fmt: skip
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Did a recorded call make it, or does the model own it?"""
+        return id(tensor) in self._nodes or id(tensor) in self._owned
+
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node of a tensor: what made it, or the parameter, buffer or constant that it is."""
         tensor = self._faked(tensor)
