@@ -1,6 +1,6 @@
 """The model is left exactly as it was found: attributes and what they contain, children, modes and random states.
 
-What its hooks and its own functions close over, and the lists and dicts that these name, count as the model's.
+What its hooks close over, and the lists and dicts that these name, count as the model's.
 """
 
 from __future__ import annotations
@@ -93,8 +93,6 @@ def places_of(*roots: Any) -> list[Place]:
         if id(container) not in found:
             found[id(container)] = Place(container, owner)
             waiting += [(item, owner) for item in _items(container) if can_hold(item)]
-            if isinstance(holder, nn.Module) and not _foreign(type(holder)):
-                waiting.append((type(holder).forward, owner))
     return list(found.values())
 
 
