@@ -77,15 +77,20 @@ def places_of(*roots: Any) -> list[Place]:
     """Every container reachable from the roots, each once; for a model with the hooks of all modules."""
     found: dict[int, Place] = {}
     paths: dict[int, str] = {}
+    followed = {id(root) for root in roots}
     waiting = [(root, "") for root in roots]
     for root in roots:
         if isinstance(root, nn.Module):
             paths |= {id(module): path for path, module in root.named_modules()}
             waiting += [(table, "") for table in (hooks._global_forward_hooks, hooks._global_forward_pre_hooks)]
+            followed |= {id(hook) for module in root.modules() for hook in _hooks(module)}
     while waiting:
         holder, owner = waiting.pop()
         owner = paths.get(id(holder), owner)
         if isinstance(holder, (FunctionType, MethodType, partial)):
+            if id(holder) not in followed:
+                continue
+            followed |= {id(thing) for thing in _closed_over(holder)}
             waiting += [(thing, owner) for thing in _closed_over(holder)]
             found |= {id(thing): Place(thing, owner) for thing in _named(holder)}
             continue
@@ -94,6 +99,13 @@ def places_of(*roots: Any) -> list[Place]:
             found[id(container)] = Place(container, owner)
             waiting += [(item, owner) for item in _items(container) if can_hold(item)]
     return list(found.values())
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for table in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks):
+        yield from table.values()
+    for table in (hooks._global_forward_hooks, hooks._global_forward_pre_hooks):
+        yield from table.values()
 
 
 def _closed_over(function: Any) -> Iterator[Any]:
