@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from pipecompile.tracing.snapshot import Place, content_of, places_of
 from pipecompile.tracing.values import PLAIN
 
-__all__ = ["Change", "Watch", "alike", "from_constants", "hooks_of", "muted", "writer"]
+__all__ = ["Change", "Watch", "alike", "from_constants", "hooks_of", "marks", "muted", "without", "writer"]
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _muted = False
@@ -77,7 +77,7 @@ class Watch:
 
     def __init__(self, *roots: Any) -> None:
         modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
-        self._tables = {id(vars(module)[name]) for module in modules for name in _TABLES}
+        self._tables = {id(vars(module).get(name)) for module in modules for name in _TABLES}
         self._tables |= {id(vars(module)) for module in modules if type(module).__module__.startswith("torch.nn.")}
         self._then = [(place, content_of(place.container)) for place in places_of(*roots)]
 
@@ -96,6 +96,24 @@ def hooks_of(module: nn.Module) -> list[Any]:
         hooks._global_forward_pre_hooks,
     )
     return [hook for table in tables for hook in table.values()]
+
+
+def marks(changes: Sequence[Change]) -> set[tuple[int, Any]]:
+    """Where these changes are, so that they are known again among more."""
+    return {(id(c.place.container), key) for c in changes for key in (map(id, c.value) if c.key is None else (c.key,))}
+
+
+def without(changes: Sequence[Change], known: set[tuple[int, Any]]) -> list[Change]:
+    """Less what a module kept whole did, with its hooks: that happens whenever it runs."""
+    found = []
+    for change in changes:
+        where = id(change.place.container)
+        if change.key is None:
+            value = [item for item in change.value if (where, id(item)) not in known]
+            found += [replace(change, value=value)] if value else []
+        elif (where, change.key) not in known:
+            found.append(change)
+    return found
 
 
 def _between(place: Place, then: Sequence[Any]) -> Iterator[Change]:

@@ -13,11 +13,9 @@ The batch size is a symbol, so the graph serves any number of samples. The model
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -26,16 +24,16 @@ import torch
 from torch import fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
 from pipecompile.tracing.assertions import holds, taken_for_granted
-from pipecompile.tracing.carried import Change, Watch, hooks_of
+from pipecompile.tracing.carried import Watch, hooks_of, marks, without
 from pipecompile.tracing.data import with_unknown_data
 from pipecompile.tracing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.failure import explained
+from pipecompile.tracing.finishing import finished
 from pipecompile.tracing.floor import Floor, transformed
 from pipecompile.tracing.inputs import FlatInputs
 from pipecompile.tracing.interception import intercepted
@@ -46,13 +44,11 @@ from pipecompile.tracing.pieces import Piece, caught
 from pipecompile.tracing.python_questions import calls
 from pipecompile.tracing.randomness import Draws, settable
 from pipecompile.tracing.reachable import reachable_functions
-from pipecompile.tracing.rebinding import write_back
 from pipecompile.tracing.regions import Ambient, Regions
 from pipecompile.tracing.rewriting import calls_led_to
 from pipecompile.tracing.second_call import settled
 from pipecompile.tracing.source import caller
 from pipecompile.tracing.spelling import Spelling, decides_rank, spelled
-from pipecompile.tracing.structure import opened
 from pipecompile.tracing.symbols import BatchSymbol
 from pipecompile.tracing.twins import Twins
 from pipecompile.tracing.values import Values, storages, tensors_in
@@ -101,7 +97,7 @@ class Recorder(TorchFunctionMode):
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
                 self._settle(inputs)
-            return self._finish(inputs, output)
+            return finished(self, inputs, output)
         except Exception as error:
             raise explained(error, self.model) from error
 
@@ -117,36 +113,13 @@ class Recorder(TorchFunctionMode):
     def _twin(self, leaf: Any, dim: int | None) -> Any:
         return self.twins.of_input(leaf, dim, self.symbol.size) if isinstance(leaf, torch.Tensor) else leaf
 
-    def _finish(self, inputs: FlatInputs, output: Any) -> fx.GraphModule:
-        flat, spec = pytree.tree_flatten(opened(output))
-        self.regions.close()
-        write_back(self.values, self.regions.outside)
-        result = self.graph.output(tuple(self._result(leaf) for leaf in flat))
-        result.meta.update(val=tuple(flat), module="", source="")
-        self._drop_unused_items()
-        arguments = list(inputs.arguments)
-        self.graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(arguments, inputs.spec, spec)))
-        module = fx.GraphModule(self.values.roots, self.graph, type(self.model).__name__)
-        module.training = self.model.training
-        self.kept.settle()
-        module.meta.update(guards=self.symbol.guards(), in_spec=inputs.spec, out_spec=spec, outside=self.regions.outside,
-                           symbol=self.symbol.symbol, batch_size=self.symbol.fixed, names=inputs.names, dims=inputs.dims, device=self.twins.device, kept=self.kept.reasons())  # fmt: skip
-        return module
-
     def _settle(self, inputs: FlatInputs) -> None:
         """What the call left on the model is written down, too."""
-        changes = [change for change in map(self._without_leaves, self.watch.changes()) if change is not None]
+        changes = without(self.watch.changes(), self._by_leaves)
+        changes = [change for change in changes if not self.values.stands_for(change.value, change.before)]
         if changes:
             self.regions.close()
             settled(changes, self.model, self.values, partial(self._again, inputs), self._write_effect)
-
-    def _without_leaves(self, change: Change) -> Change | None:
-        """Less what hooks of modules kept whole did: those run with the module."""
-        where = id(change.place.container)
-        if change.key is None:
-            value = [item for item in change.value if (where, id(item)) not in self._by_leaves]
-            return replace(change, value=value) if value else None
-        return None if (where, change.key) in self._by_leaves else change
 
     def _again(self, inputs: FlatInputs) -> Watch:
         """Call the model once more, on other tensors for the same inputs. Buffers are as the first call found them."""
@@ -165,21 +138,6 @@ class Recorder(TorchFunctionMode):
 
     def _write_effect(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._write(("call_function", function, args), {}, None, [], self.regions.outside)
-
-    def _result(self, leaf: Any) -> Any:
-        """An output leaf; an input or a parameter that is returned as it is gets a node of its own, so a stage makes it."""
-        node = self.values.result(leaf)
-        if not isinstance(leaf, torch.Tensor) or node.op not in ("placeholder", "get_attr"):
-            return node
-        alias = self.graph.call_method("view_as", (node, node))
-        alias.meta.update(node.meta, ambient=self.regions.outside)
-        return alias
-
-    def _drop_unused_items(self) -> None:
-        for node in reversed(self.graph.nodes):
-            scalar = node.meta.get("scalar", False)
-            if not node.users and (node.target is operator.getitem or node.op == "get_attr" or scalar):
-                self.graph.erase_node(node)
 
     # -- what is written down -------------------------------------------------------------------------------------
 
@@ -257,14 +215,8 @@ class Recorder(TorchFunctionMode):
         self.regions.enter(ambient)
         node = self.graph.create_node(op, function, arguments, keywords, name=self._name(op, function))
         held = tensors_in(result)
-        node.meta.update(
-            val=result,
-            module=self.path[-1],
-            source=caller(),
-            ambient=ambient,
-            storages=storages(held),
-            mutates=storages(changed),
-        )
+        node.meta.update(val=result, module=self.path[-1], source=caller(), ambient=ambient)
+        node.meta.update(storages=storages(held), mutates=storages(changed))
         self.values.bind_result(result, node)
         return node
 
@@ -311,9 +263,8 @@ class Recorder(TorchFunctionMode):
         held = [*module.parameters(), *module.buffers()]
         watch = Watch(module, *found) if (found := hooks_of(module)) else None
         made = self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written, held)
-        for change in watch.changes() if watch else ():
-            keys = map(id, change.value) if change.key is None else (change.key,)
-            self._by_leaves |= {(id(change.place.container), key) for key in keys}
+        if watch:
+            self._by_leaves |= marks(watch.changes())
         self.originals.renew(module)
         return made
 

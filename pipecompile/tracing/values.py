@@ -93,6 +93,10 @@ class Values:
             for module, key, value in now:
                 module._buffers[key] = value
 
+    def stands_for(self, twin: object, tensor: object) -> bool:
+        """Is `twin` the one of this parameter, buffer or constant?"""
+        return id(twin) in self._owned and self._owned[id(twin)][1] is tensor
+
     def faked(self, structure: Any) -> Any:
         """The structure with twins for the real tensors in it: constants that the model holds outside its tables."""
         if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(structure)):
