@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Body", "Case", "rows"]
+__all__ = ["Body", "Case", "Pair", "rows"]
 
 Inputs = Callable[[int], tuple[Any, ...]]
 
@@ -54,5 +54,12 @@ class Body(nn.Module):
         super().__init__()
         self.a, self.b, self.c, self.body = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), body
 
-    def forward(self, *args: Any) -> Any:
-        return self.body(self, *args)
+    def forward(self, x: Any) -> Any:
+        return self.body(self, x)
+
+
+class Pair(Body):
+    """The same, with two inputs."""
+
+    def forward(self, x: Any, k: Any) -> Any:
+        return self.body(self, x, k)

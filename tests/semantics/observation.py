@@ -63,10 +63,9 @@ def called(model: nn.Module, call: Call, case: Case, sizes: Sequence[int]) -> Se
             with case.around():
                 made = call(*args)
             _backward(made)
-            seen.outputs.append(_frozen(made))
-            seen.gradients.append(
-                [_frozen([p.grad for p in model.parameters()]), _frozen([a.grad for a in args if _batched(a)])]
-            )
+            seen.outputs.append(_values(made))
+            gradients = [[p.grad for p in model.parameters()], [a.grad for a in args if _batched(a)]]
+            seen.gradients.append([_wanted(made), _frozen(gradients)])
             seen.buffers.append(_frozen(dict(model.named_buffers())))
             seen.state.append([_frozen(case.left(model)), float(torch.rand(()))])
             seen.modes.append(mode)
@@ -77,6 +76,15 @@ def _backward(made: Any) -> None:
     wanted = [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
     if wanted:
         torch.stack([(t.abs().float() ** 2).sum() for t in wanted]).sum().backward()
+
+
+def _values(structure: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, structure)
+
+
+def _wanted(structure: Any) -> list[bool]:
+    """Which of its tensors want a gradient."""
+    return [leaf.requires_grad for leaf in pytree.tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
 
 
 def _frozen(structure: Any) -> Any:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.semantics.case import Body, Case
+from tests.semantics.case import Body, Case, Pair
 
 __all__ = ["CASES"]
 
@@ -199,8 +199,8 @@ NEEDS = "PC10[123]|PC199"
 CASES = {
     "integers and booleans across cuts": Case(lambda: Body(integers)),
     "a value used by three stages": Case(lambda: Body(three_uses)),
-    "an output that is an input": Case(lambda: Body(as_it_is), two_inputs),
-    "an unused input": Case(lambda: Body(unused_input), two_inputs),
+    "an output that is an input": Case(lambda: Pair(as_it_is), two_inputs),
+    "an unused input": Case(lambda: Pair(unused_input), two_inputs),
     "unused parameters": Case(lambda: Body(unused_parameters)),
     "an unused result": Case(lambda: Body(unused_result)),
     "one output many times": Case(lambda: Body(same_output)),
