@@ -1,4 +1,4 @@
-"""Wires the flag `--update-golden`; what it does is in golden.py. Property tests draw the same examples in every run;
+"""Wires the flags: `--update-golden`, which golden.py explains, and `--full`. Property tests draw the same examples in every run;
 `--hypothesis-profile default` draws new ones.
 """
 
@@ -20,6 +20,7 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="all combinations, where half of them are run otherwise")
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected text of golden files")
 
 
