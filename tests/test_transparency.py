@@ -1,5 +1,5 @@
 """The promise: what a pipeline computes equals a plain micro-batched eager loop, for every model x stages x schedule x count
-(`--full`; half of the schedules and counts without).
+(`--full`; without, half of the schedules and counts, and no two stages).
 
 Bit-equal, unless a value is used more than once in another stage: then that stage sums its own uses first, which is
 another order of the same sum than eager's. Those models run in float64, where the difference is far below 1e-8.
@@ -53,6 +53,9 @@ def reference(name: str, count: int) -> tuple[nn.Module, torch.Tensor]:
 @pytest.mark.parametrize("n_stages", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", ZOO)
 def test_step_equals_the_plain_loop(name: str, n_stages: int, pytestconfig: pytest.Config) -> None:
+    full = pytestconfig.getoption("--full")
+    if n_stages == 2 and not full:
+        pytest.skip("run with --full")
     start, x = original(name)
     model = copy.deepcopy(start)
     pipe = pc.compile(
@@ -64,7 +67,7 @@ def test_step_equals_the_plain_loop(name: str, n_stages: int, pytestconfig: pyte
         cost="analytic",
         devices=["cpu"] * n_stages,
     )
-    for schedule, count in configurations(n_stages, full=pytestconfig.getoption("--full")):
+    for schedule, count in configurations(n_stages, full=full):
         model.load_state_dict(start.state_dict())
         model.zero_grad()
         loss = pipe.reschedule(schedule, count).step(x)
@@ -77,7 +80,7 @@ def test_step_equals_the_plain_loop(name: str, n_stages: int, pytestconfig: pyte
     gc.collect()  # an fx graph and its module hold each other, and through them the weights
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in REORDERED])
 def test_call_equals_eager(name: str) -> None:
     """`pipe(x)` in training and evaluation mode: outputs bit-equal to the micro-batches of eager, put together."""
     model, x = original(name)
