@@ -28,7 +28,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/overhead.py --markdown benchmarks/results/overhead.md
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
 	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md
-	$(BIN)/python benchmarks/semantics.py --markdown benchmarks/results/semantics.md
+	$(BIN)/python benchmarks/recorders.py --markdown benchmarks/results/recorders.md
 
 zoo: $(VENV)/ready # an hour
 	$(BIN)/python benchmarks/zoo.py --jobs 2

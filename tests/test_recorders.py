@@ -1,4 +1,4 @@
-"""The table of benchmarks/semantics.py tells right from silently wrong and from refused."""
+"""The table of benchmarks/recorders.py tells right from silently wrong and from refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from semantics import SWITCHED, TOOLS, Verdict, classify, compiled, page
+from recorders import SWITCHED, TOOLS, Verdict, classify, compiled, page
 
 from tests.semantics.models import functions, modes, regions, values
 

@@ -1,6 +1,6 @@
 """What `torch.fx.symbolic_trace`, `torch.export` and `pc.trace` make of small models that are easily recorded wrong.
 
-    python benchmarks/semantics.py [--only REGEX] [--markdown benchmarks/results/semantics.md]
+    python benchmarks/recorders.py [--only REGEX] [--markdown benchmarks/results/recorders.md]
 
 The models are those of tests/semantics. What is recorded is compared with the model itself in eager PyTorch, built anew from
 the same seed: outputs, gradients of parameters and inputs, buffers, and what a call leaves on the model and on the random
@@ -47,7 +47,7 @@ KINDS = ("right", "right, batch fixed", "silently wrong", "refused")
 HEAD = """# Semantics
 
 Small models that are easily recorded wrong ([tests/semantics](../../tests/semantics/models)), and what comes of each.
-Made by `python benchmarks/semantics.py --markdown benchmarks/results/semantics.md` with torch {torch}.
+Made by `python benchmarks/recorders.py --markdown benchmarks/results/recorders.md` with torch {torch}.
 
 Recorded with {traced} samples (export: with `Dim.AUTO` for them) and called with {called}, twice in training mode and then in
 evaluation mode, recorded anew for it, unless the case names other modes. The last group is recorded once, in training
