@@ -44,7 +44,7 @@ SWITCHED = "modes, switched"
 TRACED, CALLED = 6, (4, 3)
 KINDS = ("right", "right, batch fixed", "silently wrong", "refused")
 
-HEAD = """# Semantics
+HEAD = """# Recorders
 
 Small models that are easily recorded wrong ([tests/semantics](../../tests/semantics/models)), and what comes of each.
 Made by `python benchmarks/recorders.py --markdown benchmarks/results/recorders.md` with torch {torch}.
