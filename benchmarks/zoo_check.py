@@ -91,7 +91,8 @@ def record(specimen: Specimen, model: nn.Module, tell: Tell) -> None:
     start = time.process_time()
     graph = pc.trace(model, *call.args, **call.kwargs)
     tell(trace=time.process_time() - start, nodes=sum(n.op.startswith("call") for n in graph.graph.nodes))
-    if not all(guard.holds(OTHER) for guard in graph.meta["guards"]):  # a pipeline records such a model once more
+    alike = pytree.tree_structure((call.args, call.kwargs)) == pytree.tree_structure((other.args, other.kwargs))
+    if not alike or not all(guard.holds(OTHER) for guard in graph.meta["guards"]):  # a pipeline records once more
         tell(guards=[str(guard) for guard in graph.meta["guards"]])
         graph = pc.trace(model, *other.args, **other.kwargs)
     with torch.no_grad():

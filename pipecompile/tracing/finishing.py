@@ -10,6 +10,7 @@ from torch import fx
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
+from pipecompile.errors import InputError
 from pipecompile.tracing.inputs import FlatInputs
 from pipecompile.tracing.rebinding import write_back
 from pipecompile.tracing.structure import opened
@@ -38,7 +39,19 @@ def finished(recorder: Recorder, inputs: FlatInputs, output: Any) -> fx.GraphMod
         in_spec=inputs.spec, out_spec=spec, names=inputs.names, dims=inputs.dims,
         outside=regions.outside, device=recorder.twins.device, kept=recorder.kept.reasons(),
     )  # fmt: skip
+    module.register_forward_pre_hook(_check_leaves, with_kwargs=True)
     return module
+
+
+def _check_leaves(graph: Any, args: Any, kwargs: Any) -> None:
+    """Of a list that is longer, fx itself would take what it knows and say nothing."""
+    given, known = len(pytree.tree_leaves(opened((args, kwargs)))), graph.meta["in_spec"].num_leaves
+    if given != known:
+        raise InputError(
+            f"the graph was recorded with {known} values in its inputs, and is given {given}",
+            why="a list of another length, or an argument more or less, is another recording",
+            hint="pc.trace with these inputs; pc.compile does so by itself",
+        )
 
 
 def _result(recorder: Recorder, leaf: Any) -> Any:
