@@ -1,5 +1,5 @@
 """The promise: what a pipeline computes equals a plain micro-batched eager loop, for every model x stages x schedule x count
-(`--full`; without, half of the schedules and counts, and no two stages).
+(`--full`; without, half of the schedules and counts, and three or eight stages).
 
 Bit-equal, unless a value is used more than once in another stage: then that stage sums its own uses first, which is
 another order of the same sum than eager's. Those models run in float64, where the difference is far below 1e-8.
@@ -31,7 +31,7 @@ COUNTS = (1, 3, 4, 7)
 def configurations(n_stages: int, *, full: bool) -> list[tuple[str, int]]:
     """Schedule and count: all pairs, or every second one, so that any two of model, stages, schedule and count still meet."""
     pairs = [(schedule, count) for count in COUNTS for schedule in ("gpipe", "1f1b")]
-    chosen = [pair for i, pair in enumerate(pairs) if (i // 2 + i + (n_stages in (3, 8))) % 2 == 0]
+    chosen = [pair for i, pair in enumerate(pairs) if (i // 2 + i + (n_stages == 3)) % 2 == 0]
     return pairs if full else chosen
 
 
@@ -54,7 +54,7 @@ def reference(name: str, count: int) -> tuple[nn.Module, torch.Tensor]:
 @pytest.mark.parametrize("name", ZOO)
 def test_step_equals_the_plain_loop(name: str, n_stages: int, pytestconfig: pytest.Config) -> None:
     full = pytestconfig.getoption("--full")
-    if n_stages == 2 and not full:
+    if n_stages in (2, 4) and not full:
         pytest.skip("run with --full")
     start, x = original(name)
     model = copy.deepcopy(start)
