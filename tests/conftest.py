@@ -20,7 +20,7 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="all combinations, where half of them are run otherwise")
+    parser.addoption("--full", action="store_true", help="all combinations, where a quarter of them is run otherwise")
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected text of golden files")
 
 
