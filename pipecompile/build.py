@@ -24,9 +24,9 @@ from pipecompile.runtime.microbatch import scatter
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage, routes, split
-from pipecompile.tracing.inputs import FlatInputs
-from pipecompile.tracing.regions import Ambient
-from pipecompile.tracing.symbols import Guard
+from pipecompile.tracing.fakes.symbols import Guard
+from pipecompile.tracing.inputs.flat import FlatInputs
+from pipecompile.tracing.writing.regions import Ambient
 
 __all__ = ["Build", "signature"]
 

@@ -24,10 +24,10 @@ from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.microbatch import fewer, scatter, sizes
-from pipecompile.tracing.batch_dims import pasted
-from pipecompile.tracing.inputs import FlatInputs
+from pipecompile.tracing.fakes.symbols import Guard
+from pipecompile.tracing.inputs.batch_dims import pasted
+from pipecompile.tracing.inputs.flat import FlatInputs
 from pipecompile.tracing.recording import record
-from pipecompile.tracing.symbols import Guard
 
 __all__ = ["Builds"]
 

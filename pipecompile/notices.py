@@ -9,7 +9,7 @@ from typing import Any
 
 from pipecompile.build import Build
 from pipecompile.errors import RecordingWarning
-from pipecompile.tracing.symbols import Guard
+from pipecompile.tracing.fakes.symbols import Guard
 
 __all__ = ["Notices"]
 

@@ -31,8 +31,8 @@ from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
 from pipecompile.timeline import COMPUTE, Span, Timeline
-from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
-from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
+from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims
+from pipecompile.tracing.inputs.flat import FlatInputs, flatten, validate_model
 
 __all__ = ["Pipeline", "compile"]
 

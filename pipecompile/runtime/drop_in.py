@@ -21,7 +21,7 @@ from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.gradients import input_gradient
 from pipecompile.runtime.microbatch import scatter, ungather
 from pipecompile.runtime.outputs import Outputs
-from pipecompile.tracing.inputs import FlatInputs
+from pipecompile.tracing.inputs.flat import FlatInputs
 
 __all__ = ["Call", "pipelined"]
 

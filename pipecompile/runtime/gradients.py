@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 
 from pipecompile.runtime.frame import Frame
-from pipecompile.tracing.inputs import FlatInputs
+from pipecompile.tracing.inputs.flat import FlatInputs
 
 __all__ = ["input_gradient", "return_input_gradients"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pipecompile.tracing.batch_dims import BatchDims
-from pipecompile.tracing.inputs import flatten_target
+from pipecompile.tracing.inputs.batch_dims import BatchDims
+from pipecompile.tracing.inputs.flat import flatten_target
 
 __all__ = ["How", "Join", "fewer", "gather", "loss_weights", "scatter", "scatter_tree", "sizes", "ungather"]
 

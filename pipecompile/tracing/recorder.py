@@ -28,30 +28,30 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
-from pipecompile.tracing.assertions import holds, taken_for_granted
-from pipecompile.tracing.carried import Watch, hooks_of, marks, without
-from pipecompile.tracing.data import with_unknown_data
-from pipecompile.tracing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.failure import explained
-from pipecompile.tracing.finishing import finished
-from pipecompile.tracing.floor import Floor, transformed
-from pipecompile.tracing.inputs import FlatInputs
-from pipecompile.tracing.interception import intercepted
-from pipecompile.tracing.kept_pieces import KeptPieces
+from pipecompile.tracing.fakes.data import with_unknown_data
+from pipecompile.tracing.fakes.symbols import BatchSymbol
+from pipecompile.tracing.fakes.twins import Twins
+from pipecompile.tracing.inputs.flat import FlatInputs
+from pipecompile.tracing.interception.assertions import holds, taken_for_granted
+from pipecompile.tracing.interception.calls import intercepted
+from pipecompile.tracing.interception.floor import Floor, transformed
+from pipecompile.tracing.interception.python_questions import calls
+from pipecompile.tracing.interception.randomness import Draws, settable
+from pipecompile.tracing.interception.reachable import reachable_functions
+from pipecompile.tracing.interception.rewriting import calls_led_to
 from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
-from pipecompile.tracing.originals import Originals
-from pipecompile.tracing.pieces import Piece, caught
-from pipecompile.tracing.python_questions import calls
-from pipecompile.tracing.randomness import Draws, settable
-from pipecompile.tracing.reachable import reachable_functions
-from pipecompile.tracing.regions import Ambient, Regions
-from pipecompile.tracing.rewriting import calls_led_to
-from pipecompile.tracing.second_call import settled
+from pipecompile.tracing.opaque.kept_pieces import KeptPieces
+from pipecompile.tracing.opaque.pieces import Piece, caught
 from pipecompile.tracing.source import caller
-from pipecompile.tracing.spelling import Spelling, decides_rank, spelled
-from pipecompile.tracing.symbols import BatchSymbol
-from pipecompile.tracing.twins import Twins
-from pipecompile.tracing.values import Values, storages, tensors_in
+from pipecompile.tracing.state.carried import Watch, hooks_of, marks, without
+from pipecompile.tracing.state.originals import Originals
+from pipecompile.tracing.state.second_call import settled
+from pipecompile.tracing.writing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
+from pipecompile.tracing.writing.finishing import finished
+from pipecompile.tracing.writing.regions import Ambient, Regions
+from pipecompile.tracing.writing.spelling import Spelling, decides_rank, spelled
+from pipecompile.tracing.writing.values import Values, storages, tensors_in
 
 __all__ = ["Recorder"]
 

@@ -11,15 +11,15 @@ import torch
 from torch import fx, nn
 
 from pipecompile.errors import TraceError
-from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims, parameters_of
-from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
-from pipecompile.tracing.kept_pieces import KeptPieces
-from pipecompile.tracing.memo import forgetful
-from pipecompile.tracing.opaque import Opaque, recorded
+from pipecompile.tracing.fakes.symbols import BatchSymbol
+from pipecompile.tracing.fakes.twins import recording_device
+from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims, parameters_of
+from pipecompile.tracing.inputs.flat import FlatInputs, flatten, validate_model
+from pipecompile.tracing.opaque.attempts import Opaque, recorded
+from pipecompile.tracing.opaque.kept_pieces import KeptPieces
 from pipecompile.tracing.recorder import Recorder
-from pipecompile.tracing.snapshot import untouched
-from pipecompile.tracing.symbols import BatchSymbol
-from pipecompile.tracing.twins import recording_device
+from pipecompile.tracing.state.memo import forgetful
+from pipecompile.tracing.state.snapshot import untouched
 
 __all__ = ["record", "trace"]
 

@@ -1,0 +1,85 @@
+"""A second call of the model, in the state that the first one left, to find out what becomes of that state.
+
+It is recorded after the first one, compared with it and taken away again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from pipecompile.errors import RecordingWarning, TraceError
+from pipecompile.tracing.opaque.pieces import Piece
+from pipecompile.tracing.state.carried import Change, Watch, alike, from_constants, writer
+from pipecompile.tracing.writing.values import Values
+
+__all__ = ["Carried", "Written", "settled"]
+
+Written = Callable[[Callable[..., Any], tuple[Any, ...]], None]
+"""Adds a node that calls a function for what it does."""
+
+
+class Carried(TraceError):
+    """A call depends on what the one before left. `pieces` may be kept whole instead, the smallest first."""
+
+    def __init__(self, changes: Sequence[Change], model: nn.Module) -> None:
+        owners = sorted({change.place.owner for change in changes} - {""}, key=lambda path: -path.count("."))
+        self.pieces = [Piece(path) for path in owners]
+        names = ", ".join(dict.fromkeys(change.name for change in changes))
+        file = type(model).forward.__code__ if hasattr(type(model).forward, "__code__") else None
+        where = f"{file.co_filename}:{file.co_firstlineno} in {file.co_qualname}" if file else ""
+        super().__init__(code="PC114", where=where, why=f"it changes {names}, and the next call is another one for it")
+
+
+def settled(
+    changes: Sequence[Change], model: nn.Module, values: Values, again: Callable[[], Watch], write: Written
+) -> None:
+    """Write down the changes that one call made, or raise Carried. `again` makes the second call."""
+    first = _computed(values.graph)
+    try:
+        later = again().changes()
+    except Exception as error:
+        raise Carried(changes, model) from error
+    second = [node for node in _computed(values.graph) if node not in set(first)]
+    same = alike(first, second)
+    _erase(values.graph, set(first))
+    if not same:
+        raise Carried(changes, model)
+    lost = [change.name for change in changes if not _written(change, later, values, from_constants(first), write)]
+    if lost:
+        what = f"{type(model).__name__}.forward changes {', '.join(dict.fromkeys(lost))}, which no graph can; it stays as it is"
+        warnings.warn(what, RecordingWarning, stacklevel=2)
+
+
+def _computed(graph: fx.Graph) -> list[fx.Node]:
+    called = ("call_function", "call_method", "call_module")
+    return [
+        node
+        for node in graph.nodes
+        if node.op in called and not node.meta.get("scalar") and not node.meta.get("switch")
+    ]
+
+
+def _erase(graph: fx.Graph, first: set[fx.Node]) -> None:
+    """Everything after the first call, but sizes."""
+    last = max((index for index, node in enumerate(graph.nodes) if node in first), default=-1)
+    for node in reversed(list(graph.nodes)[last + 1 :]):
+        if not node.users and node.op not in ("placeholder", "get_attr") and not node.meta.get("scalar"):
+            graph.erase_node(node)
+
+
+def _written(change: Change, later: Sequence[Change], values: Values, free: set[fx.Node], write: Written) -> bool:
+    tensors = [leaf for leaf in change.leaves if isinstance(leaf, torch.Tensor)]
+    if not all(map(values.knows, tensors)):
+        return False
+    if tensors and all(values.node(tensor) in free for tensor in tensors):
+        return True  # a table: it is computed anew in every run
+    then = next((c.value for c in later if c.place.container is change.place.container and c.key == change.key), None)
+    function = writer(change, then)
+    if function is not None:
+        write(function, () if change.is_count else (change.value,))
+    return function is not None
