@@ -47,6 +47,8 @@ def _len(listener: Any, original: Any) -> Any:
 
 
 def _isinstance(listener: Any, original: Any) -> Any:
+    """It is asked a million times in a recording, nearly always of something else."""
+
     def instance(value: Any, kinds: Any) -> Any:
         answer = original(value, kinds)
         if answer or type(value) not in _STAND_INS or not listener.listening or not called_by_user():
@@ -59,7 +61,7 @@ def _isinstance(listener: Any, original: Any) -> Any:
     return instance
 
 
-_STAND_INS = (*_ORDINARY, FakeTensor)
+_STAND_INS = frozenset((*_ORDINARY, FakeTensor))
 
 
 def _extreme(symbolic: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -6,7 +6,8 @@
     h * self.scale_of_last_call  ──►   PC114                or, in a submodule, that one is kept whole
 
 Whether it is read is found out by a second call in the state that the first one left: it must be recorded alike. Tables
-that do not depend on the inputs are the exception: they may be made once, because making them anew gives the same.
+that do not depend on the inputs are the exception: they may be made once, because making them anew gives the same. So may
+in evaluation mode what depends on parameters alone, such as the position biases of an attention that are looked up once.
 """
 
 from __future__ import annotations
@@ -174,10 +175,9 @@ def _named(name: str, act: Any) -> Any:
     return write
 
 
-def alike(first: Sequence[fx.Node], second: Sequence[fx.Node]) -> bool:
-    """Is the second call recorded as the first was? It may leave out what depends on no input, and use it from the first."""
+def alike(first: Sequence[fx.Node], second: Sequence[fx.Node], free: set[fx.Node]) -> bool:
+    """Is the second call recorded as the first was? It may leave out the `free` ones, and use them from the first."""
     same: dict[fx.Node, fx.Node] = {}
-    free = from_constants(first)
     left = iter(first)
     for node in second:
         found = next((old for old in left if old not in free or _equal(old, node, same)), None)
@@ -188,20 +188,24 @@ def alike(first: Sequence[fx.Node], second: Sequence[fx.Node]) -> bool:
     return used <= free and all(old in free for old in left)
 
 
-def from_constants(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """What is computed from constants alone, writes nothing and draws nothing."""
+def from_constants(nodes: Sequence[fx.Node], *, training: bool) -> set[fx.Node]:
+    """What is computed from constants alone, writes nothing and draws nothing. Parameters are constants unless training."""
     free: set[fx.Node] = set()
     for node in nodes:
         sources = [source for source in node.all_input_nodes if not source.meta.get("scalar")]
-        alone = all(source in free or _constant(source) for source in sources) and node.op != "call_module"
-        if alone and not node.meta.get("mutates") and not node.meta.get("draws"):
+        alone = all(source in free or _constant(source, training) for source in sources)
+        if alone and not (training and node.op == "call_module") and not _acts(node):
             free.add(node)
     return free
 
 
-def _constant(node: fx.Node) -> bool:
+def _acts(node: fx.Node) -> bool:
+    return bool(node.meta.get("mutates") or node.meta.get("draws"))
+
+
+def _constant(node: fx.Node, training: bool) -> bool:
     value = node.meta.get("val")
-    return node.op == "get_attr" and not (isinstance(value, torch.Tensor) and value.requires_grad)
+    return node.op == "get_attr" and not (training and isinstance(value, torch.Tensor) and value.requires_grad)
 
 
 def _equal(old: fx.Node, new: fx.Node, same: dict[fx.Node, fx.Node]) -> bool:

@@ -45,11 +45,12 @@ def settled(
     except Exception as error:
         raise Carried(changes, model) from error
     second = [node for node in _computed(values.graph) if node not in set(first)]
-    same = alike(first, second)
+    free = from_constants(first, training=model.training)
+    same = alike(first, second, free)
     _erase(values.graph, set(first))
     if not same:
         raise Carried(changes, model)
-    lost = [change.name for change in changes if not _written(change, later, values, from_constants(first), write)]
+    lost = [change.name for change in changes if not _written(change, later, values, free, write)]
     if lost:
         what = f"{type(model).__name__}.forward changes {', '.join(dict.fromkeys(lost))}, which no graph can; it stays as it is"
         warnings.warn(what, RecordingWarning, stacklevel=2)
