@@ -35,7 +35,8 @@ def specimens() -> list[Specimen]:
 def _specimen(group: str, name: str) -> Specimen:
     skipped = "int8 kernels, evaluation only: nothing to train" if group == "quantization" else ""
     build, inputs = _MAKERS.get(group, _classifier)(name)
-    return Specimen("torchvision", group or "classification", name, build, inputs, skipped)
+    lists = ("images", "targets") if group == "detection" else ()
+    return Specimen("torchvision", group or "classification", name, build, inputs, skipped, lists)
 
 
 def _classifier(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:

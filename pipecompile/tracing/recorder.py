@@ -101,7 +101,7 @@ class Recorder(TorchFunctionMode):
         except Exception as error:
             raise explained(error, self.model) from error
 
-    def _placeholder(self, name: str, leaf: Any, dim: int | None) -> Any:
+    def _placeholder(self, name: str, leaf: Any, dim: Any) -> Any:
         node = self.graph.placeholder(name)
         twin = self._twin(leaf, dim)
         held = [twin] if isinstance(twin, torch.Tensor) else []
@@ -110,7 +110,7 @@ class Recorder(TorchFunctionMode):
             self.values.bind(twin, node)
         return twin
 
-    def _twin(self, leaf: Any, dim: int | None) -> Any:
+    def _twin(self, leaf: Any, dim: Any) -> Any:
         return self.twins.of_input(leaf, dim, self.symbol.size) if isinstance(leaf, torch.Tensor) else leaf
 
     def _settle(self, inputs: FlatInputs) -> None:

@@ -51,13 +51,15 @@ def record(model: nn.Module, inputs: FlatInputs) -> fx.GraphModule:
     A batch of one is recorded like a larger one, of a size that no other dimension has: so nothing is broadcast that would
     not be in a larger batch. Only where the model itself asks for the one sample is the recording for that alone.
     """
+    if inputs.lists:
+        return recorded(model, inputs, partial(_record, model, inputs, inputs.samples or 1, fixed=True))
     alone = partial(_record, model, inputs, 1, fixed=True)
     if inputs.samples != 1:
         return recorded(model, inputs, partial(_record, model, inputs, inputs.samples or 2))
     try:
         graph = recorded(model, inputs, partial(_record, model, inputs, _unseen_size(inputs.leaves)))
     except TraceError:
-        if sum(dim is not None for dim in inputs.dims) > 1:
+        if sum(isinstance(dim, int) for dim in inputs.dims) > 1:
             raise
         return recorded(model, inputs, alone)
     return graph if all(guard.holds(1) for guard in graph.meta["guards"]) else recorded(model, inputs, alone)

@@ -162,7 +162,7 @@ class BatchSymbol:
 
     def open(self, graph: fx.Graph, placeholders: Sequence[fx.Node], dims: Dims) -> None:
         """Make the node that reads the batch size from the first batched input."""
-        batched = [(node, dim) for node, dim in zip(placeholders, dims, strict=True) if dim is not None]
+        batched = [(node, dim) for node, dim in zip(placeholders, dims, strict=True) if isinstance(dim, int)]
         if batched and isinstance(self.size, torch.SymInt):
             self.root = graph.call_method("size", batched[0])
             self.root.meta.update(scalar=True, batch_size=True, val=self.size)

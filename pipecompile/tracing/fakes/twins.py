@@ -58,7 +58,7 @@ class Twins:
                 return nn.Parameter(twin, requires_grad=tensor.requires_grad)
         return twin.requires_grad_(tensor.requires_grad)
 
-    def of_input(self, leaf: torch.Tensor, dim: int | None, size: Any) -> torch.Tensor:
+    def of_input(self, leaf: torch.Tensor, dim: Any, size: Any) -> torch.Tensor:
         """The twin of an input, with `size` samples along its batch dimension."""
         shape = tuple(size if index == dim else length for index, length in enumerate(leaf.shape))
         last = leaf.dim() == 4 and not leaf.is_contiguous() and leaf.is_contiguous(memory_format=torch.channels_last)

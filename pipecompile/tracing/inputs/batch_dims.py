@@ -3,7 +3,7 @@
 A tensor's batch is dimension 0. A tensor without dimensions is shared by all samples, and so is one of size 1 there
 when others are longer: eager would broadcast it. `batch_dims` overrules this by the name of the parameter that a
 tensor arrives in, with all its leaves, or of one leaf or what holds it (`pair_0`, `batch_mask`): a dimension, or None
-for shared. The most exact name counts.
+for shared. The most exact name counts. `list` says that the argument is a list with an entry per sample (lists.py).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ __all__ = [
     "default_dims",
     "overruled",
     "pasted",
+    "scatter",
     "slots_named",
 ]
 
-BatchDims = Mapping[str, int | None]
-Dims = tuple[int | None, ...]
+BatchDims = Mapping[str, int | None | type[list[Any]]]
+Dims = tuple[int | None | type[list[Any]], ...]
 Slot = tuple[str, ...]
 """The names that a leaf goes by, the most exact first."""
 
@@ -43,12 +44,15 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
     known = [*parameters, *extra]
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, dim in batch_dims.items():
-        if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int)):
-            hint = "a dimension, or None for a tensor that all samples share"
+        if dim is not None and dim is not list and (isinstance(dim, bool) or not isinstance(dim, int)):
+            hint = "a dimension, None for a tensor that all samples share, or list for a list with an entry per sample"
             raise InputError(f"batch_dims[{name!r}] is {dim!r}", hint=hint)
         if not open_ended and not any(name == one or name.startswith(f"{one}_") for one in known):
             raise InputError(f"batch_dims names {name!r}, which forward does not take",
                              where="its parameters are " + ", ".join(parameters))  # fmt: skip
+        if dim is list and not open_ended and name not in known:
+            raise InputError(f"batch_dims[{name!r}] is list, but {name} is no argument of its own",
+                             where="the arguments are " + ", ".join(parameters))  # fmt: skip
 
 
 def parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -65,18 +69,25 @@ def default_dims(leaves: Sequence[Any]) -> Dims:
     return tuple([0 if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves])
 
 
+def scatter(leaf: Any, dim: Any, count: int) -> Sequence[Any]:
+    """The micro-batches of one flat leaf: slices along its batch dimension, or the thing itself for each."""
+    return torch.tensor_split(leaf, count, dim) if isinstance(dim, int) else (leaf,) * count
+
+
 def overruled(dims: Dims, leaves: Sequence[Any], slots: Sequence[Slot], batch_dims: BatchDims) -> tuple[Dims, Dims]:
     """The dimensions with the user's word in the place of the rule; and only those that are the rule's."""
     given = [next((name for name in slot if name in batch_dims), None) for slot in slots]
     said = [
-        dim if name is None or dim is None else _checked(batch_dims[name], leaf, slot[0])
+        dim if name is None else _checked(dim, batch_dims[name], leaf, slot[0])
         for dim, name, leaf, slot in zip(dims, given, leaves, slots, strict=True)
     ]
     return tuple(said), tuple([dim if name is None else None for dim, name in zip(dims, given, strict=True)])
 
 
-def _checked(dim: int | None, leaf: torch.Tensor, name: str) -> int | None:
-    if dim is None:
+def _checked(by_rule: Any, dim: Any, leaf: Any, name: str) -> Any:
+    if dim is list:
+        return list if isinstance(leaf, torch.Tensor) else None
+    if dim is None or by_rule is None:
         return None
     if not -leaf.dim() <= dim < leaf.dim():
         raise InputError(f"batch_dims: {name} has no dimension {dim}", where=f"{name} has shape {tuple(leaf.shape)}")
@@ -90,22 +101,25 @@ def common_size(leaves: Sequence[Any], dims: Dims, by_rule: Dims, slots: Callabl
 
     Raises InputError when they disagree, or when the batch is empty.
     """
-    found = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if dim is not None}
-    found |= set() if samples is None else {samples}
+    found = _lengths(leaves, dims, samples)
     if len(found) > 1 and 1 in found and samples != 1:
         dims = tuple(
-            None if dim is not None and dim == rule and leaf.shape[dim] == 1 else dim
+            None if isinstance(dim, int) and dim == rule and leaf.shape[dim] == 1 else dim
             for leaf, dim, rule in zip(leaves, dims, by_rule, strict=True)
         )
-        found = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if dim is not None}
-        found |= set() if samples is None else {samples}
+        found = _lengths(leaves, dims, samples)
     if len(found) > 1:
-        names = [slot[0] for slot in slots()]
-        raise _disagreement([(n, x, d) for n, x, d in zip(names, leaves, dims, strict=True) if d is not None], samples)
+        named = zip(slots(), leaves, dims, strict=True)
+        raise _disagreement([(slot[0], leaf, dim) for slot, leaf, dim in named if isinstance(dim, int)], samples)
     if found == {0}:
         names = [slot[0] for slot, dim in zip(slots(), dims, strict=True) if dim is not None]
         raise InputError("the batch is empty", where=", ".join(f"{name}: 0 samples" for name in names))
     return (int(found.pop()) if found else None), dims
+
+
+def _lengths(leaves: Sequence[Any], dims: Dims, samples: int | None) -> set[int]:
+    found = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if isinstance(dim, int)}
+    return found | (set() if samples is None else {samples})
 
 
 def _disagreement(batched: Sequence[tuple[str, torch.Tensor, int]], samples: int | None) -> InputError:
@@ -133,9 +147,10 @@ def _elsewhere(
     return [(name, 1) for name, _, _ in batched] if len(second) == 1 and None not in second else []
 
 
-def pasted(items: Iterable[tuple[str, int | None]]) -> str:
+def pasted(items: Iterable[tuple[str, Any]]) -> str:
     """The option as a user writes it."""
-    return "batch_dims={" + ", ".join(f'"{name}": {dim}' for name, dim in items) + "}"
+    written = ", ".join(f'"{name}": {dim.__name__ if isinstance(dim, type) else dim}' for name, dim in items)
+    return f"batch_dims={{{written}}}"
 
 
 def slots_named(paths: Iterable[tuple[Any, ...]], heads: Callable[[tuple[Any, ...]], tuple[Slot, int]]) -> list[Slot]:

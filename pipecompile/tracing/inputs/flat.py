@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -20,19 +21,21 @@ from pipecompile.tracing.inputs.batch_dims import (
     default_dims,
     overruled,
     parameters_of,
+    scatter,
     slots_named,
 )
+from pipecompile.tracing.inputs.lists import entries, listed_names
 from pipecompile.tracing.inputs.structure import opened
 
-__all__ = ["FlatInputs", "flatten", "flatten_target"]
+__all__ = ["FlatInputs", "count_leaves", "flatten", "flatten_target"]
 
 
 @dataclass(frozen=True, slots=True)
 class FlatInputs:
     """Leaves of (args, kwargs) in pytree order, and the structure to put them back. Cheap: made anew in every step.
 
-    `dims` has the batch dimension of each leaf, None for what is the same for every micro-batch. `samples` is the size
-    that all others share there, None when there is no batch.
+    `dims` has the batch dimension of each leaf, None for what is the same for every micro-batch, `list` for what is in an
+    argument with an entry per sample; `lists` names these. `samples` is the size that all share, None when there is no batch.
     """
 
     forward: Callable[..., Any]
@@ -42,6 +45,8 @@ class FlatInputs:
     spec: pytree.TreeSpec
     dims: Dims = ()
     samples: int | None = None
+    lists: frozenset[str] = frozenset()
+    batch_dims: BatchDims = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -51,7 +56,16 @@ class FlatInputs:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The parameters of `forward` that were given, in the order of the call."""
-        return (*(slot[0] for slot in _positional(self.forward, len(self.args))), *self.kwargs)
+        return _arguments(self.forward, self.args, self.kwargs)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """What was given for each of the arguments."""
+        return (*self.args, *self.kwargs.values())
+
+    def detached(self) -> FlatInputs:
+        """The same call on leaves of their own, which autograd does not connect with these."""
+        return replace(self, leaves=tuple(map(_detached, self.leaves)))
 
     def part(self, leaves: Sequence[Any], samples: int) -> FlatInputs:
         """The same call with the leaves of one micro-batch."""
@@ -61,13 +75,43 @@ class FlatInputs:
     def doubtful(self) -> tuple[str, ...]:
         """The leaves beside the first that are taken for batches, and are as long as the batch in two dimensions."""
         named = [*zip(self.names, self.leaves, self.dims, strict=True)]
-        batched = [(name, leaf) for name, leaf, dim in named if dim is not None]
+        batched = [(name, leaf) for name, leaf, dim in named if isinstance(dim, int)]
         return tuple(name for name, leaf in batched[1:] if tuple(leaf.shape).count(self.samples) > 1)
 
     def resized(self, samples: int) -> FlatInputs:
-        """A call like this with so many samples, of no particular values."""
+        """A call like this with so many samples, of no particular values; what is in lists is repeated."""
         pairs = zip(self.leaves, self.dims, strict=True)
-        return self.part([leaf if dim is None else _resized(leaf, dim, samples) for leaf, dim in pairs], samples)
+        leaves = [_resized(leaf, dim, samples) if isinstance(dim, int) else leaf for leaf, dim in pairs]
+        if not self.lists:
+            return self.part(leaves, samples)
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self._with(lambda values: [values[i % len(values)] for i in range(samples)], args, kwargs)
+
+    def shares(self, count: int) -> Iterator[FlatInputs]:
+        """The calls of `count` micro-batches, where `count` divides the samples and there are lists with an entry for each."""
+        size = (self.samples or 0) // count
+        parts = [scatter(leaf, dim, count) for leaf, dim in zip(self.leaves, self.dims, strict=True)]
+        for m in range(count):
+            args, kwargs = pytree.tree_unflatten([part[m] for part in parts], self.spec)
+            yield self._with(itemgetter(slice(m * size, (m + 1) * size)), args, kwargs)
+
+    def _with(
+        self, taken: Callable[[Sequence[Any]], Sequence[Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> FlatInputs:
+        """The call with these arguments, and of the lists what is `taken`."""
+        given = zip(self.arguments, (*args, *kwargs.values()), strict=True)
+        values = [taken(value) if name in self.lists and value is not None else value for name, value in given]
+        named = dict(zip(kwargs, values[len(args) :], strict=True))
+        return flatten(self.forward, tuple(values[: len(args)]), named, self.batch_dims)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def count_leaves(value: Any) -> int:
+    """How many leaves a value has."""
+    return pytree.tree_structure(opened(value)).num_leaves
 
 
 def _resized(leaf: torch.Tensor, dim: int, size: int) -> torch.Tensor:
@@ -81,8 +125,12 @@ def flatten(
     """Flatten a call of `forward`. Raises InputError when the batch sizes of its tensors disagree or are zero."""
     leaves, spec = pytree.tree_flatten(opened((args, kwargs)))
     slots = partial(_slots, forward, args, kwargs)
-    samples, dims = _agreed(leaves, slots, batch_dims or {}, None)
-    return FlatInputs(forward, args, kwargs, tuple(leaves), spec, dims, samples)
+    lists = listed_names(batch_dims) if batch_dims else frozenset[str]()
+    listed = entries(dict(zip(_arguments(forward, args, kwargs), (*args, *kwargs.values()), strict=True)), lists)
+    samples, dims = _agreed(leaves, slots, batch_dims or {}, listed)
+    return FlatInputs(
+        forward, args, kwargs, tuple(leaves), spec, dims, samples, lists if listed else frozenset(), batch_dims or {}
+    )
 
 
 def flatten_target(target: Any, batch_dims: BatchDims, samples: int | None) -> tuple[list[Any], pytree.TreeSpec, Dims]:
@@ -116,6 +164,10 @@ def _target_slots(target: Any) -> list[Slot]:
     return slots_named(
         (path for path, _ in pytree.tree_flatten_with_path(opened(target))[0]), lambda _: (("target",), 0)
     )
+
+
+def _arguments(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*(slot[0] for slot in _positional(forward, len(args))), *kwargs)
 
 
 def _positional(forward: Callable[..., Any], count: int) -> list[Slot]:

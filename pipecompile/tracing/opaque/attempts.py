@@ -51,7 +51,7 @@ class Opaque:
         self.reasons: dict[Piece, Reason] = {}
         self.promises: dict[Piece, list[Foretold]] = {}
         self.refused: dict[Piece, str] = {}
-        self.fixed = False
+        self.fixed = bool(inputs.lists)
 
     def grow(self, error: Exception) -> None:
         """Choose one more piece because of what an attempt failed with. Raises the TraceError when there is none."""

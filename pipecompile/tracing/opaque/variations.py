@@ -9,7 +9,7 @@ import torch
 __all__ = ["variation"]
 
 
-def variation(leaf: Any, dim: int | None, size: int | None, *, changed: bool) -> Any:
+def variation(leaf: Any, dim: Any, size: int | None, *, changed: bool) -> Any:
     """A copy of an input with `size` samples along `dim`, the last repeated when there are too few.
 
     When `changed`, the samples are in reverse order, numbers are up to a tenth smaller, and whole numbers, which may be
@@ -18,7 +18,7 @@ def variation(leaf: Any, dim: int | None, size: int | None, *, changed: bool) ->
     if not isinstance(leaf, torch.Tensor):
         return leaf
     copy = leaf.detach().clone()
-    if dim is not None and size is not None:
+    if isinstance(dim, int) and size is not None:
         order = torch.arange(size, device=leaf.device).clamp(max=leaf.shape[dim] - 1)
         copy = leaf.detach().index_select(dim, order.flip(0) if changed else order)
     if changed and copy.is_floating_point():
