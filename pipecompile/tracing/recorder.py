@@ -130,7 +130,7 @@ class Recorder(TorchFunctionMode):
             if isinstance(twin, torch.Tensor):
                 self.values.bind(twin, node)
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
-        with self.values.buffers_as_found(), self.kept.again():
+        with self.values.as_found(), self.kept.again():
             between = Watch(self.model)
             self.model(*args, **kwargs)
             self.regions.close()

@@ -66,6 +66,7 @@ class Values:
         self.buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
         self._owned: dict[int, tuple[str | None, torch.Tensor]] = {}
         self._nodes: dict[int, fx.Node] = {}
+        self._attributes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
 
     def own(self, model: nn.Module) -> None:
@@ -81,9 +82,12 @@ class Values:
             self.buffers += [(module, key, twin) for key, twin in module._buffers.items() if twin is not None]
 
     @contextmanager
-    def buffers_as_found(self) -> Iterator[None]:
-        """The model's tables hold the twins that were put there, for as long as the block lasts."""
+    def as_found(self) -> Iterator[None]:
+        """The model's tables hold the twins that were put there, for as long as the block lasts, and these stand for what the
+        model owns: a call such as `weight.float()` may give the very twin that it got, which then stands for its result.
+        """
         now = [(module, key, module._buffers.get(key)) for module, key, _ in self.buffers]
+        self._nodes |= self._attributes
         try:
             for module, key, twin in self.buffers:
                 module._buffers[key] = twin
@@ -183,6 +187,7 @@ class Values:
                 raise TraceError(code="PC107", where=caller())
             name, owned = self._owned[id(tensor)]
             self.bind(tensor, self._attribute(name, owned, tensor))
+            self._attributes[id(tensor)] = self._nodes[id(tensor)]
         return self._nodes[id(tensor)]
 
     def _attribute(self, name: str | None, value: Any, seen: Any) -> fx.Node:

@@ -60,3 +60,25 @@ def test_a_model_that_makes_none_in_training_is_recorded_through() -> None:
 def test_in_training_a_table_that_gradients_go_through_is_no_constant() -> None:
     with pytest.raises(pc.TraceError, match="PC114"):
         pc.trace(Biased(always=True).train(), torch.randn(3, 4))
+
+
+class Scaled(nn.Module):
+    """`weight.float()` gives the weight itself; the state left on the module is started anew in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.weight, self.state = nn.Linear(4, 4), nn.Parameter(torch.randn(4)), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = None
+        y = self.linear(x) * (1 + self.weight.float())
+        self.state = y.detach()
+        return y
+
+
+def test_a_weight_that_a_call_gave_back_is_a_weight_in_the_second_call() -> None:
+    model = Scaled()
+    graph = pc.trace(model, torch.randn(3, 4))
+    x = torch.randn(5, 4)
+    assert torch.equal(graph(x), model(x))
+    assert torch.equal(model.state, graph(x).detach())
