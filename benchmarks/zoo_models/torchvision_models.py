@@ -20,6 +20,11 @@ GROUPS = ("", "segmentation", "video", "optical_flow", "detection", "quantizatio
 SIZES = {"inception_v3": 299, "maxvit_t": 224, "vit_h_14": 56}
 """Pixels a side; 64 where nothing is said."""
 
+PROPOSALS = {f"rpn_{step}_nms_top_n_{mode}": 40 for step in ("pre", "post") for mode in ("train", "test")} | {
+    "box_batch_size_per_image": 16
+}
+"""Fewer than thousands for each of these small images."""
+
 CLIPS = {"s3d": (14, 224)}
 """Frames and pixels; 4 and 64 where nothing is said."""
 
@@ -88,6 +93,8 @@ def _detection(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call
     options: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": 4}
     if not name.startswith("ssd"):
         options |= {"min_size": 64, "max_size": 64}  # else every image is first made 800 pixels wide
+    if "rcnn" in name:
+        options |= PROPOSALS
 
     def inputs(n: int) -> Call:
         return Call(([torch.rand(3, 64, 64) for _ in range(n)], [_target(name) for _ in range(n)]))

@@ -87,12 +87,13 @@ class Values:
         model owns: a call such as `weight.float()` may give the very twin that it got, which then stands for its result.
         """
         now = [(module, key, module._buffers.get(key)) for module, key, _ in self.buffers]
-        self._nodes |= self._attributes
+        nodes, self._nodes = self._nodes, self._nodes | self._attributes
         try:
             for module, key, twin in self.buffers:
                 module._buffers[key] = twin
             yield
         finally:
+            self._nodes = nodes
             for module, key, value in now:
                 module._buffers[key] = value
 

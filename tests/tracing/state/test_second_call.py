@@ -82,3 +82,22 @@ def test_a_weight_that_a_call_gave_back_is_a_weight_in_the_second_call() -> None
     x = torch.randn(5, 4)
     assert torch.equal(graph(x), model(x))
     assert torch.equal(model.state, graph(x).detach())
+
+
+class Anchored(nn.Module):
+    """Keeps what `to` gave of constants that are in no table of the module: the constants themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.anchors = nn.Linear(4, 4), [torch.ones(4), torch.arange(4.0)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.anchors = [anchor.to(x.dtype) for anchor in self.anchors]
+        return self.linear(x) + self.anchors[0] + self.anchors[1]
+
+
+def test_what_is_kept_is_what_the_first_call_made() -> None:
+    model = Anchored()
+    graph = pc.trace(model, torch.randn(3, 4))
+    x = torch.randn(5, 4)
+    assert torch.equal(graph(x), model(x))
