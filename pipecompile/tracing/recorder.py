@@ -36,9 +36,10 @@ from pipecompile.tracing.inputs.flat import FlatInputs
 from pipecompile.tracing.interception.assertions import holds, taken_for_granted
 from pipecompile.tracing.interception.calls import intercepted
 from pipecompile.tracing.interception.floor import Floor, transformed
+from pipecompile.tracing.interception.function_caches import passed_by
 from pipecompile.tracing.interception.python_questions import calls
 from pipecompile.tracing.interception.randomness import Draws, settable
-from pipecompile.tracing.interception.reachable import reachable_functions
+from pipecompile.tracing.interception.reachable import reachable
 from pipecompile.tracing.interception.rewriting import calls_led_to
 from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
 from pipecompile.tracing.opaque.kept_pieces import KeptPieces
@@ -70,7 +71,7 @@ class Recorder(TorchFunctionMode):
         self.values = Values(self.graph, symbol, self.twins)
         self.regions = Regions(self.graph, Ambient.now(grad=grad))
         self.names = {id(module): name for name, module in model.named_modules()}
-        self.functions = reachable_functions(model)
+        self.reach = reachable(model)
         self.path: list[str] = [""]
         self.draws = Draws()
         self._by_leaves: set[Any] = set()
@@ -91,7 +92,8 @@ class Recorder(TorchFunctionMode):
             with ExitStack() as stack:
                 contexts: tuple[Any, ...] = (
                     self.fake, self.draws, self.floor, *self.twins.default, enable_python_dispatcher(), intercepted(self),
-                    caught(self.model, self.kept.opaque.reasons, self._keep), calls_led_to(calls(self), self.functions), self,
+                    caught(self.model, self.kept.opaque.reasons, self._keep), calls_led_to(calls(self), self.reach.functions),
+                    passed_by(self.reach.caches), self,
                 )  # fmt: skip
                 for context in contexts:
                     stack.enter_context(context)

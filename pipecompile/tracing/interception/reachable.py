@@ -5,21 +5,39 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
 
-__all__ = ["names_in", "reachable_functions"]
+__all__ = ["Cached", "Reach", "names_in", "reachable"]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
 
 _known: dict[int, tuple[CodeType, frozenset[str]]] = {}
 
 
-def reachable_functions(model: nn.Module) -> list[FunctionType]:
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A function with a cache, and where it is found: under a name in the globals of a module or in a class."""
+
+    holder: dict[str, Any] | type
+    name: str
+    function: functools._lru_cache_wrapper[Any]
+
+
+@dataclass(slots=True)
+class Reach:
+    """Functions in Python, and those among them that have a cache."""
+
+    functions: list[FunctionType] = field(default_factory=list)
+    caches: list[Cached] = field(default_factory=list)
+
+
+def reachable(model: nn.Module) -> Reach:
     """Methods of the model's classes, what they name, what that names, and so on; no functions of libraries below torch."""
-    found: dict[int, FunctionType] = {}
+    found = Reach()
     seen: dict[int, Any] = {}
     waiting = [thing for module in model.modules() for thing in (type(module), *_attributes(module))]
     while waiting:
@@ -28,9 +46,11 @@ def reachable_functions(model: nn.Module) -> list[FunctionType]:
             continue
         seen[id(thing)] = thing
         if type(thing) is FunctionType and not _is_foreign(thing):
-            found[id(thing)] = thing
-        waiting += _next(thing)
-    return list(found.values())
+            found.functions.append(thing)
+        named = list(_named(thing))
+        found.caches += [Cached(*where) for where in named if isinstance(where[2], functools._lru_cache_wrapper)]
+        waiting += (*_within(thing), *(value for _, _, value in named))
+    return found
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:
@@ -42,7 +62,8 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
             yield value if callable(value) else type(value)
 
 
-def _next(thing: Any) -> Iterable[Any]:
+def _within(thing: Any) -> Iterable[Any]:
+    """What is part of a thing without a name of its own."""
     if isinstance(thing, (staticmethod, classmethod, MethodType)):
         return (thing.__func__,)
     if isinstance(thing, property):
@@ -50,9 +71,9 @@ def _next(thing: Any) -> Iterable[Any]:
     if isinstance(thing, (functools.partial, functools.cached_property)):
         return (thing.func,)
     if isinstance(thing, type):
-        return () if _is_foreign(thing) else (*thing.__bases__, *vars(thing).values())
+        return () if _is_foreign(thing) else thing.__bases__
     if type(thing) is FunctionType:
-        return (*_wrapped(thing), *(() if _is_foreign(thing) else _named(thing)))
+        return _wrapped(thing)
     return (thing.__wrapped__,) if isinstance(thing, functools._lru_cache_wrapper) else ()
 
 
@@ -69,15 +90,19 @@ def _is_full(cell: Any) -> bool:
         return False
 
 
-def _named(function: FunctionType) -> Iterator[Any]:
-    """The globals that a function names, and what it names of modules among them."""
-    names = names_in(function.__code__)
-    for name in names & function.__globals__.keys():
-        value = function.__globals__[name]
+def _named(thing: Any) -> Iterator[tuple[Any, str, Any]]:
+    """What a class holds; the globals that a function names, and what it names of modules among them: where, and what."""
+    if isinstance(thing, type) and not _is_foreign(thing):
+        yield from ((thing, name, value) for name, value in vars(thing).items())
+    if type(thing) is not FunctionType or _is_foreign(thing):
+        return
+    names = names_in(thing.__code__)
+    for name in names & thing.__globals__.keys():
+        value = thing.__globals__[name]
         if not isinstance(value, ModuleType):
-            yield value
+            yield thing.__globals__, name, value
         elif value.__name__.partition(".")[0] not in _FOREIGN:
-            yield from (vars(value)[inner] for inner in names & vars(value).keys())
+            yield from ((vars(value), inner, vars(value)[inner]) for inner in names & vars(value).keys())
 
 
 def names_in(code: CodeType) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Function caches (`functools.lru_cache`) that learnt fake tensors during a recording must forget them."""
+"""Function caches (`functools.lru_cache`) that learnt fake tensors or symbolic sizes during a recording must forget them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from itertools import compress, repeat
 from operator import is_
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+
+from pipecompile.tracing.interception.function_caches import STAND_INS
 
 __all__ = ["forgetful"]
 
@@ -23,7 +24,7 @@ _Cache: Any = type(functools.lru_cache(len))
 
 @contextmanager
 def forgetful() -> Iterator[None]:
-    """Empty every function cache that holds a fake tensor when the block ends. Looks at all live objects once."""
+    """Empty every function cache that holds what only stood in when the block ends. Looks at all live objects once."""
     try:
         yield
     finally:
@@ -39,5 +40,9 @@ def _caches() -> list[Any]:
 
 
 def _holds_fakes(cached: Any) -> bool:
-    """What a cache keeps is among the objects it refers to, or in a dict that is."""
-    return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(gc.get_referents(cached)))
+    """What a cache keeps, its keys too, is among the objects it refers to, or in a dict that is, or in a link of its list."""
+    near = gc.get_referents(cached)
+    tables = [found for found in near if type(found) is dict]
+    held = [thing for table in tables for pair in table.items() for thing in pair]
+    linked = [thing for link in held if type(link).__name__ == "_lru_list_elem" for thing in gc.get_referents(link)]
+    return any(isinstance(leaf, STAND_INS) for leaf in pytree.tree_leaves([*near, *held, *linked]))

@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import nn
 
-from pipecompile.tracing.interception.reachable import reachable_functions
+from pipecompile.tracing.interception.reachable import reachable
 
 
 def deep(x):
@@ -54,7 +54,8 @@ def hook(module, args, output):
 
 
 def test_methods_helpers_hooks_and_what_they_name_are_found():
-    found = {function.__name__ for function in reachable_functions(Model())}
+    found = {function.__name__ for function in reachable(Model()).functions}
     assert {"forward", "decorated", "scale", "help", "deep", "hook"} <= found
     assert "unrelated" not in found
-    assert not {f for f in reachable_functions(nn.Sequential(nn.Linear(2, 2))) if f.__module__.startswith("torch")}
+    assert [cache.name for cache in reachable(Model()).caches] == ["cached"]
+    assert not {f for f in reachable(nn.Sequential(nn.Linear(2, 2))).functions if f.__module__.startswith("torch")}
