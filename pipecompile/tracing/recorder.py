@@ -45,9 +45,10 @@ from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
 from pipecompile.tracing.opaque.kept_pieces import KeptPieces
 from pipecompile.tracing.opaque.pieces import Piece, caught
 from pipecompile.tracing.source import caller
-from pipecompile.tracing.state.carried import Watch, hooks_of, marks, without
+from pipecompile.tracing.state.carried import Change, Watch
 from pipecompile.tracing.state.originals import Originals
-from pipecompile.tracing.state.second_call import settled
+from pipecompile.tracing.state.remains import Remains
+from pipecompile.tracing.state.second_call import Carried, settled
 from pipecompile.tracing.writing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.writing.finishing import finished
 from pipecompile.tracing.writing.regions import Ambient, Regions
@@ -74,7 +75,6 @@ class Recorder(TorchFunctionMode):
         self.reach = reachable(model)
         self.path: list[str] = [""]
         self.draws = Draws()
-        self._by_leaves: set[Any] = set()
         self.whole = self.asked_grad_mode = False
         self.thread = get_ident()
 
@@ -83,7 +83,7 @@ class Recorder(TorchFunctionMode):
     def record(self, inputs: FlatInputs) -> fx.GraphModule:
         self.values.own(self.model)
         self.originals = Originals(self.model)
-        self.watch = Watch(self.model)
+        self.remains = Remains(self.model, self.values.stands_for)
         given = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
         leaves = [self._placeholder(name, leaf, dim) for name, leaf, dim in given]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
@@ -117,13 +117,13 @@ class Recorder(TorchFunctionMode):
 
     def _settle(self, inputs: FlatInputs) -> None:
         """What the call left on the model is written down, too."""
-        changes = without(self.watch.changes(), self._by_leaves)
-        changes = [change for change in changes if not self.values.stands_for(change.value, change.before)]
-        if changes:
+        if changes := self.remains.changes():
             self.regions.close()
+            if self.remains.depends(changes):
+                raise Carried(changes, self.model)
             settled(changes, self.model, self.values, partial(self._again, inputs), self._write_effect)
 
-    def _again(self, inputs: FlatInputs) -> Watch:
+    def _again(self, inputs: FlatInputs) -> list[Change]:
         """Call the model once more, on other tensors for the same inputs. Buffers are as the first call found them."""
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         with self.kept_whole():
@@ -136,7 +136,7 @@ class Recorder(TorchFunctionMode):
             between = Watch(self.model)
             self.model(*args, **kwargs)
             self.regions.close()
-        return between
+            return self.remains.changes(between)
 
     def _write_effect(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._write(("call_function", function, args), {}, None, [], self.regions.outside)
@@ -263,10 +263,10 @@ class Recorder(TorchFunctionMode):
 
         written = list(module.buffers()) if module.training else []
         held = [*module.parameters(), *module.buffers()]
-        watch = Watch(module, *found) if (found := hooks_of(module)) else None
-        made = self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written, held)
-        if watch:
-            self._by_leaves |= marks(watch.changes())
+        with self.remains.leaf(module):
+            made = self.call(
+                outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written, held
+            )
         self.originals.renew(module)
         return made
 

@@ -32,12 +32,17 @@ from torch.utils.checkpoint import CheckpointFunction
 from pipecompile.tracing.interception.python_questions import QUESTIONS
 from pipecompile.tracing.interception.randomness import SETTERS
 from pipecompile.tracing.source import is_foreign
+from pipecompile.tracing.state.remains import Remains
 
 __all__ = ["Listener", "intercepted"]
 
 
 class Listener(Protocol):
-    """Is told about the calls; `listening` says whether it wants to be, on this thread and at this moment."""
+    """Is told about the calls; `listening` says whether it wants to be, on this thread and at this moment. `remains` knows
+    what the model keeps.
+    """
+
+    remains: Remains
 
     @property
     def listening(self) -> bool: ...

@@ -2,6 +2,7 @@
 
     self.latest = h              ──►   keep(h)              the last micro-batch's stays, as in a plain loop
     self.seen.append(h)          ──►   extend(h)
+    self.heads[0] = h            ──►   keep(h)
     self.calls += 1              ──►   advance()
     h * self.scale_of_last_call  ──►   PC114                or, in a submodule, that one is kept whole
 
@@ -55,11 +56,16 @@ class Change:
 
     @property
     def name(self) -> str:
-        return ".".join(filter(None, (self.place.owner, "" if self.key is None else str(self.key)))) or "a list"
+        where = (self.place.owner, self.place.name, "" if self.key is None else str(self.key))
+        return ".".join(filter(None, where)) or "a list"
 
     @property
     def leaves(self) -> list[Any]:
         return pytree.tree_leaves(self.value)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
     @property
     def is_count(self) -> bool:
@@ -81,6 +87,12 @@ class Watch:
         self._tables = {id(vars(module).get(name)) for module in modules for name in _TABLES}
         self._tables |= {id(vars(module)) for module in modules if type(module).__module__.startswith("torch.nn.")}
         self._then = [(place, content_of(place.container)) for place in places_of(*roots)]
+
+    @property
+    def lengths(self) -> frozenset[int]:
+        """The containers, by identity, whose length can be asked for."""
+        places = (place.container for place, _ in self._then)
+        return frozenset(id(container) for container in places if isinstance(container, (list, dict, deque, set)))
 
     def changes(self) -> list[Change]:
         """What is otherwise now. Replaced buffers are no business of ours, nor is what layers of torch keep."""
@@ -119,10 +131,15 @@ def without(changes: Sequence[Change], known: set[tuple[int, Any]]) -> list[Chan
 
 def _between(place: Place, then: Sequence[Any]) -> Iterator[Change]:
     now = content_of(place.container)
-    if isinstance(place.container, (list, deque)):
+    if isinstance(place.container, deque):
         if added := _added(then, now):
             yield Change(place, None, None, added)
-    elif not isinstance(place.container, set):
+    elif isinstance(place.container, list):
+        yield from _in_list(place, then, now)
+    elif isinstance(place.container, set):
+        if len(now) != len(then) or any(item not in place.container for item in then):
+            yield Change(place, None, None, [_ELSEWISE])
+    else:
         before = dict(then)
         yield from (
             Change(place, key, before.get(key), value)
@@ -131,8 +148,24 @@ def _between(place: Place, then: Sequence[Any]) -> Iterator[Change]:
         )
 
 
+_ELSEWISE = object()
+"""In the place of a change that no node can make."""
+
+
+def _in_list(place: Place, then: Sequence[Any], now: Sequence[Any]) -> Iterator[Change]:
+    """Items that were replaced and items that were added; nothing else is known to be done to a list."""
+    replaced = [index for index, (a, b) in enumerate(zip(then, now, strict=False)) if not _unchanged(a, b)]
+    known = {id(item) for item in then if isinstance(item, torch.Tensor)}
+    if len(now) < len(then) or any(id(now[index]) in known for index in replaced):
+        yield Change(place, None, None, [_ELSEWISE])
+        return
+    yield from (Change(place, index, then[index], now[index]) for index in replaced)
+    if added := list(now[len(then) :]):
+        yield Change(place, None, None, added)
+
+
 def _added(then: Sequence[Any], now: Sequence[Any]) -> list[Any]:
-    """What is new at the end, when the rest is there still, less what a full deque dropped at its beginning."""
+    """What is new at the end of a deque, less what it dropped at its beginning."""
     for gone in range(len(then) + 1):
         stayed = then[gone:]
         if len(stayed) <= len(now) and all(a is b for a, b in zip(stayed, now, strict=False)):
@@ -151,7 +184,7 @@ def writer(change: Change, later: Any) -> Any:
         step = change.value - change.before
         if later - change.value != step:
             return None
-        return _named("advance", lambda: _put(container, key, dict(content_of(container))[key] + step))
+        return _named("advance", lambda: _put(container, key, _at(container, key) + step))
     if not change.is_plain:
         return None
     if key is None:
@@ -159,8 +192,12 @@ def writer(change: Change, later: Any) -> Any:
     return _named("keep", lambda value: _put(container, key, value))
 
 
+def _at(container: Any, key: Any) -> Any:
+    return container[key] if isinstance(container, (dict, list)) else container.cell_contents
+
+
 def _put(container: Any, key: Any, value: Any) -> None:
-    if isinstance(container, dict):
+    if isinstance(container, (dict, list)):
         container[key] = value
     else:
         container.cell_contents = value

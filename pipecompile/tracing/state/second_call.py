@@ -9,12 +9,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.tracing.opaque.pieces import Piece
-from pipecompile.tracing.state.carried import Change, Watch, alike, from_constants, writer
+from pipecompile.tracing.state.carried import Change, alike, from_constants, writer
 from pipecompile.tracing.writing.values import Values
 
 __all__ = ["Carried", "Written", "settled"]
@@ -36,24 +35,33 @@ class Carried(TraceError):
 
 
 def settled(
-    changes: Sequence[Change], model: nn.Module, values: Values, again: Callable[[], Watch], write: Written
+    changes: Sequence[Change], model: nn.Module, values: Values, again: Callable[[], list[Change]], write: Written
 ) -> None:
-    """Write down the changes that one call made, or raise Carried. `again` makes the second call."""
+    """Write down the changes that one call made, or raise Carried. `again` makes the second call, and tells its changes."""
     first = _computed(values.graph)
     try:
-        later = again().changes()
+        later = again()
     except Exception as error:
         raise Carried(changes, model) from error
     second = [node for node in _computed(values.graph) if node not in set(first)]
     free = from_constants(first, training=model.training)
     same = alike(first, second, free)
     _erase(values.graph, set(first))
-    if not same:
+    if not (same and _places(changes, values, free) == _places(later, values, free)):
         raise Carried(changes, model)
     lost = [change.name for change in changes if not _written(change, later, values, free, write)]
     if lost:
         what = f"{type(model).__name__}.forward changes {', '.join(dict.fromkeys(lost))}, which no graph can; it stays as it is"
         warnings.warn(what, RecordingWarning, stacklevel=2)
+
+
+def _places(changes: Sequence[Change], values: Values, free: set[fx.Node]) -> set[tuple[int, Any, int]]:
+    """Where tensors were left, and how many at the end of a list; tables that are made once do not count."""
+    return {
+        (id(change.place.container), change.key, len(change.value) if change.key is None else 0)
+        for change in changes
+        if any(not values.knows(tensor) or values.node(tensor) not in free for tensor in change.tensors)
+    }
 
 
 def _computed(graph: fx.Graph) -> list[fx.Node]:
@@ -74,7 +82,7 @@ def _erase(graph: fx.Graph, first: set[fx.Node]) -> None:
 
 
 def _written(change: Change, later: Sequence[Change], values: Values, free: set[fx.Node], write: Written) -> bool:
-    tensors = [leaf for leaf in change.leaves if isinstance(leaf, torch.Tensor)]
+    tensors = change.tensors
     if not all(map(values.knows, tensors)):
         return False
     if tensors and all(values.node(tensor) in free for tensor in tensors):

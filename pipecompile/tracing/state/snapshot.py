@@ -67,10 +67,13 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A container: the attributes of an object, a list, what a function closes over. `owner` is the module's path."""
+    """A container: the attributes of an object, a list, what a function closes over. `owner` is the path of the module that
+    holds it, `name` where in there it is.
+    """
 
     container: Any
     owner: str
+    name: str = ""
 
 
 def places_of(*roots: Any) -> list[Place]:
@@ -78,26 +81,27 @@ def places_of(*roots: Any) -> list[Place]:
     found: dict[int, Place] = {}
     paths: dict[int, str] = {}
     followed = {id(root) for root in roots}
-    waiting = [(root, "") for root in roots]
+    waiting = [(root, "", "") for root in roots]
     for root in roots:
         if isinstance(root, nn.Module):
             paths |= {id(module): path for path, module in root.named_modules()}
-            waiting += [(table, "") for table in (hooks._global_forward_hooks, hooks._global_forward_pre_hooks)]
+            waiting += [(table, "", "") for table in (hooks._global_forward_hooks, hooks._global_forward_pre_hooks)]
             followed |= {id(hook) for module in root.modules() for hook in _hooks(module)}
     while waiting:
-        holder, owner = waiting.pop()
-        owner = paths.get(id(holder), owner)
+        holder, owner, name = waiting.pop()
+        owner, name = (paths[id(holder)], "") if id(holder) in paths else (owner, name)
         if isinstance(holder, (FunctionType, MethodType, partial)):
             if id(holder) not in followed:
                 continue
             followed |= {id(thing) for thing in _closed_over(holder)}
-            waiting += [(thing, owner) for thing in _closed_over(holder)]
+            waiting += [(thing, owner, name) for thing in _closed_over(holder)]
             found |= {id(thing): Place(thing, owner) for thing in _named(holder)}
             continue
         container = holder if isinstance(holder, _CONTAINERS) else getattr(holder, "__dict__", {})
         if id(container) not in found:
-            found[id(container)] = Place(container, owner)
-            waiting += [(item, owner) for item in _items(container) if can_hold(item)]
+            found[id(container)] = Place(container, owner, name)
+            named = _labelled(container, name)
+            waiting += [(item, owner, label) for label, item in named if can_hold(item)]
     return list(found.values())
 
 
@@ -127,6 +131,13 @@ def _named(function: Any) -> Iterator[Any]:
         for name in names_in(function.__code__) & function.__globals__.keys():
             if type(value := function.__globals__[name]) in _CONTAINERS:
                 yield value
+
+
+def _labelled(container: Any, name: str) -> Iterable[tuple[str, Any]]:
+    """The items of a container, each with its name."""
+    if isinstance(container, dict):
+        return [(f"{name}.{key}".lstrip("."), item) for key, item in container.items()]
+    return [(name, item) for item in _items(container)]
 
 
 def _items(container: Any) -> Iterable[Any]:

@@ -29,9 +29,26 @@ def test_changes_are_what_is_otherwise_now() -> None:
     model.mean = torch.ones(2)  # buffers are no state of this kind
     model.recent.append(3)  # drops the 1
     found = {change.name: change.value for change in watch.changes()}
-    assert found.pop("a list") in ([value], [3])
-    assert found == {"calls": 1, "latest": value}
-    assert sum(change.key is None for change in watch.changes()) == 2
+    assert found == {"calls": 1, "latest": value, "seen": [value], "recent": [3]}
+
+
+def test_items_of_a_list_are_replaced_or_added_and_anything_else_is_no_node() -> None:
+    model = Notes()
+    a, b, c = torch.ones(1), torch.zeros(1), torch.ones(2)
+    model.seen = [a, b]
+
+    def change(*now: torch.Tensor) -> list[tuple[object, bool]]:
+        watch = Watch(model)
+        model.seen[:] = now
+        found = [(found.key, writer(found, None) is not None) for found in watch.changes()]
+        model.seen[:] = [a, b]
+        return found
+
+    assert change(a, c) == [(1, True)]
+    assert change(a, b, c) == [(None, True)]
+    assert change(c, b, c) == [(0, True), (None, True)]
+    assert change(b, c) == [(None, False)]
+    assert change(a) == [(None, False)]
 
 
 def test_what_a_layer_did_itself_is_left_out() -> None:
