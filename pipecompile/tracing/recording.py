@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.errors import TraceError
+from pipecompile.tracing.failure import needs_values
 from pipecompile.tracing.fakes.symbols import BatchSymbol
 from pipecompile.tracing.fakes.twins import recording_device
 from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims, parameters_of
@@ -73,15 +74,30 @@ def _unseen_size(leaves: Sequence[Any]) -> int:
 def _record(model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool = False) -> fx.GraphModule:
     """One attempt, with the pieces kept whole that `opaque` has chosen so far.
 
-    Gradients are on, and off only when they are off around the call and what the model does depends on it.
+    Gradients are on, and off only when they are off around the call and what the model does depends on it, or when it does
+    not do it with gradients (some kernels have no backward).
     """
-    for grad in (True, False):
-        symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
-        device = recording_device(model, inputs.leaves)
-        recorder = Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
-        with forgetful(), untouched(model), torch.set_grad_enabled(grad):
-            graph = recorder.record(inputs)
-        graph.meta["grad_mode"] = grad if recorder.asked_grad_mode else None
-        if graph.meta["grad_mode"] in (None, torch.is_grad_enabled()):
-            break
+    around = torch.is_grad_enabled()
+    try:
+        graph = _recorded_with(True, model, inputs, size, opaque, fixed=fixed)
+    except TraceError as error:
+        if around or error.code != "PC199" or needs_values(error.__cause__ or error):
+            raise
+        graph = _recorded_with(False, model, inputs, size, opaque, fixed=fixed)
+        graph.meta["grad_mode"] = False
+    if graph.meta["grad_mode"] in (None, around):
+        return graph
+    return _recorded_with(False, model, inputs, size, opaque, fixed=fixed)
+
+
+def _recorded_with(
+    grad: bool, model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool
+) -> fx.GraphModule:
+    """The recording with gradients on or off; its `grad_mode` is None when either will do."""
+    symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
+    device = recording_device(model, inputs.leaves)
+    recorder = Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
+    with forgetful(), untouched(model), torch.set_grad_enabled(grad):
+        graph = recorder.record(inputs)
+    graph.meta["grad_mode"] = grad if recorder.asked_grad_mode else None
     return graph

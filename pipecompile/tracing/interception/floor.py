@@ -13,7 +13,11 @@ from typing import Any, Protocol
 
 import torch
 from torch._C import _functorch as functorch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipecompile.errors import TraceError
+from pipecompile.tracing.source import caller
 
 __all__ = ["Floor", "transformed"]
 
@@ -36,6 +40,8 @@ class Listener(Protocol):
 class Floor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Stands above the FakeTensorMode. `detaching` while the user detaches: then a detach is no mere wrapping."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, listener: Listener) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.listener = listener
@@ -43,6 +49,8 @@ class Floor(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            raise TraceError(code="PC115", where=caller(), why=f"torch compiles what {func._name} is given as a whole")
         if not self.listener.listening:
             return func(*args, **kwargs)
         if func in _ALIASES and not self.detaching:

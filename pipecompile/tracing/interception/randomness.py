@@ -25,12 +25,14 @@ SETTERS = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
 class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators that draw random numbers."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += torch.Tag.nondeterministic_seeded in func.tags
+        self.count += torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         return func(*args, **(kwargs or {}))
 
 

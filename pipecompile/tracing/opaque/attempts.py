@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +52,7 @@ class Opaque:
         self.promises: dict[Piece, list[Foretold]] = {}
         self.refused: dict[Piece, str] = {}
         self.fixed = bool(inputs.lists)
+        self.grad = True
 
     def grow(self, error: Exception) -> None:
         """Choose one more piece because of what an attempt failed with. Raises the TraceError when there is none."""
@@ -101,10 +102,7 @@ class Opaque:
     def _try_out(self, wanted: dict[Piece, Reason]) -> dict[Piece, list[Foretold]]:
         """Run the model on its inputs, and on a batch of another size; then say what every call gives."""
         size = self.inputs.samples
-        try:
-            first = self._trial(wanted, size)
-        except Exception as error:
-            raise failed_eagerly(error, self.model) from error
+        first = self._first(wanted, size)
         runs, sizes = [first], [size]
         for other, changed in self._variations(size):
             second = self._second(wanted, other, changed=changed)
@@ -117,6 +115,16 @@ class Opaque:
         self.fixed = self.fixed or (size is not None and len(set(sizes)) == 1)
         return {piece: foretold(piece, [run[piece] for run in runs], sizes) for piece in wanted}
 
+    def _first(self, wanted: dict[Piece, Reason], size: int | None) -> dict[Piece, list[Call]]:
+        """A run of the model on its own inputs, with gradients if it can; without where they are off around and it cannot."""
+        try:
+            return self._trial(wanted, size)
+        except Exception as error:
+            if self.grad and not torch.is_grad_enabled():
+                self.grad = False
+                return self._first(wanted, size)
+            raise failed_eagerly(error, self.model) from error
+
     def _variations(self, size: int | None) -> Iterator[tuple[int | None, bool]]:
         """Second runs, the most telling first: another batch size or not, changed data or not."""
         others = [] if self.fixed or size is None else [size - 1 if size > 1 else 2]
@@ -128,10 +136,9 @@ class Opaque:
         self, wanted: dict[Piece, Reason], size: int | None, *, changed: bool
     ) -> dict[Piece, list[Call]] | None:
         """Another run with other random numbers; None when the model cannot do that."""
-        try:
+        with suppress(Exception):
             return self._trial(wanted, size, reseed=True, changed=changed)
-        except Exception:
-            return None
+        return None
 
     def _trial(
         self, wanted: dict[Piece, Reason], size: int | None, *, reseed: bool = False, changed: bool = False
@@ -139,7 +146,8 @@ class Opaque:
         pairs = zip(self.inputs.leaves, self.inputs.dims, strict=True)
         leaves = [variation(leaf, dim, size, changed=changed) for leaf, dim in pairs]
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
-        return trial(self.model, args, kwargs, wanted, reseed=reseed)
+        with torch.set_grad_enabled(self.grad):
+            return trial(self.model, args, kwargs, wanted, reseed=reseed)
 
 
 def recorded(model: nn.Module, inputs: FlatInputs, attempt: Callable[[Opaque], fx.GraphModule]) -> fx.GraphModule:

@@ -74,7 +74,7 @@ def trial(
 
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for context in (untouched(model), preserved(model), torch.enable_grad(), caught(model, calls, catch), watch):
+        for context in (untouched(model), preserved(model), caught(model, calls, catch), watch):
             stack.enter_context(context)
         if reseed:
             torch.manual_seed(torch.initial_seed() + 1)
@@ -96,6 +96,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every kernel: which memory it reads, and inside the call of a piece what it costs."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -145,14 +147,14 @@ class _Record:
 
     def note(self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], made: Any) -> None:
         keys = {_key(tensor) for tensor in read}
-        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        self.random = self.random or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         for tensor in read:
             if _key(tensor) not in self.known:
                 self.outside[_key(tensor)] = tensor
         fresh = [tensor for tensor in _tensors(made) if _key(tensor) not in keys]
         self.known |= {_key(tensor) for tensor in fresh}
         if fresh or func._schema.is_mutable:
-            count = flop_registry.get(func._overloadpacket)
+            count = flop_registry.get(getattr(func, "_overloadpacket", func))
             moved = sum(tensor.nbytes for tensor in (*read, *fresh))
             dtype = next((tensor.dtype for tensor in (*read, *fresh)), torch.float32)
             self.work.append((float(count(*args, **kwargs, out_val=made)) if count else 0.0, float(moved), dtype))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,6 +46,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 
 class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.owned = {parameter.untyped_storage()._cdata: parameter for parameter in parameters}
@@ -52,7 +55,7 @@ class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._schema.is_mutable:
+        if not isinstance(func, HigherOrderOperator) and func._schema.is_mutable:
             for argument, value in zip(func._schema.arguments, args, strict=False):
                 self._keep(argument, value)
             for argument in func._schema.arguments:
