@@ -120,6 +120,8 @@ def _check_trains(schedule: Schedule) -> None:
     if kinds & {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}:
         why = "only full backwards (B) are run so far"
         raise ScheduleError(f"schedule {schedule.name!r} splits the backward into I and W", why=why)
+    if Kind.RECOMPUTE in kinds:
+        raise ScheduleError(f"schedule {schedule.name!r} recomputes forwards", why="R is not run so far")
     if Kind.BACKWARD not in kinds:
         hint = "gpipe or 1f1b; pipe(x) under no_grad runs forwards alone"
         raise ScheduleError(f"schedule {schedule.name!r} has no backward", hint=hint)
