@@ -19,6 +19,7 @@ from typing import Unpack
 from pipecompile.checks import verify
 from pipecompile.in_flight import in_flight
 from pipecompile.ir import Action, Program, Route, Schedule, Tie, chain
+from pipecompile.pausing import without_collection
 from pipecompile.simulation.costs import CostOptions, Costs, PerLink, PerStage, make_costs
 from pipecompile.simulation.critical import critical_path
 from pipecompile.simulation.from_program import tasks_of_program
@@ -31,6 +32,7 @@ from pipecompile.timeline import COMPUTE, Span, Timeline
 __all__ = ["prepare", "simulate"]
 
 
+@without_collection
 def simulate(
     subject: Schedule | Program,
     *,
