@@ -129,7 +129,7 @@ class Outcome:
         return self.catalogue is not None and self.found > self.catalogue * (1 + 1e-9)
 
 
-def outcome(profile: Profile) -> Outcome:
+def outcome(profile: Profile, effort: float = 1.0) -> Outcome:
     """Search, check, and compare."""
     start = perf_counter()
     schedule = auto_schedule(
@@ -139,6 +139,7 @@ def outcome(profile: Profile) -> Outcome:
         routes=profile.routes,
         memory_limit=profile.room,
         checkpoint=profile.checkpoint,
+        effort=effort,
         **profile.costs,
     )
     seconds = perf_counter() - start

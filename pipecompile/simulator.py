@@ -12,14 +12,13 @@ place. The host's transfers cost nothing.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Unpack
 
 from pipecompile.checks import verify
 from pipecompile.in_flight import in_flight
-from pipecompile.ir import Action, Program, Route, Schedule, Tie, chain
-from pipecompile.simulation.costs import CostOptions, Costs, PerLink, PerStage, make_costs
+from pipecompile.ir import Action, Program, Schedule, chain
+from pipecompile.pausing import without_collection
+from pipecompile.simulation.costs import CostOptions, Costs, make_costs
 from pipecompile.simulation.critical import critical_path
 from pipecompile.simulation.from_program import tasks_of_program
 from pipecompile.simulation.from_schedule import tasks_of_schedule
@@ -31,65 +30,38 @@ from pipecompile.timeline import COMPUTE, Span, Timeline
 __all__ = ["prepare", "simulate"]
 
 
-def simulate(
-    subject: Schedule | Program,
-    *,
-    forward: PerStage = 1.0,
-    input_grad: PerStage = 1.0,
-    weight_grad: PerStage = 1.0,
-    recompute: PerStage | None = None,
-    transfer: float | Mapping[str, float] = 0.0,
-    latency: PerLink = 0.0,
-    bandwidth: PerLink = math.inf,
-    engines: str = "pair",
-    saved_bytes: PerStage = 0.0,
-    weight_saved_bytes: PerStage | None = None,
-    recipe_bytes: PerStage = 0.0,
-    parameter_bytes: PerStage = 0.0,
-) -> Timeline:
+@without_collection
+def simulate(subject: Schedule | Program, **costs: Unpack[CostOptions]) -> Timeline:
     """Predict a run. A schedule runs over a chain whose values have no size.
 
-    Seconds per stage: a full backward takes `input_grad + weight_grad`; a recomputation what a forward takes, unless
-    `recompute` says otherwise. A transfer between two devices takes `transfer` (one number, or a number per name of a
-    route), plus `latency` and the value's bytes over `bandwidth` (one number, or one per (source, target) pair of devices).
-    Copies queue for the way between their two devices, or with `engines="device"` for the one copy engine per direction
-    that every device has.
+    Seconds, one number for all stages or one per stage: `forward`, `input_grad`, `weight_grad` (1 by default; a full
+    backward takes the last two together), `recompute` (as long as a forward). Seconds of a transfer between two devices:
+    `transfer` (0; one number, or one per name of a route), plus `latency` (0), plus the value's bytes over `bandwidth`
+    (infinite); the last two are one number, or one per (source, target) pair of devices. Copies queue for the way between
+    their two devices, or with `engines="device"` for the one copy engine per direction that every device has.
 
-    Bytes per stage: `saved_bytes` per micro-batch for the backward, `weight_saved_bytes` of that until W (all of it, when
-    None), `recipe_bytes` beside the inputs of a forward that is recomputed, `parameter_bytes` always. Other sizes are the
-    routes'. A program is taken to be legal. O(n log P) for n instructions on P devices. Raises VerifyError when a schedule
-    is not legal or a program does not run to its end, InputError when a cost is not a number per stage, route or pair.
+    Bytes per stage, 0 by default: `saved_bytes` per micro-batch for the backward, `weight_saved_bytes` of that until W (all
+    of it), `recipe_bytes` beside the inputs of a forward that is recomputed, `parameter_bytes` always. Other sizes are the
+    routes'.
+
+    A program is taken to be legal. O(n log P) for n instructions on P devices. Raises VerifyError when a schedule is not
+    legal or a program does not run to its end, InputError when a cost is not a number per stage, route or pair.
     """
-    given = CostOptions(
-        forward=forward,
-        input_grad=input_grad,
-        weight_grad=weight_grad,
-        recompute=recompute,
-        transfer=transfer,
-        latency=latency,
-        bandwidth=bandwidth,
-        engines=engines,
-        saved_bytes=saved_bytes,
-        weight_saved_bytes=weight_saved_bytes,
-        recipe_bytes=recipe_bytes,
-        parameter_bytes=parameter_bytes,
-    )
-    tasks, costs = prepare(subject, **given)
-    return _timeline(subject, tasks, walked(subject, tasks, costs))
+    tasks, checked = prepare(subject, **costs)
+    return _timeline(subject, tasks, walked(subject, tasks, checked))
 
 
 def prepare(subject: Schedule | Program, **given: Unpack[CostOptions]) -> tuple[Tasks, Costs]:
     """What the walk needs. Raises VerifyError when a schedule is not legal, InputError."""
-    routes: tuple[Route, ...]
-    ties: tuple[Tie, ...]
-    routes, ties = (chain(subject.n_stages), ()) if isinstance(subject, Schedule) else (subject.routes, subject.ties)
-    if isinstance(subject, Schedule):
-        verify(subject)
-    costs = make_costs(subject.n_stages, subject.n_devices, routes, ties, **given)
-    if isinstance(subject, Schedule):
-        tasks = tasks_of_schedule(subject, routes, costs)
-    else:
-        tasks = tasks_of_program(subject, costs)
+    match subject:
+        case Schedule():
+            verify(subject)
+            routes = chain(subject.n_stages)
+            costs = make_costs(subject.n_stages, subject.n_devices, routes, **given)
+            tasks = tasks_of_schedule(subject, routes, costs)
+        case Program():
+            costs = make_costs(subject.n_stages, subject.n_devices, subject.routes, subject.ties, **given)
+            tasks = tasks_of_program(subject, costs)
     if any(costs.parameters):
         homes = [[s for s, home in enumerate(subject.placement) if home == d] for d in range(subject.n_devices)]
         tasks.constant = tuple(sum(costs.parameters[s] for s in own) for own in homes)

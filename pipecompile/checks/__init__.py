@@ -11,12 +11,14 @@ from pipecompile.checks.routes import route_faults
 from pipecompile.checks.schedule import schedule_faults
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import Action, Program, Route, Schedule, chain
+from pipecompile.pausing import without_collection
 
 __all__ = ["ALL_MODELS", "Level", "Model", "verify", "verify_program"]
 
 PerDevice = float | Sequence[float]
 
 
+@without_collection
 def verify(
     subject: Schedule | Program,
     *,

@@ -9,8 +9,7 @@ an input) exactly once. Exchanges of tied parameters are waited for by all their
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 from pipecompile.checks.deadlock import Step, deadlocks
 from pipecompile.checks.models import Model
@@ -24,37 +23,45 @@ Message = tuple[Value, int, int]
 
 def pairing_faults(program: Program, models: frozenset[Model]) -> list[str]:
     """All sends and receives that lack their partner, all cycles of waits among devices, all messages out of turn."""
-    lines = [_Line(device, row) for device, row in enumerate(program.rows)]
-    sends = Counter(message for line in lines for message in line.sends)
-    recvs = Counter(message for line in lines for message in line.recvs)
-    sends.update(message for message in recvs if message[1] == HOST and _host_gives(program, message[0]))
-    recvs.update(_host_takes(program))
-    faults = list(_unpaired(sends, recvs))
+    numbers: dict[Message, int] = {}
+    lines = [_line(device, row, numbers) for device, row in enumerate(program.rows)]
+    sends = Counter(number for line in lines for i, number in line if i.op is Op.SEND)
+    recvs = Counter(number for line in lines for i, number in line if i.op is Op.RECV)
+    for (value, source, _), number in numbers.items():
+        if source == HOST and _host_gives(program, value):
+            sends[number] += recvs[number]
+    for message in _host_takes(program):
+        recvs[numbers.setdefault(message, len(numbers))] += 1
+    messages = list(numbers)
+    faults = list(_unpaired(messages, sends, recvs))
     if models:
         buffered = _deadlocks(program, lines, meet=False)
         faults += buffered
         if Model.RENDEZVOUS in models and not buffered:
-            faults += (f"if sends wait for their receives: {cycle}" for cycle in _deadlocks(program, lines, meet=True))
+            cycles = _deadlocks(program, lines, meet=True)
+            faults += (f"if sends wait for their receives: {cycle}" for cycle in cycles)
     if Model.FIFO in models:
-        faults += _out_of_turn(lines)
+        faults += _out_of_turn(lines, messages)
     return faults
 
 
-class _Line:
-    """What a device exchanges, in order: instructions with their message, or with none for a tied parameter."""
+Line = list[tuple[Instruction, int]]
+"""What a device exchanges, in order: instructions with the number of their message, -1 for a tied parameter."""
 
-    def __init__(self, device: int, row: Sequence[Instruction]) -> None:
-        self.found: list[tuple[Instruction, Message | None]] = []
-        for instruction in row:
-            match instruction.op:
-                case Op.SEND if instruction.peer is not None:
-                    self.found.append((instruction, (instruction.reads[0].value, device, instruction.peer)))
-                case Op.RECV if instruction.peer is not None:
-                    self.found.append((instruction, (instruction.writes[0].value, instruction.peer, device)))
-                case Op.BROADCAST | Op.REDUCE:
-                    self.found.append((instruction, None))
-        self.sends = [message for i, message in self.found if message and i.op is Op.SEND]
-        self.recvs = [message for i, message in self.found if message and i.op is Op.RECV]
+
+def _line(device: int, row: Sequence[Instruction], numbers: dict[Message, int]) -> Line:
+    found: Line = []
+    for instruction in row:
+        op = instruction.op
+        if op is Op.SEND and instruction.peer is not None:
+            message = instruction.reads[0].value, device, instruction.peer
+            found.append((instruction, numbers.setdefault(message, len(numbers))))
+        elif op is Op.RECV and instruction.peer is not None:
+            message = instruction.writes[0].value, instruction.peer, device
+            found.append((instruction, numbers.setdefault(message, len(numbers))))
+        elif op is Op.BROADCAST or op is Op.REDUCE:
+            found.append((instruction, -1))
+    return found
 
 
 def _host_gives(program: Program, value: Value) -> bool:
@@ -78,13 +85,11 @@ def _host_takes(program: Program) -> Iterator[Message]:
                     yield Value(route.value, microbatch, consumer), program.placement[consumer], HOST
 
 
-def _unpaired(sends: Counter[Message], recvs: Counter[Message]) -> Iterator[str]:
-    if sends == recvs and all(count == 1 for count in sends.values()):
-        return
-    for message in dict.fromkeys([*sends, *recvs]):
-        value, source, target = message
-        sent, received = sends[message], recvs[message]
+def _unpaired(messages: Sequence[Message], sends: Counter[int], recvs: Counter[int]) -> Iterator[str]:
+    for number in dict.fromkeys([*sends, *recvs]):
+        sent, received = sends[number], recvs[number]
         if (sent, received) != (1, 1):
+            value, source, target = messages[number]
             given = f"SEND {value} to {place(target)}" if sent else "(nothing)"
             taken = f"RECV {value} from {place(source)}" if received else "(nothing)"
             picture = f"{_end(source)} │ {given} ──▶ {taken} │ {_end(target)}"
@@ -100,59 +105,53 @@ def _end(end: int) -> str:
     return place(end) if end == HOST else f"device {end}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Posted:
-    """The receive of a message is posted: what its send waits for when the two must meet."""
-
-    message: Message
-
-
-def _deadlocks(program: Program, lines: Sequence[_Line], *, meet: bool) -> list[str]:
+def _deadlocks(program: Program, lines: Sequence[Line], *, meet: bool) -> list[str]:
     """Cycles of waits. `meet`: a send waits for its receive, as the receive for its send."""
+    parties = {tie.name: tie.devices(program.placement) for tie in program.ties}
     rows: list[list[Step]] = []
     origin: list[list[int]] = []
-    parties = {tie.name: tie.devices(program.placement) for tie in program.ties}
     for device, line in enumerate(lines):
         steps: list[Step] = []
         index_of: list[int] = []
-        for index, (instruction, message) in enumerate(line.found):
+        for index, (instruction, number) in enumerate(line):
             before = len(steps)
-            if message is None:
+            if number < 0:
                 names = [(str(instruction), party) for party in parties.get(instruction.tie or "", ())]
                 steps += [((), (str(instruction), device)), (tuple(names), None)]
-            elif instruction.op is Op.SEND:
-                steps.append(((), message))
-                if meet and message[2] != HOST:
-                    steps.append(((_Posted(message),), None))
-            elif message[1] != HOST:
-                if meet:
-                    steps.append(((), _Posted(message)))
-                steps.append(((message,), None))
+            elif instruction.peer != HOST:
+                steps += _steps(number, instruction.op is Op.SEND, meet)
             index_of += [index] * (len(steps) - before)
         rows.append(steps)
         origin.append(index_of)
-    return deadlocks(rows, lambda device, step: lines[device].found[origin[device][step]][0])
+    return deadlocks(rows, lambda device, step: lines[device][origin[device][step]][0])
 
 
-def _out_of_turn(lines: Sequence[_Line]) -> Iterator[str]:
+def _steps(number: int, is_send: bool, meet: bool) -> list[Step]:
+    """Message n gives n when it is sent, and ~n when its receive is posted."""
+    if is_send:
+        return [((), number), ((~number,), None)] if meet else [((), number)]
+    return [((), ~number), ((number,), None)] if meet else [((number,), None)]
+
+
+def _out_of_turn(lines: Sequence[Line], messages: Sequence[Message]) -> Iterator[str]:
     """Pairs of devices where what is received next is not what was sent next."""
-    sent = _by_pair(message for line in lines for message in line.sends)
-    received = _by_pair(message for line in lines for message in line.recvs)
+    sent = _by_pair((number for line in lines for i, number in line if i.op is Op.SEND), messages)
+    received = _by_pair((number for line in lines for i, number in line if i.op is Op.RECV), messages)
     for pair, order in sent.items():
         taken = received.get(pair, [])
         if order == taken or HOST in pair or Counter(order) != Counter(taken):
             continue
         first = next(index for index, (a, b) in enumerate(zip(order, taken, strict=True)) if a != b)
         (source, target), several = pair, slice(first, first + 3)
-        names = [", ".join(str(value) for value in values[several]) for values in (order, taken)]
+        names = [", ".join(str(messages[number][0]) for number in numbers[several]) for numbers in (order, taken)]
         yield (
             f"messages from device {source} to device {target} are not received in the order in which they are sent\n"
             f"      device {source} │ … SEND {names[0]} … ──▶ device {target} │ … RECV {names[1]} …"
         )
 
 
-def _by_pair(messages: Iterator[Message]) -> dict[tuple[int, int], list[Value]]:
-    found: dict[tuple[int, int], list[Value]] = {}
-    for value, source, target in messages:
-        found.setdefault((source, target), []).append(value)
+def _by_pair(numbers: Iterable[int], messages: Sequence[Message]) -> dict[tuple[int, int], list[int]]:
+    found: dict[tuple[int, int], list[int]] = {}
+    for number in numbers:
+        found.setdefault(messages[number][1:], []).append(number)
     return found

@@ -22,10 +22,12 @@ from pipecompile.passes.recompute import Checkpoint, insert_recompute
 from pipecompile.passes.slots import assign_slots
 from pipecompile.passes.ties import insert_exchanges
 from pipecompile.passes.transfers import insert_transfers
+from pipecompile.pausing import without_collection
 
 __all__ = ["Hook", "Pass", "PassManager", "Step", "lower", "lowering", "watch"]
 
 
+@without_collection
 def lower(
     schedule: Schedule,
     routes: Sequence[Route] | None = None,

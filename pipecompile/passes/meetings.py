@@ -62,101 +62,98 @@ def _key(instruction: Instruction, device: int) -> Key | None:
     return instruction.writes[0].value, peer, device
 
 
-def _made(program: Program) -> dict[Key, tuple[float, int]]:
-    """When each message is made at unit times; the number of the message tells equal times apart."""
+def _made(program: Program) -> dict[Key, int]:
+    """The messages in the order in which they are sent at unit times."""
     costs = make_costs(program.n_stages, program.n_devices, program.routes, program.ties)
     tasks, messages = tasks_and_messages(program, costs)
-    start = walk(tasks).message_start
+    sent = (messages[number] for number in walk(tasks).order)
     return {
-        (what, source, target): (start[number], number)
-        for number, (what, source, target) in enumerate(messages)
-        if isinstance(what, Value)
+        (what, source, target): place for place, (what, source, target) in enumerate(sent) if isinstance(what, Value)
     }
 
 
+Stop = tuple[int, bool, Key, int]
+"""Where a device meets another: the place in its row, whether it sends, the message, the other device."""
+
+
 class _Walk:
-    """Late receives: devices walk until each has met all that it has to, or all are stuck."""
+    """Late receives: devices go on until each has met all that it has to; a cycle of waits is opened when it closes."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.lines = [
-            [
-                (index, instruction.op is Op.SEND, key)
-                for index, instruction in enumerate(row)
-                if (key := _key(instruction, d))
-            ]
-            for d, row in enumerate(program.rows)
-        ]
+        self.lines = [list(_stops(row, device)) for device, row in enumerate(program.rows)]
         self.at = [0] * program.n_devices
+        self.is_stuck = [False] * program.n_devices
         self.taken: set[Key] = set()
         self.moved: list[Moved] = [{} for _ in program.rows]
+        self.ready: list[int] = []
 
     def run(self) -> list[Moved]:
-        ready = list(range(self.program.n_devices))
-        while True:
-            while ready:
-                self._go_on(ready.pop(), ready)
-            stuck = [d for d in range(self.program.n_devices) if self._head(d) is not None]
-            if not stuck:
-                return self.moved
-            for cycle in _cycles({d: self._peer(d) for d in stuck}):
-                ready.append(self._release(cycle))
+        self.ready = list(range(self.program.n_devices))
+        while self.ready:
+            self._go_on(self.ready.pop())
+        return self.moved
 
-    def _head(self, device: int) -> tuple[int, bool, Key] | None:
-        """What a device comes to next; receives that were taken already are passed."""
+    def _go_on(self, device: int) -> None:
+        """Meet all that are there; stuck then, perhaps in a cycle."""
+        while (here := self._next(device)) is not None:
+            there = self._next(here[3])
+            if there is None or there[2] != here[2]:
+                self.is_stuck[device] = True
+                if cycle := self._cycle(device):
+                    self._release(cycle)
+                return
+            self.at[device] += 1
+            self._advance(here[3])
+
+    def _advance(self, device: int) -> None:
+        self.at[device] += 1
+        self.is_stuck[device] = False
+        self.ready.append(device)
+
+    def _next(self, device: int) -> Stop | None:
+        """Where a device comes to next; receives that were taken already are passed."""
         line, at = self.lines[device], self.at[device]
         while at < len(line) and not line[at][1] and line[at][2] in self.taken:
             at += 1
         self.at[device] = at
         return line[at] if at < len(line) else None
 
-    def _peer(self, device: int) -> int:
-        head = self._head(device)
-        assert head is not None
-        _, is_send, (_, source, target) = head
-        return target if is_send else source
+    def _cycle(self, device: int) -> list[Stop]:
+        """Whom a stuck device waits for, and whom that one, and so on, if they wait for it in the end."""
+        path: list[Stop] = []
+        other = device
+        while self.is_stuck[other] and (stop := self._next(other)) is not None:
+            path.append(stop)
+            other = stop[3]
+            if other == device:
+                return path
+        return []
 
-    def _go_on(self, device: int, ready: list[int]) -> None:
-        while (head := self._head(device)) is not None:
-            peer = self._peer(device)
-            other = self._head(peer)
-            if other is None or other[2] != head[2]:
-                return
-            self.at[device] += 1
-            self.at[peer] += 1
-            ready.append(peer)
-
-    def _release(self, cycle: list[int]) -> int:
-        """Of the sends that are stuck in the cycle the oldest is received now. Returns its device."""
-        heads = [(head, d) for d in cycle if (head := self._head(d)) is not None and head[1]]
-        (_, _, key), device = min(heads, key=lambda each: self.made[each[0][2]])
-        here = self._head(key[2])
+    def _release(self, cycle: list[Stop]) -> None:
+        """Of the sends in the cycle the oldest is received now, ahead of what its receiver is stuck at."""
+        key = min((key for _, is_send, key, _ in cycle if is_send), key=self.made.__getitem__)
+        _, source, target = key
+        here = self._next(target)
         assert here is not None
-        self.moved[key[2]].setdefault(here[0], []).append(self.receives[key])
+        self.moved[target].setdefault(here[0], []).append(self.receives[key])
         self.taken.add(key)
-        self.at[device] += 1
-        return device
+        self._advance(source)
 
     @cached_property
-    def made(self) -> dict[Key, tuple[float, int]]:
+    def made(self) -> dict[Key, int]:
         return _made(self.program)
 
     @cached_property
     def receives(self) -> dict[Key, int]:
-        return {key: index for line in self.lines for index, is_send, key in line if not is_send}
+        return {key: index for line in self.lines for index, is_send, key, _ in line if not is_send}
 
 
-def _cycles(waits: dict[int, int]) -> Iterator[list[int]]:
-    """Everybody waits for one other: follow the waits until somebody comes again."""
-    seen: dict[int, int] = {}
-    for start in waits:
-        path, device = [], start
-        while device not in seen:
-            seen[device] = start
-            path.append(device)
-            device = waits[device]
-        if seen[device] == start and device in path:
-            yield path[path.index(device) :]
+def _stops(row: Sequence[Instruction], device: int) -> Iterator[Stop]:
+    for index, instruction in enumerate(row):
+        if (key := _key(instruction, device)) is not None:
+            is_send = instruction.op is Op.SEND
+            yield index, is_send, key, key[2] if is_send else key[1]
 
 
 def _early(program: Program, ahead: int) -> list[Moved]:
@@ -164,7 +161,7 @@ def _early(program: Program, ahead: int) -> list[Moved]:
     return [_advanced(row, d, made, ahead) for d, row in enumerate(program.rows)]
 
 
-def _advanced(row: Sequence[Instruction], device: int, made: dict[Key, tuple[float, int]], ahead: int) -> Moved:
+def _advanced(row: Sequence[Instruction], device: int, made: dict[Key, int], ahead: int) -> Moved:
     """Receives and sends in the order in which they are made; a receive never after its reader, or a reader of the next."""
     keys = {index: key for index, instruction in enumerate(row) if (key := _key(instruction, device))}
     queue = sorted((made[key], index) for index, key in keys.items() if row[index].op is Op.RECV)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
+from pipecompile.pausing import without_collection
 from pipecompile.schedules.auto import auto_schedule
 from pipecompile.schedules.catalogue import CATALOGUE, Builder, Entry, register_schedule
 
 __all__ = ["CATALOGUE", "Builder", "Entry", "auto_schedule", "build_schedule", "register_schedule"]
 
 
+@without_collection
 def build_schedule(
     schedule: str | Builder, n_stages: int, n_microbatches: int, *, n_devices: int | None = None
 ) -> Schedule:

@@ -18,6 +18,7 @@ from typing import Unpack
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Action, Kind, Route, Schedule, chain
 from pipecompile.passes.recompute import insert_recompute
+from pipecompile.pausing import without_collection
 from pipecompile.schedules.bound import shortest_step
 from pipecompile.schedules.catalogue import CATALOGUE
 from pipecompile.schedules.checkpoints import flag_sets
@@ -32,6 +33,7 @@ __all__ = ["auto_schedule"]
 PerDevice = float | Sequence[float]
 
 
+@without_collection
 def auto_schedule(
     n_stages: int,
     n_microbatches: int,
