@@ -55,7 +55,10 @@ def settle(recorder: Recorder, inputs: FlatInputs) -> None:
     free = from_constants(first, training=model.training)
     same = alike(first, second, free)
     _erase(values.graph, set(first))
-    if not (same and _places(changes, values, free) == _places(later, values, free)):
+    kept: dict[bool, list[Change]] = {True: [], False: []}
+    for change in changes:
+        kept[_free(change, values, free)].append(change)
+    if not (same and _places(kept[False]) == _places(later) - _places(kept[True])):
         raise Carried(changes, model)
     lost = [change.name for change in changes if not _written(change, later, values, free, recorder.write_effect)]
     if lost:
@@ -79,13 +82,18 @@ def _again(recorder: Recorder, inputs: FlatInputs) -> list[Change]:
         return recorder.remains.changes(between)
 
 
-def _places(changes: Sequence[Change], values: Values, free: set[fx.Node]) -> set[tuple[int, Any, int]]:
-    """Where tensors were left, and how many at the end of a list; tables that are made once do not count."""
+def _places(changes: Sequence[Change]) -> set[tuple[int, Any, int]]:
+    """Where tensors were left, and how many at the end of a list."""
     return {
         (id(change.place.container), change.key, len(change.value) if change.key is None else 0)
         for change in changes
-        if any(not values.knows(tensor) or values.node(tensor) not in free for tensor in change.tensors)
+        if change.tensors
     }
+
+
+def _free(change: Change, values: Values, free: set[fx.Node]) -> bool:
+    """Is it a table, which a recording may make anew?"""
+    return all(values.knows(tensor) and values.node(tensor) in free for tensor in change.tensors)
 
 
 def _computed(graph: fx.Graph) -> list[fx.Node]:
@@ -108,11 +116,10 @@ def _erase(graph: fx.Graph, first: set[fx.Node]) -> None:
 def _written(
     change: Change, later: Sequence[Change], values: Values, free: set[fx.Node], write: Callable[..., None]
 ) -> bool:
-    tensors = change.tensors
-    if not all(map(values.knows, tensors)):
+    if not all(map(values.knows, change.tensors)):
         return False
-    if tensors and all(values.node(tensor) in free for tensor in tensors):
-        return True  # a table: it is computed anew in every run
+    if change.tensors and _free(change, values, free):
+        return True
     then = next((c.value for c in later if c.place.container is change.place.container and c.key == change.key), None)
     function = writer(change, then)
     if function is not None:
