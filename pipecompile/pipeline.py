@@ -128,9 +128,8 @@ class Pipeline(StandIn):
         inputs = self.flat(args, kwargs)
         build, batch = self.builds.find(inputs)
         self.builds.join(build, batch)
-        wanted = torch.is_grad_enabled() and any(
-            t.requires_grad for t in chain(_tensors(inputs), self.model.parameters())
-        )
+        sources = chain(_tensors(inputs), self.model.parameters())
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
         executable = build.call(len(batch.sizes), with_backward=wanted)
         if wanted:
             made = pipelined(Call(executable, build.outputs, build.inputs, batch))
