@@ -128,19 +128,18 @@ class Pipeline(StandIn):
         inputs = self.flat(args, kwargs)
         build, batch = self.builds.find(inputs)
         self.builds.join(build, batch)
-        parts = batch.sizes
-        wanted = torch.is_grad_enabled() and any(
-            t.requires_grad for t in chain(_tensors(inputs), self.model.parameters())
-        )
-        executable = build.call(len(parts), with_backward=wanted)
+        sources = chain(_tensors(inputs), self.model.parameters())
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
+        executable = build.call(len(batch.sizes), with_backward=wanted)
         if wanted:
             made = pipelined(Call(executable, build.outputs, build.inputs, batch))
         else:
-            frame = executable.frame(parts, build.arrivals(batch))
+            frame = executable.frame(batch.sizes, build.arrivals(batch))
             executable.run(executable.inline, frame)
-            made = build.outputs.gathered({name: frame.departures[name, False] for name in build.outputs.names}, parts)
+            parts = {name: frame.departures[name, False] for name in build.outputs.names}
+            made = build.outputs.gathered(parts, batch.sizes)
             executable.finished(frame)
-        return build.outputs.whole(made, parts)
+        return build.outputs.whole(made, batch.sizes)
 
     def step(self, *args: Any, target: Any = None, **kwargs: Any) -> torch.Tensor:
         """Forward and backward of all micro-batches under the schedule; gradients are added to `.grad`.

@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -43,16 +42,15 @@ from pipecompile.tracing.interception.reachable import reachable
 from pipecompile.tracing.interception.rewriting import calls_led_to
 from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
 from pipecompile.tracing.opaque.kept_pieces import KeptPieces
-from pipecompile.tracing.opaque.pieces import Piece, caught
+from pipecompile.tracing.opaque.pieces import Piece, blame, caught
 from pipecompile.tracing.source import caller
-from pipecompile.tracing.state.carried import Change, Watch
 from pipecompile.tracing.state.originals import Originals
 from pipecompile.tracing.state.remains import Remains
-from pipecompile.tracing.state.second_call import Carried, settled
+from pipecompile.tracing.state.second_call import settle
 from pipecompile.tracing.writing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.writing.finishing import finished
 from pipecompile.tracing.writing.regions import Ambient, Regions
-from pipecompile.tracing.writing.spelling import Spelling, decides_rank, spelled
+from pipecompile.tracing.writing.spelling import Spelling, attribute, decides_rank, spelled
 from pipecompile.tracing.writing.values import Values, storages, tensors_in
 
 __all__ = ["Recorder"]
@@ -98,47 +96,26 @@ class Recorder(TorchFunctionMode):
                 for context in contexts:
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
-                self._settle(inputs)
+                settle(self, inputs)
             return finished(self, inputs, output)
         except Exception as error:
             raise explained(error, self.model) from error
 
     def _placeholder(self, name: str, leaf: Any, dim: Any) -> Any:
         node = self.graph.placeholder(name)
-        twin = self._twin(leaf, dim)
+        twin = self.twin(leaf, dim)
         held = [twin] if isinstance(twin, torch.Tensor) else []
         node.meta.update(val=twin, module="", source="", storages=storages(held), mutates=frozenset())
         if held:
             self.values.bind(twin, node)
         return twin
 
-    def _twin(self, leaf: Any, dim: Any) -> Any:
+    def twin(self, leaf: Any, dim: Any) -> Any:
+        """What stands for a leaf of the inputs."""
         return self.twins.of_input(leaf, dim, self.symbol.size) if isinstance(leaf, torch.Tensor) else leaf
 
-    def _settle(self, inputs: FlatInputs) -> None:
-        """What the call left on the model is written down, too."""
-        if changes := self.remains.changes():
-            self.regions.close()
-            if self.remains.depends(changes):
-                raise Carried(changes, self.model)
-            settled(changes, self.model, self.values, partial(self._again, inputs), self._write_effect)
-
-    def _again(self, inputs: FlatInputs) -> list[Change]:
-        """Call the model once more, on other tensors for the same inputs. Buffers are as the first call found them."""
-        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
-        with self.kept_whole():
-            leaves = [self._twin(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
-        for twin, node in zip(leaves, placeholders, strict=True):
-            if isinstance(twin, torch.Tensor):
-                self.values.bind(twin, node)
-        args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
-        with self.values.as_found(), self.kept.again():
-            between = Watch(self.model)
-            self.model(*args, **kwargs)
-            self.regions.close()
-            return self.remains.changes(between)
-
-    def _write_effect(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def write_effect(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """A node that calls a function for what it does."""
         self._write(("call_function", function, args), {}, None, [], self.regions.outside)
 
     # -- what is written down -------------------------------------------------------------------------------------
@@ -159,6 +136,10 @@ class Recorder(TorchFunctionMode):
                 return iter(torch.unbind(args[0]))
         if transformed(tensors_in((args, kwargs))):
             return self._under_transform(func, args, kwargs)
+        if (self.path[-1], func.__name__) in self.kept.lines and (
+            piece := self._called(func)
+        ) in self.kept.opaque.reasons:
+            return self._keep(piece, func, args, kwargs)
         try:
             return self.call(func, args, kwargs, lambda given: spelled(func, given))
         except DataDependentOutputException:
@@ -167,6 +148,13 @@ class Recorder(TorchFunctionMode):
                 raise
             self._write(("call_function", holds, (args[0], expected, caller())), {}, None, [], Ambient.now())
             return expected
+        except Exception as error:
+            blame(error, self._called(func))
+            raise
+
+    def _called(self, func: Any) -> Piece:
+        """The call of a function on this line, as a piece of its own."""
+        return Piece(self.path[-1], func.__name__, caller())
 
     def _under_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The tensors are wrapped; the floor hears what the call comes down to."""
@@ -249,14 +237,15 @@ class Recorder(TorchFunctionMode):
             return run(*args, **kwargs)
         args, kwargs = self.values.faked((args, kwargs))
         with self.kept_whole(), self.symbol.lenient():
-            call = self.kept.call(piece, (args, kwargs), self.twins.of)
+            call = self.kept.call(piece, run, (args, kwargs), self.twins.of)
         self.values.roots[call.target] = call.module
         node = self._write(call.spelling(args), kwargs, call.result, call.written, Ambient.now())
         node.meta.update(reads=storages(call.held), draws=call.random)
         return call.result
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        self.values.roots[name] = module
+        target = attribute(name)
+        self.values.roots[target] = module
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return original(module, *args, **kwargs)
@@ -265,7 +254,7 @@ class Recorder(TorchFunctionMode):
         held = [*module.parameters(), *module.buffers()]
         with self.remains.leaf(module):
             made = self.call(
-                outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written, held
+                outline(module, call), args, kwargs, lambda given: ("call_module", target, given), written, held
             )
         self.originals.renew(module)
         return made

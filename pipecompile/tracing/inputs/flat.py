@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
@@ -180,10 +181,19 @@ def _positional(forward: Callable[..., Any], count: int) -> list[Slot]:
     return (names + [(f"arg_{i}",) for i in range(len(names), count)])[:count]
 
 
+_SHAPELESS = (UninitializedParameter, UninitializedBuffer)
+
+
 def validate_model(model: object) -> nn.Module:
-    """Raise InputError for anything that is not an `nn.Module`."""
+    """Raise InputError for anything that is not an `nn.Module`, and for one whose lazy layers have no shapes yet."""
     if not isinstance(model, nn.Module):
         raise InputError(
             f"the model is a {type(model).__name__}, not an nn.Module", hint="wrap the function in a module"
         )
+    if lazy := [
+        name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if isinstance(tensor, _SHAPELESS)
+    ]:
+        raise InputError("the model has parameters without a shape", where=", ".join(lazy),
+                         why="its lazy layers learn their shapes in the first call",
+                         hint="call model(*example_args) once before compile")  # fmt: skip
     return model

@@ -21,7 +21,7 @@ from torch import nn
 from torch.fx import _pytree as fx_pytree
 from torch.utils import _pytree as pytree
 
-__all__ = ["Shell", "built", "hides_tensors", "opened", "shell_of", "taken_apart"]
+__all__ = ["Shell", "bare", "built", "hides_tensors", "opened", "shell_of", "taken_apart"]
 
 _CONTENT = (dict, list, tuple, set, deque)
 _CLOSED = (torch.Tensor, nn.Module, type, ModuleType, FunctionType, str, bytes, int, float, complex, torch.Generator,
@@ -91,8 +91,11 @@ def _opened_leaf(value: Any, around: tuple[int, ...]) -> Any:
 
 def shell_of(value: Any) -> Shell | None:
     """An object that holds tensors, its own values left as they are; None for a plain container and for all else."""
-    if type(value) in _CONTENT or not _openable(value) or not _holds_tensors(value):
-        return None
+    return None if type(value) in _CONTENT or not _openable(value) or not _holds_tensors(value) else bare(value)
+
+
+def bare(value: Any) -> Shell:
+    """The shell of whatever it is."""
     look, values = _taken_apart(value)
     return Shell(look, tuple(values))
 

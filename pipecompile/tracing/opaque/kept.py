@@ -6,7 +6,7 @@ promise is checked, because Python around the piece may have decided by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -58,12 +58,14 @@ class Kept(nn.Module):
     A method has no parameters of its own: those that it was seen to use are held, so that they are counted and placed.
     """
 
-    def __init__(self, piece: Piece, owner: nn.Module, symbol: sympy.Symbol) -> None:
+    def __init__(
+        self, piece: Piece, owner: nn.Module, symbol: sympy.Symbol, function: Callable[..., Any] | None = None
+    ) -> None:
         super().__init__()
-        self.piece, self.symbol = piece, symbol
+        self.piece, self.symbol, self.function = piece, symbol, function
         self.promises: list[Promise] = []
         self.owner = (owner,)
-        if not piece.method:
+        if piece.is_module:
             self.module = owner
         self.training = owner.training
 
@@ -81,10 +83,14 @@ class Kept(nn.Module):
         promise = self.promises[call]
         if detect_fake_mode() is not None:
             return self._imagined(promise, size, args, kwargs)
-        owner: Any = self.owner[0]
-        made = (getattr(owner, self.piece.method) if self.piece.method else owner)(*args, **kwargs)
+        made = self._runs(*args, **kwargs)
         self._check(promise, size, made)
         return made
+
+    @property
+    def _runs(self) -> Callable[..., Any]:
+        owner: Any = self.owner[0]
+        return self.function or (getattr(owner, self.piece.method) if self.piece.method else owner)
 
     # -- the promise ----------------------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import fx
 
 from pipecompile.errors import TraceError
 from pipecompile.tracing.fakes.symbols import BatchSymbol
@@ -19,7 +19,7 @@ from pipecompile.tracing.opaque.imagined import imagine
 from pipecompile.tracing.opaque.kept import Kept
 from pipecompile.tracing.opaque.pieces import Piece
 from pipecompile.tracing.source import caller
-from pipecompile.tracing.writing.spelling import Spelling
+from pipecompile.tracing.writing.spelling import Spelling, attribute
 
 __all__ = ["KeptCall", "KeptPieces"]
 
@@ -52,8 +52,13 @@ class KeptPieces:
         self.modules: dict[Piece, Kept] = {}
         self._calls: Counter[Piece] = Counter()
 
-    def call(self, piece: Piece, given: Any, twin: Callable[[torch.Tensor], Any]) -> KeptCall:
-        """The next call of a piece, with these arguments."""
+    @cached_property
+    def lines(self) -> frozenset[tuple[str, str]]:
+        """Where functions are kept: the path of the module and the name of the function."""
+        return frozenset((piece.path, piece.method) for piece in self.opaque.reasons if piece.line)
+
+    def call(self, piece: Piece, run: Callable[..., Any], given: Any, twin: Callable[[torch.Tensor], Any]) -> KeptCall:
+        """The next call of a piece, with these arguments. `run` is what it would run."""
         number = self._calls[piece]
         self._calls[piece] += 1
         told = self.opaque.promises[piece]
@@ -61,7 +66,8 @@ class KeptPieces:
             why = f"{piece.name} is called more often while the model is recorded than when it runs"
             raise TraceError(code="PC111", where=caller(), why=why)
         owner = self.opaque.model.get_submodule(piece.path)
-        kept = self.modules.setdefault(piece, Kept(piece, owner, self.symbol.symbol))
+        function = run if piece.line else None
+        kept = self.modules.setdefault(piece, Kept(piece, owner, self.symbol.symbol, function))
         leaves = taken_apart(given)[0]
         record = told[number].call
         kept.hold(record.used)
@@ -69,11 +75,11 @@ class KeptPieces:
         kept.promises.append(promise)
         written = [leaves[place] for place in record.written]
         written += [twin(tensor) for tensor in record.used if not isinstance(tensor, torch.nn.Parameter)]
-        written += [] if piece.method else list(owner.buffers())
-        own = [] if piece.method else [*owner.parameters(), *owner.buffers()]
+        written += list(owner.buffers()) if piece.is_module else []
+        own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         held = (*own, *map(twin, record.used))
         size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0
-        return KeptCall(_target(piece), kept, number, size, result, written, held, record.random)
+        return KeptCall(self._target(piece), kept, number, size, result, written, held, record.random)
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -97,7 +103,6 @@ class KeptPieces:
         """Why each piece that was met is kept whole."""
         return tuple(self.opaque.reasons[piece] for piece in self.modules)
 
-
-def _target(piece: Piece) -> str:
-    """A name in the graph that no attribute of a GraphModule has."""
-    return f"{piece.name}_" if hasattr(fx.GraphModule, piece.name) else piece.name
+    def _target(self, piece: Piece) -> str:
+        """Where the graph has it: a function at a path that nothing in the model has."""
+        return attribute(f"{piece.name}_kept_{list(self.modules).index(piece)}" if piece.line else piece.name)

@@ -1,7 +1,7 @@
 """Pieces of a model that cannot be recorded, and the interception of their calls.
 
-A piece is a submodule, or a method of a module when no submodule is as small. The recorder and the trial runs both meet its
-calls here, in the same order.
+A piece is a submodule, or a method of a module when no submodule is as small, or calls of one torch function on one line of
+the user's when nothing else is. The recorder and the trial runs both meet its calls, in the same order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any
 
@@ -17,21 +17,28 @@ from torch import nn
 
 from pipecompile.tracing.source import frames
 
-__all__ = ["Catch", "Piece", "alike", "candidates", "caught"]
+__all__ = ["Catch", "Piece", "alike", "blame", "candidates", "caught"]
 
 _MACHINERY = ("__call__", "_call_impl", "_wrapped_call_impl")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A module by its path, and the method when it is not the call of the module itself."""
+    """A module by its path, and the method when it is not the call of the module itself; with a `line`, the torch function
+    that is called on it while that module runs.
+    """
 
     path: str
     method: str = ""
+    line: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.path}.{self.method}".strip(".")
+        return f"{self.path}.{self.method.strip('_') if self.line else self.method}".strip(".")
+
+    @property
+    def is_module(self) -> bool:
+        return not self.method
 
 
 Catch = Callable[[Piece, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -51,6 +58,15 @@ def candidates(error: BaseException, model: nn.Module) -> Iterator[Piece]:
                 found.pop(piece, None)
                 found[piece] = None
     yield from reversed(found)
+    yield from vars(error).get(_BLAMED, ())
+
+
+_BLAMED = "_pipecompile_piece"
+
+
+def blame(error: BaseException, piece: Piece) -> None:
+    """The call of a torch function raised this, on tensors without memory: it is a candidate itself, the last one."""
+    vars(error).setdefault(_BLAMED, (piece,))
 
 
 def _piece(path: str, owner: nn.Module, name: str) -> Piece | None:
@@ -64,14 +80,14 @@ def _piece(path: str, owner: nn.Module, name: str) -> Piece | None:
 def alike(piece: Piece, model: nn.Module) -> tuple[Piece, ...]:
     """The same piece in every module of the same class."""
     kind = type(model.get_submodule(piece.path))
-    return tuple(Piece(path, piece.method) for path, module in model.named_modules() if path and type(module) is kind)
+    return tuple(replace(piece, path=path) for path, module in model.named_modules() if path and type(module) is kind)
 
 
 @contextmanager
 def caught(model: nn.Module, pieces: Iterable[Piece], catch: Catch) -> Iterator[None]:
-    """Calls of the pieces on this thread go to `catch` for as long as the block lasts, but not those made inside one."""
+    """Calls of modules and methods on this thread go to `catch` for as long as the block lasts, but not those made inside."""
     watch = _Watch(catch)
-    wanted = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces}
+    wanted = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces if not piece.line}
     spots: list[tuple[Any, str]] = [(nn.Module, "__call__")] if any(not name for _, name in wanted) else []
     spots += dict.fromkeys(
         (type(model.get_submodule(piece.path)), piece.method) for piece in wanted.values() if piece.method

@@ -19,7 +19,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from pipecompile.footprint import footprint
 from pipecompile.tracing.inputs.structure import taken_apart
+from pipecompile.tracing.opaque.functions import functions_caught
 from pipecompile.tracing.opaque.pieces import Piece, caught
 from pipecompile.tracing.state.contents import preserved
 from pipecompile.tracing.state.snapshot import untouched
@@ -74,7 +76,14 @@ def trial(
 
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for context in (untouched(model), preserved(model), caught(model, calls, catch), watch):
+        contexts = (
+            untouched(model),
+            preserved(model),
+            caught(model, calls, catch),
+            functions_caught(model, calls, catch),
+            watch,
+        )
+        for context in contexts:
             stack.enter_context(context)
         if reseed:
             torch.manual_seed(torch.initial_seed() + 1)
@@ -134,7 +143,7 @@ class _Record:
     def __init__(self, watch: _Watch, piece: Piece, given: Any) -> None:
         self.watch, self.piece, self.made = watch, piece, None
         owner = watch.model.get_submodule(piece.path)
-        self.own = [] if piece.method else [*owner.parameters(), *owner.buffers()]
+        self.own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         self.state = {_key(t): t for t in (*watch.model.parameters(), *watch.model.buffers())}
         self.given = taken_apart(given)[0]
         self.versions = [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in self.given]
@@ -155,7 +164,7 @@ class _Record:
         self.known |= {_key(tensor) for tensor in fresh}
         if fresh or func._schema.is_mutable:
             count = flop_registry.get(getattr(func, "_overloadpacket", func))
-            moved = sum(tensor.nbytes for tensor in (*read, *fresh))
+            moved = sum(map(footprint, (*read, *fresh)))
             dtype = next((tensor.dtype for tensor in (*read, *fresh)), torch.float32)
             self.work.append((float(count(*args, **kwargs, out_val=made)) if count else 0.0, float(moved), dtype))
 

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from pipecompile.errors import RecordingWarning, TraceError
+from pipecompile.tracing.inputs.flat import FlatInputs
 from pipecompile.tracing.opaque.pieces import Piece
-from pipecompile.tracing.state.carried import Change, alike, from_constants, writer
+from pipecompile.tracing.state.carried import Change, Watch, alike, from_constants, writer
 from pipecompile.tracing.writing.values import Values
 
-__all__ = ["Carried", "Written", "settled"]
+if TYPE_CHECKING:
+    from pipecompile.tracing.recorder import Recorder
 
-Written = Callable[[Callable[..., Any], tuple[Any, ...]], None]
-"""Adds a node that calls a function for what it does."""
+__all__ = ["Carried", "settle"]
 
 
 class Carried(TraceError):
@@ -34,34 +37,63 @@ class Carried(TraceError):
         super().__init__(code="PC114", where=where, why=f"it changes {names}, and the next call is another one for it")
 
 
-def settled(
-    changes: Sequence[Change], model: nn.Module, values: Values, again: Callable[[], list[Change]], write: Written
-) -> None:
-    """Write down the changes that one call made, or raise Carried. `again` makes the second call, and tells its changes."""
+def settle(recorder: Recorder, inputs: FlatInputs) -> None:
+    """Write down what the call that was recorded left on the model. Raises Carried when that is not for a graph to do."""
+    changes = recorder.remains.changes()
+    if not changes:
+        return
+    recorder.regions.close()
+    model, values = recorder.model, recorder.values
     first = _computed(values.graph)
+    if recorder.remains.depends(changes):
+        raise Carried(changes, model)
     try:
-        later = again()
+        later = _again(recorder, inputs)
     except Exception as error:
         raise Carried(changes, model) from error
     second = [node for node in _computed(values.graph) if node not in set(first)]
     free = from_constants(first, training=model.training)
     same = alike(first, second, free)
     _erase(values.graph, set(first))
-    if not (same and _places(changes, values, free) == _places(later, values, free)):
+    kept: dict[bool, list[Change]] = {True: [], False: []}
+    for change in changes:
+        kept[_free(change, values, free)].append(change)
+    if not (same and _places(kept[False]) == _places(later) - _places(kept[True])):
         raise Carried(changes, model)
-    lost = [change.name for change in changes if not _written(change, later, values, free, write)]
+    lost = [change.name for change in changes if not _written(change, later, values, free, recorder.write_effect)]
     if lost:
         what = f"{type(model).__name__}.forward changes {', '.join(dict.fromkeys(lost))}, which no graph can; it stays as it is"
         warnings.warn(what, RecordingWarning, stacklevel=2)
 
 
-def _places(changes: Sequence[Change], values: Values, free: set[fx.Node]) -> set[tuple[int, Any, int]]:
-    """Where tensors were left, and how many at the end of a list; tables that are made once do not count."""
+def _again(recorder: Recorder, inputs: FlatInputs) -> list[Change]:
+    """Call the model once more, on other tensors for the same inputs. Buffers are as the first call found them."""
+    placeholders = [node for node in recorder.graph.nodes if node.op == "placeholder"]
+    with recorder.kept_whole():
+        leaves = [recorder.twin(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
+    for twin, node in zip(leaves, placeholders, strict=True):
+        if isinstance(twin, torch.Tensor):
+            recorder.values.bind(twin, node)
+    args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
+    with recorder.values.as_found(), recorder.kept.again():
+        between = Watch(recorder.model)
+        recorder.model(*args, **kwargs)
+        recorder.regions.close()
+        return recorder.remains.changes(between)
+
+
+def _places(changes: Sequence[Change]) -> set[tuple[int, Any, int]]:
+    """Where tensors were left, and how many at the end of a list."""
     return {
         (id(change.place.container), change.key, len(change.value) if change.key is None else 0)
         for change in changes
-        if any(not values.knows(tensor) or values.node(tensor) not in free for tensor in change.tensors)
+        if change.tensors
     }
+
+
+def _free(change: Change, values: Values, free: set[fx.Node]) -> bool:
+    """Is it a table, which a recording may make anew?"""
+    return all(values.knows(tensor) and values.node(tensor) in free for tensor in change.tensors)
 
 
 def _computed(graph: fx.Graph) -> list[fx.Node]:
@@ -81,12 +113,13 @@ def _erase(graph: fx.Graph, first: set[fx.Node]) -> None:
             graph.erase_node(node)
 
 
-def _written(change: Change, later: Sequence[Change], values: Values, free: set[fx.Node], write: Written) -> bool:
-    tensors = change.tensors
-    if not all(map(values.knows, tensors)):
+def _written(
+    change: Change, later: Sequence[Change], values: Values, free: set[fx.Node], write: Callable[..., None]
+) -> bool:
+    if not all(map(values.knows, change.tensors)):
         return False
-    if tensors and all(values.node(tensor) in free for tensor in tensors):
-        return True  # a table: it is computed anew in every run
+    if change.tensors and _free(change, values, free):
+        return True
     then = next((c.value for c in later if c.place.container is change.place.container and c.key == change.key), None)
     function = writer(change, then)
     if function is not None:

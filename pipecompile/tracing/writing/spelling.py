@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import operator
+from keyword import iskeyword
 from typing import Any
 
 import torch
+from torch import fx, nn
 
-__all__ = ["Spelling", "decides_rank", "spelled"]
+__all__ = ["Spelling", "attribute", "decides_rank", "said", "spelled"]
 
 Spelling = tuple[str, Any, Any]
 """The opcode, the target and the arguments of a node."""
+
+_OF_MODEL, _KEYWORD = "_of_model", "_is_keyword"
+_TAKEN = frozenset(dir(fx.GraphModule(nn.Module(), fx.Graph())))
+
+
+def attribute(name: str) -> str:
+    """The path at which a GraphModule holds what the model calls `name`: it has a `graph`, a `code` ... of its own, and its
+    code cannot say `self.heads.global`.
+    """
+    atoms = name.split(".")
+    if atoms[0] not in _TAKEN and not any(map(iskeyword, atoms)):
+        return name
+    return ".".join([_OF_MODEL, *(f"{atom}{_KEYWORD}" if iskeyword(atom) else atom for atom in atoms)])
+
+
+def said(target: str) -> str:
+    """What the model calls that."""
+    return ".".join(atom.removesuffix(_KEYWORD) for atom in target.split(".") if atom != _OF_MODEL)
+
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift eq ne lt le gt ge"
 _INPLACE = "iadd isub imul itruediv ifloordiv imod ipow ilshift irshift"

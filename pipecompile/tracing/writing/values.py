@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 from pipecompile.errors import TraceError
 from pipecompile.tracing.fakes.symbols import BatchSymbol
 from pipecompile.tracing.fakes.twins import Twins
-from pipecompile.tracing.inputs.structure import Shell, built, hides_tensors, shell_of
+from pipecompile.tracing.inputs.structure import Shell, bare, built, hides_tensors, shell_of
 from pipecompile.tracing.source import caller
 from pipecompile.tracing.writing.regions import Ambient
+from pipecompile.tracing.writing.spelling import attribute
 
 __all__ = ["PLAIN", "Values", "storages", "tensors_in"]
 
@@ -148,7 +149,10 @@ class Values:
         if isinstance(value, slice):
             return slice(*map(self.argument, (value.start, value.stop, value.step)))
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.argument, value))
+            own = "__new__" in vars(type(value)) and type(value).__bases__ != (
+                tuple,
+            )  # PackedSequence looks at its parts
+            return self._object(value, bare(value)) if own else type(value)(*map(self.argument, value))
         if isinstance(value, (tuple, list)):
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
@@ -192,13 +196,13 @@ class Values:
         return self._nodes[id(tensor)]
 
     def _attribute(self, name: str | None, value: Any, seen: Any) -> fx.Node:
-        target = name or f"_constant_{len(self.roots)}"
+        target = attribute(name) if name else f"_constant_{len(self.roots)}"
         self.roots[target] = value
         with self.graph.inserting_before(self._first()):
             node = self.graph.get_attr(target)
         held = tensors_in(seen)
         node.meta.update(
-            val=seen, module=target.rpartition(".")[0], source="", storages=storages(held), mutates=frozenset()
+            val=seen, module=(name or "").rpartition(".")[0], source="", storages=storages(held), mutates=frozenset()
         )
         return node
 
