@@ -17,7 +17,7 @@ from random import Random
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from mutations import (  # noqa: E402 found beside the tests
+from damages import (  # noqa: E402 found beside the tests
     DAMAGES,
     SCHEDULE_DAMAGES,
     damaged,

@@ -12,7 +12,7 @@ from pipecompile.ir import Action, Kind, Route, Schedule
 from pipecompile.passes.compute import lower_actions
 from pipecompile.passes.liveness import insert_frees
 from pipecompile.passes.transfers import insert_transfers
-from pipecompile.schedules.work import Work, work_of
+from pipecompile.schedules.work import Work, within, work_of
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.from_program import tasks_of_program
 from pipecompile.simulation.from_schedule import tasks_of_schedule
@@ -48,11 +48,10 @@ class Judge:
         if self.limit is None:
             return (0.0,) * schedule.n_devices
         saved = [self.held(row) + base for row, base in zip(schedule.rows, self.constant, strict=True)]
-        beyond = tuple(max(0.0, size - room) for size, room in zip(saved, self.limit.room, strict=True))
+        beyond = tuple(map(_beyond, saved, self.limit.room))
         if any(beyond) and self.limit.in_bytes:
             return beyond
-        peaks = self.peaks(schedule)
-        return tuple(max(0.0, peak - room) for peak, room in zip(peaks, self.limit.room, strict=True))
+        return tuple(map(_beyond, self.peaks(schedule), self.limit.room))
 
     def peaks(self, schedule: Schedule) -> tuple[float, ...]:
         """The most that each device holds at one time, in the unit of the limit; values without a size need no walk."""
@@ -127,3 +126,7 @@ class Judge:
                 return 0.0, saved - left
             case Kind.WEIGHT_GRAD:
                 return 0.0, left
+
+
+def _beyond(size: float, room: float) -> float:
+    return size - room if size > within(room) else 0.0

@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from pipecompile.ir import Action, Kind
-from pipecompile.schedules.work import Parcel, Work
+from pipecompile.schedules.work import Parcel, Work, within
 
 __all__ = ["Listed", "Taste", "list_schedule"]
 
@@ -63,7 +63,8 @@ class _Desk:
         self.stages = [[s for s in stages if work.placement[s] == d] for d in devices]
         self.keeps = [work.kept[s] if work.again[s] else work.saved[s] for s in stages]
         most = [max(pair) for pair in zip(work.saved, work.weight_saved, strict=True)]
-        self.room = [room[d] - max((most[s] for s in self.stages[d] if work.again[s]), default=0) for d in devices]
+        bench = [max((most[s] for s in own if work.again[s]), default=0.0) for own in self.stages]
+        self.room = [within(whole) - top for whole, top in zip(room, bench, strict=True)]
         self.seconds = {
             Kind.FORWARD: work.forward,
             Kind.RECOMPUTE: work.recompute,
@@ -79,7 +80,6 @@ class _Desk:
         self.f, self.i, self.w, self.r = ([0 for _ in stages] for _ in range(4))
         self.f_missing, self.f_at = self._waits(work.ahead)
         self.i_missing, self.i_at = self._waits(work.back)
-        self.held = [0.0 for _ in devices]
         self.bench: list[tuple[int, int] | None] = [None for _ in devices]
         self.is_idle = [False for _ in devices]
         self.links: dict[tuple[int, int], float] = {}
@@ -154,7 +154,7 @@ class _Desk:
     def _fits(self, device: int, stage: int) -> bool:
         """Is there room for the next forward of `stage`, and after it for the forwards that older micro-batches lack?"""
         own, keeps = self.stages[device], self.keeps
-        left = self.room[device] - self.held[device] - keeps[stage]
+        left = self.room[device] - self._held(device) - keeps[stage]
         if left < 0 or len(own) == 1 or self.is_safe[device] or left >= self.whole[device]:
             return left >= 0
         begun = {s: self.f[s] + (s == stage) for s in own}
@@ -166,6 +166,14 @@ class _Desk:
                 break
         return True
 
+    def _held(self, device: int) -> float:
+        """What all micro-batches under way take, beside the bench. From counts, so that rounding does not add up."""
+        held = 0.0
+        for s in self.stages[device]:
+            held += self.keeps[s] * (self.f[s] - self.i[s]) + self.waste[s] * (self.i[s] - self.w[s])
+        bench = self.bench[device]
+        return held if bench is None or self.i[bench[0]] <= bench[1] else held - self.waste[bench[0]]
+
     def _holds(self, s: int, m: int, device: int) -> float:
         """What a micro-batch under way takes, beside the bench."""
         return self.keeps[s] if self.i[s] <= m else 0.0 if self.bench[device] == (s, m) else self.waste[s]
@@ -175,12 +183,10 @@ class _Desk:
         end = now + self.seconds[kind][s]
         if kind is Kind.FORWARD:
             m, self.f[s] = self.f[s], self.f[s] + 1
-            self.held[device] += self.keeps[s]
             self._send(self.work.ahead[s], m, device, end, self.f_missing, self.f_at)
         elif kind is Kind.WEIGHT_GRAD:
             m, self.w[s] = self.w[s], self.w[s] + 1
-            if not self._leave_bench(s, m, device):
-                self.held[device] -= self.waste[s]
+            self._leave_bench(s, m, device)
         elif kind is Kind.RECOMPUTE:
             m, self.r[s] = self.r[s], self.r[s] + 1
             self.bench[device] = s, m
@@ -193,18 +199,14 @@ class _Desk:
 
     def _end_backward(self, s: int, m: int, device: int) -> None:
         """What W needs stays. Of a recomputed stage it stays on the bench, where R put it, if there is no room elsewhere."""
-        self.held[device] -= self.keeps[s]
         self.w[s] += not self.work.split
-        if self.bench[device] != (s, m) or self.held[device] + self.waste[s] <= self.room[device]:
-            self.held[device] += self.waste[s]
+        if self._held(device) + self.waste[s] <= self.room[device]:
             self._leave_bench(s, m, device)
 
-    def _leave_bench(self, s: int, m: int, device: int) -> bool:
-        """Was it there?"""
-        was_there = self.bench[device] == (s, m)
-        if was_there:
+    def _leave_bench(self, s: int, m: int, device: int) -> None:
+        """If it is there."""
+        if self.bench[device] == (s, m):
             self.bench[device] = None
-        return was_there
 
     def _send(
         self,

@@ -9,7 +9,7 @@ from pipecompile.ir import HOST, Kind, Route
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.from_schedule import wires
 
-__all__ = ["Parcel", "Work", "unit_work", "work_of"]
+__all__ = ["Parcel", "Work", "unit_work", "within", "work_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,11 @@ def unit_work(placement: Sequence[int]) -> Work:
     back = tuple((Parcel(placement[s - 1], 0.0, (s - 1,)),) if s else () for s in stages)
     none = (False,) * n_stages
     return Work(tuple(placement), max(placement) + 1, ones, ones, ones, ones, ahead, back, ones, ones, ones, none)
+
+
+def within(room: float) -> float:
+    """What may be held in `room`: a little more, for what rounding adds to a sum that is just as large."""
+    return room * (1 + 1e-12)
 
 
 def work_of(

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from mutations import (
+from damages import (
     DAMAGES,
     SCHEDULE_DAMAGES,
     damaged,

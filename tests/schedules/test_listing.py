@@ -54,6 +54,14 @@ def test_no_room_for_a_micro_batch_is_said() -> None:
     assert list_schedule(unit_work(vee(2)), 2, (1, 2), taste(4)) is None
 
 
+def test_rounding_takes_no_room() -> None:
+    """100 + 58.2 - 100 - 58.2 ... is more than 0 at some time: then the next micro-batch would not fit where three may be."""
+    work = replace(unit_work(vee(2)), saved=(100.0,) * 4, weight_saved=(58.237619177225476, 60.61278703780051) * 2)
+    for in_flight in (1, 2, NO_LIMIT):
+        for first in (True, False):
+            verify(listed(work, 20, 300.0, taste(4, in_flight=in_flight, backward_first=first))[1])
+
+
 def test_patience_keeps_a_long_w_from_making_others_wait() -> None:
     """Device 0 is done with its first I at 3.5, and its second could start at 4: a W of 10 in between makes it wait."""
     work = replace(unit_work(loop(2, 2)), forward=(1.0, 0.5), weight_grad=(10.0, 1.0))
