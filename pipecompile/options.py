@@ -15,7 +15,7 @@ from pipecompile.checks import verify
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Schedule
 from pipecompile.plan import Plan
-from pipecompile.schedules import build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule
 from pipecompile.tracing.inputs.batch_dims import BatchDims
 
 __all__ = ["Options", "resolve_devices"]
@@ -98,9 +98,10 @@ class Options:
         try:
             return build_schedule(name, self.n_stages, n_microbatches, n_devices=len(self.devices))
         except ScheduleError as error:
-            if len(self.devices) == self.n_stages:
+            wanted = CATALOGUE[name].devices(self.n_stages) if name in CATALOGUE else len(self.devices)
+            if wanted == len(self.devices):
                 raise
-            hint = f"devices= with {self.n_stages} entries, one per stage; repeats are allowed"
+            hint = f"devices= with {wanted} entries; repeats are allowed"
             raise ScheduleError(error.what, why=error.why, hint=hint) from None
 
     @cached_property
@@ -116,10 +117,13 @@ class Options:
 
 
 def _check_trains(schedule: Schedule) -> None:
+    """The one gate before the run time: a schedule passes that it can execute."""
     kinds = {action.kind for row in schedule.rows for action in row}
     if kinds & {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}:
-        why = "only full backwards (B) are run so far"
-        raise ScheduleError(f"schedule {schedule.name!r} splits the backward into I and W", why=why)
+        why, hint = "only full backwards (B) are run so far", "gpipe, 1f1b, eager-1f1b, interleaved or looped-bfs"
+        raise ScheduleError(f"schedule {schedule.name!r} splits the backward into I and W", why=why, hint=hint)
+    if Kind.RECOMPUTE in kinds:
+        raise ScheduleError(f"schedule {schedule.name!r} recomputes forwards", why="R is not run so far")
     if Kind.BACKWARD not in kinds:
         hint = "gpipe or 1f1b; pipe(x) under no_grad runs forwards alone"
         raise ScheduleError(f"schedule {schedule.name!r} has no backward", hint=hint)

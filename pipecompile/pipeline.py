@@ -66,7 +66,7 @@ def compile(
     - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
     - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
       what all samples share. `"target"` is the target of `step`.
-    - `schedule`: "1f1b" or "gpipe", or a Schedule.
+    - `schedule`: a name of the catalogue, such as "1f1b", "gpipe" or "interleaved", or a Schedule.
     - `devices`: one entry per stage, repeats allowed; default the GPUs there are, else CPU.
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
       sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.

@@ -11,6 +11,7 @@ import pytest
 import pipecompile as pc
 
 EXPECTED = [
+    "Advice",
     "CostError",
     "Explanation",
     "InfeasibleError",
@@ -30,10 +31,13 @@ EXPECTED = [
     "Timeline",
     "TraceError",
     "VerifyError",
+    "advise",
+    "auto_schedule",
     "build_schedule",
     "compile",
     "explain",
     "partition",
+    "register_schedule",
     "simulate",
     "trace",
     "verify",

@@ -126,6 +126,8 @@ class _Binder:
             case Op.FREE:
                 index = self.register(instruction.reads[0], device)
                 return _free(index)
+            case Op.BROADCAST | Op.REDUCE:
+                raise AssertionError("within one process, mirrors refresh and sum tied parameters")
 
     # -- compute --------------------------------------------------------------------------------------------------
 
