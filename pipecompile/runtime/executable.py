@@ -143,7 +143,7 @@ class Executable:
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
         """Take a frame back after a run that succeeded; what it left on mirrors goes home."""
         self.mirrors.settle()
-        frame.arrivals, frame.departures = {}, {}
+        frame.arrivals, frame.departures, frame.events = {}, {}, {}
         self._idle[threaded].append(frame)
 
     @cached_property
