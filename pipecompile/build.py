@@ -17,6 +17,7 @@ from pipecompile.options import Options
 from pipecompile.passes import lower
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recording
+from pipecompile.runtime.batchnorm import Norms
 from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
 from pipecompile.runtime.interpreter import Cell
 from pipecompile.runtime.microbatch import MiniBatch
@@ -73,6 +74,7 @@ class Build:
     outputs: Outputs
     inputs: tuple[str, ...]
     mirrors: Mirrors = field(default_factory=Mirrors)
+    norms: Norms = field(default_factory=Norms)
     seconds: float = 0.0
     calls: int = 0
     divided: bool = False
@@ -186,7 +188,7 @@ class Build:
         return self._executable(program, plain_cells(self.stages))
 
     def _executable(self, program: Program, cells: Sequence[Cell]) -> Executable:
-        return Executable(program, cells, self.options.devices, self.graph, self.mirrors)
+        return Executable(program, cells, self.options.devices, self.graph, self.mirrors, self.norms)
 
 
 def breadth_first(placement: Sequence[int], n_microbatches: int, with_backward: bool) -> Schedule:

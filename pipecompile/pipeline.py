@@ -20,10 +20,10 @@ from pipecompile.passes import lower
 from pipecompile.passes.recompute import Checkpoint
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recordings
-from pipecompile.runtime.dispatch import Crew, choose
+from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.drop_in import Call, pipelined
 from pipecompile.runtime.executable import Executable
-from pipecompile.runtime.frame import Frame, Spans
+from pipecompile.runtime.frame import Spans
 from pipecompile.runtime.gradients import return_input_gradients
 from pipecompile.runtime.microbatch import loss_weights, scatter_tree
 from pipecompile.schedules import Builder
@@ -60,6 +60,7 @@ def compile(
     tied: str = "auto",
     checkpoint: Checkpoint = "never",
     restored: int = 1,
+    batch_norm: str | None = None,
     cache_size: int = 16,
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
@@ -85,6 +86,8 @@ def compile(
     - `checkpoint`: which forwards keep only their inputs and run again before their backward: "never", "always",
       "except_last" (all micro-batches but the last), or a flag per stage. `restored`: how many micro-batches a device may
       have run again ahead of their gradients, while it would else wait.
+    - `batch_norm`: "deferred" updates running statistics once a step, to those of the whole mini-batch; "each", the default,
+      once a micro-batch, as a loop over micro-batches does; without it, the number of such layers is told once.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
 
@@ -107,6 +110,7 @@ def compile(
         tied=tied,
         checkpoint=checkpoint if isinstance(checkpoint, str) else tuple(checkpoint),
         restored=restored,
+        batch_norm=batch_norm,
         cache_size=cache_size,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
     )
@@ -124,8 +128,7 @@ class Pipeline(StandIn):
         super().__init__(model)
         self.options = options
         self.builds = Builds(model, options)
-        self._crew: Crew | None = None
-        self._dispatch = options.dispatch
+        self._dispatcher = Dispatcher(options.dispatch, options.devices)
         self._last: tuple[Executable, Spans] | None = None
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
@@ -163,31 +166,20 @@ class Pipeline(StandIn):
         parts = batch.sizes
         build.require_loss(target is not None)
         executable = build.step(len(parts), target is not None)
-        threaded = self._dispatch == "threads" and len(executable.devices) > 1
+        threaded = self._dispatcher.threaded
         arrivals = build.arrivals(batch)
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
         weights, arrivals[LOSS, True] = loss_weights(parts, mean=self.options.loss_reduction == "mean")
         with torch.set_grad_enabled(trains):
-            frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
+            frame = executable.frame(parts, arrivals, threaded=threaded)
+            executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.crew)
+        self._dispatcher.settle(frame.spans)
+        self._last = executable, frame.spans
         losses = torch.stack(frame.departures[LOSS, False]).detach()
         return_input_gradients(build.inputs, batch, frame)
         executable.finished(frame, threaded=threaded)
         return reduce(torch.add, losses.mul(weights.to(losses)).unbind())
-
-    def _run(self, executable: Executable, frame: Frame, threaded: bool) -> Frame:
-        if threaded and self._crew is None:
-            self._crew = Crew(executable.devices)
-        executable.run(executable.threaded if threaded else executable.inline, frame, self._crew if threaded else None)
-        if self._dispatch == "auto" and self._last is not None:
-            self._settle_dispatch(frame.spans)
-        self._last = executable, frame.spans
-        return frame
-
-    def _settle_dispatch(self, spans: Spans) -> None:
-        """Once the time of a cell is known, "auto" becomes what suits it. The first step warms up and does not count."""
-        seconds = sorted(end - start for _, _, start, end in spans)
-        self._dispatch = choose(seconds[len(seconds) // 2], self.options.devices)
 
     def reschedule(
         self, schedule: str | Schedule | Builder | None = None, n_microbatches: int | None = None
@@ -247,7 +239,7 @@ class Pipeline(StandIn):
     @property
     def dispatch(self) -> str:
         """Who runs the program: "inline" or "threads"; "auto" until the second step has decided."""
-        return self._dispatch
+        return self._dispatcher.choice
 
     @property
     def measured(self) -> Timeline | None:

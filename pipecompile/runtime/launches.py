@@ -5,13 +5,13 @@
     device 1, compute                        └─► RECV v#0  1F0 ...  1B0 ■──┐
     copies from 0 to 1                                                     └─► FREE v#0: given back by the copies
 
-A stream runs its launches in their order. ■ is an event, recorded after a launch that others wait for. Who is launched
-waits for events only, so the host waits for nobody.
+A stream runs its launches in their order, so who waits for a launch has waited for those before it. ■ is an event, recorded
+after a launch that others wait for. Who is launched waits for events only, so the host waits for nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipecompile.ir import HOST, Op, Program, Value
@@ -61,7 +61,8 @@ class _Walk:
         made: dict[Value, Place] = {}
         origin: dict[Value, Lane] = {}
         copies: dict[Value, list[Place]] = {}
-        last, found = (d, -1), []
+        last, found = (d, -1), list[Launch]()
+        known: dict[tuple[Lane, int, Lane], int] = {}
         for index, instruction in enumerate(self.program.rows[d]):
             lane, waits = (d, d), list[Place]()
             peer = instruction.peer if instruction.peer not in (None, HOST) else None
@@ -79,5 +80,15 @@ class _Walk:
                 value = instruction.reads[0].value
                 lane = origin.pop(value, lane)
                 waits = [last] if lane != (d, d) else copies.pop(value, [])
-            found.append(Launch(lane, tuple(waits)))
+            found.append(Launch(lane, tuple(self.news(lane, waits, found, known, d))))
         return found
+
+    def news(
+        self, lane: Lane, waits: list[Place], found: list[Launch], known: dict[tuple[Lane, int, Lane], int], d: int
+    ) -> Iterator[Place]:
+        """The waits that do not follow from earlier ones of this stream; `known` is how far those went."""
+        for device, index in waits:
+            there = found[index].lane if device == d else (device, d)
+            if index > known.get((lane, device, there), -1):
+                known[lane, device, there] = index
+                yield device, index
