@@ -27,6 +27,7 @@ _SHADES = {
     Kind.BACKWARD: ("#f4c283", "#e79d4d", "#c97d2f", "#9c5e1f"),
     Kind.INPUT_GRAD: ("#f0d888", "#e2c157", "#c3a138", "#977b24"),
     Kind.WEIGHT_GRAD: ("#a5d3a0", "#79b873", "#579952", "#3e7439"),
+    Kind.RECOMPUTE: ("#c9b8e6", "#a98fd6", "#876bb8", "#634c8c"),
 }
 """Per kind four shades, light to dark: those of the first, second ... stage on one device."""
 
