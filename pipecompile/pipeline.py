@@ -14,9 +14,9 @@ from torch import fx, nn
 
 from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
+from pipecompile.looking import dump_all, step_costs, write_report
 from pipecompile.options import Options, load_plan, resolve_devices
 from pipecompile.partitioners import Problem
-from pipecompile.passes import lower
 from pipecompile.passes.recompute import Checkpoint
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recordings
@@ -27,8 +27,7 @@ from pipecompile.runtime.frame import Frame, Spans
 from pipecompile.runtime.gradients import return_input_gradients
 from pipecompile.runtime.microbatch import loss_weights, scatter_tree
 from pipecompile.schedules import Builder
-from pipecompile.scheduling import costs_of
-from pipecompile.show import dump, render, stage_table
+from pipecompile.show import pipeline_html, render, stage_table
 from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
@@ -256,26 +255,23 @@ class Pipeline(StandIn):
 
     def simulate(self) -> Timeline:
         """Predict a step from the costs in the plan."""
-        return simulate(self.program, **costs_of(self.plan.stages, self.program.routes, self.devices))
+        return simulate(self.program, **step_costs(self))
 
     def dump(self, directory: str | Path) -> list[Path]:
         """Write everything there is to look at, and return the paths.
 
         plan.json, schedule.csv, program.txt, passes.txt (what each pass changed), timeline.json (for Perfetto),
-        timeline.svg, graph.py and graph.dot.
+        timeline.svg, graph.py, graph.dot and report.html.
         """
-        changes: list[str] = []
-        lower(self.schedule, self.program.routes, dump=changes.append)
-        return dump(
-            directory,
-            plan=self.plan,
-            graph=self.graph,
-            schedule=self.schedule,
-            program=self.program,
-            predicted=self.simulate(),
-            measured=self.measured,
-            passes="\n".join(changes),
-        )
+        return dump_all(self, directory)
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write one page to look at and to pass on; it needs no network.
+
+        The table of stages, predicted and measured timelines with memory (zoom, hover), the cut with its skips, what to
+        improve first, and what other numbers of devices and micro-batches and other schedules would take.
+        """
+        return write_report(self, path)
 
     def explain(self) -> Recordings:
         """The recordings that are kept: inputs, mode, guards, nodes, seconds to trace, calls; hits and evictions."""
@@ -283,6 +279,9 @@ class Pipeline(StandIn):
 
     def __str__(self) -> str:
         return render(stage_table(self.plan, self.simulate().bubble)) if self.builds else repr(self)
+
+    def _repr_html_(self) -> str:
+        return pipeline_html(self.plan, self.simulate()) if self.builds else f"<code>{self!r}</code>"
 
     def __repr__(self) -> str:
         state = "compiled" if self.builds else "compiles at the first call"

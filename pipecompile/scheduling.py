@@ -15,7 +15,7 @@ from pipecompile.plan import StageSummary
 from pipecompile.schedules import auto_schedule
 from pipecompile.simulation.costs import CostOptions
 
-__all__ = ["costs_of", "link_costs", "schedule_of", "searched"]
+__all__ = ["costs_of", "link_costs", "schedule_of", "searched", "transfer_seconds"]
 
 
 def link_costs(devices: Sequence[torch.device]) -> tuple[float, float]:
@@ -26,14 +26,19 @@ def link_costs(devices: Sequence[torch.device]) -> tuple[float, float]:
     return 1.0 / spec.link_bandwidth, spec.link_latency
 
 
+def transfer_seconds(routes: Sequence[Route], devices: Sequence[torch.device]) -> dict[str, float]:
+    """What each route costs the link, one way."""
+    per_byte, latency = link_costs(devices)
+    return {route.value: latency + route.nbytes * per_byte if per_byte else 0.0 for route in routes}
+
+
 def costs_of(stages: Sequence[StageSummary], routes: Sequence[Route], devices: Sequence[torch.device]) -> CostOptions:
     """What a simulation takes: the times of stages, what each route costs the link, one way, and the bytes saved."""
-    per_byte, latency = link_costs(devices)
     return CostOptions(
         forward=[stage.forward for stage in stages],
         input_grad=[stage.backward / 2 for stage in stages],
         weight_grad=[stage.backward / 2 for stage in stages],
-        transfer={route.value: latency + route.nbytes * per_byte if per_byte else 0.0 for route in routes},
+        transfer=transfer_seconds(routes, devices),
         saved_bytes=[stage.saved_bytes for stage in stages],
     )
 

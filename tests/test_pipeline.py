@@ -312,7 +312,15 @@ def test_simulate_measure_and_dump(tmp_path: object) -> None:
     assert pipe.measured is not None
     assert [span.name for span in pipe.measured.compute(1)] == [str(action) for action in pipe.schedule.rows[1]]
     names = {path.name for path in pipe.dump(str(tmp_path))}
-    assert {"plan.json", "schedule.csv", "program.txt", "timeline.json", "timeline.svg", "graph.dot"} <= names
+    assert {
+        "plan.json",
+        "schedule.csv",
+        "program.txt",
+        "timeline.json",
+        "timeline.svg",
+        "graph.dot",
+        "report.html",
+    } <= names
     assert pc.Plan.load(f"{tmp_path}/plan.json") == pipe.plan
 
 

@@ -71,6 +71,12 @@ class Schedule:
 
     __str__ = to_csv
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from pipecompile.show.notebook import schedule_html
+
+        return schedule_html(self)
+
     @classmethod
     def from_rows(cls, rows: Iterable[Iterable[Action | str]], name: str = "custom") -> Schedule:
         """The schedule that these rows are; actions may be written: `from_rows([["0F0", "0B0"], ["1F0", "1B0"]])`.

@@ -130,7 +130,7 @@ def test_schedule_needs_no_model(cli, compiler, tmp_path):
     assert "makespan 9, bubble 33.3%, span 9" in outcome.out
     assert ONE_F_ONE_B in outcome.out
     assert "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n" in outcome.out
-    assert sorted(os.listdir(tmp_path)) == ["schedule.csv", "timeline.json", "timeline.svg"]
+    assert sorted(os.listdir(tmp_path)) == ["report.html", "schedule.csv", "timeline.json", "timeline.svg"]
     data = cli("schedule", "gpipe", "--json").json
     assert (data["n_stages"], data["n_microbatches"], data["makespan"]) == (4, 8, 33)
     assert compiler.calls == []
