@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.clusters import Stages, coarsen
+from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.lattice import cut_lattice
 from pipecompile.partitioners.loads import bottleneck
+from pipecompile.partitioners.stages import Stages
 
 
 @settings(max_examples=120, deadline=None)
-@given(problems())
+@given(problems(direct=True))
 def test_the_lattice_gives_the_optimum_or_without_multicast_a_bound(case):
     clusters, stages = coarsen(case[0]), Stages.of(*case)
     optimum, _ = brute_force(*case)
