@@ -13,11 +13,13 @@ from math import inf
 from time import monotonic
 
 from pipecompile.partitioners.chain import cut
+from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.contraction import contract
-from pipecompile.partitioners.lattice import cut_lattice
+from pipecompile.partitioners.lattice import PAIRS, bands, cut_lattice
 from pipecompile.partitioners.orders import orders, sorted_by
 from pipecompile.partitioners.refine import refine
 from pipecompile.partitioners.search import Search
+from pipecompile.partitioners.windows import Windows, windows
 
 __all__ = ["along_orders", "exhaust", "polish"]
 
@@ -61,9 +63,22 @@ def exhaust(search: Search) -> None:
         return
     target = search.target
     small = contract(search.clusters, search.stages, target)
-    found = cut_lattice(small, search.stages)
-    if found is not None:
-        stage, bound = found
-        if stage is not None:
-            search.offer(stage, small)
-        search.prove(min(bound, target))
+    left = windows(small, search.stages, target)
+    sweep(search, target, small, left)
+
+
+def sweep(search: Search, target: float, clusters: Clusters, left: Windows, pairs: int = PAIRS) -> bool:
+    """Cut the lattice below a target within these windows. Whether it was small enough."""
+    if not search.stages.direct or search.stages.links is not None:
+        return False
+    found = [] if left.empty else bands(clusters, left, len(search.stages))
+    if found is None:
+        return False
+    cut_below = cut_lattice(clusters, search.stages, found, target, pairs) if found else (None, inf)
+    if cut_below is None:
+        return False
+    stage, bound = cut_below
+    if stage is not None:
+        search.offer(stage, clusters, "dp")
+    search.prove(min(bound, target), "dp")
+    return True

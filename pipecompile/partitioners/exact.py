@@ -17,7 +17,9 @@ from time import monotonic
 from pipecompile.partitioners.anchors import anchor_bound
 from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.contraction import contract
-from pipecompile.partitioners.frontiers import tighten
+from pipecompile.partitioners.dp import sweep
+from pipecompile.partitioners.frontiers import SLACK, tighten
+from pipecompile.partitioners.lattice import PAIRS
 from pipecompile.partitioners.loads import Ledger, fits
 from pipecompile.partitioners.mip import Linear
 from pipecompile.partitioners.model import Model, model
@@ -26,14 +28,20 @@ from pipecompile.partitioners.windows import Windows, windows
 
 __all__ = ["close"]
 
-EASY = 300
-"""Open steps up to which the program of the best cut is solved at once."""
-
 CLOSE = 0.003
-"""Relative distance of bound and cut below which targets are no longer halved."""
+"""Relative distance of a target above the bound at which it is not halved again, but worked on."""
 
 LARGEST = 100_000
 """Step variables beyond which no program is built: writing it down alone would take minutes."""
+
+EASY = 150
+"""Open steps per unit of effort up to which the integer program is run."""
+
+SECONDS = 2.0
+"""How long it runs per unit of effort."""
+
+GROWTH = 3
+"""By how much more is tried when what was tried left the lowest target open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +58,25 @@ def close(search: Search) -> None:
     if search.stage is None or search.value == 0:
         return
     search.enter("windows")
-    attempt = _below(search, search.target)
-    if attempt is not None and attempt.windows.n_steps > EASY:
-        search.prove(anchor_bound(attempt.clusters, search.stages, search.target, search.deadline), "ilp")
-    if search.open and attempt is not None and attempt.windows.n_steps <= EASY:
-        _solve(search, attempt, search.left)
-    _bisect(search)
-    step = CLOSE
+    waiting: list[Attempt] = []  # targets that are not refuted, the lowest last
+    effort = 1
+    _try(search, search.target, waiting, effort)
+    if search.open and waiting:
+        search.prove(anchor_bound(waiting[-1].clusters, search.stages, search.target, search.deadline), "ilp")
     while search.open and search.left > 0:
-        target = min(search.target, search.bound * (1 + step) if search.bound else search.target)
-        attempt = _below(search, target)
-        if attempt is None:
-            continue
-        if attempt.windows.n_steps > LARGEST:
-            return
-        _solve(search, attempt, search.left if target >= search.target else max(search.left / 3, 2.0))
-        step = step * 2 if search.bound < target else step
+        waiting = [attempt for attempt in waiting if search.bound < attempt.target <= search.target]
+        lowest = waiting[-1].target if waiting else search.target
+        if not waiting or lowest - search.bound > CLOSE * lowest:
+            _try(search, (search.bound + lowest) / 2 if waiting else lowest, waiting, effort)
+        elif not _solve(search, waiting[-1], effort):
+            effort *= GROWTH
 
 
-def _bisect(search: Search) -> None:
-    """Raise the bound by halves, as far as windows and frontiers refute."""
-    unproven = search.target
-    while search.open and search.left > 0 and unproven - search.bound > CLOSE * unproven:
-        middle = (search.bound + unproven) / 2
-        if _below(search, middle) is not None:
-            unproven = middle
+def _try(search: Search, target: float, waiting: list[Attempt], effort: int) -> None:
+    """Refute a target, or work on what is left, or keep that for later."""
+    attempt = _below(search, target)
+    if attempt is not None and not _solve(search, attempt, effort):
+        waiting.append(attempt)
 
 
 def _below(search: Search, target: float) -> Attempt | None:
@@ -89,12 +91,22 @@ def _below(search: Search, target: float) -> Attempt | None:
     return Attempt(target, clusters, left)
 
 
-def _solve(search: Search, attempt: Attempt, seconds: float) -> None:
+def _solve(search: Search, attempt: Attempt, effort: int) -> bool:
+    """Cut the lattice or run the integer program below a target, if the effort is enough for it. Whether that settles it."""
+    search.enter("lattice")
+    sweep(search, attempt.target, attempt.clusters, attempt.windows, min(30 * effort, 300) * PAIRS)
+    settled = not search.open or search.bound >= attempt.target
+    if not settled and attempt.windows.n_steps <= min(effort * EASY, LARGEST):
+        _run(search, attempt, min(effort * SECONDS, search.left))
+    return not search.open or search.bound >= attempt.target
+
+
+def _run(search: Search, attempt: Attempt, seconds: float) -> None:
     """Run the integer program below a target: offer what it finds, prove what it proves."""
     search.enter("program")
     clusters, stages, target = attempt.clusters, search.stages, attempt.target
     made = model(clusters, stages, attempt.windows, target, search.bound)
-    end = min(monotonic() + seconds, search.deadline)
+    end = monotonic() + seconds
     while True:
         watch = lambda value, bound: search.tell(value * target, bound * target)  # noqa: E731
         outcome = made.mip.minimise(made.bottleneck, end - monotonic(), watch=watch)
@@ -106,7 +118,9 @@ def _solve(search: Search, attempt: Attempt, seconds: float) -> None:
             raise KeyboardInterrupt
         if not _forbid(made, search, clusters, stage) or monotonic() > end:
             break
-    search.prove(min(outcome.bound, 1.0) * target, method="ilp")
+    # the solver errs by a millionth of the target: too much when that was far above
+    slack = 0.0 if 2 * search.value > target else SLACK
+    search.prove(min(outcome.bound - slack, 1.0) * target, method="ilp")
 
 
 def _forbid(made: Model, search: Search, clusters: Clusters, stage: Sequence[int]) -> bool:

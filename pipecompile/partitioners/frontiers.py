@@ -3,15 +3,15 @@
     work   0 ─────────[least ═ most]──────────[least ═ most]────────── all
                      boundary s - 1    stage s   boundary s
 
-A linear program of stage s alone, with the steps of its two boundaries, says how far that stage can reach to the right,
-given how far its left end can be, with all that it must send and receive. Swept over the stages from left to right, and back from
-right to left, these programs are small, and what they prove shrinks the windows of all clusters, which makes the next
-sweep sharper. Often a window closes: then nothing stays below the target. Otherwise the integer program of all stages is
-left with a tenth of its steps.
+A linear program of stage s alone, with the steps of its two boundaries, says how far to the right the stage can end, and how
+far to the left it can begin, with all that it must send and receive. Swept over the stages, there and back, these programs
+are small, and what they prove shrinks the windows of all clusters, which makes the next sweep sharper. Often a window
+closes: then nothing stays below the target. Otherwise the integer program of all stages is left with a tenth of its steps.
 """
 
 from __future__ import annotations
 
+from math import inf
 from time import monotonic
 
 from pipecompile.partitioners.clusters import Clusters
@@ -22,7 +22,7 @@ from pipecompile.partitioners.steps import Steps
 from pipecompile.partitioners.traffic import arrival, departure
 from pipecompile.partitioners.windows import Windows
 
-__all__ = ["tighten"]
+__all__ = ["SLACK", "tighten"]
 
 FEW = 40
 """Open steps at which a sweep costs more than it saves."""
@@ -38,24 +38,35 @@ def tighten(clusters: Clusters, stages: Stages, windows: Windows, target: float,
     """Shrink the windows in place. They are empty when it is proven that no cut stays below the target."""
     if not stages.direct:
         return
-    arcs, before = skeleton(clusters), 0
-    while not windows.empty and windows.n_steps > FEW and windows.n_steps < ENOUGH * (before or 2 * windows.n_steps):
+    arcs, before, seen = skeleton(clusters), inf, dict[int, bytes]()
+    while not windows.empty and FEW < windows.n_steps < ENOUGH * before:
         before = windows.n_steps
-        for s in range(len(stages) - 1):
-            _reach(clusters, stages, windows, arcs, target, s, forward=True, deadline=deadline)
+        for s in (*range(len(stages)), *reversed(range(len(stages) - 1))):
+            if seen.get(s) == (view := _view(windows, s)):
+                continue
+            seen[s] = view
+            _reach(clusters, stages, windows, arcs, target, s, deadline)
             if windows.empty or monotonic() > deadline:
                 return
-        for s in reversed(range(1, len(stages))):
-            _reach(clusters, stages, windows, arcs, target, s, forward=False, deadline=deadline)
-            if windows.empty or monotonic() > deadline:
-                return
+
+
+def _view(windows: Windows, s: int) -> bytes:
+    """All that the program of a stage depends on."""
+    bounds = [windows.least[max(s - 1, 0) : s + 1], windows.most[max(s - 1, 0) : s + 1]]
+    ends = [windows.first.clip(s - 1, s + 1), windows.last.clip(s - 1, s + 1)]
+    return b"".join(column.tobytes() for column in (*bounds, *ends))
 
 
 def _reach(
-    clusters: Clusters, stages: Stages, windows: Windows, arcs: list[tuple[int, int]], target: float, s: int, *,
-    forward: bool, deadline: float,
-) -> None:  # fmt: skip
-    """Push the right end of stage s as far to the right as it goes, or its left end to the left."""
+    clusters: Clusters,
+    stages: Stages,
+    windows: Windows,
+    arcs: list[tuple[int, int]],
+    target: float,
+    s: int,
+    deadline: float,
+) -> None:
+    """Push the right end of stage s as far to the right as it goes, then its left end to the left."""
     mip = Mip()
     steps = Steps(mip, windows.first.tolist(), windows.last.tolist())
     here = [v for v in range(len(clusters)) if steps.may_be(v, s)]
@@ -67,14 +78,14 @@ def _reach(
     for b, amount in work.items():
         mip.require(amount, windows.least[b] / target - SLACK)
         mip.require(windows.most[b] / target + SLACK, amount)
-    end = s if forward else s - 1
-    outcome = mip.minimise(work[end] * (-1.0 if forward else 1.0), deadline - monotonic(), relaxed=True)
-    if outcome.bound == float("inf"):
-        windows.last[:] = -1
-    elif forward:
-        windows.bound(end, most=(SLACK - outcome.bound) * target)
-    else:
-        windows.bound(end, least=(outcome.bound - SLACK) * target)
+    goals = [amount * (-1.0 if b == s else 1.0) for b, amount in work.items()]
+    for b, outcome in zip(work, mip.minimise_each(goals, deadline - monotonic()), strict=True):
+        if outcome == inf:
+            windows.last[:] = -1
+        elif b == s:
+            windows.bound(b, most=(SLACK - outcome) * target)
+        else:
+            windows.bound(b, least=(outcome - SLACK) * target)
 
 
 def _load(mip: Mip, steps: Steps, clusters: Clusters, stages: Stages, here: list[int], s: int, target: float) -> None:
@@ -96,7 +107,7 @@ def _load(mip: Mip, steps: Steps, clusters: Clusters, stages: Stages, here: list
 
 def _memory(mip: Mip, steps: Steps, clusters: Clusters, stages: Stages, here: list[int], s: int) -> None:
     """What the stage holds at least: boundary buffers and shared bytes are not looked at."""
-    if not 0 < stages.limit[s] < float("inf"):
+    if not 0 < stages.limit[s] < inf:
         return
     flying = stages.in_flight[s] if stages.recompute[s] is False else min(stages.in_flight[s], 1.0)
     held = Linear()
@@ -108,9 +119,8 @@ def _memory(mip: Mip, steps: Steps, clusters: Clusters, stages: Stages, here: li
 def _work(steps: Steps, clusters: Clusters, here: list[int], boundary: int, target: float) -> Linear:
     """The work of all stages up to a boundary."""
     inside = set(here)
-    work = Linear(
-        sum(clusters.time[v] for v, last in enumerate(steps.last) if v not in inside and last <= boundary) / target
-    )
+    done = (clusters.time[v] for v, last in enumerate(steps.last) if v not in inside and last <= boundary)
+    work = Linear(sum(done) / target)
     for v in here:
         work.add(steps.below(v, boundary), clusters.time[v] / target)
     return work

@@ -125,34 +125,35 @@ class Mip:
     def n_rows(self) -> int:
         return len(self._least)
 
-    def minimise(
-        self, objective: Linear, seconds: float, *, relaxed: bool = False, watch: Watch | None = None
-    ) -> Outcome:
-        """Solve; `relaxed` takes integers for numbers. Ctrl-C ends the solver: what it has found by then is returned, with
-        a mark; when it has found nothing, KeyboardInterrupt is raised.
+    def minimise(self, objective: Linear, seconds: float, *, watch: Watch | None = None) -> Outcome:
+        """Solve. Ctrl-C ends the solver: what it has found by then is returned, with a mark; when it has found nothing,
+        KeyboardInterrupt is raised.
         """
         run = self._highs if find_spec("highspy") is not None else self._cbc
         with _held_back() as pressed:
-            outcome = run(objective, max(seconds, 0.01), relaxed, watch, pressed)
-        if pressed and (relaxed or outcome.values is None):
+            outcome = run(objective, max(seconds, 0.01), watch, pressed)
+        if pressed and outcome.values is None:
             raise KeyboardInterrupt
         return outcome
 
-    def _highs(
-        self, objective: Linear, seconds: float, relaxed: bool, watch: Watch | None, pressed: list[bool]
-    ) -> Outcome:
+    def minimise_each(self, objectives: Sequence[Linear], seconds: float) -> list[float]:
+        """The least of each objective, or a bound of it, integers taken for numbers: infinite when rows contradict each
+        other, minus infinite when time is over.
+        """
+        run = self._highs_relaxed if find_spec("highspy") is not None else self._cbc_relaxed
+        with _held_back() as pressed:
+            found = run(objectives, max(seconds, 0.01))
+        if pressed:
+            raise KeyboardInterrupt
+        return found
+
+    # -- HiGHS ------------------------------------------------------------------------------------------------------
+
+    def _highs(self, objective: Linear, seconds: float, watch: Watch | None, pressed: list[bool]) -> Outcome:
         import highspy
 
-        solver = highspy.Highs()
-        solver.silent()
-        for name, value in (
-            ("time_limit", seconds),
-            ("mip_rel_gap", 0.0),
-            ("mip_abs_gap", 1e-8),
-            ("mip_heuristic_effort", 0.01),
-        ):
-            solver.setOptionValue(name, value)
-        solver.passModel(self._program(highspy, objective, relaxed))
+        solver = self._solver(highspy, seconds, relaxed=False)
+        _aim(solver, objective)
 
         def listen(event: Any) -> None:
             if pressed:
@@ -162,24 +163,39 @@ class Mip:
 
         solver.cbMipInterrupt.subscribe(listen)
         solver.run()
-        status, info = solver.getModelStatus(), solver.getInfo()
         solver.cbMipInterrupt.unsubscribe(listen)
+        status, info = solver.getModelStatus(), solver.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Outcome(None, done=True, bound=inf)
         done = status in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kModelEmpty)
-        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible and (done or not relaxed)
-        values = np.array(solver.getSolution().col_value) if found or done else None
-        mixed = any(self.integer) and not relaxed
-        bound = info.mip_dual_bound if mixed else objective.value(values) if done and values is not None else -inf
+        found = done or info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = np.array(solver.getSolution().col_value) if found else None
+        bound = info.mip_dual_bound if any(self.integer) else _reached(objective, values, done=done)
         return Outcome(values, done, bound, interrupted=bool(pressed))
 
-    def _program(self, highspy: Any, objective: Linear, relaxed: bool) -> Any:
+    def _highs_relaxed(self, objectives: Sequence[Linear], seconds: float) -> list[float]:
+        import highspy
+
+        solver, found = self._solver(highspy, seconds, relaxed=True), []
+        for objective in objectives:
+            _aim(solver, objective)
+            solver.run()
+            status = solver.getModelStatus()
+            if status == highspy.HighsModelStatus.kInfeasible:
+                return [inf] * len(objectives)
+            done = status in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kModelEmpty)
+            found.append(_reached(objective, np.array(solver.getSolution().col_value), done=done))
+        return found
+
+    def _solver(self, highspy: Any, seconds: float, *, relaxed: bool) -> Any:
+        solver = highspy.Highs()
+        solver.silent()
+        options = (("time_limit", seconds), ("mip_rel_gap", 0.0), ("mip_abs_gap", 1e-8), ("mip_heuristic_effort", 0.01))
+        for name, value in options:
+            solver.setOptionValue(name, value)
         program = highspy.HighsLp()
         program.num_col_, program.num_row_ = len(self.low), len(self._least)
         program.col_cost_ = np.zeros(len(self.low))
-        cost = np.zeros(len(self.low))
-        cost[list(objective.terms)] = list(objective.terms.values())
-        program.col_cost_, program.offset_ = cost, objective.constant
         program.col_lower_, program.col_upper_ = np.array(self.low), np.array(self.high)
         program.row_lower_, program.row_upper_ = np.array(self._least), np.full(len(self._least), inf)
         program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
@@ -189,32 +205,60 @@ class Mip:
         if not relaxed:
             kinds = highspy.HighsVarType
             program.integrality_ = [kinds.kInteger if integer else kinds.kContinuous for integer in self.integer]
-        return program
+        solver.passModel(program)
+        return solver
 
-    def _cbc(
-        self, objective: Linear, seconds: float, relaxed: bool, _watch: Watch | None, pressed: list[bool]
-    ) -> Outcome:
-        columns = [
-            pulp.LpVariable(f"x{c}", low, high, pulp.LpInteger if integer and not relaxed else pulp.LpContinuous)
-            for c, (low, high, integer) in enumerate(zip(self.low, self.high, self.integer, strict=True))
-        ]
-        model = pulp.LpProblem("mip", pulp.LpMinimize)
-        fixed = pulp.LpVariable("one", 1, 1)
-        model.setObjective(
-            pulp.lpSum([objective.constant * fixed, *(x * columns[c] for c, x in objective.terms.items())])
-        )
-        for row, least in enumerate(self._least):
-            entries = range(self._start[row], self._start[row + 1])
-            terms = [(columns[self._column[e]], self._value[e]) for e in entries] or [(fixed, 0.0)]
-            model.addConstraint(pulp.LpAffineExpression(terms) >= least)
+    # -- CBC --------------------------------------------------------------------------------------------------------
+
+    def _cbc(self, objective: Linear, seconds: float, _watch: Watch | None, pressed: list[bool]) -> Outcome:
+        model, columns = self._pulp(objective, relaxed=False)
         model.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=seconds, gapRel=0.0))
         if model.sol_status == pulp.LpSolutionInfeasible:
             return Outcome(None, done=True, bound=inf)
         done = model.sol_status == pulp.LpSolutionOptimal  # model.status says "Optimal" on a time limit too
         found = done or model.sol_status == pulp.LpSolutionIntegerFeasible
         values = np.array([column.value() or 0.0 for column in columns]) if found else None
-        bound = objective.value(values) if done and values is not None else -inf
-        return Outcome(values, done, bound, interrupted=bool(pressed))
+        return Outcome(values, done, _reached(objective, values, done=done), interrupted=bool(pressed))
+
+    def _cbc_relaxed(self, objectives: Sequence[Linear], seconds: float) -> list[float]:
+        found = []
+        for objective in objectives:
+            model, columns = self._pulp(objective, relaxed=True)
+            model.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=seconds))
+            if model.sol_status == pulp.LpSolutionInfeasible:
+                return [inf] * len(objectives)
+            values = np.array([column.value() or 0.0 for column in columns])
+            found.append(_reached(objective, values, done=model.sol_status == pulp.LpSolutionOptimal))
+        return found
+
+    def _pulp(self, objective: Linear, *, relaxed: bool) -> tuple[Any, list[Any]]:
+        columns = [
+            pulp.LpVariable(f"x{c}", low, high, pulp.LpInteger if integer and not relaxed else pulp.LpContinuous)
+            for c, (low, high, integer) in enumerate(zip(self.low, self.high, self.integer, strict=True))
+        ]
+        model, one = pulp.LpProblem("mip", pulp.LpMinimize), pulp.LpVariable("one", 1, 1)
+        model.setObjective(
+            pulp.lpSum([one * objective.constant, *(columns[c] * x for c, x in objective.terms.items())])
+        )
+        for row, least in enumerate(self._least):
+            entries = range(self._start[row], self._start[row + 1])
+            terms = [(columns[self._column[e]], self._value[e]) for e in entries] or [(one, 0.0)]
+            model.addConstraint(pulp.LpAffineExpression(terms) >= least)
+        return model, columns
+
+
+def _aim(solver: Any, objective: Linear) -> None:
+    """Give the solver another objective."""
+    n = solver.getNumCol()
+    cost = np.zeros(n)
+    cost[list(objective.terms)] = list(objective.terms.values())
+    solver.changeColsCost(n, np.arange(n, dtype=np.int32), cost)
+    solver.changeObjectiveOffset(objective.constant)
+
+
+def _reached(objective: Linear, values: NDArray[np.float64] | None, *, done: bool) -> float:
+    """The bound that a solution is, once nothing better exists."""
+    return objective.value(values) if done and values is not None else -inf
 
 
 @contextmanager

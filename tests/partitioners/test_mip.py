@@ -39,18 +39,16 @@ def test_the_best_whole_numbers_are_found(solver):
     best = mip.minimise(cost, 10.0)
     assert best.done
     assert best.bound == pytest.approx(cost.value(best.values)) == pytest.approx(19.0)  # 2 and 3
-    relaxed = mip.minimise(cost, 10.0, relaxed=True)
-    assert relaxed.done
-    assert relaxed.bound == pytest.approx(1.0 + 4.0 * 12.5 / 3.0)
+    assert mip.minimise_each([cost, x * -1.0], 10.0) == pytest.approx([1.0 + 4.0 * 12.5 / 3.0, -10.0])
 
 
-@pytest.mark.parametrize("relaxed", [True, False])
-def test_rows_that_contradict_have_no_solution(solver, relaxed):
+def test_rows_that_contradict_have_no_solution(solver):
     mip = Mip()
     x = mip.variable(integer=True)
     mip.require(x, 0.75)
     mip.require(0.25, x)
-    outcome = mip.minimise(x, 10.0, relaxed=relaxed)
+    assert mip.minimise_each([x, x * -1.0], 10.0) == [inf, inf]
+    outcome = mip.minimise(x, 10.0)
     assert (outcome.values, outcome.done, outcome.bound) == (None, True, inf)
 
 
