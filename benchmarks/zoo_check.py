@@ -22,7 +22,9 @@ TRACED, OTHER = 2, 3
 """Samples of the recording, and of the run that must give the same."""
 
 COMPILED, TRAINED, MICROBATCHES, STAGES = 4, 5, 2, 3
-"""Training is compiled for four samples and run with five: micro-batches of three and two."""
+"""Training is compiled for four samples and run with five: micro-batches of three and two. Lists with an entry per sample go
+into micro-batches of equal length, so there it is run with six.
+"""
 
 LARGE = 60_000_000
 """Models with more parameters train in float32: in float64 they would not fit beside their gradients."""
@@ -89,12 +91,12 @@ def record(specimen: Specimen, model: nn.Module, tell: Tell) -> None:
     call, other = specimen.inputs(TRACED), specimen.inputs(OTHER)
     model.eval()
     start = time.process_time()
-    graph = pc.trace(model, *call.args, **call.kwargs)
+    graph = pc.trace(model, *call.args, batch_dims=specimen.batch_dims, **call.kwargs)
     tell(trace=time.process_time() - start, nodes=sum(n.op.startswith("call") for n in graph.graph.nodes))
     alike = pytree.tree_structure((call.args, call.kwargs)) == pytree.tree_structure((other.args, other.kwargs))
     if not alike or not all(guard.holds(OTHER) for guard in graph.meta["guards"]):  # a pipeline records once more
         tell(guards=[str(guard) for guard in graph.meta["guards"]])
-        graph = pc.trace(model, *other.args, **other.kwargs)
+        graph = pc.trace(model, *other.args, batch_dims=specimen.batch_dims, **other.kwargs)
     with torch.no_grad():
         wanted = model(*other.args, **other.kwargs)
         made = graph(*other.args, **other.kwargs)
@@ -107,13 +109,15 @@ def train(specimen: Specimen, model: nn.Module, tell: Tell) -> None:
     """Three stages and uneven micro-batches against the plain loop: loss, gradients, buffers."""
     model.train()
     torch.manual_seed(1)
-    example, batch = specimen.inputs(COMPILED), specimen.inputs(TRAINED)
+    samples = TRAINED + 1 if specimen.lists else TRAINED
+    example, batch = specimen.inputs(COMPILED), specimen.inputs(samples)
     example, batch = _precise(model, example, batch, tell)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     has_loss = _own_loss(model(*example.args, **example.kwargs)) is not None
     _restore(model, buffers)
     loss_fn = None if has_loss else wave_loss
-    wanted = _plain_loop(model, batch, loss_fn)
+    torch.manual_seed(2)
+    wanted = _plain_loop(model, specimen, batch, samples, loss_fn)
     gradients = {name: p.grad for name, p in model.named_parameters()}
     after = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.zero_grad(set_to_none=True)
@@ -121,9 +125,10 @@ def train(specimen: Specimen, model: nn.Module, tell: Tell) -> None:
     start = time.process_time()
     pipe = pc.compile(
         model, STAGES, example_args=example.args, example_kwargs=example.kwargs, n_microbatches=MICROBATCHES,
-        loss_fn=loss_fn, cost="analytic", devices=["cpu"] * STAGES, dispatch="inline", partitioner="dp",
+        loss_fn=loss_fn, batch_dims=specimen.batch_dims, cost="analytic", devices=["cpu"] * STAGES, dispatch="inline", partitioner="dp",
     )  # fmt: skip
     tell(compile=time.process_time() - start)
+    torch.manual_seed(2)
     loss = pipe.step(*batch.args, **batch.kwargs)
     tell(loss=_difference([loss], [wanted]), stages=len(pipe.stages))
     tell(gradient=_gradient_difference(model, gradients), with_gradient=sum(g is not None for g in gradients.values()))
@@ -205,19 +210,28 @@ def _own_loss(output: Any) -> Any:
     return loss if isinstance(loss, torch.Tensor) else None
 
 
-def _plain_loop(model: nn.Module, batch: Call, loss_fn: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
-    leaves, spec = pytree.tree_flatten((batch.args, batch.kwargs))
-    split = [_parts(leaf) for leaf in leaves]
+def _plain_loop(
+    model: nn.Module, specimen: Specimen, batch: Call, samples: int, loss_fn: Callable[[Any], torch.Tensor] | None
+) -> torch.Tensor:
     total = None
-    for m in range(MICROBATCHES):
-        args, kwargs = pytree.tree_unflatten([part[m] for part in split], spec)
+    for m, (args, kwargs) in enumerate(_divided(specimen, batch, samples)):
         output = model(*args, **kwargs)
-        size = TRAINED // MICROBATCHES + (m < TRAINED % MICROBATCHES)
-        loss = (_own_loss(output) if loss_fn is None else loss_fn(output)) * (size / TRAINED)
+        size = samples // MICROBATCHES + (m < samples % MICROBATCHES)
+        loss = (_own_loss(output) if loss_fn is None else loss_fn(output)) * (size / samples)
         loss.backward()
         total = loss.detach() if total is None else total + loss.detach()
     assert total is not None
     return total
+
+
+def _divided(specimen: Specimen, batch: Call, samples: int) -> list[Any]:
+    """Args and kwargs of each micro-batch."""
+    if specimen.lists:
+        size = samples // MICROBATCHES
+        return [([arg[m * size : (m + 1) * size] for arg in batch.args], {}) for m in range(MICROBATCHES)]
+    leaves, spec = pytree.tree_flatten((batch.args, batch.kwargs))
+    split = [_parts(leaf) for leaf in leaves]
+    return [pytree.tree_unflatten([part[m] for part in split], spec) for m in range(MICROBATCHES)]
 
 
 def _parts(leaf: Any) -> Any:

@@ -13,20 +13,19 @@ from pipecompile.carrying import Cut, carried
 from pipecompile.checks.plan import verify_plan
 from pipecompile.errors import InputError, PlanError
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
-from pipecompile.joining import joins
 from pipecompile.options import Options
 from pipecompile.passes import lower
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recording
 from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
 from pipecompile.runtime.interpreter import Cell
-from pipecompile.runtime.microbatch import scatter
+from pipecompile.runtime.microbatch import MiniBatch
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage, routes, split
-from pipecompile.tracing.inputs import FlatInputs
-from pipecompile.tracing.regions import Ambient
-from pipecompile.tracing.symbols import Guard
+from pipecompile.tracing.fakes.symbols import Guard
+from pipecompile.tracing.inputs.flat import FlatInputs
+from pipecompile.tracing.writing.regions import Ambient
 
 __all__ = ["Build", "signature"]
 
@@ -40,10 +39,10 @@ def signature(model: nn.Module, inputs: FlatInputs) -> tuple[Any, ...]:
     return (inputs.spec, modes, Ambient.now().autocast, *leaves)
 
 
-def _leaf_signature(leaf: Any, dim: int | None) -> Any:
+def _leaf_signature(leaf: Any, dim: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         shape: list[int | None] = list(leaf.shape)
-        if dim is not None:
+        if isinstance(dim, int):
             shape[dim] = None
         return tuple(shape), leaf.dtype, leaf.requires_grad
     if hasattr(leaf, "__array__") and getattr(leaf, "ndim", False):
@@ -86,9 +85,8 @@ class Build:
         options: Options,
         n_microbatches: int,
         stage_of: Mapping[str, int] | None = None,
-        other: fx.GraphModule | None = None,
     ) -> Build:
-        """`other` is a recording at another batch size, for one that is right at a single size."""
+        """`stage_of` is the cut on this graph, when it is not that of the plan."""
         verify_plan(plan)
         if len(plan.devices) != len(options.devices):
             raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
@@ -97,8 +95,7 @@ class Build:
         ways = routes(graph, stage_of, n_microbatches)
         stages = split(graph, ways, stage_of, devices)
         names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
-        outputs = Outputs(graph, joins(graph, other, mean=options.loss_reduction == "mean"))
-        return cls(graph, mark, plan, options, devices, ways, stages, outputs, names)
+        return cls(graph, mark, plan, options, devices, ways, stages, Outputs(graph), names)
 
     def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
         """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
@@ -117,10 +114,9 @@ class Build:
         guards: Sequence[Guard] = self.graph.meta["guards"]
         return next((guard for guard in guards for size in set(sizes) if not guard.holds(size)), None)
 
-    def arrivals(self, inputs: FlatInputs, count: int) -> dict[tuple[str, bool], Any]:
-        """The inputs in `count` micro-batches, by name."""
-        given = zip(self.inputs, inputs.leaves, inputs.dims, strict=True)
-        return {(name, False): scatter(leaf, dim, count) for name, leaf, dim in given}
+    def arrivals(self, batch: MiniBatch) -> dict[tuple[str, bool], Any]:
+        """The inputs in micro-batches, by name."""
+        return {(name, False): parts for name, parts in zip(self.inputs, batch.values, strict=True)}
 
     def recording(self) -> Recording:
         """What `explain` shows of it."""
@@ -147,9 +143,7 @@ class Build:
         return self._executables.get(key) or self._add(key, self._new_step(n_microbatches, with_target))
 
     def call(self, n_microbatches: int, with_backward: bool) -> Executable:
-        """Forward alone, or in GPipe order with a backward to come. Raises InputError when outputs cannot be joined."""
-        if n_microbatches > 1:
-            self.outputs.require_joinable()
+        """Forward alone, or in GPipe order with a backward to come."""
         key = "call", n_microbatches, with_backward
         return self._executables.get(key) or self._add(key, self._new_call(n_microbatches, with_backward))
 

@@ -14,6 +14,7 @@ from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut
 from pipecompile.errors import InputError, TraceError
 from pipecompile.ir import Schedule
+from pipecompile.joining import joins
 from pipecompile.mixing import check_sequences, meetings
 from pipecompile.notices import Notices
 from pipecompile.options import Options
@@ -23,11 +24,12 @@ from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
-from pipecompile.runtime.microbatch import fewer, scatter, sizes
-from pipecompile.tracing.batch_dims import pasted
-from pipecompile.tracing.inputs import FlatInputs
+from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
+from pipecompile.tracing.fakes.symbols import Guard
+from pipecompile.tracing.inputs.batch_dims import pasted
+from pipecompile.tracing.inputs.flat import FlatInputs
+from pipecompile.tracing.inputs.lists import different, lists_of_tensors
 from pipecompile.tracing.recording import record
-from pipecompile.tracing.symbols import Guard
 
 __all__ = ["Builds"]
 
@@ -69,22 +71,47 @@ class Builds:
         for build in self._builds:
             build.reschedule(options)
 
-    def find(self, inputs: FlatInputs) -> tuple[Build, tuple[int, ...]]:
-        """The build for these inputs, made now if there is none, and the sizes of the micro-batches."""
-        samples = inputs.samples
-        parts = sizes(samples or 1, 1 if samples is None else min(self.options.default_microbatches, samples))
-        mark = signature(self.model, inputs)
-        found, made = self._kept(mark, parts), self._traces
+    def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
+        """The build for these inputs, made now if there is none, and the inputs in micro-batches."""
+        batch = MiniBatch(inputs, self._sizes(inputs))
+        mark = self._signature(batch)
+        found, made = self._kept(mark, batch.sizes), self._traces
         if found is None:
-            found, parts = self._settle(inputs, mark, parts)
+            found, batch = self._settle(batch, mark)
         self._hits += made == self._traces
-        if len(parts) > 1 and not found.divided:
+        if len(batch.sizes) > 1 and not found.divided:
             self._check_divided(found.graph)
             found.divided = True
         found.calls += 1
         self._builds.remove(found)
         self._builds.append(found)
-        return found, parts
+        return found, batch
+
+    def _sizes(self, inputs: FlatInputs) -> tuple[int, ...]:
+        """As many micro-batches as asked for, and as there are samples; with lists only so many that all are equally long."""
+        samples, wanted = inputs.samples, self.options.default_microbatches
+        if samples is None:
+            return (1,)
+        if not inputs.lists:
+            return sizes(samples, min(wanted, samples))
+        count = next(count for count in range(min(wanted, samples), 0, -1) if samples % count == 0)
+        self._notices.unequal(samples, min(wanted, samples), count)
+        return sizes(samples, count)
+
+    def _signature(self, batch: MiniBatch) -> tuple[Any, ...]:
+        """What a micro-batch looks like. Raises InputError when lists make them look different."""
+        if not batch.shares:
+            return signature(self.model, batch.whole)
+        first, *others = marks = [signature(self.model, share) for share in batch.shares]
+        for m, other in enumerate(others, start=1):
+            if other != first:
+                raise InputError(
+                    "the micro-batches of lists with an entry per sample differ in shape",
+                    where=different(batch.shares[0], batch.shares[m], m),
+                    why="one recording serves all micro-batches of a step",
+                    hint="entries of the same shapes and plain values, or n_microbatches=1",
+                )
+        return marks[0]
 
     def explain(self) -> Recordings:
         """The recordings kept, and how often they served."""
@@ -94,24 +121,24 @@ class Builds:
     def _kept(self, mark: tuple[Any, ...], parts: tuple[int, ...]) -> Build | None:
         return next((build for build in reversed(self._builds) if build.accepts(mark, parts)), None)
 
-    def _settle(
-        self, inputs: FlatInputs, mark: tuple[Any, ...], wanted: tuple[int, ...]
-    ) -> tuple[Build, tuple[int, ...]]:
+    def _settle(self, batch: MiniBatch, mark: tuple[Any, ...]) -> tuple[Build, MiniBatch]:
         """A build for a call that no build serves yet in the micro-batches wanted.
 
         When the model branches between the two sizes of micro-batches, no one recording serves both: then the samples go
         into fewer micro-batches, which are all on one side, or all of one size.
         """
-        largest = self._kept(mark, wanted[:1]) or self._make(inputs, mark, wanted)
+        wanted = batch.sizes
+        largest = self._kept(mark, wanted[:1]) or self._make(batch, mark)
         guard = largest.broken(wanted)
         if guard is None:
-            return largest, wanted
+            return largest, batch
         self._check_free(guard, wanted)
         kept = ((self._kept(mark, parts), parts) for parts in fewer(wanted))
         even = (parts for parts in fewer(wanted) if len(set(parts)) == 1)
         build, parts = next(((build, parts) for build, parts in kept if build), (None, next(even)))
         self._notices.uneven(guard, wanted, parts)
-        return build or self._make(inputs, mark, parts), parts
+        batch = MiniBatch(batch.whole, parts)
+        return build or self._make(batch, mark), batch
 
     def _check_free(self, guard: Guard, wanted: tuple[int, ...]) -> None:
         if isinstance(self.options.schedule, Schedule):
@@ -122,24 +149,22 @@ class Builds:
                 hint=f"a multiple of {len(wanted)} samples, or name a schedule: it is built for any number of micro-batches",
             )
 
-    def _make(self, inputs: FlatInputs, mark: tuple[Any, ...], parts: tuple[int, ...]) -> Build:
+    def _make(self, batch: MiniBatch, mark: tuple[Any, ...]) -> Build:
         """A recording of the first micro-batch, with the plan there is or a new one."""
         alike = [build for build in self._builds if build.signature == mark]
+        parts, first = batch.sizes, batch.first
         self._notices.anew(mark, alike, parts, self.options.cache_size)
-        pairs = zip(inputs.leaves, inputs.dims, strict=True)
-        first = [scatter(leaf, dim, len(parts))[0] for leaf, dim in pairs]
         start = perf_counter()
-        graph = self._recorded(inputs, inputs.part(first, parts[0]))
+        graph = self._recorded(batch.whole, first)
         seconds = perf_counter() - start
         if len(parts) > 1:
             self._check_divided(graph)
         stage_of = self._cut.on(graph) if self._cut else None
         plan = self.plan
         if plan is None or (self._cut and not stage_of):
-            plan, problem = self._new_plan(graph, first, len(parts))
+            plan, problem = self._new_plan(graph, first.leaves, len(parts))
             self.problem = self.problem if self.plan else problem
-        other = self._other(graph, inputs.part(first, parts[0]))
-        build = Build.make(graph, mark, plan, self.options, len(parts), stage_of, other)
+        build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
         build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
@@ -152,16 +177,27 @@ class Builds:
             with torch.inference_mode(False), torch.set_grad_enabled(grad):
                 return prepare(record(self.model, part))
         except TraceError as error:
-            doubtful = whole.doubtful() if whole.samples != part.samples else ()
-            if not doubtful:
+            divided = whole.samples != part.samples
+            hints = [error.hint]
+            if divided and (doubtful := whole.doubtful()):
+                hints.append(f"{pasted((name, None) for name in doubtful)}, if all samples share it")
+            if divided and (lists := [*lists_of_tensors(dict(zip(whole.arguments, whole.values, strict=True)))]):
+                hints.append(f"{pasted((name, list) for name in lists)}, if there is an entry per sample in it")
+            if len(hints) == 1:
                 raise
-            hint = f"{error.hint}; or {pasted((name, None) for name in doubtful)}, if all samples share it"
+            hint = "; or ".join(hints)
             raise TraceError(error.what, code=error.code, where=error.where, why=error.why, hint=hint) from error
 
     def _check_divided(self, graph: fx.GraphModule) -> None:
         """Raise InputError when micro-batches are no batches to the model; tell when they change what it computes."""
         check_sequences(graph)
         self._notices.mixed(meetings(graph))
+
+    def join(self, build: Build, batch: MiniBatch) -> None:
+        """Find out how outputs of several micro-batches are put together. Raises InputError when they cannot be."""
+        if len(batch.sizes) > 1 and build.outputs.joins is None:
+            other = self._other(build.graph, batch.first)
+            build.outputs.join(joins(build.graph, other, mean=self.options.loss_reduction == "mean"))
 
     def _other(self, graph: fx.GraphModule, inputs: FlatInputs) -> fx.GraphModule | None:
         """A recording at another size, where one is right at a single size: only so it shows where the batch is."""

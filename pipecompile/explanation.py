@@ -18,7 +18,7 @@ from torch import fx, nn
 from pipecompile.errors import InputError, TraceError
 from pipecompile.risks import Risk, risks
 from pipecompile.tracing import trace
-from pipecompile.tracing.batch_dims import BatchDims
+from pipecompile.tracing.inputs.batch_dims import BatchDims
 from pipecompile.tracing.report import Report, WholeModule, report
 from pipecompile.tracing.source import raiser
 

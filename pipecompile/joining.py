@@ -4,6 +4,7 @@
 a sum over the batch        added
 a mean, any other number    averaged by the micro-batches' sizes
 what samples do not enter   the same for all
+a list, an entry a sample   joined by entries
 (B, B), B + 1 rows ...      refused, when there is more than one micro-batch
 """
 
@@ -113,6 +114,8 @@ def _fixed(
     sampled, size = _sampled(graph), graph.meta["batch_size"]
     if other is None:
         return tuple(_guessed(a, v, size, sampled, mean=mean) for a, v in zip(arguments, values, strict=True))
+    if _per_sample(graph) and _per_sample(other):
+        return (Join(How.LISTED),) * len(values)
     if other.meta["out_spec"] != graph.meta["out_spec"]:
         refusal = _refused("it is in a list whose length depends on the batch size")
         return tuple(refusal if argument in sampled else Join(How.SAME) for argument in arguments)
@@ -121,6 +124,12 @@ def _fixed(
     return tuple(
         _compared(a, v, o, ratio, sampled, mean=mean) for a, v, o in zip(arguments, values, others, strict=True)
     )
+
+
+def _per_sample(graph: fx.GraphModule) -> bool:
+    """Is the output a list with as many entries as there are samples?"""
+    spec = graph.meta["out_spec"]
+    return spec.type is list and spec.num_children == graph.meta["batch_size"]
 
 
 def _compared(argument: Any, value: Any, other: Any, ratio: Any, sampled: set[fx.Node], *, mean: bool) -> Join:

@@ -14,6 +14,7 @@ from torch import fx, nn
 from pipecompile.errors import InputError
 from pipecompile.ordering import batch_dims_of
 from pipecompile.tracing.source import line_of
+from pipecompile.tracing.writing.spelling import said
 
 __all__ = ["check_sequences", "meetings"]
 
@@ -39,7 +40,7 @@ def check_sequences(graph: fx.GraphModule) -> None:
             moved = ", ".join(f'"{name}": 1' for name in names)
             kind = type(module).__name__
             raise InputError(
-                f"{node.target} takes the batch for time: micro-batches would cut the sequences",
+                f"{said(str(node.target))} takes the batch for time: micro-batches would cut the sequences",
                 where=str(node.meta.get("source", "")),
                 why=f"{kind}(batch_first={module.batch_first}) gets {value.dim()} dimensions, of which the first is the batch",
                 hint=f"batch_dims={{{moved}}} if the batch is dimension 1; {kind}(batch_first=True) if it is 0",

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipecompile.build import Build
 from pipecompile.errors import RecordingWarning
-from pipecompile.tracing.symbols import Guard
+from pipecompile.tracing.fakes.symbols import Guard
 
 __all__ = ["Notices"]
 
@@ -37,6 +37,13 @@ class Notices:
         few = "one micro-batch" if len(parts) == 1 else f"{len(parts)} micro-batches"
         both = " and ".join(map(str, sorted(set(wanted))))
         self._tell("uneven", guard, f"{sum(wanted)} samples go into {few} instead of {len(wanted)}, of {both} samples")
+
+    def unequal(self, samples: int, wanted: int, count: int) -> None:
+        """Lists with an entry per sample go into fewer micro-batches, so that all are equally long."""
+        if count < wanted and ("unequal", "") not in self._told:
+            self._told.add(("unequal", ""))
+            few = "one micro-batch" if count == 1 else f"{count} micro-batches"
+            _warn(f"lists of {samples} samples go into {few} instead of {wanted}, so that all have equally many")
 
     def mixed(self, places: Sequence[str]) -> None:
         """Samples meet at these lines."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Schedule
 from pipecompile.plan import Plan
 from pipecompile.schedules import build_schedule
+from pipecompile.tracing.inputs.batch_dims import BatchDims
 
 __all__ = ["Options", "resolve_devices"]
 
@@ -34,7 +35,7 @@ class Options:
 
     n_stages: int
     n_microbatches: int | None
-    batch_dims: Mapping[str, int | None]
+    batch_dims: BatchDims
     schedule: str | Schedule
     devices: tuple[torch.device, ...]
     loss_fn: Callable[..., Any] | None

@@ -31,8 +31,8 @@ from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
 from pipecompile.timeline import COMPUTE, Span, Timeline
-from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims
-from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
+from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims
+from pipecompile.tracing.inputs.flat import FlatInputs, flatten, validate_model
 
 __all__ = ["Pipeline", "compile"]
 
@@ -126,19 +126,20 @@ class Pipeline(StandIn):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
         inputs = self.flat(args, kwargs)
-        build, parts = self.builds.find(inputs)
-        wanted = torch.is_grad_enabled() and any(
-            t.requires_grad for t in chain(_tensors(inputs), self.model.parameters())
-        )
-        executable = build.call(len(parts), with_backward=wanted)
+        build, batch = self.builds.find(inputs)
+        self.builds.join(build, batch)
+        sources = chain(_tensors(inputs), self.model.parameters())
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
+        executable = build.call(len(batch.sizes), with_backward=wanted)
         if wanted:
-            made = pipelined(Call(executable, build.outputs, build.inputs, inputs, parts))
+            made = pipelined(Call(executable, build.outputs, build.inputs, batch))
         else:
-            frame = executable.frame(parts, build.arrivals(inputs, len(parts)))
+            frame = executable.frame(batch.sizes, build.arrivals(batch))
             executable.run(executable.inline, frame)
-            made = build.outputs.gathered({name: frame.departures[name, False] for name in build.outputs.names}, parts)
+            parts = {name: frame.departures[name, False] for name in build.outputs.names}
+            made = build.outputs.gathered(parts, batch.sizes)
             executable.finished(frame)
-        return build.outputs.assemble(made.__getitem__, sum(parts))
+        return build.outputs.whole(made, batch.sizes)
 
     def step(self, *args: Any, target: Any = None, **kwargs: Any) -> torch.Tensor:
         """Forward and backward of all micro-batches under the schedule; gradients are added to `.grad`.
@@ -147,18 +148,19 @@ class Pipeline(StandIn):
         """
         inputs = self.flat(args, kwargs)
         with torch.enable_grad():
-            build, parts = self.builds.find(inputs)
+            build, batch = self.builds.find(inputs)
+        parts = batch.sizes
         build.require_loss(target is not None)
         executable = build.step(len(parts), target is not None)
         threaded = self._dispatch == "threads" and len(executable.devices) > 1
-        arrivals = build.arrivals(inputs, len(parts))
+        arrivals = build.arrivals(batch)
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
         weights, arrivals[LOSS, True] = loss_weights(parts, mean=self.options.loss_reduction == "mean")
         with torch.enable_grad():
             frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
         losses = torch.stack(frame.departures[LOSS, False]).detach()
-        return_input_gradients(build.inputs, inputs, frame)
+        return_input_gradients(build.inputs, batch, frame)
         executable.finished(frame, threaded=threaded)
         return reduce(torch.add, losses.mul(weights.to(losses)).unbind())
 

@@ -21,6 +21,7 @@ from pipecompile.passes.follow_device import follow_device
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.runtime.transport import to_device
 from pipecompile.stages import routes
+from pipecompile.tracing.writing.spelling import said
 
 __all__ = ["fingerprint", "make_plan", "transfer_seconds"]
 
@@ -169,7 +170,7 @@ def _summary(
 def _label(node: fx.Node) -> str:
     """The module of a node as the user writes it, with the call when the node is not the module itself."""
     if node.op == "call_module":
-        return str(node.target)
+        return said(str(node.target))
     word = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return f"{node.meta.get('module', '')}.{word}".strip(".")
 

@@ -14,6 +14,7 @@ from pipecompile.costs.cost_graph import held_by
 from pipecompile.mixing import meetings
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.tracing.source import line_of
+from pipecompile.tracing.writing.spelling import said
 
 __all__ = ["Risk", "risks"]
 
@@ -89,5 +90,5 @@ def _idle(node: fx.Node) -> bool:
 
 def _place(node: fx.Node) -> str:
     if node.op == "call_module":
-        return str(node.target)
+        return said(str(node.target))
     return line_of(str(node.meta.get("source", ""))) or node.name

@@ -20,7 +20,7 @@ from torch import fx
 from pipecompile.ir import HOST, Route
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.passes.graphs import settle
-from pipecompile.tracing.regions import Regions
+from pipecompile.tracing.writing.regions import Regions
 
 __all__ = ["Stage", "routes", "split"]
 

@@ -66,6 +66,8 @@ JOINED: dict[str, Callable[[torch.Tensor], Any]] = {
     "no sample in it": lambda y: (y, torch.arange(3), torch.tensor(2.0), torch.tensor(7)),
     "unrolled": lambda y: torch.stack([row * 2 for row in y]),
     "unrolled, batch in dimension 1": lambda y: torch.stack([row * 2 for row in y], 1),
+    "a list, unrolled": lambda y: list(y.unbind(0)),
+    "a list of dicts, unrolled": lambda y: [{"row": row, "sum": row.sum(), "word": "yes"} for row in y],
     "unrolled, with a table as long as the micro-batch": lambda y: (torch.ones(2, 3), torch.stack([*y]), sum(y).sum() * 0),
 }  # fmt: skip
 
@@ -115,7 +117,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "blocks by reshape": (lambda y: y.T.reshape(-1), "known to be together"),
     "picked": (lambda y: y.repeat_interleave(2, 0)[torch.arange(2 * len(y)).flip(0)], "known to be together"),
     "an index": (lambda y: y.mean(1).argmax(), "no sum over the samples"),
-    "a list of samples": (lambda y: list(y.unbind(0)), "a list whose length depends"),
+    "a list of samples inside": (lambda y: {"rows": list(y.unbind(0))}, "a list whose length depends"),
     "a number of samples, unrolled": (lambda y: (len([*y]), y), "a number that depends"),
 }
 

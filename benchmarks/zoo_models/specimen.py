@@ -22,7 +22,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Specimen:
-    """`inputs(n)` makes a call with n samples. `skipped` says why there is nothing to examine."""
+    """`inputs(n)` makes a call with n samples. `skipped` says why there is nothing to examine. `lists` names the arguments that
+    are lists with an entry per sample.
+    """
 
     library: str
     group: str
@@ -30,6 +32,11 @@ class Specimen:
     build: Callable[[], nn.Module]
     inputs: Callable[[int], Call]
     skipped: str = ""
+    lists: tuple[str, ...] = ()
+
+    @property
+    def batch_dims(self) -> dict[str, type[list[Any]]]:
+        return dict.fromkeys(self.lists, list)
 
 
 def images(size: int, channels: int = 3) -> Callable[[int], Call]:

@@ -20,6 +20,11 @@ GROUPS = ("", "segmentation", "video", "optical_flow", "detection", "quantizatio
 SIZES = {"inception_v3": 299, "maxvit_t": 224, "vit_h_14": 56}
 """Pixels a side; 64 where nothing is said."""
 
+PROPOSALS = {f"rpn_{step}_nms_top_n_{mode}": 40 for step in ("pre", "post") for mode in ("train", "test")} | {
+    "box_batch_size_per_image": 16
+}
+"""Fewer than thousands for each of these small images."""
+
 CLIPS = {"s3d": (14, 224)}
 """Frames and pixels; 4 and 64 where nothing is said."""
 
@@ -35,7 +40,8 @@ def specimens() -> list[Specimen]:
 def _specimen(group: str, name: str) -> Specimen:
     skipped = "int8 kernels, evaluation only: nothing to train" if group == "quantization" else ""
     build, inputs = _MAKERS.get(group, _classifier)(name)
-    return Specimen("torchvision", group or "classification", name, build, inputs, skipped)
+    lists = ("images", "targets") if group == "detection" else ()
+    return Specimen("torchvision", group or "classification", name, build, inputs, skipped, lists)
 
 
 def _classifier(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
@@ -87,6 +93,8 @@ def _detection(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call
     options: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": 4}
     if not name.startswith("ssd"):
         options |= {"min_size": 64, "max_size": 64}  # else every image is first made 800 pixels wide
+    if "rcnn" in name:
+        options |= PROPOSALS
 
     def inputs(n: int) -> Call:
         return Call(([torch.rand(3, 64, 64) for _ in range(n)], [_target(name) for _ in range(n)]))

@@ -23,7 +23,7 @@ from pipecompile.costs.fakes import OneDevice, Twins
 from pipecompile.costs.guard import state_tensors, untouched
 from pipecompile.costs.kernels import Kernel, KernelLog
 from pipecompile.costs.walk import Visit, walk
-from pipecompile.tracing.kept import Kept
+from pipecompile.tracing.opaque.kept import Kept
 
 __all__ = ["Work", "analytic_costs", "node_work"]
 

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from pipecompile.costs.cost import NodeCost
+from pipecompile.footprint import footprint
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.passes.aliasing import aliasing, compute_nodes
 
@@ -87,5 +88,5 @@ def _held_bytes(graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> dict[str, fl
     for node in nodes:
         fresh = {id(t): t for t in held_by(graph, node) if id(t) not in seen}
         seen |= fresh.keys()
-        held[node.name] = float(sum(t.nbytes * (1 + t.requires_grad) for t in fresh.values()))
+        held[node.name] = float(sum(footprint(t) * (1 + t.requires_grad) for t in fresh.values()))
     return held

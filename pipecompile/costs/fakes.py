@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pipecompile.tracing.data import with_unknown_data
+from pipecompile.tracing.fakes.data import with_unknown_data
 
 __all__ = ["OneDevice", "Twins"]
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pipecompile.tracing.carried import muted
-from pipecompile.tracing.snapshot import kept_content, places_of
+from pipecompile.tracing.state.carried import muted
+from pipecompile.tracing.state.snapshot import kept_content, places_of
 
 __all__ = ["preserved", "state_tensors", "untouched"]
 

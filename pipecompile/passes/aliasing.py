@@ -18,7 +18,7 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
-from pipecompile.tracing.kept import Kept
+from pipecompile.tracing.opaque.kept import Kept
 
 __all__ = ["Ties", "aliasing", "compute_nodes", "tie_aliases"]
 

@@ -22,7 +22,7 @@ import torch
 
 from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.interpreter import ABORT, Aborted, Code
-from pipecompile.tracing.regions import contained
+from pipecompile.tracing.writing.regions import contained
 
 __all__ = ["Ambience", "Crew", "Failure", "choose", "run_inline"]
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.frame import Frame
-from pipecompile.runtime.gradients import input_gradient
-from pipecompile.runtime.microbatch import scatter, ungather
+from pipecompile.runtime.gradients import input_gradients
+from pipecompile.runtime.microbatch import MiniBatch, ungather
 from pipecompile.runtime.outputs import Outputs
-from pipecompile.tracing.inputs import FlatInputs
 
 __all__ = ["Call", "pipelined"]
 
@@ -33,17 +33,18 @@ class Call:
     executable: Executable
     outputs: Outputs
     names: tuple[str, ...]
-    inputs: FlatInputs
-    sizes: tuple[int, ...]
+    batch: MiniBatch
     frame: Frame | None = None
+    form: Any = None
 
 
 def pipelined(call: Call) -> dict[str, Any]:
     """Run forward and return the outputs by name, attached to autograd."""
-    tensors = [leaf for leaf in call.inputs.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    tensors = [leaf for leaf in call.batch.whole.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     trigger = torch.empty(0, requires_grad=True)
     made = _Pipelined.apply(call, trigger, *tensors)
-    return dict(zip(call.outputs.names, made, strict=True))
+    found: dict[str, Any] = pytree.tree_unflatten(list(made), call.form)
+    return found
 
 
 class _Pipelined(torch.autograd.Function):
@@ -52,16 +53,17 @@ class _Pipelined(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
-            arrivals = {
-                (n, False): scatter(_detached(leaf), dim, len(call.sizes))
-                for n, leaf, dim in zip(call.names, call.inputs.leaves, call.inputs.dims, strict=True)
-            }
-            frame = call.frame = call.executable.frame(call.sizes, arrivals)
+            given = MiniBatch(call.batch.whole.detached(), call.batch.sizes).values
+            arrivals = {(name, False): parts for name, parts in zip(call.names, given, strict=True)}
+            frame = call.frame = call.executable.frame(call.batch.sizes, arrivals)
             call.executable.run(call.executable.halves[0], frame)
-        made = call.outputs.gathered({name: frame.departures[name, False] for name in call.outputs.names}, call.sizes)
+        made = call.outputs.gathered(
+            {name: frame.departures[name, False] for name in call.outputs.names}, call.batch.sizes
+        )
         constant = [v for n, v in made.items() if not _wants_gradient(frame.departures[n, False])]
-        ctx.mark_non_differentiable(*[value for value in constant if isinstance(value, torch.Tensor)])
-        return tuple(made.values())
+        ctx.mark_non_differentiable(*[v for v in pytree.tree_leaves(constant) if isinstance(v, torch.Tensor)])
+        leaves, call.form = pytree.tree_flatten(made)
+        return tuple(leaves)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
@@ -78,22 +80,15 @@ class _Pipelined(torch.autograd.Function):
                 hint="call pipe(x) again before each backward",
             )
         frame, call.frame = call.frame, None
-        for name, gradient in zip(call.outputs.names, gradients, strict=True):
-            parts, join = frame.departures[name, False], call.outputs.joins[name]
-            frame.arrivals[name, True] = ungather(gradient, parts, join, call.sizes)
+        for name, gradient in pytree.tree_unflatten(list(gradients), call.form).items():
+            parts, join = frame.departures[name, False], call.outputs.join_of(name)
+            frame.arrivals[name, True] = ungather(gradient, parts, join, call.batch.sizes)
         call.executable.run(call.executable.halves[1], frame)
-        found = [
-            input_gradient(frame, name, leaf, dim)
-            for name, leaf, dim in zip(call.names, call.inputs.leaves, call.inputs.dims, strict=True)
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        ]
+        found = zip(call.batch.whole.leaves, input_gradients(frame, call.names, call.batch), strict=True)
+        wanted = [g for leaf, g in found if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         call.executable.finished(frame)
-        return (None, None, *found)
+        return (None, None, *wanted)
 
 
 def _wants_gradient(parts: Sequence[Any]) -> bool:
     return any(part.requires_grad for part in parts if isinstance(part, torch.Tensor))
-
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf

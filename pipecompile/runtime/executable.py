@@ -20,7 +20,7 @@ from pipecompile.runtime.interpreter import Cell, Code, bind
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.stages import Stage
-from pipecompile.tracing.regions import contained
+from pipecompile.tracing.writing.regions import contained
 
 __all__ = ["Executable", "loss_cells", "plain_cells", "step_routes"]
 

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 
 from pipecompile.runtime.frame import Frame
-from pipecompile.tracing.inputs import FlatInputs
+from pipecompile.runtime.microbatch import MiniBatch
 
-__all__ = ["input_gradient", "return_input_gradients"]
+__all__ = ["input_gradients", "return_input_gradients"]
 
 
-def input_gradient(frame: Frame, name: str, leaf: torch.Tensor, dim: int | None) -> torch.Tensor | None:
-    """The gradient of one input: micro-batches' gradients joined, or summed when they share the input."""
-    parts = [_sum(found, leaf.device) for found in frame.departures.get((name, True), [])]
+def input_gradients(frame: Frame, names: Sequence[str], batch: MiniBatch) -> list[torch.Tensor | None]:
+    """The gradient of every leaf of the inputs. `names` are those of the leaves of a micro-batch."""
+    leaves, origins = batch.whole.leaves, batch.origins
+    gradients: list[torch.Tensor | None] = [None] * len(leaves)
+    for place, (name, dim) in enumerate(zip(names, batch.dims, strict=True)):
+        leaf = leaves[origins[0][place]]
+        if not isinstance(leaf, torch.Tensor) or (name, True) not in frame.departures:
+            continue
+        parts = [_sum(found, leaf.device) for found in frame.departures[name, True]]
+        if dim is list:
+            for origin, part in zip(origins, parts, strict=True):
+                gradients[origin[place]] = part
+        elif leaf.requires_grad:
+            gradients[origins[0][place]] = _whole(parts, leaf, dim)
+    return gradients
+
+
+def _whole(parts: Sequence[torch.Tensor | None], leaf: torch.Tensor, dim: Any) -> torch.Tensor | None:
+    """Micro-batches' gradients joined, or summed when they share the input."""
     if all(part is None for part in parts):
         return None
     if dim is None:
@@ -32,13 +49,12 @@ def _sum(found: Mapping[int, torch.Tensor | None], device: torch.device) -> torc
     return reduce(torch.add, there) if there else None
 
 
-def return_input_gradients(names: Sequence[str], inputs: FlatInputs, frame: Frame) -> None:
+def return_input_gradients(names: Sequence[str], batch: MiniBatch, frame: Frame) -> None:
     """After a step: backward from the inputs that want a gradient into whatever made them."""
-    found = [
-        (leaf, input_gradient(frame, name, leaf, dim))
-        for name, leaf, dim in zip(names, inputs.leaves, inputs.dims, strict=True)
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
-    pairs = [(leaf, gradient) for leaf, gradient in found if gradient is not None]
+    leaves = batch.whole.leaves
+    if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+        return
+    found = zip(leaves, input_gradients(frame, names, batch), strict=True)
+    pairs = [(leaf, gradient) for leaf, gradient in found if gradient is not None and leaf.requires_grad]
     if pairs:
         torch.autograd.backward([leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])

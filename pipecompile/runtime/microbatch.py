@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from pipecompile.tracing.batch_dims import BatchDims
-from pipecompile.tracing.inputs import flatten_target
+from pipecompile.errors import InputError
+from pipecompile.tracing.inputs.batch_dims import BatchDims, Dims, scatter
+from pipecompile.tracing.inputs.flat import FlatInputs, count_leaves, flatten_target
 
-__all__ = ["How", "Join", "fewer", "gather", "loss_weights", "scatter", "scatter_tree", "sizes", "ungather"]
+__all__ = ["How", "Join", "MiniBatch", "fewer", "gather", "loss_weights", "scatter_tree", "sizes", "ungather"]
 
 
 def sizes(samples: int, count: int) -> tuple[int, ...]:
@@ -32,9 +34,44 @@ def fewer(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     return (sizes(sum(parts), count) for count in range(len(parts) - 1, 0, -1))
 
 
-def scatter(leaf: Any, dim: int | None, count: int) -> Sequence[Any]:
-    """The micro-batches of one flat leaf: slices along its batch dimension, or the thing itself for each."""
-    return (leaf,) * count if dim is None else torch.tensor_split(leaf, count, dim)
+class MiniBatch:
+    """One call's inputs in micro-batches of these sizes.
+
+    `first` is the call of the first micro-batch. `values[i]` has leaf i of every micro-batch, `dims[i]` says how it was
+    taken from the whole, and `origins[m][i]` which leaf of the whole it comes from in micro-batch m.
+    """
+
+    def __init__(self, whole: FlatInputs, sizes: tuple[int, ...]) -> None:
+        self.whole, self.sizes = whole, sizes
+        self.shares = tuple(whole.shares(len(sizes))) if whole.lists else ()
+
+    @property
+    def first(self) -> FlatInputs:
+        return self.shares[0] if self.shares else self.whole.part([part[0] for part in self.values], self.sizes[0])
+
+    @cached_property
+    def values(self) -> list[Sequence[Any]]:
+        if self.shares:
+            return list(zip(*(share.leaves for share in self.shares), strict=True))
+        pairs = zip(self.whole.leaves, self.whole.dims, strict=True)
+        return [scatter(leaf, dim, len(self.sizes)) for leaf, dim in pairs]
+
+    @property
+    def dims(self) -> Dims:
+        return self.shares[0].dims if self.shares else self.whole.dims
+
+    @property
+    def origins(self) -> Sequence[Sequence[int]]:
+        if not self.shares:
+            return [range(len(self.whole.leaves))] * len(self.sizes)
+        found: list[list[int]] = [[] for _ in self.sizes]
+        start = 0
+        for name, *values in zip(self.whole.arguments, *(share.values for share in self.shares), strict=True):
+            for m, count in enumerate(map(count_leaves, values)):
+                found[m] += range(start, start + count)
+                start += count if name in self.whole.lists else 0
+            start += 0 if name in self.whole.lists else count_leaves(values[0])
+        return found
 
 
 def scatter_tree(target: Any, count: int, samples: int | None, batch_dims: BatchDims) -> Sequence[Any]:
@@ -43,9 +80,21 @@ def scatter_tree(target: Any, count: int, samples: int | None, batch_dims: Batch
         return torch.tensor_split(target, count)
     if samples is None:
         return [target]
+    if batch_dims.get("target", 0) is list:
+        return _in_parts(target, count, samples)
     leaves, spec, dims = flatten_target(target, batch_dims, samples)
     parts = [scatter(leaf, dim, count) for leaf, dim in zip(leaves, dims, strict=True)]
     return [pytree.tree_unflatten([part[m] for part in parts], spec) for m in range(count)]
+
+
+def _in_parts(target: Any, count: int, samples: int) -> list[Any]:
+    if not isinstance(target, (list, tuple)) or len(target) != samples:
+        found = f"{len(target)} entries" if isinstance(target, (list, tuple)) else f"a {type(target).__name__}"
+        raise InputError(
+            f"the target is a list with an entry per sample, says batch_dims; it is {found}, for {samples} samples"
+        )
+    bounds = [*accumulate(sizes(samples, count), initial=0)]
+    return [target[start:end] for start, end in pairwise(bounds)]
 
 
 @lru_cache(maxsize=256)
@@ -63,6 +112,7 @@ class How(Enum):
     AVERAGED = "averaged by size"
     ADDED = "added up"
     SAME = "the same for all"
+    LISTED = "in a list with an entry per sample"
     REFUSED = "refused"
 
 
@@ -75,8 +125,10 @@ class Join:
     why: str = ""
 
 
-def gather(parts: Sequence[torch.Tensor], join: Join, sizes: Sequence[int]) -> torch.Tensor:
-    """One output from its micro-batches, which have these sizes."""
+def gather(parts: Sequence[torch.Tensor], join: Join, sizes: Sequence[int]) -> Any:
+    """One output from its micro-batches, which have these sizes; what is in a list with an entry per sample stays apart."""
+    if join.how is How.LISTED:
+        return list(parts)
     if len(parts) == 1 or join.how is How.SAME:
         return parts[-1]
     if join.dim is not None:
@@ -86,10 +138,10 @@ def gather(parts: Sequence[torch.Tensor], join: Join, sizes: Sequence[int]) -> t
     return torch.stack([part * (size / sum(sizes)) for part, size in zip(parts, sizes, strict=True)]).sum(0)
 
 
-def ungather(
-    gradient: torch.Tensor | None, parts: Sequence[torch.Tensor], join: Join, sizes: Sequence[int]
-) -> Sequence[Any]:
+def ungather(gradient: Any, parts: Sequence[torch.Tensor], join: Join, sizes: Sequence[int]) -> Sequence[Any]:
     """The gradient of an output taken apart as the output was put together."""
+    if join.how is How.LISTED:
+        return list(gradient)
     if gradient is None:
         return [None] * len(parts)
     if join.dim is not None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -28,30 +27,31 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
-from pipecompile.tracing.assertions import holds, taken_for_granted
-from pipecompile.tracing.carried import Watch, hooks_of, marks, without
-from pipecompile.tracing.data import with_unknown_data
-from pipecompile.tracing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.failure import explained
-from pipecompile.tracing.finishing import finished
-from pipecompile.tracing.floor import Floor, transformed
-from pipecompile.tracing.inputs import FlatInputs
-from pipecompile.tracing.interception import intercepted
-from pipecompile.tracing.kept_pieces import KeptPieces
+from pipecompile.tracing.fakes.data import with_unknown_data
+from pipecompile.tracing.fakes.symbols import BatchSymbol
+from pipecompile.tracing.fakes.twins import Twins
+from pipecompile.tracing.inputs.flat import FlatInputs
+from pipecompile.tracing.interception.assertions import holds, taken_for_granted
+from pipecompile.tracing.interception.calls import intercepted
+from pipecompile.tracing.interception.floor import Floor, transformed
+from pipecompile.tracing.interception.function_caches import passed_by
+from pipecompile.tracing.interception.python_questions import calls
+from pipecompile.tracing.interception.randomness import Draws, settable
+from pipecompile.tracing.interception.reachable import reachable
+from pipecompile.tracing.interception.rewriting import calls_led_to
 from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
-from pipecompile.tracing.originals import Originals
-from pipecompile.tracing.pieces import Piece, caught
-from pipecompile.tracing.python_questions import calls
-from pipecompile.tracing.randomness import Draws, settable
-from pipecompile.tracing.reachable import reachable_functions
-from pipecompile.tracing.regions import Ambient, Regions
-from pipecompile.tracing.rewriting import calls_led_to
-from pipecompile.tracing.second_call import settled
+from pipecompile.tracing.opaque.kept_pieces import KeptPieces
+from pipecompile.tracing.opaque.pieces import Piece, blame, caught
 from pipecompile.tracing.source import caller
-from pipecompile.tracing.spelling import Spelling, decides_rank, spelled
-from pipecompile.tracing.symbols import BatchSymbol
-from pipecompile.tracing.twins import Twins
-from pipecompile.tracing.values import Values, storages, tensors_in
+from pipecompile.tracing.state.originals import Originals
+from pipecompile.tracing.state.remains import Remains
+from pipecompile.tracing.state.second_call import settle
+from pipecompile.tracing.writing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
+from pipecompile.tracing.writing.finishing import finished
+from pipecompile.tracing.writing.regions import Ambient, Regions
+from pipecompile.tracing.writing.spelling import Spelling, attribute, decides_rank, spelled
+from pipecompile.tracing.writing.values import Values, storages, tensors_in
 
 __all__ = ["Recorder"]
 
@@ -70,10 +70,9 @@ class Recorder(TorchFunctionMode):
         self.values = Values(self.graph, symbol, self.twins)
         self.regions = Regions(self.graph, Ambient.now(grad=grad))
         self.names = {id(module): name for name, module in model.named_modules()}
-        self.functions = reachable_functions(model)
+        self.reach = reachable(model)
         self.path: list[str] = [""]
         self.draws = Draws()
-        self._by_leaves: set[Any] = set()
         self.whole = self.asked_grad_mode = False
         self.thread = get_ident()
 
@@ -82,7 +81,7 @@ class Recorder(TorchFunctionMode):
     def record(self, inputs: FlatInputs) -> fx.GraphModule:
         self.values.own(self.model)
         self.originals = Originals(self.model)
-        self.watch = Watch(self.model)
+        self.remains = Remains(self.model, self.values.stands_for)
         given = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
         leaves = [self._placeholder(name, leaf, dim) for name, leaf, dim in given]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
@@ -91,52 +90,32 @@ class Recorder(TorchFunctionMode):
             with ExitStack() as stack:
                 contexts: tuple[Any, ...] = (
                     self.fake, self.draws, self.floor, *self.twins.default, enable_python_dispatcher(), intercepted(self),
-                    caught(self.model, self.kept.opaque.reasons, self._keep), calls_led_to(calls(self), self.functions), self,
+                    caught(self.model, self.kept.opaque.reasons, self._keep), calls_led_to(calls(self), self.reach.functions),
+                    passed_by(self.reach.caches), self,
                 )  # fmt: skip
                 for context in contexts:
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
-                self._settle(inputs)
+                settle(self, inputs)
             return finished(self, inputs, output)
         except Exception as error:
             raise explained(error, self.model) from error
 
-    def _placeholder(self, name: str, leaf: Any, dim: int | None) -> Any:
+    def _placeholder(self, name: str, leaf: Any, dim: Any) -> Any:
         node = self.graph.placeholder(name)
-        twin = self._twin(leaf, dim)
+        twin = self.twin(leaf, dim)
         held = [twin] if isinstance(twin, torch.Tensor) else []
         node.meta.update(val=twin, module="", source="", storages=storages(held), mutates=frozenset())
         if held:
             self.values.bind(twin, node)
         return twin
 
-    def _twin(self, leaf: Any, dim: int | None) -> Any:
+    def twin(self, leaf: Any, dim: Any) -> Any:
+        """What stands for a leaf of the inputs."""
         return self.twins.of_input(leaf, dim, self.symbol.size) if isinstance(leaf, torch.Tensor) else leaf
 
-    def _settle(self, inputs: FlatInputs) -> None:
-        """What the call left on the model is written down, too."""
-        changes = without(self.watch.changes(), self._by_leaves)
-        changes = [change for change in changes if not self.values.stands_for(change.value, change.before)]
-        if changes:
-            self.regions.close()
-            settled(changes, self.model, self.values, partial(self._again, inputs), self._write_effect)
-
-    def _again(self, inputs: FlatInputs) -> Watch:
-        """Call the model once more, on other tensors for the same inputs. Buffers are as the first call found them."""
-        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
-        with self.kept_whole():
-            leaves = [self._twin(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
-        for twin, node in zip(leaves, placeholders, strict=True):
-            if isinstance(twin, torch.Tensor):
-                self.values.bind(twin, node)
-        args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
-        with self.values.buffers_as_found(), self.kept.again():
-            between = Watch(self.model)
-            self.model(*args, **kwargs)
-            self.regions.close()
-        return between
-
-    def _write_effect(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def write_effect(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """A node that calls a function for what it does."""
         self._write(("call_function", function, args), {}, None, [], self.regions.outside)
 
     # -- what is written down -------------------------------------------------------------------------------------
@@ -157,6 +136,10 @@ class Recorder(TorchFunctionMode):
                 return iter(torch.unbind(args[0]))
         if transformed(tensors_in((args, kwargs))):
             return self._under_transform(func, args, kwargs)
+        if (self.path[-1], func.__name__) in self.kept.lines and (
+            piece := self._called(func)
+        ) in self.kept.opaque.reasons:
+            return self._keep(piece, func, args, kwargs)
         try:
             return self.call(func, args, kwargs, lambda given: spelled(func, given))
         except DataDependentOutputException:
@@ -165,6 +148,13 @@ class Recorder(TorchFunctionMode):
                 raise
             self._write(("call_function", holds, (args[0], expected, caller())), {}, None, [], Ambient.now())
             return expected
+        except Exception as error:
+            blame(error, self._called(func))
+            raise
+
+    def _called(self, func: Any) -> Piece:
+        """The call of a function on this line, as a piece of its own."""
+        return Piece(self.path[-1], func.__name__, caller())
 
     def _under_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The tensors are wrapped; the floor hears what the call comes down to."""
@@ -247,24 +237,25 @@ class Recorder(TorchFunctionMode):
             return run(*args, **kwargs)
         args, kwargs = self.values.faked((args, kwargs))
         with self.kept_whole(), self.symbol.lenient():
-            call = self.kept.call(piece, (args, kwargs), self.twins.of)
+            call = self.kept.call(piece, run, (args, kwargs), self.twins.of)
         self.values.roots[call.target] = call.module
         node = self._write(call.spelling(args), kwargs, call.result, call.written, Ambient.now())
         node.meta.update(reads=storages(call.held), draws=call.random)
         return call.result
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        self.values.roots[name] = module
+        target = attribute(name)
+        self.values.roots[target] = module
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return original(module, *args, **kwargs)
 
         written = list(module.buffers()) if module.training else []
         held = [*module.parameters(), *module.buffers()]
-        watch = Watch(module, *found) if (found := hooks_of(module)) else None
-        made = self.call(outline(module, call), args, kwargs, lambda given: ("call_module", name, given), written, held)
-        if watch:
-            self._by_leaves |= marks(watch.changes())
+        with self.remains.leaf(module):
+            made = self.call(
+                outline(module, call), args, kwargs, lambda given: ("call_module", target, given), written, held
+            )
         self.originals.renew(module)
         return made
 

@@ -11,15 +11,16 @@ import torch
 from torch import fx, nn
 
 from pipecompile.errors import TraceError
-from pipecompile.tracing.batch_dims import BatchDims, check_batch_dims, parameters_of
-from pipecompile.tracing.inputs import FlatInputs, flatten, validate_model
-from pipecompile.tracing.kept_pieces import KeptPieces
-from pipecompile.tracing.memo import forgetful
-from pipecompile.tracing.opaque import Opaque, recorded
+from pipecompile.tracing.failure import needs_values
+from pipecompile.tracing.fakes.symbols import BatchSymbol
+from pipecompile.tracing.fakes.twins import recording_device
+from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims, parameters_of
+from pipecompile.tracing.inputs.flat import FlatInputs, flatten, validate_model
+from pipecompile.tracing.opaque.attempts import Opaque, recorded
+from pipecompile.tracing.opaque.kept_pieces import KeptPieces
 from pipecompile.tracing.recorder import Recorder
-from pipecompile.tracing.snapshot import untouched
-from pipecompile.tracing.symbols import BatchSymbol
-from pipecompile.tracing.twins import recording_device
+from pipecompile.tracing.state.memo import forgetful
+from pipecompile.tracing.state.snapshot import untouched
 
 __all__ = ["record", "trace"]
 
@@ -51,13 +52,15 @@ def record(model: nn.Module, inputs: FlatInputs) -> fx.GraphModule:
     A batch of one is recorded like a larger one, of a size that no other dimension has: so nothing is broadcast that would
     not be in a larger batch. Only where the model itself asks for the one sample is the recording for that alone.
     """
+    if inputs.lists:
+        return recorded(model, inputs, partial(_record, model, inputs, inputs.samples or 1, fixed=True))
     alone = partial(_record, model, inputs, 1, fixed=True)
     if inputs.samples != 1:
         return recorded(model, inputs, partial(_record, model, inputs, inputs.samples or 2))
     try:
         graph = recorded(model, inputs, partial(_record, model, inputs, _unseen_size(inputs.leaves)))
     except TraceError:
-        if sum(dim is not None for dim in inputs.dims) > 1:
+        if sum(isinstance(dim, int) for dim in inputs.dims) > 1:
             raise
         return recorded(model, inputs, alone)
     return graph if all(guard.holds(1) for guard in graph.meta["guards"]) else recorded(model, inputs, alone)
@@ -71,15 +74,30 @@ def _unseen_size(leaves: Sequence[Any]) -> int:
 def _record(model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool = False) -> fx.GraphModule:
     """One attempt, with the pieces kept whole that `opaque` has chosen so far.
 
-    Gradients are on, and off only when they are off around the call and what the model does depends on it.
+    Gradients are on, and off only when they are off around the call and what the model does depends on it, or when it does
+    not do it with gradients (some kernels have no backward).
     """
-    for grad in (True, False):
-        symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
-        device = recording_device(model, inputs.leaves)
-        recorder = Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
-        with forgetful(), untouched(model), torch.set_grad_enabled(grad):
-            graph = recorder.record(inputs)
-        graph.meta["grad_mode"] = grad if recorder.asked_grad_mode else None
-        if graph.meta["grad_mode"] in (None, torch.is_grad_enabled()):
-            break
+    around = torch.is_grad_enabled()
+    try:
+        graph = _recorded_with(True, model, inputs, size, opaque, fixed=fixed)
+    except TraceError as error:
+        if around or error.code != "PC199" or needs_values(error.__cause__ or error):
+            raise
+        graph = _recorded_with(False, model, inputs, size, opaque, fixed=fixed)
+        graph.meta["grad_mode"] = False
+    if graph.meta["grad_mode"] in (None, around):
+        return graph
+    return _recorded_with(False, model, inputs, size, opaque, fixed=fixed)
+
+
+def _recorded_with(
+    grad: bool, model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool
+) -> fx.GraphModule:
+    """The recording with gradients on or off; its `grad_mode` is None when either will do."""
+    symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
+    device = recording_device(model, inputs.leaves)
+    recorder = Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
+    with forgetful(), untouched(model), torch.set_grad_enabled(grad):
+        graph = recorder.record(inputs)
+    graph.meta["grad_mode"] = grad if recorder.asked_grad_mode else None
     return graph

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from pipecompile.tracing.kept import Kept
 from pipecompile.tracing.leaves import has_backward_hooks
+from pipecompile.tracing.opaque.kept import Kept
 from pipecompile.tracing.source import line_of
 
 __all__ = ["Report", "WholeModule", "report"]

@@ -46,6 +46,46 @@ class Collects(Net):
         return self.c(self.b(h))
 
 
+class Fills(Net):
+    """Puts its activations where others were."""
+
+    def start(self):
+        self.heads, self.counts = [None, torch.zeros(1)], [0, 0]
+
+    def forward(self, x):
+        h = self.heads[0] = self.a(x)
+        self.heads[1] = k = self.b(h).relu()
+        self.counts[1] += 2
+        return self.c(k)
+
+
+class Slides(Net):
+    """Keeps the last three only."""
+
+    def start(self):
+        self.recent = []
+
+    def forward(self, x):
+        h = self.a(x)
+        self.recent.append(h.detach())
+        if len(self.recent) > 3:
+            self.recent.pop(0)
+        return self.c(self.b(h))
+
+
+class Files(Net):
+    """A new key for every call."""
+
+    def start(self):
+        self.calls, self.found = 0, {}
+
+    def forward(self, x):
+        h = self.a(x)
+        self.found[self.calls] = h.detach()
+        self.calls += 1
+        return self.c(self.b(h))
+
+
 class Counts(Net):
     def start(self):
         self.calls = 0
@@ -232,6 +272,9 @@ LIST: list = []
 CASES = {
     "keeps an activation": Case(Shows, left=lambda m: [m.latest, dict(m.found)]),
     "collects activations": Case(Collects, left=lambda m: [list(m.seen), list(m.recent)]),
+    "puts activations into a list": Case(Fills, left=lambda m: [list(m.heads), list(m.counts)]),
+    "keeps the last activations": Case(Slides, left=lambda m: list(m.recent), refused="recent"),
+    "files activations by call": Case(Files, left=lambda m: dict(m.found), refused="found"),
     "counts its calls": Case(Counts, left=lambda m: m.calls),
     "a submodule counts its calls": Case(CountsInside, left=lambda m: m[1].calls),
     "its counter matters": Case(Warms, left=lambda m: m.calls, refused="calls"),

@@ -1,0 +1,1 @@
+"""What a model takes: flat leaves, their batch dimensions, and objects taken apart."""

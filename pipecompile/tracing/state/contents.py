@@ -1,0 +1,75 @@
+"""The contents of a model's tensors, kept over a run of the real model. What tensors a model has is kept by `snapshot`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import HigherOrderOperator
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipecompile.tracing.state.snapshot import tensors_of
+
+__all__ = ["preserved"]
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Put back the numbers of all buffers and other tensors that the model holds, `.grad`, and the random states of GPUs.
+
+    Parameters are copied only when somebody is about to write to one.
+    """
+    parameters = list(model.parameters())
+    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in parameters]
+    mine = {id(parameter) for parameter in parameters}
+    others = [tensor for tensor in tensors_of(model) if id(tensor) not in mine and not tensor.is_inference()]
+    with torch.no_grad():
+        copies = [(tensor, tensor.clone()) for tensor in others]
+    guard = _CopyBeforeWrite(parameters)
+    cards = sorted({tensor.get_device() for tensor in parameters if tensor.is_cuda})
+    versions = _unsafe_preserve_version_counter((*parameters, *others))
+    with torch.random.fork_rng(devices=cards, device_type="cuda"), versions:
+        try:
+            with guard:
+                yield
+        finally:
+            for tensor, copy in (*copies, *guard.copies.values()):
+                tensor.data.copy_(copy)
+            for parameter, gradient, required in gradients:
+                parameter.requires_grad_(required)
+                parameter.grad = gradient
+
+
+class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.owned = {parameter.untyped_storage()._cdata: parameter for parameter in parameters}
+        self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, HigherOrderOperator) and func._schema.is_mutable:
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                self._keep(argument, value)
+            for argument in func._schema.arguments:
+                self._keep(argument, kwargs.get(argument.name))
+        return func(*args, **kwargs)
+
+    def _keep(self, argument: Any, value: Any) -> None:
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            return
+        for tensor in pytree.tree_leaves(value):
+            key = (
+                tensor.untyped_storage()._cdata
+                if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+                else 0
+            )
+            if key in self.owned and key not in self.copies:
+                self.copies[key] = self.owned[key], self.owned[key].detach().clone()

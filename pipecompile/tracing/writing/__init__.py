@@ -1,0 +1,1 @@
+"""How what is heard becomes a graph: values and their nodes, the spelling of calls, regions, outputs."""

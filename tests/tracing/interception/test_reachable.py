@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import nn
+
+from pipecompile.tracing.interception.reachable import reachable
+
+
+def deep(x):
+    return x
+
+
+@functools.cache
+def cached(x):
+    return deep(x)
+
+
+def unrelated(x):
+    return x
+
+
+class Helper:
+    def help(self, x):
+        return cached(x)
+
+
+class Inner(nn.Module):
+    @torch.no_grad()
+    def decorated(self, x):
+        return x
+
+    @property
+    def scale(self):
+        return 1
+
+    def forward(self, x):
+        return self.decorated(x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.helper = Inner(), Helper()
+        self.register_forward_hook(hook)
+
+    def forward(self, x):
+        return self.inner(self.helper.help(x))
+
+
+def hook(module, args, output):
+    return output
+
+
+def test_methods_helpers_hooks_and_what_they_name_are_found():
+    found = {function.__name__ for function in reachable(Model()).functions}
+    assert {"forward", "decorated", "scale", "help", "deep", "hook"} <= found
+    assert "unrelated" not in found
+    assert [cache.name for cache in reachable(Model()).caches] == ["cached"]
+    assert not {f for f in reachable(nn.Sequential(nn.Linear(2, 2))).functions if f.__module__.startswith("torch")}

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.tracing.opaque.pieces import Piece
+from pipecompile.tracing.opaque.trials import Seen, trial
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x, table, *, scale):
+        self.count += 1
+        x += 1
+        return x, self.layer(x) * table.weight[0] * scale, x[:, 1:], torch.rand(2)
+
+
+class Whole(nn.Module):
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.table, self.part, self.fails, self.log = nn.Embedding(3, 4), Part(), fails, []
+        self.table.weight.requires_grad_(requires_grad=False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.table.weight.mul_(2)
+        self.log.append(x)
+        made = self.part(x * 1, self.table, scale=2)
+        if self.fails:
+            raise ValueError("late")
+        return made
+
+
+def test_what_a_call_did():
+    model = Whole()
+    (call,) = trial(model, (torch.randn(3, 4),), {}, [Piece("part")])[Piece("part")]
+    same, made, view, drawn = call.leaves
+    assert isinstance(same, Seen)
+    assert (same.same, same.source) == (True, 0)
+    assert (made.same, made.source, made.requires_grad, made.shape) == (False, None, True, (3, 4))
+    assert (view.same, view.source, view.offset, view.stride) == (False, 0, 1, (4, 1))
+    assert drawn.dtype == torch.float32
+    assert call.written == (0,)
+    assert [id(tensor) for tensor in call.used] == [id(model.table.weight)]
+    assert not call.stray
+    assert call.random
+    assert call.saved_bytes > 0
+    assert sum(flops for flops, _, _ in call.work) == 2 * 3 * 4 * 4
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_stays(fails):
+    model, x = Whole(fails=fails), torch.randn(3, 4)
+    before, original, state = copy.deepcopy(model.state_dict()), x.clone(), torch.get_rng_state()
+    versions = [tensor._version for tensor in (*model.parameters(), *model.buffers())]
+    call = nn.Module.__call__
+    if fails:
+        with pytest.raises(ValueError, match="late"):
+            trial(model, (x,), {}, [Piece("part")], reseed=True)
+    else:
+        trial(model, (x,), {}, [Piece("part")], reseed=True)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert [tensor._version for tensor in (*model.parameters(), *model.buffers())] == versions
+    assert torch.equal(x, original)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert nn.Module.__call__ is call
+    assert not model.log

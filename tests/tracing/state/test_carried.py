@@ -1,0 +1,80 @@
+"""What a call leaves on a model: seen, told apart from what its hooks did, and written by nodes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.tracing.state.carried import Watch, marks, muted, without, writer
+
+
+class Notes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen, self.latest, self.recent = 0, [], None, deque([1, 2], maxlen=2)
+        self.register_buffer("mean", torch.zeros(2))
+
+
+def test_changes_are_what_is_otherwise_now() -> None:
+    model = Notes()
+    watch = Watch(model)
+    assert watch.changes() == []
+    value = torch.ones(2)
+    model.calls += 1
+    model.seen.append(value)
+    model.latest = value
+    model.mean = torch.ones(2)  # buffers are no state of this kind
+    model.recent.append(3)  # drops the 1
+    found = {change.name: change.value for change in watch.changes()}
+    assert found == {"calls": 1, "latest": value, "seen": [value], "recent": [3]}
+
+
+def test_items_of_a_list_are_replaced_or_added_and_anything_else_is_no_node() -> None:
+    model = Notes()
+    a, b, c = torch.ones(1), torch.zeros(1), torch.ones(2)
+    model.seen = [a, b]
+
+    def change(*now: torch.Tensor) -> list[tuple[object, bool]]:
+        watch = Watch(model)
+        model.seen[:] = now
+        found = [(found.key, writer(found, None) is not None) for found in watch.changes()]
+        model.seen[:] = [a, b]
+        return found
+
+    assert change(a, c) == [(1, True)]
+    assert change(a, b, c) == [(None, True)]
+    assert change(c, b, c) == [(0, True), (None, True)]
+    assert change(b, c) == [(None, False)]
+    assert change(a) == [(None, False)]
+
+
+def test_what_a_layer_did_itself_is_left_out() -> None:
+    model = Notes()
+    watch = Watch(model)
+    mine, its = torch.ones(1), torch.zeros(1)
+    model.seen.append(its)
+    model.calls = 5
+    known = marks(watch.changes())
+    model.seen.append(mine)
+    (left,) = without(watch.changes(), known)
+    assert len(left.value) == 1
+    assert left.value[0] is mine
+
+
+@pytest.mark.parametrize(("later", "written"), [(2, True), (4, False)])
+def test_a_count_is_advanced_when_every_call_advances_it_alike(later: int, written: bool) -> None:
+    model = Notes()
+    watch = Watch(model)
+    model.calls = 1
+    (change,) = watch.changes()
+    advance = writer(change, later)
+    assert (advance is not None) == written
+    if written:
+        advance()
+        assert model.calls == 2
+        with muted():
+            advance()
+        assert model.calls == 2

@@ -1,0 +1,103 @@
+"""Tables that a model makes once: from constants always, from parameters in evaluation mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+
+
+class Biased(nn.Module):
+    """Looks its biases up in a table of parameters, once, as the attention of LeViT and TinyViT does."""
+
+    def __init__(self, *, always: bool) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(4, 4), nn.Parameter(torch.randn(9))
+        self.always = always
+        self.register_buffer("index", torch.tensor([3, 1, 8, 1]))
+        self.known: dict[str, torch.Tensor] = {}
+
+    def bias(self) -> torch.Tensor:
+        if self.training and not self.always:
+            return self.table[self.index]
+        if "cpu" not in self.known:
+            self.known["cpu"] = self.table[self.index]
+        return self.known["cpu"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.bias()
+
+
+def recorded(*, training: bool, always: bool) -> tuple[nn.Module, torch.fx.GraphModule]:
+    model = nn.Sequential(nn.Linear(4, 4), Biased(always=always), Biased(always=always)).train(training)
+    return model, pc.trace(model, torch.randn(3, 4))
+
+
+def test_a_table_of_parameters_is_made_anew_in_evaluation_mode() -> None:
+    model, graph = recorded(training=False, always=True)
+    assert graph.meta["kept"] == ()
+    assert model[1].known == {}
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        assert torch.equal(graph(x), model(x))
+        model[1].table.mul_(2.0)
+        model[1].known.clear()
+        assert torch.equal(graph(x), model(x))
+
+
+def test_a_model_that_makes_none_in_training_is_recorded_through() -> None:
+    model, graph = recorded(training=True, always=False)
+    assert graph.meta["kept"] == ()
+    x = torch.randn(5, 4)
+    graph(x).sum().backward()
+    mine, model[1].table.grad = model[1].table.grad, None
+    model(x).sum().backward()
+    assert torch.equal(mine, model[1].table.grad)
+
+
+def test_in_training_a_table_that_gradients_go_through_is_no_constant() -> None:
+    with pytest.raises(pc.TraceError, match="PC114"):
+        pc.trace(Biased(always=True).train(), torch.randn(3, 4))
+
+
+class Scaled(nn.Module):
+    """`weight.float()` gives the weight itself; the state left on the module is started anew in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.weight, self.state = nn.Linear(4, 4), nn.Parameter(torch.randn(4)), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = None
+        y = self.linear(x) * (1 + self.weight.float())
+        self.state = y.detach()
+        return y
+
+
+def test_a_weight_that_a_call_gave_back_is_a_weight_in_the_second_call() -> None:
+    model = Scaled()
+    graph = pc.trace(model, torch.randn(3, 4))
+    x = torch.randn(5, 4)
+    assert torch.equal(graph(x), model(x))
+    assert torch.equal(model.state, graph(x).detach())
+
+
+class Anchored(nn.Module):
+    """Keeps what `to` gave of constants that are in no table of the module: the constants themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.anchors = nn.Linear(4, 4), [torch.ones(4), torch.arange(4.0)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.anchors = [anchor.to(x.dtype) for anchor in self.anchors]
+        return self.linear(x) + self.anchors[0] + self.anchors[1]
+
+
+def test_what_is_kept_is_what_the_first_call_made() -> None:
+    model = Anchored()
+    graph = pc.trace(model, torch.randn(3, 4))
+    x = torch.randn(5, 4)
+    assert torch.equal(graph(x), model(x))
