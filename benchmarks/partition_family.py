@@ -64,7 +64,10 @@ class Sketch:
         if training:
             tensors += [Tensor(names[v], (names[u],), times[u]) for v, reads in enumerate(self.reads) for u in reads]
         passes = 3.0 if training else 1.0
-        nodes = [Node(n, t * passes, h * (4.0 if training else 1.0)) for n, t, h in zip(names, self.times, self.held, strict=True)]
+        nodes = [
+            Node(n, t * passes, h * (4.0 if training else 1.0))
+            for n, t, h in zip(names, self.times, self.held, strict=True)
+        ]
         arcs = tuple((names[u], names[v]) for v, reads in enumerate(self.reads) for u in reads)
         return Problem(tuple(nodes), arcs, tuple(tensors), name=name)
 
@@ -121,7 +124,9 @@ def transformer_operators(draw: random.Random) -> Sketch:
         for _ in range(3):
             weight = net.op(time=0.0, held=3.0, size=1.5)
             heads.append(net.chain(net.op(x, weight, time=2.0), 0.05, 0.1, 0.1))
-        scores = net.op(net.op(net.op(heads[0], heads[1], time=1.0, size=4.0), mask, time=0.3, size=4.0), time=0.5, size=4.0)
+        scores = net.op(
+            net.op(net.op(heads[0], heads[1], time=1.0, size=4.0), mask, time=0.3, size=4.0), time=0.5, size=4.0
+        )
         mixed = net.chain(net.op(scores, heads[2], time=1.0), 0.1, 0.05)
         x = net.chain(net.op(x, net.op(mixed, net.op(time=0.0, held=3.0, size=1.5), time=2.0), time=0.1), 0.1, 0.15)
         inner = net.op(x, net.op(time=0.0, held=12.0, size=6.0), time=7.0, size=4.0)
@@ -161,7 +166,8 @@ def cells(draw: random.Random) -> Sketch:
 
 
 SHAPES: dict[str, Callable[[random.Random], Sketch]] = {
-    shape.__name__: shape for shape in (residual, inception, transformer_layers, transformer_operators, recurrent, cells)
+    shape.__name__: shape
+    for shape in (residual, inception, transformer_layers, transformer_operators, recurrent, cells)
 }
 
 
@@ -198,7 +204,7 @@ def tightened(problem: Problem, n_stages: int) -> Problem:
     """With room for hardly more than an even share."""
     held = [node.bytes for node in problem.nodes]
     return Problem(problem.nodes, problem.precedence, problem.tensors, name=problem.name,
-                   memory_limit=max(1.15 * sum(held) / n_stages, max(held)))  # fmt: skip
+                   memory_limit=max(1.15 * sum(held) / n_stages, *held))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +268,13 @@ def main() -> None:
     if arguments.markdown:
         lines = ["| " + " | ".join(row) + " |" for row in (HEADER, *rows(results))]
         lines.insert(1, "|" + "---|" * len(HEADER))
-        machine = f"Python {platform.python_version()}, {platform.machine()}, written by `benchmarks/partition_family.py`."
+        machine = (
+            f"Python {platform.python_version()}, {platform.machine()}, written by `benchmarks/partition_family.py`."
+        )
         arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-        arguments.markdown.write_text("\n".join(["# Partitioning generated problems", "", machine, "", *lines, ""]), encoding="utf-8")
+        arguments.markdown.write_text(
+            "\n".join(["# Partitioning generated problems", "", machine, "", *lines, ""]), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

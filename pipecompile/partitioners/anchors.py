@@ -16,7 +16,7 @@ from pipecompile.partitioners.mip import Linear, Mip
 from pipecompile.partitioners.reach import reachable, skeleton
 from pipecompile.partitioners.stages import Stages
 from pipecompile.partitioners.steps import Steps
-from pipecompile.partitioners.traffic import arrival, departure
+from pipecompile.partitioners.traffic import departure
 
 __all__ = ["anchor_bound"]
 
@@ -66,7 +66,8 @@ def _lightest(
     price = stages.cheapest / target
     for flow in clusters.flows:
         sent.add(departure(steps, flow, 1), flow.time * price)
-        received.add(arrival(steps, flow, 1), flow.time * price)
+        here = steps.inside(flow.source, 1)
+        received.add(mip.positive(steps.inside(consumer, 1) - here for consumer in flow.consumers), flow.time * price)
     for part in (work, sent, received) if stages.overlap else (work.add(sent).add(received),):
         mip.require(load, part)
     outcome = mip.minimise(load, seconds)

@@ -18,11 +18,12 @@ from pipecompile.partitioners.anchors import anchor_bound
 from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.contraction import contract
 from pipecompile.partitioners.dp import sweep
-from pipecompile.partitioners.frontiers import SLACK, tighten
+from pipecompile.partitioners.frontiers import SLACK, push, tighten
 from pipecompile.partitioners.lattice import PAIRS
 from pipecompile.partitioners.loads import Ledger, fits
 from pipecompile.partitioners.mip import Linear
 from pipecompile.partitioners.model import Model, model
+from pipecompile.partitioners.neighbourhood import redeal
 from pipecompile.partitioners.search import Search
 from pipecompile.partitioners.windows import Windows, windows
 
@@ -34,49 +35,68 @@ CLOSE = 0.003
 LARGEST = 100_000
 """Step variables beyond which no program is built: writing it down alone would take minutes."""
 
-EASY = 150
-"""Open steps per unit of effort up to which the integer program is run."""
+EASY = 250
+"""Open steps up to which the integer program is run at once."""
 
-SECONDS = 2.0
-"""How long it runs per unit of effort."""
+SECONDS = 3.0
+"""How long it is run then. With every level of effort everything is allowed three times as much."""
 
-GROWTH = 3
-"""By how much more is tried when what was tried left the lowest target open."""
+PUSH = 0.7
+"""How long the integer program of one stage is run at the first level of effort."""
+
+FAR = 1.5
+"""A bottleneck above so many times the even share is decided by tensors around single clusters: then anchors help."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
-    """What is left of the problem below a target."""
+    """What is left of the problem below a target, and the level of effort that did not settle it."""
 
     target: float
     clusters: Clusters
     windows: Windows
+    level: int = -1
 
 
 def close(search: Search) -> None:
     """Bring bound and cut together, or as close as the deadline lets."""
     if search.stage is None or search.value == 0:
         return
-    search.enter("windows")
-    waiting: list[Attempt] = []  # targets that are not refuted, the lowest last
-    effort = 1
-    _try(search, search.target, waiting, effort)
+    waiting: list[Attempt] = []  # neither refuted nor settled, the lowest target first
+    level = 0
+    _settle(search, search.target, waiting)
     if search.open and waiting:
-        search.prove(anchor_bound(waiting[-1].clusters, search.stages, search.target, search.deadline), "ilp")
+        _improve(search, waiting[0])
     while search.open and search.left > 0:
-        waiting = [attempt for attempt in waiting if search.bound < attempt.target <= search.target]
-        lowest = waiting[-1].target if waiting else search.target
+        waiting[:] = [attempt for attempt in waiting if search.bound < attempt.target <= search.target]
+        lowest = waiting[0].target if waiting else search.target
+        fresh = [attempt for attempt in waiting if attempt.level < level]
         if not waiting or lowest - search.bound > CLOSE * lowest:
-            _try(search, (search.bound + lowest) / 2 if waiting else lowest, waiting, effort)
-        elif not _solve(search, waiting[-1], effort):
-            effort *= GROWTH
+            _settle(search, (search.bound + lowest) / 2 if waiting else lowest, waiting)
+        elif not fresh:
+            level += 1
+            redeal(search, level + 2, search.left / 4 + monotonic())
+        else:
+            middle = len(fresh) // 2
+            if not _work(search, fresh[middle], level):
+                for attempt in fresh[middle:]:
+                    attempt.level = level
 
 
-def _try(search: Search, target: float, waiting: list[Attempt], effort: int) -> None:
-    """Refute a target, or work on what is left, or keep that for later."""
+def _settle(search: Search, target: float, waiting: list[Attempt]) -> None:
+    """Refute a target, or settle what is left with little effort, or let it wait."""
+    search.enter("windows")
     attempt = _below(search, target)
-    if attempt is not None and not _solve(search, attempt, effort):
-        waiting.append(attempt)
+    if attempt is not None and not _work(search, attempt, 0):
+        waiting.insert(0, attempt)
+        waiting.sort(key=lambda attempt: attempt.target)
+
+
+def _improve(search: Search, attempt: Attempt) -> None:
+    """What helps when the cut at hand is not proven at once: a better cut, and a bound where tensors decide."""
+    if search.value > FAR * search.bound:
+        search.prove(anchor_bound(attempt.clusters, search.stages, search.target, search.deadline), "ilp")
+    redeal(search, 2, search.left / 6 + monotonic())
 
 
 def _below(search: Search, target: float) -> Attempt | None:
@@ -91,13 +111,30 @@ def _below(search: Search, target: float) -> Attempt | None:
     return Attempt(target, clusters, left)
 
 
-def _solve(search: Search, attempt: Attempt, effort: int) -> bool:
-    """Cut the lattice or run the integer program below a target, if the effort is enough for it. Whether that settles it."""
-    search.enter("lattice")
-    sweep(search, attempt.target, attempt.clusters, attempt.windows, min(30 * effort, 300) * PAIRS)
-    settled = not search.open or search.bound >= attempt.target
-    if not settled and attempt.windows.n_steps <= min(effort * EASY, LARGEST):
-        _run(search, attempt, min(effort * SECONDS, search.left))
+def _work(search: Search, attempt: Attempt, level: int) -> bool:
+    """Work on a target with some effort: the lattice, the integer program, then that of every single stage and both again.
+    Whether that settles it: the cut is proven best, or the target is a bound.
+    """
+    attempt.level = level
+    effort = 3**level
+    for again in (False, True):
+        search.enter("lattice")
+        sweep(search, attempt.target, attempt.clusters, attempt.windows, 20 * effort * PAIRS)
+        if _settled(search, attempt):
+            return True
+        if attempt.windows.n_steps <= (LARGEST if level else EASY):
+            _run(search, attempt, min(effort * SECONDS, search.left))
+        if _settled(search, attempt) or not level or again:
+            break
+        search.enter("windows")
+        push(attempt.clusters, search.stages, attempt.windows, attempt.target, effort * PUSH, search.deadline)
+        tighten(attempt.clusters, search.stages, attempt.windows, attempt.target, search.deadline)
+        if attempt.windows.empty:
+            search.prove(attempt.target, method="ilp")
+    return _settled(search, attempt)
+
+
+def _settled(search: Search, attempt: Attempt) -> bool:
     return not search.open or search.bound >= attempt.target
 
 

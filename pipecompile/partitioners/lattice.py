@@ -256,12 +256,12 @@ class _Product:
         if left.any() and right.any():
             key = left.tobytes()
             self._left[key] = left
-            self._right[key] = self._right.get(key, 0.0) + amount * right
+            self._right.setdefault(key, np.zeros(self._shape[1]))
+            self._right[key] += amount * right
 
     def sum(self) -> Floats:
         if not self._left:
             return np.zeros(self._shape)
-        product: Floats = np.stack(list(self._left.values()), axis=1).astype(np.float64) @ np.stack(
-            list(self._right.values())
-        )
+        left = np.stack(list(self._left.values()), axis=1).astype(np.float64)
+        product: Floats = left @ np.stack(list(self._right.values()))
         return product

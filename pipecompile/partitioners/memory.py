@@ -20,6 +20,7 @@ from pipecompile.partitioners.loads import TOLERANCE, Ledger, fits
 from pipecompile.partitioners.mip import Mip
 from pipecompile.partitioners.orders import orders
 from pipecompile.partitioners.reach import skeleton
+from pipecompile.partitioners.readers import Readers
 from pipecompile.partitioners.stages import Stages
 from pipecompile.partitioners.steering import span_of
 from pipecompile.partitioners.steps import Steps
@@ -114,7 +115,9 @@ def _solve(
     steps.rise(range(len(bare)), boundaries)
     steps.order(skeleton(bare), left.apart, boundaries)
     excess = mip.variable(proven / unit, most / unit)
-    holdings = Holdings(steps, bare, stages, Traffic(steps, bare, stages, 1.0), inf, unit, max(finite) + most)
+    holdings = Holdings(
+        steps, bare, stages, Traffic(steps, bare, stages, Readers(bare, left), 1.0), inf, unit, max(finite) + most
+    )
     for d, limit in enumerate(stages.limit):
         if isfinite(limit):
             mip.require(excess + limit / unit, holdings.memory(d))

@@ -125,13 +125,13 @@ class Mip:
     def n_rows(self) -> int:
         return len(self._least)
 
-    def minimise(self, objective: Linear, seconds: float, *, watch: Watch | None = None) -> Outcome:
-        """Solve. Ctrl-C ends the solver: what it has found by then is returned, with a mark; when it has found nothing,
+    def minimise(self, objective: Linear, seconds: float, *, gap: float = 1e-8, watch: Watch | None = None) -> Outcome:
+        """Solve, to an absolute gap. Ctrl-C ends the solver: what it has found by then is returned, with a mark; when it has found nothing,
         KeyboardInterrupt is raised.
         """
         run = self._highs if find_spec("highspy") is not None else self._cbc
         with _held_back() as pressed:
-            outcome = run(objective, max(seconds, 0.01), watch, pressed)
+            outcome = run(objective, max(seconds, 0.01), gap, watch, pressed)
         if pressed and outcome.values is None:
             raise KeyboardInterrupt
         return outcome
@@ -149,10 +149,13 @@ class Mip:
 
     # -- HiGHS ------------------------------------------------------------------------------------------------------
 
-    def _highs(self, objective: Linear, seconds: float, watch: Watch | None, pressed: list[bool]) -> Outcome:
+    def _highs(
+        self, objective: Linear, seconds: float, gap: float, watch: Watch | None, pressed: list[bool]
+    ) -> Outcome:
         import highspy
 
         solver = self._solver(highspy, seconds, relaxed=False)
+        solver.setOptionValue("mip_abs_gap", gap)
         _aim(solver, objective)
 
         def listen(event: Any) -> None:
@@ -190,8 +193,7 @@ class Mip:
     def _solver(self, highspy: Any, seconds: float, *, relaxed: bool) -> Any:
         solver = highspy.Highs()
         solver.silent()
-        options = (("time_limit", seconds), ("mip_rel_gap", 0.0), ("mip_abs_gap", 1e-8), ("mip_heuristic_effort", 0.01))
-        for name, value in options:
+        for name, value in (("time_limit", seconds), ("mip_rel_gap", 0.0), ("mip_heuristic_effort", 0.01)):
             solver.setOptionValue(name, value)
         program = highspy.HighsLp()
         program.num_col_, program.num_row_ = len(self.low), len(self._least)
@@ -210,15 +212,15 @@ class Mip:
 
     # -- CBC --------------------------------------------------------------------------------------------------------
 
-    def _cbc(self, objective: Linear, seconds: float, _watch: Watch | None, pressed: list[bool]) -> Outcome:
+    def _cbc(self, objective: Linear, seconds: float, gap: float, _watch: Watch | None, pressed: list[bool]) -> Outcome:
         model, columns = self._pulp(objective, relaxed=False)
-        model.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=seconds, gapRel=0.0))
+        model.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=seconds, gapRel=0.0, gapAbs=gap))
         if model.sol_status == pulp.LpSolutionInfeasible:
             return Outcome(None, done=True, bound=inf)
         done = model.sol_status == pulp.LpSolutionOptimal  # model.status says "Optimal" on a time limit too
         found = done or model.sol_status == pulp.LpSolutionIntegerFeasible
         values = np.array([column.value() or 0.0 for column in columns]) if found else None
-        return Outcome(values, done, _reached(objective, values, done=done), interrupted=bool(pressed))
+        return Outcome(values, done, _reached(objective, values, done=done) - gap, interrupted=bool(pressed))
 
     def _cbc_relaxed(self, objectives: Sequence[Linear], seconds: float) -> list[float]:
         found = []

@@ -16,6 +16,7 @@ from pipecompile.partitioners.frontiers import SLACK
 from pipecompile.partitioners.holdings import Holdings
 from pipecompile.partitioners.mip import Linear, Mip
 from pipecompile.partitioners.reach import skeleton
+from pipecompile.partitioners.readers import Readers
 from pipecompile.partitioners.stages import Stages
 from pipecompile.partitioners.steps import Steps
 from pipecompile.partitioners.traffic import Traffic
@@ -41,7 +42,7 @@ def model(clusters: Clusters, stages: Stages, windows: Windows, target: float, b
     boundaries = range(-1, len(stages))
     steps.rise(range(len(clusters)), boundaries)
     steps.order(skeleton(clusters), windows.apart, boundaries)
-    traffic = Traffic(steps, clusters, stages, target)
+    traffic = Traffic(steps, clusters, stages, Readers(clusters, windows), target)
     roof = max((limit for limit in stages.limit if isfinite(limit)), default=inf)
     unit = roof if 0 < roof < inf else max([*clusters.bytes, *clusters.activation, 0.0]) or 1.0
     holdings = Holdings(steps, clusters, stages, traffic, target, unit, roof)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.reach import neighbours, reachable
+from pipecompile.partitioners.reach import neighbours
 from pipecompile.partitioners.stages import Stages
 
 __all__ = ["LARGEST", "minimal", "rivals"]
@@ -32,9 +32,8 @@ Floats = NDArray[np.float32]
 Pairs = NDArray[np.bool_]
 
 
-def rivals(clusters: Clusters, stages: Stages, target: float) -> Pairs:
-    """[v, w] is true when v comes before w and no stage that stays below the target holds both."""
-    reach = reachable(clusters)
+def rivals(clusters: Clusters, stages: Stages, target: float, reach: Pairs) -> Pairs:
+    """[v, w] is true when v comes before w, as `reach` says, and no stage that stays below the target holds both."""
     ones = reach.astype(np.float32)
     work = _between(ones, np.array(clusters.time) / max(stages.speed) / target) if target else np.zeros_like(ones)
     found = (work > 1 + SLACK) | _too_large(clusters, stages, ones) | _asked(clusters, ones)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from pipecompile.partitioners.clusters import Clusters, Flow
 from pipecompile.partitioners.mip import Linear
+from pipecompile.partitioners.readers import Readers
 from pipecompile.partitioners.stages import Stages
 from pipecompile.partitioners.steps import ZERO, Steps
 
@@ -26,8 +27,8 @@ __all__ = ["Traffic"]
 class Traffic:
     """What each device sends and receives, in units of `scale`, and which flows each stage receives."""
 
-    def __init__(self, steps: Steps, clusters: Clusters, stages: Stages, scale: float) -> None:
-        self.steps, self.stages = steps, stages
+    def __init__(self, steps: Steps, clusters: Clusters, stages: Stages, readers: Readers, scale: float) -> None:
+        self.steps, self.stages, self.readers = steps, stages, readers
         self.sent = [Linear() for _ in stages.speed]
         self.received = [Linear() for _ in stages.speed]
         self._arcs = set(clusters.arcs)
@@ -42,7 +43,7 @@ class Traffic:
     def arrives(self, number: int, flow: Flow, s: int) -> Linear:
         """1 when stage s reads a flow that another stage sends."""
         if (number, s) not in self._arrives:
-            self._arrives[number, s] = arrival(self.steps, flow, s)
+            self._arrives[number, s] = arrival(self.steps, self.readers, number, flow, s)
         return self._arrives[number, s]
 
     def _add(self, number: int, flow: Flow, time: float) -> None:
@@ -81,7 +82,7 @@ class Traffic:
         steps, ordered = self.steps, all((flow.source, consumer) in self._arcs for consumer in flow.consumers)
         for q in self._stages_of(flow.consumers):
             here = steps.inside(flow.source, q)
-            readers = [steps.inside(consumer, q) for consumer in flow.consumers if steps.may_be(consumer, q)]
+            readers = self.readers.terms(steps, number, flow, q)
             senders = [p for p in self._stages_of([flow.source]) if (p < q if ordered else p != q)]
             routes = {p: self._route(steps.inside(flow.source, p), readers) for p in senders}
             total = Linear()
@@ -119,7 +120,10 @@ class Traffic:
                     self.sent[p].add(each)
 
     def _route(self, source: Linear, readers: Iterable[Linear]) -> Linear:
-        return self.steps.mip.positive(source + reader - 1.0 for reader in readers)
+        """At least 1 when the source is at one end and a reader at the other, at most 1 when the source is there."""
+        route = self.steps.mip.positive(source + reader - 1.0 for reader in readers)
+        self.steps.mip.require(source, route)
+        return route
 
     def _located(self, cluster: int, device: int) -> Linear:
         """1 when the cluster is on the device."""
@@ -135,16 +139,17 @@ class Traffic:
         return range(min(first[v] for v in clusters), max(last[v] for v in clusters) + 1)
 
 
-def departure(steps: Steps, flow: Flow, s: int) -> Linear:
-    """At least 1 when stage s makes a flow and another stage reads it."""
+def departure(steps: Steps, flow: Flow, s: int, copies: int = 1) -> Linear:
+    """At least 1 when stage s makes a flow and another stage reads it; at least so many copies when it makes it."""
     here = steps.inside(flow.source, s)
-    return steps.mip.positive(here - steps.inside(consumer, s) for consumer in flow.consumers)
+    terms = [here - steps.inside(consumer, s) for consumer in flow.consumers]
+    return steps.mip.positive([*terms, here * copies] if copies > 1 else terms, max(copies, 1))
 
 
-def arrival(steps: Steps, flow: Flow, s: int) -> Linear:
+def arrival(steps: Steps, readers: Readers, number: int, flow: Flow, s: int) -> Linear:
     """At least 1 when stage s reads a flow that another stage makes."""
     here = steps.inside(flow.source, s)
-    return steps.mip.positive(steps.inside(consumer, s) - here for consumer in flow.consumers)
+    return steps.mip.positive(reader - here for reader in readers.terms(steps, number, flow, s))
 
 
 def _nowhere(at: Linear) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.loads import TOLERANCE
-from pipecompile.partitioners.reach import around
+from pipecompile.partitioners.reach import around, reachable
 from pipecompile.partitioners.rivals import LARGEST, Pairs, minimal, rivals
 from pipecompile.partitioners.stages import Stages
 
@@ -40,6 +40,7 @@ class Windows:
     most: Floats
     apart: list[tuple[int, int]]
     edges: list[tuple[int, int, int]] = field(repr=False)
+    reach: Pairs | None = field(repr=False)
     before: Floats = field(repr=False)
     after: Floats = field(repr=False)
     total: float
@@ -53,6 +54,11 @@ class Windows:
     def n_steps(self) -> int:
         """How many step variables are open."""
         return int((self.last - self.first).sum())
+
+    def room(self, stage: int) -> float:
+        """The least work of a stage."""
+        before = self.most[stage - 1] if stage else 0.0
+        return float((self.least[stage] if stage < len(self.least) else self.total) - before)
 
     def bound(self, boundary: int, *, least: float = 0.0, most: float = np.inf) -> None:
         """The work of the stages up to `boundary` is at least and at most so much. Everything else follows."""
@@ -79,7 +85,8 @@ class Windows:
 def windows(clusters: Clusters, stages: Stages, target: float) -> Windows:
     """The windows of all clusters. An infinite target leaves what memory and steering demand."""
     n, k = len(clusters), len(stages)
-    found = rivals(clusters, stages, target if np.isfinite(target) else 0.0) if n <= LARGEST else None
+    reach = reachable(clusters) if n <= LARGEST else None
+    found = None if reach is None else rivals(clusters, stages, target if np.isfinite(target) else 0.0, reach)
     apart = minimal(clusters, found) if found is not None else sorted(clusters.strict)
     moved = _moved(clusters, stages, found)
     held = np.array(clusters.bytes) + stages.least_flying * np.array(clusters.activation)
@@ -91,7 +98,9 @@ def windows(clusters: Clusters, stages: Stages, target: float) -> Windows:
         last = np.minimum(last, k - 1 - np.searchsorted(_filled(stages, room, backwards=True), after[row]))
     total = fsum(clusters.time)
     edges = sorted([*((a, b, 0) for a, b in clusters.arcs), *((a, b, 1) for a, b in apart)])
-    result = Windows(first, last, np.zeros(k - 1), np.full(k - 1, total), apart, edges, before[0], after[0], total)
+    result = Windows(
+        first, last, np.zeros(k - 1), np.full(k - 1, total), apart, edges, reach, before[0], after[0], total
+    )
     result.shrink()
     if any(a == b for a, b in clusters.strict):
         result.last[:] = -1

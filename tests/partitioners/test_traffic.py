@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partitioners.oracle import legal_assignments, problems
@@ -10,9 +12,11 @@ from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.holdings import Holdings
 from pipecompile.partitioners.loads import Ledger
 from pipecompile.partitioners.mip import Linear, Mip
+from pipecompile.partitioners.readers import Readers
 from pipecompile.partitioners.stages import Stages
 from pipecompile.partitioners.steps import Steps
 from pipecompile.partitioners.traffic import Traffic
+from pipecompile.partitioners.windows import windows
 
 
 @settings(max_examples=80, deadline=None)
@@ -28,7 +32,8 @@ def test_a_given_assignment_costs_what_the_objective_says(case, data):
     n, mip = len(clusters), Mip()
     steps = Steps(mip, [0] * n, [n_stages - 1] * n)
     steps.rise(range(n), range(n_stages - 1))
-    traffic = Traffic(steps, clusters, stages, 1.0)
+    readers = Readers(clusters, windows(clusters, stages, inf))
+    traffic = Traffic(steps, clusters, stages, readers, 1.0)
     holdings = Holdings(steps, clusters, stages, traffic, 100.0, 1.0, 1000.0)
     for v, s in enumerate(stage):
         mip.require(steps.inside(v, s), 1.0)

@@ -52,9 +52,10 @@ def test_rivals_are_too_much_for_one_stage_with_what_they_send():
     #  2 ── 2 ── 2 ── 2    three make 6, so the inner two, 4, send and receive 1 each
     problem = chain(2, 2, 2, 2, tensor=1.0)
     clusters, stages = coarsen(problem), Stages.of(problem, 4)
-    assert minimal(clusters, rivals(clusters, stages, 5.5)) == [(1, 2)]
-    assert minimal(clusters, rivals(clusters, stages, 7.5)) == [(0, 3)]
-    assert not rivals(clusters, stages, 8.5).any()
+    reach = reachable(clusters)
+    assert minimal(clusters, rivals(clusters, stages, 5.5, reach)) == [(1, 2)]
+    assert minimal(clusters, rivals(clusters, stages, 7.5, reach)) == [(0, 3)]
+    assert not rivals(clusters, stages, 8.5, reach).any()
 
 
 def test_frontiers_close_what_windows_leave_open():
