@@ -115,11 +115,12 @@ def merge(clusters: Clusters, groups: Iterable[Sequence[int]]) -> Clusters:
 
 def _parts(clusters: Clusters, groups: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
     """What is melted into one, in topological order."""
+    groups = [group for group in groups if len(group) > 1]
+    if not groups and all(a < b for a, b in clusters.arcs):
+        return [(v,) for v in range(len(clusters))]
     graph = nx.DiGraph(clusters.arcs)
     graph.add_nodes_from(range(len(clusters)))
-    graph.add_edges_from(
-        (a, b) for group in groups for a, b in zip(group, (*group[1:], group[0]) if group else (), strict=True)
-    )
+    graph.add_edges_from((a, b) for group in groups for a, b in zip(group, (*group[1:], group[0]), strict=True))
     whole = nx.condensation(graph)
     first = {label: min(members) for label, members in whole.nodes(data="members")}
     order = nx.lexicographical_topological_sort(whole, key=first.__getitem__)

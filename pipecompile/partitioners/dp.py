@@ -9,6 +9,7 @@ For a chain, the first is optimal. For another graph it is optimal among the cut
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from time import monotonic
 
@@ -31,7 +32,7 @@ SHORT = 1000
 
 
 def along_orders(search: Search, deadline: float) -> None:
-    """Offer the best cut of every order. Stops early when the bound is met."""
+    """Offer the best cut of every order. Stops early when the bound is met, or when there is no other order."""
     clusters, stages = search.clusters, search.stages
     for order in orders(clusters, search.span):
         cap = search.value if search.stage is not None else inf if len(order) <= SHORT else ROOMY * search.bound
@@ -41,8 +42,18 @@ def along_orders(search: Search, deadline: float) -> None:
             cap *= 2
         if stage is not None:
             search.offer(stage, method="dp")
+        if search.stage is not None and _only(order, search):
+            search.prove(search.value, "dp")
         if search.stage is not None and (not search.open or monotonic() > deadline):
             return
+
+
+def _only(order: Sequence[int], search: Search) -> bool:
+    """Whether this is the one order there is, a chain, and its best cut is charged as the objective says."""
+    stages, arcs = search.stages, set(search.clusters.arcs)
+    once = stages.multicast or all(len(flow.consumers) == 1 for flow in search.clusters.flows)
+    plain = once and stages.direct and stages.links is None
+    return plain and all(pair in arcs for pair in zip(order, order[1:], strict=False))
 
 
 def polish(search: Search, deadline: float) -> None:
@@ -74,7 +85,7 @@ def sweep(search: Search, target: float, clusters: Clusters, left: Windows, pair
     found = [] if left.empty else bands(clusters, left, len(search.stages))
     if found is None:
         return False
-    cut_below = cut_lattice(clusters, search.stages, found, target, pairs) if found else (None, inf)
+    cut_below = cut_lattice(clusters, search.stages, found, target, pairs, search.deadline) if found else (None, inf)
     if cut_below is None:
         return False
     stage, bound = cut_below

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,18 +56,19 @@ def bands(clusters: Clusters, windows: Windows, n_stages: int) -> Bands | None:
 
 
 def cut_lattice(
-    clusters: Clusters, stages: Stages, found: Bands, target: float = inf, pairs: int = PAIRS
+    clusters: Clusters, stages: Stages, found: Bands, target: float = inf, pairs: int = PAIRS, deadline: float = inf
 ) -> tuple[list[int] | None, float] | None:
     """The best cut within the bands and a lower bound of every such cut's bottleneck, which it meets if every flow has one
     consumer or multicast holds. The cut is None, the bound infinite, when none stays below the target, or none fits in
-    memory. None when there are too many stages to look at: those that begin where something below the target ends.
+    memory. None when there are too many stages to look at: those that begin where something below the target ends; or when
+    the deadline comes first.
 
     Stages must be devices of their own, with like links.
     """
     best, alive, steps = np.zeros(1), np.zeros(1, dtype=np.int64), list[_Step]()
     for s, (lower, upper) in enumerate(zip(found, found[1:], strict=False)):
         pairs -= len(alive) * len(upper)
-        if pairs < 0:
+        if pairs < 0 or monotonic() > deadline:
             return None
         best, origin = _stage(lower[alive], upper, best, clusters, stages, s)
         steps.append((alive, origin))
