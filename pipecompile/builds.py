@@ -13,6 +13,7 @@ from torch import fx, nn
 from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut
 from pipecompile.errors import InputError, TraceError
+from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
 from pipecompile.joining import joins
 from pipecompile.mixing import check_sequences, meetings
@@ -164,6 +165,8 @@ class Builds:
         if plan is None or (self._cut and not stage_of):
             plan, problem = self._new_plan(graph, first.leaves, len(parts))
             self.problem = self.problem if self.plan else problem
+        elif self._cut is None:
+            check_same(plan.graph, plan.fingerprint, graph)
         build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
         build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
         self.plan, self._cut = self.plan or plan, self._cut or build.cut

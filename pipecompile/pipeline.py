@@ -1,8 +1,7 @@
-"""`compile`, and the Pipeline that it returns: the model, run in stages."""
+"""The Pipeline that `compile` returns: the model, run in stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
@@ -14,11 +13,10 @@ from torch import fx, nn
 
 from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
-from pipecompile.options import Options, load_plan, resolve_devices
+from pipecompile.options import Options
 from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
 from pipecompile.plan import Plan
-from pipecompile.planning import transfer_seconds
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.dispatch import Crew, choose
 from pipecompile.runtime.drop_in import Call, pipelined
@@ -31,79 +29,9 @@ from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
 from pipecompile.timeline import COMPUTE, Span, Timeline
-from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims
-from pipecompile.tracing.inputs.flat import FlatInputs, flatten, validate_model
+from pipecompile.tracing.inputs.flat import FlatInputs, flatten
 
-__all__ = ["Pipeline", "compile"]
-
-
-def compile(
-    model: nn.Module,
-    n_stages: int,
-    *,
-    example_args: Sequence[Any] = (),
-    example_kwargs: Mapping[str, Any] | None = None,
-    n_microbatches: int | None = None,
-    batch_dims: BatchDims | None = None,
-    schedule: str | Schedule = "1f1b",
-    devices: Sequence[str | torch.device] | None = None,
-    loss_fn: Callable[..., Any] | None = None,
-    loss_reduction: str = "mean",
-    partitioner: str = "auto",
-    cost: str = "auto",
-    memory_limit: float | Sequence[float] | None = None,
-    plan: Plan | str | Path | None = None,
-    dispatch: str = "auto",
-    time_limit: float = 30.0,
-    tied: str = "auto",
-    cache_size: int = 16,
-) -> Pipeline:
-    """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
-
-    **Arguments:**
-
-    - `example_args`, `example_kwargs`: a mini-batch, to compile at once; without, the first call supplies it.
-    - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
-    - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
-      what all samples share. `"target"` is the target of `step`.
-    - `schedule`: "1f1b" or "gpipe", or a Schedule.
-    - `devices`: one entry per stage, repeats allowed; default the GPUs there are, else CPU.
-    - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
-      sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.
-    - `partitioner`: "dp", "ilp" or "auto". `cost`: "profile", "analytic" or "auto". `time_limit`: seconds for the solver.
-    - `memory_limit`: bytes per stage, one number or one per stage.
-    - `plan`: a plan, or its file: nothing is measured or solved.
-    - `dispatch`: "inline", "threads" or "auto".
-    - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets them be where they balance best,
-      with a mirror on each further device; "auto" is together where that costs nothing.
-    - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
-      values) and mode; the least recently used goes first.
-
-    Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
-    TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
-    """
-    options = Options(
-        n_stages=n_stages,
-        n_microbatches=n_microbatches,
-        batch_dims=dict(batch_dims or {}),
-        schedule=schedule,
-        devices=resolve_devices(devices, n_stages),
-        loss_fn=loss_fn,
-        loss_reduction=loss_reduction,
-        partitioner=partitioner,
-        cost=cost,
-        plan=load_plan(plan),
-        dispatch=dispatch,
-        time_limit=time_limit,
-        tied=tied,
-        cache_size=cache_size,
-        memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
-    )
-    check_batch_dims(options.batch_dims, validate_model(model).forward, ("target",))
-    pipe = Pipeline(model, options)
-    if example_args or example_kwargs:
-        pipe.builds.find(pipe.flat(tuple(example_args), dict(example_kwargs or {})))
-    return pipe
+__all__ = ["Pipeline"]
 
 
 class Pipeline(StandIn):
@@ -249,7 +177,7 @@ class Pipeline(StandIn):
             forward=[stage.forward for stage in plan.stages],
             input_grad=[stage.backward / 2 for stage in plan.stages],
             weight_grad=[stage.backward / 2 for stage in plan.stages],
-            transfer=transfer_seconds(self.program.routes, self.devices),
+            transfer=self.options.links.seconds(self.program.routes, plan.placement),
             saved_bytes=[stage.saved_bytes for stage in plan.stages],
         )
 

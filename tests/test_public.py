@@ -17,6 +17,7 @@ EXPECTED = [
     "InputError",
     "Partition",
     "PartitionError",
+    "PartitionWarning",
     "Pipeline",
     "PipecompileError",
     "Plan",
