@@ -46,7 +46,10 @@ def make_plan(
 
 
 def _problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Options, n_microbatches: int) -> Problem:
-    """What is to be cut, with the machine that it is cut for, before anything is forced."""
+    """What is to be cut, with the machine that it is cut for, before anything is forced.
+
+    Where devices are alike and have no limit, every stage counts as a device: even stages make even devices.
+    """
     links, placement = options.links, options.schedule_for(n_microbatches, custom=False).placement
     problem = cost_graph(
         graph,
@@ -57,8 +60,9 @@ def _problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Opti
         in_flight=_in_flight(options, n_microbatches),
         optimizer_state=options.optimizer_state,
     )
-    alone = placement == tuple(range(options.n_stages))
-    return replace(problem, speed=options.speeds, links=links.factors, placement=None if alone else placement)
+    differ = options.speeds is not None or links.factors is not None or options.memory_limit is not None
+    shared = differ and placement != tuple(range(options.n_stages))
+    return replace(problem, speed=options.speeds, links=links.factors, placement=placement if shared else None)
 
 
 def _warn_of_gap(found: Partition, options: Options) -> None:
@@ -130,7 +134,8 @@ def _plan(
 ) -> Plan:
     cost, costs = measured
     placement = options.schedule_for(n_microbatches, custom=False).placement
-    lines, rows = node_lines(graph), stage_loads(problem, found.stage_of, options.n_stages)
+    lines = node_lines(graph)
+    rows = stage_loads(_each_alone(problem), found.stage_of, options.n_stages)
     forced = options.steering.marks(graph, found.stage_of, options.n_stages)
     speeds = options.speeds or (1.0,) * len(options.devices)
     names = tuple(str(options.devices[device]) for device in placement)
@@ -141,7 +146,7 @@ def _plan(
     stages = tuple(
         replace(
             _summary(graph, s, nodes, names[s], costs, ways, speeds[placement[s]]),
-            memory=rows[placement[s]].memory / placement.count(placement[s]),
+            memory=rows[s].memory,
             forced=forced[s],
         )
         for s, nodes in enumerate(members)
@@ -162,6 +167,11 @@ def _plan(
         graph=lines,
         unforced=unforced,
     )
+
+
+def _each_alone(problem: Problem) -> Problem:
+    """Every stage as a device of its own, to see what it holds."""
+    return replace(problem, placement=None, speed=None, links=None, memory_limit=None)
 
 
 def _summary(

@@ -29,7 +29,7 @@ def stage_table(plan: Plan, bubble: float | None) -> Table:
     table = Table(
         title=_title(plan), title_justify="left", title_style="bold",
         caption=caption, caption_justify="left", caption_style="",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=len(caption),
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=max(map(len, caption.plain.splitlines())),
     )  # fmt: skip
     cells = _columns(plan.stages)
     for header, (_, total) in cells.items():
@@ -106,8 +106,10 @@ def _caption(plan: Plan, bubble: float | None) -> Text:
         f"balance {_balance(plan.stages):.0%}",
     ]
     parts += [] if bubble is None else [f"bubble {bubble:.1%}"]
-    parts += [] if plan.price is None else [f"price of what is forced {plan.price:.1%}"]
-    return Text(" · ".join(parts))
+    text = " · ".join(parts)
+    if plan.price is not None:
+        text += f"\nwhat is forced makes the slowest stage {plan.price:.1%} slower"
+    return Text(text)
 
 
 def _balance(stages: Sequence[StageSummary]) -> float:
