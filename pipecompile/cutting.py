@@ -19,7 +19,7 @@ from pipecompile.partitioners import Partition, Problem, partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.passes.aliasing import compute_nodes
 
-__all__ = ["cut", "tied_groups"]
+__all__ = ["cut", "free_bottleneck", "tied_groups"]
 
 _FREE = 1e-9
 """A bottleneck that is worse by less than this share is no worse."""
@@ -42,6 +42,12 @@ def cut(graph: fx.GraphModule, problem: Problem, options: Options) -> tuple[Part
             if len({found.stage_of[name] for name in group}) > 1:
                 found, problem = _joined(found, problem, group, options, end - monotonic())
     return found, problem
+
+
+def free_bottleneck(graph: fx.GraphModule, problem: Problem, found: Partition, options: Options) -> float:
+    """The bottleneck that the best cut of `problem` has, when `found` is the best with more that is forced."""
+    groups = (*problem.groups, *tied_groups(graph).values()) if options.tied == "together" else problem.groups
+    return min(_solve(replace(problem, groups=groups), options, options.time_limit).bottleneck, found.bottleneck)
 
 
 def _joined(
