@@ -269,7 +269,8 @@ def main() -> None:
         lines = ["| " + " | ".join(row) + " |" for row in (HEADER, *rows(results))]
         lines.insert(1, "|" + "---|" * len(HEADER))
         machine = (
-            f"Python {platform.python_version()}, {platform.machine()}, written by `benchmarks/partition_family.py`."
+            f"Python {platform.python_version()}, {platform.machine()}, {arguments.seeds} networks of every shape, "
+            f"time_limit={arguments.time_limit:g}, written by `benchmarks/partition_family.py`."
         )
         arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
         arguments.markdown.write_text(

@@ -18,6 +18,7 @@ from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.passes.aliasing import compute_nodes
+from pipecompile.show.progress import solving
 
 __all__ = ["cut", "free_bottleneck", "tied_groups"]
 
@@ -65,7 +66,8 @@ def _joined(
 
 
 def _solve(problem: Problem, options: Options, seconds: float) -> Partition:
-    return partition(problem, options.n_stages, method=options.partitioner, time_limit=seconds)
+    with solving(options.n_stages) as progress:
+        return partition(problem, options.n_stages, method=options.partitioner, time_limit=seconds, progress=progress)
 
 
 def tied_groups(graph: fx.GraphModule) -> dict[str, tuple[str, ...]]:

@@ -24,6 +24,7 @@ from pipecompile.passes.follow_device import follow_device
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.runtime.transport import to_device
 from pipecompile.scheduling import searched
+from pipecompile.show.progress import working
 from pipecompile.stages import routes
 from pipecompile.tracing.writing.spelling import said
 
@@ -82,7 +83,8 @@ def _costs(graph: fx.GraphModule, inputs: Sequence[Any], options: Options) -> tu
     if callable(options.costs):
         return "own", provided(there, values, options.costs)
     cost = chosen_cost(there, values, cost=options.cost, device=device)
-    costs = node_costs(there, values, cost=cost, device=device)
+    with working(f"{'measuring' if cost == 'profile' else 'estimating'} {len(compute_nodes(there))} operations"):
+        costs = node_costs(there, values, cost=cost, device=device)
     return (f"{cost} and own", overridden(graph, costs, options.costs)) if options.costs else (cost, costs)
 
 
