@@ -63,6 +63,11 @@ def test_a_device_without_actions_keeps_its_row() -> None:
     [
         ("0F0,0B0\n1F0,2F0garbage\n", "'2F0garbage' is not an action\n  where  row 1, column 1"),
         ("0F0,,2X0\n", "'2X0' is not an action\n  where  row 0, column 2"),
+        (
+            "0F0,x\n1Y0,1F0\n",
+            "'x' is not an action\n  where  row 0, column 1\n         row 1, column 0: '1Y0' is not an action",
+        ),
+        ("x,y,z,a,b,c,d,e,f,g,h\n", "row 0, column 8: 'f' is not an action\n         and 2 more\n  why "),
         ("0F0,0REDUCE_GRADX\n", "'0REDUCE_GRADX' is not an action\n  where  row 0, column 1"),
         ("0F0,0SEND_F\n", "'0SEND_F' is not an action"),
         ("0F0,0UNSHARD0\n", "'0UNSHARD0' is not an action"),
