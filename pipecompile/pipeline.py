@@ -15,7 +15,7 @@ from torch import fx, nn
 from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.looking import dump_all, step_costs, write_report
-from pipecompile.options import Options, load_plan, resolve_devices
+from pipecompile.options import Options, load_plan, load_schedule, resolve_devices
 from pipecompile.partitioners import Problem
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recordings
@@ -44,7 +44,7 @@ def compile(
     example_kwargs: Mapping[str, Any] | None = None,
     n_microbatches: int | None = None,
     batch_dims: BatchDims | None = None,
-    schedule: str | Schedule = "1f1b",
+    schedule: str | Path | Schedule = "1f1b",
     devices: Sequence[str | torch.device] | None = None,
     loss_fn: Callable[..., Any] | None = None,
     loss_reduction: str = "mean",
@@ -65,7 +65,7 @@ def compile(
     - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
     - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
       what all samples share. `"target"` is the target of `step`.
-    - `schedule`: a name of the catalogue, such as "1f1b", "gpipe" or "interleaved", or a Schedule.
+    - `schedule`: a name of the catalogue, such as "1f1b", "gpipe" or "interleaved", or a Schedule, or its file (.csv).
     - `devices`: one entry per stage, repeats allowed; default the GPUs there are, else CPU.
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
       sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.
@@ -85,7 +85,7 @@ def compile(
         n_stages=n_stages,
         n_microbatches=n_microbatches,
         batch_dims=dict(batch_dims or {}),
-        schedule=schedule,
+        schedule=load_schedule(schedule),
         devices=resolve_devices(devices, n_stages),
         loss_fn=loss_fn,
         loss_reduction=loss_reduction,
@@ -177,13 +177,13 @@ class Pipeline(StandIn):
         seconds = sorted(end - start for _, _, start, end in spans)
         self._dispatch = choose(seconds[len(seconds) // 2], self.options.devices)
 
-    def reschedule(self, schedule: str | Schedule | None = None, n_microbatches: int | None = None) -> Pipeline:
+    def reschedule(self, schedule: str | Path | Schedule | None = None, n_microbatches: int | None = None) -> Pipeline:
         """Go on with another schedule or number of micro-batches; what is not given stays as it is.
 
         The recording, the cut and the parameters stay. The plan's times and bytes stay those of the micro-batch size it
         was made for. Raises ScheduleError or InputError.
         """
-        schedule = self.options.schedule if schedule is None else schedule
+        schedule = self.options.schedule if schedule is None else load_schedule(schedule)
         count = self.options.n_microbatches if n_microbatches is None else n_microbatches
         self.options = replace(self.options, schedule=schedule, n_microbatches=count)
         self.builds.reschedule(self.options)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -143,3 +144,12 @@ def test_data_survives_copying_and_pickling() -> None:
     for thing in (build_schedule("1f1b", 2, 2), Route("h", HOST, (0, HOST), 8.0), Operand(Value("h", 0, 1), 2)):
         assert copy.deepcopy(thing) == thing == pickle.loads(pickle.dumps(thing))
         assert hash(copy.deepcopy(thing)) == hash(thing)
+
+
+def test_a_schedule_is_a_file(tmp_path: Path) -> None:
+    schedule = build_schedule("zbv", 4, 3)
+    schedule.save(tmp_path / "mine.csv")
+    assert Schedule.load(tmp_path / "mine.csv") == schedule
+    assert Schedule.load(str(tmp_path / "mine.csv")).name == "mine"
+    with pytest.raises(ScheduleError, match=r"cannot be read\n  where  .*none\.csv"):
+        Schedule.load(tmp_path / "none.csv")
