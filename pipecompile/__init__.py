@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipecompile.pipeline import Pipeline as Pipeline
     from pipecompile.pipeline import compile as compile
     from pipecompile.plan import Plan as Plan
+    from pipecompile.recomputing import is_recomputing as is_recomputing
     from pipecompile.schedules import auto_schedule as auto_schedule
     from pipecompile.schedules import build_schedule as build_schedule
     from pipecompile.schedules import register_schedule as register_schedule
@@ -59,6 +60,7 @@ _HOMES = {
     "partitioners": ("Partition", "Problem", "partition"),
     "pipeline": ("Pipeline", "compile"),
     "plan": ("Plan",),
+    "recomputing": ("is_recomputing",),
     "schedules": ("auto_schedule", "build_schedule", "register_schedule"),
     "simulation.advice": ("Advice", "advise"),
     "simulator": ("simulate",),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipecompile.ir import Route
 from pipecompile.passes import lower
-from pipecompile.planning import transfer_seconds
+from pipecompile.scheduling import costs_of, transfer_seconds
 from pipecompile.show import dump, report_html, write_text
 from pipecompile.simulation.advice import advise
 from pipecompile.simulation.costs import CostOptions
@@ -21,18 +20,7 @@ __all__ = ["dump_all", "report_of", "step_costs", "write_report"]
 
 def step_costs(pipe: Pipeline) -> CostOptions:
     """What `simulate` takes, from the plan."""
-    stages = pipe.plan.stages
-    return CostOptions(
-        forward=[stage.forward for stage in stages],
-        input_grad=[stage.backward / 2 for stage in stages],
-        weight_grad=[stage.backward / 2 for stage in stages],
-        transfer=_transfers(pipe, pipe.program.routes),
-        saved_bytes=[stage.saved_bytes for stage in stages],
-    )
-
-
-def _transfers(pipe: Pipeline, routes: tuple[Route, ...]) -> dict[str, float]:
-    return transfer_seconds(routes, pipe.devices)
+    return costs_of(pipe.plan.stages, pipe.program.routes, pipe.devices)
 
 
 def dump_all(pipe: Pipeline, directory: str | Path) -> list[Path]:
@@ -65,6 +53,6 @@ def report_of(pipe: Pipeline) -> str:
         plan=pipe.plan,
         graph=pipe.graph,
         advice=advise(pipe.program, **step_costs(pipe)),
-        what_if=what_if(pipe.plan, pipe.problem, pipe.schedule, _transfers(pipe, pipe.plan.routes)),
+        what_if=what_if(pipe.plan, pipe.problem, pipe.schedule, transfer_seconds(pipe.plan.routes, pipe.devices)),
         title=type(pipe.model).__name__,
     )

@@ -17,6 +17,7 @@ from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.looking import dump_all, step_costs, write_report
 from pipecompile.options import Options, load_plan, load_schedule, resolve_devices
 from pipecompile.partitioners import Problem
+from pipecompile.passes.recompute import Checkpoint
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.dispatch import Crew, choose
@@ -25,11 +26,12 @@ from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.frame import Frame, Spans
 from pipecompile.runtime.gradients import return_input_gradients
 from pipecompile.runtime.microbatch import loss_weights, scatter_tree
+from pipecompile.schedules import Builder
 from pipecompile.show import pipeline_html, render, stage_table
 from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
-from pipecompile.timeline import COMPUTE, Span, Timeline
+from pipecompile.timeline import Timeline
 from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims
 from pipecompile.tracing.inputs.flat import FlatInputs, flatten, validate_model
 
@@ -44,7 +46,7 @@ def compile(
     example_kwargs: Mapping[str, Any] | None = None,
     n_microbatches: int | None = None,
     batch_dims: BatchDims | None = None,
-    schedule: str | Path | Schedule = "1f1b",
+    schedule: str | Path | Schedule | Builder = "1f1b",
     devices: Sequence[str | torch.device] | None = None,
     loss_fn: Callable[..., Any] | None = None,
     loss_reduction: str = "mean",
@@ -55,6 +57,8 @@ def compile(
     dispatch: str = "auto",
     time_limit: float = 30.0,
     tied: str = "auto",
+    checkpoint: Checkpoint = "never",
+    restored: int = 1,
     cache_size: int = 16,
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
@@ -65,8 +69,10 @@ def compile(
     - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
     - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
       what all samples share. `"target"` is the target of `step`.
-    - `schedule`: a name of the catalogue, such as "1f1b", "gpipe" or "interleaved", or a Schedule, or its file (.csv).
-    - `devices`: one entry per stage, repeats allowed; default the GPUs there are, else CPU.
+    - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...), "auto" to search for one under
+      the costs in the plan, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
+    - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
+      on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
       sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.
     - `partitioner`: "dp", "ilp" or "auto". `cost`: "profile", "analytic" or "auto". `time_limit`: seconds for the solver.
@@ -75,18 +81,22 @@ def compile(
     - `dispatch`: "inline", "threads" or "auto".
     - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets them be where they balance best,
       with a mirror on each further device; "auto" is together where that costs nothing.
+    - `checkpoint`: which forwards keep only their inputs and run again before their backward: "never", "always",
+      "except_last" (all micro-batches but the last), or a flag per stage. `restored`: how many micro-batches a device may
+      have run again ahead of their gradients, while it would else wait.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
 
     Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
     TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
     """
+    asked = load_schedule(schedule)
     options = Options(
         n_stages=n_stages,
         n_microbatches=n_microbatches,
         batch_dims=dict(batch_dims or {}),
-        schedule=load_schedule(schedule),
-        devices=resolve_devices(devices, n_stages),
+        schedule=asked,
+        devices=resolve_devices(devices, n_stages, asked),
         loss_fn=loss_fn,
         loss_reduction=loss_reduction,
         partitioner=partitioner,
@@ -95,6 +105,8 @@ def compile(
         dispatch=dispatch,
         time_limit=time_limit,
         tied=tied,
+        checkpoint=checkpoint if isinstance(checkpoint, str) else tuple(checkpoint),
+        restored=restored,
         cache_size=cache_size,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
     )
@@ -141,12 +153,12 @@ class Pipeline(StandIn):
         return build.outputs.whole(made, batch.sizes)
 
     def step(self, *args: Any, target: Any = None, **kwargs: Any) -> torch.Tensor:
-        """Forward and backward of all micro-batches under the schedule; gradients are added to `.grad`.
+        """Forward and backward of all micro-batches under the schedule; gradients are added to `.grad`, if it has a backward.
 
         Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size (or their sum).
         """
-        inputs = self.flat(args, kwargs)
-        with torch.enable_grad():
+        inputs, trains = self.flat(args, kwargs), self.options.trains
+        with torch.set_grad_enabled(trains):
             build, batch = self.builds.find(inputs)
         parts = batch.sizes
         build.require_loss(target is not None)
@@ -156,7 +168,7 @@ class Pipeline(StandIn):
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
         weights, arrivals[LOSS, True] = loss_weights(parts, mean=self.options.loss_reduction == "mean")
-        with torch.enable_grad():
+        with torch.set_grad_enabled(trains):
             frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
         losses = torch.stack(frame.departures[LOSS, False]).detach()
         return_input_gradients(build.inputs, batch, frame)
@@ -177,7 +189,9 @@ class Pipeline(StandIn):
         seconds = sorted(end - start for _, _, start, end in spans)
         self._dispatch = choose(seconds[len(seconds) // 2], self.options.devices)
 
-    def reschedule(self, schedule: str | Path | Schedule | None = None, n_microbatches: int | None = None) -> Pipeline:
+    def reschedule(
+        self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
+    ) -> Pipeline:
         """Go on with another schedule or number of micro-batches; what is not given stays as it is.
 
         The recording, the cut and the parameters stay. The plan's times and bytes stay those of the micro-batch size it
@@ -215,7 +229,7 @@ class Pipeline(StandIn):
     @property
     def schedule(self) -> Schedule:
         """The order of actions of the last step, or of the next one."""
-        return self.options.schedule_for(self.program.n_microbatches)
+        return self.builds.latest.schedule(self.program.n_microbatches)
 
     @property
     def program(self) -> Program:
@@ -238,7 +252,7 @@ class Pipeline(StandIn):
     @property
     def measured(self) -> Timeline | None:
         """The timeline of the last step as it ran, in seconds; None before the first."""
-        return None if self._last is None else _timeline(self._last[1], len(self.devices))
+        return None if self._last is None else Timeline.measured(self._last[1], len(self.devices))
 
     def simulate(self) -> Timeline:
         """Predict a step from the costs in the plan."""
@@ -283,9 +297,3 @@ class Pipeline(StandIn):
 
 def _tensors(inputs: FlatInputs) -> list[torch.Tensor]:
     return [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _timeline(spans: Spans, n_devices: int) -> Timeline:
-    origin = min((start for _, _, start, _ in spans), default=0.0)
-    bars = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in spans)
-    return Timeline(n_devices, bars)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from pipecompile.costs import NodeCost, chosen_cost, node_costs, spec_for
+from pipecompile.costs import NodeCost, chosen_cost, node_costs
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.cutting import cut
 from pipecompile.errors import PartitionError
@@ -20,10 +21,11 @@ from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.passes.follow_device import follow_device
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.runtime.transport import to_device
+from pipecompile.scheduling import link_costs, searched
 from pipecompile.stages import routes
 from pipecompile.tracing.writing.spelling import said
 
-__all__ = ["fingerprint", "make_plan", "transfer_seconds"]
+__all__ = ["fingerprint", "make_plan"]
 
 
 def make_plan(
@@ -35,7 +37,7 @@ def make_plan(
     """
     _check_bearable(graph, options.n_stages)
     cost, costs = _costs(graph, inputs, options)
-    link = _link(options.devices)
+    link = link_costs(options.devices)
     problem = cost_graph(
         graph,
         costs,
@@ -79,27 +81,19 @@ def _check_bearable(graph: fx.GraphModule, n_stages: int) -> None:
         )
 
 
-def _link(devices: Sequence[torch.device]) -> tuple[float, float]:
-    """Seconds per byte and latency between devices; nothing when all stages share one."""
-    if len(set(devices)) == 1:
-        return 0.0, 0.0
-    spec = spec_for(devices[0])
-    return 1.0 / spec.link_bandwidth, spec.link_latency
-
-
-def transfer_seconds(found: Sequence[Route], devices: Sequence[torch.device]) -> dict[str, float]:
-    """What each route costs the link, one way, for the simulator."""
-    per_byte, latency = _link(devices)
-    return {route.value: latency + route.nbytes * per_byte if per_byte else 0.0 for route in found}
+_KEPT = {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}
 
 
 def _in_flight(options: Options, n_microbatches: int) -> list[float]:
-    """Micro-batches in flight on each stage under the schedule: the most F without their B (or W) that a row reaches."""
+    """Micro-batches in flight on each stage under the schedule: the most F (or R) without their B (or W) that a row reaches."""
     schedule = options.schedule_for(n_microbatches, custom=False)
+    again = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
     now, peak = [0] * options.n_stages, [1] * options.n_stages
     for row in schedule.rows:
         for action in row:
-            now[action.stage] += {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}.get(action.kind, 0)
+            if action.kind is Kind.FORWARD and (action.stage, action.microbatch) in again:
+                continue
+            now[action.stage] += _KEPT.get(action.kind, 0)
             peak[action.stage] = max(peak[action.stage], now[action.stage])
     return [float(count) for count in peak]
 
@@ -116,12 +110,15 @@ def _plan(
 ) -> Plan:
     cost, costs = measured
     placement = options.schedule_for(n_microbatches, custom=False).placement
-    names = tuple(str(options.devices[device]) for device in placement)
     ways = routes(graph, found.stage_of, n_microbatches)
     members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
     for node in compute_nodes(graph):
         members[found.stage_of[node.name]].append(node)
-    stages = tuple(_summary(graph, s, nodes, names[s], costs, ways) for s, nodes in enumerate(members))
+    stages = tuple(_summary(graph, s, nodes, "", costs, ways) for s, nodes in enumerate(members))
+    if options.schedule == "auto":
+        placement = searched(options, stages, ways, n_microbatches).placement
+    devices = [str(options.devices[device]) for device in placement]
+    stages = tuple(replace(stage, device=device) for stage, device in zip(stages, devices, strict=True))
     return Plan(
         fingerprint=fingerprint(graph),
         n_stages=options.n_stages,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["Span", "Timeline"]
@@ -35,6 +36,13 @@ class Timeline:
     memory: tuple[tuple[tuple[float, float], ...], ...] = ()
     peak_in_flight: tuple[float, ...] = ()
     critical_path: tuple[Span, ...] = ()
+
+    @classmethod
+    def measured(cls, spans: Sequence[tuple[int, str, float, float]], n_devices: int) -> Timeline:
+        """What ran: (device, action, start, end) of compute instructions, in seconds of any clock."""
+        origin = min((start for _, _, start, _ in spans), default=0.0)
+        bars = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in spans)
+        return cls(n_devices, bars)
 
     def compute(self, device: int) -> list[Span]:
         """The device's compute spans in order of their start."""

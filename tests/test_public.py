@@ -36,6 +36,7 @@ EXPECTED = [
     "build_schedule",
     "compile",
     "explain",
+    "is_recomputing",
     "partition",
     "register_schedule",
     "simulate",
