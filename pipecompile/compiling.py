@@ -13,7 +13,7 @@ from pipecompile.costs.given import Given
 from pipecompile.costs.optimizer_state import optimizer_state
 from pipecompile.ir import Schedule
 from pipecompile.links import checked
-from pipecompile.options import Options, load_plan, resolve_devices
+from pipecompile.options import Options, load_plan, load_schedule, resolve_devices
 from pipecompile.passes.recompute import Checkpoint
 from pipecompile.pipeline import Pipeline
 from pipecompile.plan import Plan
@@ -33,7 +33,7 @@ def compile(
     example_kwargs: Mapping[str, Any] | None = None,
     n_microbatches: int | None = None,
     batch_dims: BatchDims | None = None,
-    schedule: str | Schedule | Builder = "1f1b",
+    schedule: str | Path | Schedule | Builder = "1f1b",
     devices: Sequence[str | torch.device] | None = None,
     loss_fn: Callable[..., Any] | None = None,
     loss_reduction: str = "mean",
@@ -65,7 +65,7 @@ def compile(
     - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
       what all samples share. `"target"` is the target of `step`.
     - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...), "auto" to search for one under
-      the costs in the plan, a Schedule, or a function of (n_stages, n_microbatches, n_devices) that builds one.
+      the costs in the plan, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
     - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
       on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
@@ -91,7 +91,8 @@ def compile(
     Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
     TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
     """
-    places, model = resolve_devices(devices, n_stages, schedule), validate_model(model)
+    asked, model = load_schedule(schedule), validate_model(model)
+    places = resolve_devices(devices, n_stages, asked)
     steering = Steering.of(
         model, n_stages, split_before=split_before, keep_together=keep_together, pin=pin, balance=balance
     )
@@ -99,7 +100,7 @@ def compile(
         n_stages=n_stages,
         n_microbatches=n_microbatches,
         batch_dims=dict(batch_dims or {}),
-        schedule=schedule,
+        schedule=asked,
         devices=places,
         loss_fn=loss_fn,
         loss_reduction=loss_reduction,

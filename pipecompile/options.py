@@ -213,6 +213,13 @@ def _device(given: str | torch.device) -> torch.device:
     return torch.device(device.type, index)
 
 
+def load_schedule(schedule: str | Path | Schedule | Builder) -> str | Schedule | Builder:
+    """A schedule, the name or the builder of one, as given; or read from its file, a path or what ends with .csv. Raises ScheduleError."""
+    if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith(".csv")):
+        return Schedule.load(schedule)
+    return schedule
+
+
 def load_plan(plan: Plan | str | Path | None) -> Plan | None:
     """A plan as given, or read from its file. Raises PlanError."""
     return Plan.load(plan) if isinstance(plan, (str, Path)) else plan

@@ -14,7 +14,7 @@ from torch import fx, nn
 from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.looking import dump_all, step_costs, write_report
-from pipecompile.options import Options
+from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recordings
@@ -108,14 +108,14 @@ class Pipeline(StandIn):
         self._dispatch = choose(seconds[len(seconds) // 2], self.options.devices)
 
     def reschedule(
-        self, schedule: str | Schedule | Builder | None = None, n_microbatches: int | None = None
+        self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
     ) -> Pipeline:
         """Go on with another schedule or number of micro-batches; what is not given stays as it is.
 
         The recording, the cut and the parameters stay. The plan's times and bytes stay those of the micro-batch size it
         was made for. Raises ScheduleError or InputError.
         """
-        schedule = self.options.schedule if schedule is None else schedule
+        schedule = self.options.schedule if schedule is None else load_schedule(schedule)
         count = self.options.n_microbatches if n_microbatches is None else n_microbatches
         self.options = replace(self.options, schedule=schedule, n_microbatches=count)
         self.builds.reschedule(self.options)
