@@ -1,8 +1,7 @@
-"""`compile`, and the Pipeline that it returns: the model, run in stages."""
+"""The Pipeline that `compile` returns: the model, run in stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
@@ -14,10 +13,9 @@ from torch import fx, nn
 
 from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
-from pipecompile.options import Options, load_plan, resolve_devices
+from pipecompile.looking import dump_all, step_costs, write_report
+from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
-from pipecompile.passes import lower
-from pipecompile.passes.recompute import Checkpoint
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.dispatch import Dispatcher
@@ -27,98 +25,14 @@ from pipecompile.runtime.frame import Spans
 from pipecompile.runtime.gradients import return_input_gradients
 from pipecompile.runtime.microbatch import loss_weights, scatter_tree
 from pipecompile.schedules import Builder
-from pipecompile.scheduling import costs_of
-from pipecompile.show import dump, render, stage_table
+from pipecompile.show import pipeline_html, render, stage_table
 from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
 from pipecompile.timeline import Timeline
-from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims
-from pipecompile.tracing.inputs.flat import FlatInputs, flatten, validate_model
+from pipecompile.tracing.inputs.flat import FlatInputs, flatten
 
-__all__ = ["Pipeline", "compile"]
-
-
-def compile(
-    model: nn.Module,
-    n_stages: int,
-    *,
-    example_args: Sequence[Any] = (),
-    example_kwargs: Mapping[str, Any] | None = None,
-    n_microbatches: int | None = None,
-    batch_dims: BatchDims | None = None,
-    schedule: str | Schedule | Builder = "1f1b",
-    devices: Sequence[str | torch.device] | None = None,
-    loss_fn: Callable[..., Any] | None = None,
-    loss_reduction: str = "mean",
-    partitioner: str = "auto",
-    cost: str = "auto",
-    memory_limit: float | Sequence[float] | None = None,
-    plan: Plan | str | Path | None = None,
-    dispatch: str = "auto",
-    time_limit: float = 30.0,
-    tied: str = "auto",
-    checkpoint: Checkpoint = "never",
-    restored: int = 1,
-    batch_norm: str | None = None,
-    cache_size: int = 16,
-) -> Pipeline:
-    """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
-
-    **Arguments:**
-
-    - `example_args`, `example_kwargs`: a mini-batch, to compile at once; without, the first call supplies it.
-    - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
-    - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
-      what all samples share. `"target"` is the target of `step`.
-    - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...), "auto" to search for one under
-      the costs in the plan, a Schedule, or a function of (n_stages, n_microbatches, n_devices) that builds one.
-    - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
-      on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
-    - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
-      sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.
-    - `partitioner`: "dp", "ilp" or "auto". `cost`: "profile", "analytic" or "auto". `time_limit`: seconds for the solver.
-    - `memory_limit`: bytes per stage, one number or one per stage.
-    - `plan`: a plan, or its file: nothing is measured or solved.
-    - `dispatch`: "inline", "threads" or "auto".
-    - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets them be where they balance best,
-      with a mirror on each further device; "auto" is together where that costs nothing.
-    - `checkpoint`: which forwards keep only their inputs and run again before their backward: "never", "always",
-      "except_last" (all micro-batches but the last), or a flag per stage. `restored`: how many micro-batches a device may
-      have run again ahead of their gradients, while it would else wait.
-    - `batch_norm`: "deferred" updates running statistics once a step, to those of the whole mini-batch; "each", the default,
-      once a micro-batch, as a loop over micro-batches does; without it, the number of such layers is told once.
-    - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
-      values) and mode; the least recently used goes first.
-
-    Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
-    TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
-    """
-    options = Options(
-        n_stages=n_stages,
-        n_microbatches=n_microbatches,
-        batch_dims=dict(batch_dims or {}),
-        schedule=schedule,
-        devices=resolve_devices(devices, n_stages, schedule),
-        loss_fn=loss_fn,
-        loss_reduction=loss_reduction,
-        partitioner=partitioner,
-        cost=cost,
-        plan=load_plan(plan),
-        dispatch=dispatch,
-        time_limit=time_limit,
-        tied=tied,
-        checkpoint=checkpoint if isinstance(checkpoint, str) else tuple(checkpoint),
-        restored=restored,
-        batch_norm=batch_norm,
-        cache_size=cache_size,
-        memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
-    )
-    check_batch_dims(options.batch_dims, validate_model(model).forward, ("target",))
-    pipe = Pipeline(model, options)
-    if example_args or example_kwargs:
-        pipe.builds.find(pipe.flat(tuple(example_args), dict(example_kwargs or {})))
-    return pipe
+__all__ = ["Pipeline"]
 
 
 class Pipeline(StandIn):
@@ -182,14 +96,14 @@ class Pipeline(StandIn):
         return reduce(torch.add, losses.mul(weights.to(losses)).unbind())
 
     def reschedule(
-        self, schedule: str | Schedule | Builder | None = None, n_microbatches: int | None = None
+        self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
     ) -> Pipeline:
         """Go on with another schedule or number of micro-batches; what is not given stays as it is.
 
         The recording, the cut and the parameters stay. The plan's times and bytes stay those of the micro-batch size it
         was made for. Raises ScheduleError or InputError.
         """
-        schedule = self.options.schedule if schedule is None else schedule
+        schedule = self.options.schedule if schedule is None else load_schedule(schedule)
         count = self.options.n_microbatches if n_microbatches is None else n_microbatches
         self.options = replace(self.options, schedule=schedule, n_microbatches=count)
         self.builds.reschedule(self.options)
@@ -248,26 +162,23 @@ class Pipeline(StandIn):
 
     def simulate(self) -> Timeline:
         """Predict a step from the costs in the plan."""
-        return simulate(self.program, **costs_of(self.plan.stages, self.program.routes, self.devices))
+        return simulate(self.program, **step_costs(self))
 
     def dump(self, directory: str | Path) -> list[Path]:
         """Write everything there is to look at, and return the paths.
 
         plan.json, schedule.csv, program.txt, passes.txt (what each pass changed), timeline.json (for Perfetto),
-        timeline.svg, graph.py and graph.dot.
+        timeline.svg, graph.py, graph.dot and report.html.
         """
-        changes: list[str] = []
-        lower(self.schedule, self.program.routes, dump=changes.append)
-        return dump(
-            directory,
-            plan=self.plan,
-            graph=self.graph,
-            schedule=self.schedule,
-            program=self.program,
-            predicted=self.simulate(),
-            measured=self.measured,
-            passes="\n".join(changes),
-        )
+        return dump_all(self, directory)
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write one page to look at and to pass on; it needs no network.
+
+        The table of stages, predicted and measured timelines with memory (zoom, hover), the cut with its skips, what to
+        improve first, and what other numbers of devices and micro-batches and other schedules would take.
+        """
+        return write_report(self, path)
 
     def explain(self) -> Recordings:
         """The recordings that are kept: inputs, mode, guards, nodes, seconds to trace, calls; hits and evictions."""
@@ -275,6 +186,9 @@ class Pipeline(StandIn):
 
     def __str__(self) -> str:
         return render(stage_table(self.plan, self.simulate().bubble)) if self.builds else repr(self)
+
+    def _repr_html_(self) -> str:
+        return pipeline_html(self.plan, self.simulate()) if self.builds else f"<code>{self!r}</code>"
 
     def __repr__(self) -> str:
         state = "compiled" if self.builds else "compiles at the first call"

@@ -83,3 +83,9 @@ class Timeline:
     def peak_memory(self) -> tuple[float, ...]:
         """The highest point of each device's memory curve, bytes."""
         return tuple(max((size for _, size in curve), default=0.0) for curve in self.memory)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from pipecompile.show.notebook import timeline_html
+
+        return timeline_html(self)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,11 @@ def test_a_device_without_actions_keeps_its_row() -> None:
     [
         ("0F0,0B0\n1F0,2F0garbage\n", "'2F0garbage' is not an action\n  where  row 1, column 1"),
         ("0F0,,2X0\n", "'2X0' is not an action\n  where  row 0, column 2"),
+        (
+            "0F0,x\n1Y0,1F0\n",
+            "'x' is not an action\n  where  row 0, column 1\n         row 1, column 0: '1Y0' is not an action",
+        ),
+        ("x,y,z,a,b,c,d,e,f,g,h\n", "row 0, column 8: 'f' is not an action\n         and 2 more\n  why "),
         ("0F0,0REDUCE_GRADX\n", "'0REDUCE_GRADX' is not an action\n  where  row 0, column 1"),
         ("0F0,0SEND_F\n", "'0SEND_F' is not an action"),
         ("0F0,0UNSHARD0\n", "'0UNSHARD0' is not an action"),
@@ -138,3 +144,12 @@ def test_data_survives_copying_and_pickling() -> None:
     for thing in (build_schedule("1f1b", 2, 2), Route("h", HOST, (0, HOST), 8.0), Operand(Value("h", 0, 1), 2)):
         assert copy.deepcopy(thing) == thing == pickle.loads(pickle.dumps(thing))
         assert hash(copy.deepcopy(thing)) == hash(thing)
+
+
+def test_a_schedule_is_a_file(tmp_path: Path) -> None:
+    schedule = build_schedule("zbv", 4, 3)
+    schedule.save(tmp_path / "mine.csv")
+    assert Schedule.load(tmp_path / "mine.csv") == schedule
+    assert Schedule.load(str(tmp_path / "mine.csv")).name == "mine"
+    with pytest.raises(ScheduleError, match=r"cannot be read\n  where  .*none\.csv"):
+        Schedule.load(tmp_path / "none.csv")

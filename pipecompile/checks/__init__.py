@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pipecompile.checks.bounds import byte_faults, in_flight_faults
+from pipecompile.checks.marked import marked
 from pipecompile.checks.models import ALL_MODELS, Model, models_named
 from pipecompile.checks.program import Level, program_faults
 from pipecompile.checks.routes import route_faults
@@ -47,8 +48,10 @@ def verify(
             raise InputError("memory_limit is for programs: a schedule does not say what moves", hint="lower it first")
         limit = _each("memory_limit", memory_limit, subject.n_devices, "devices")
         faults += [] if faults else byte_faults(subject, _sizes(subject, saved_bytes), limit)
+    if faults and isinstance(subject, Schedule):
+        raise VerifyError(f"schedule {subject.name!r}", faults, marked(subject.rows, faults))
     if faults:
-        raise VerifyError(f"schedule {subject.name!r}" if isinstance(subject, Schedule) else "program", faults)
+        raise VerifyError("program", faults)
 
 
 def _legal(subject: Schedule | Program, routes: Sequence[Route] | None, models: frozenset[Model]) -> list[str]:

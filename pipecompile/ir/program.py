@@ -101,6 +101,12 @@ class Program:
             lines += (f"  {instruction}" for instruction in row)
         return "\n".join(lines) + "\n"
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from pipecompile.show.notebook import program_html
+
+        return program_html(self)
+
 
 def saved(stage: int, microbatch: int) -> Value:
     """What the forward of `stage` keeps for its backward, or a recomputation brings back: `@s#m`."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 from pipecompile.errors import ScheduleError
 
@@ -70,6 +71,24 @@ class Schedule:
         return "".join(",".join(map(str, row)) + "\n" for row in self.rows)
 
     __str__ = to_csv
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from pipecompile.show.notebook import schedule_html
+
+        return schedule_html(self)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_csv())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schedule:
+        """Read a file as `from_csv` does; it is named after the file. Raises ScheduleError, also when the file is missing."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ScheduleError("the schedule cannot be read", where=str(path), why=str(error)) from None
+        return cls.from_csv(text, Path(path).stem)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Iterable[Action | str]], name: str = "custom") -> Schedule:

@@ -20,6 +20,9 @@ __all__ = ["read_rows"]
 
 Rows = list[list[Action]]
 
+_SHOWN = 8
+"""Cells that cannot be read, beside the first; of a file that is none of schedules there would be thousands."""
+
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _COMMUNICATION = re.compile(
     r"[0-9]{1,9}(?:(?:SEND_[FB]|RECV_[FB]|WAIT_SEND_[FB])[0-9]{1,9}|UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD)"
@@ -27,18 +30,24 @@ _COMMUNICATION = re.compile(
 
 
 def read_rows(text: str) -> Rows:
-    """The actions of every line. Raises ScheduleError naming row and column of a cell that cannot be read."""
+    """The actions of every line. Raises ScheduleError naming row and column of all cells that cannot be read."""
     lines = text.removesuffix("\n").split("\n")
-    return _today([list(_row(line, number)) for number, line in enumerate(lines)])
+    faults: list[tuple[str, ScheduleError]] = []
+    rows = [list(_row(line, number, faults)) for number, line in enumerate(lines)]
+    if faults:
+        (where, first), others = faults[0], faults[1:]
+        more = "".join(f"\n         {place}: {error.what}" for place, error in others[:_SHOWN])
+        more += f"\n         and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        raise ScheduleError(first.what, where=where + more, why=first.why, hint=first.hint)
+    return _today(rows)
 
 
-def _row(line: str, row: int) -> Iterator[Action]:
+def _row(line: str, row: int, faults: list[tuple[str, ScheduleError]]) -> Iterator[Action]:
     for column, cell in enumerate(line.split(",")):
         try:
             yield from _cell(cell.strip())
         except ScheduleError as error:
-            where = f"row {row}, column {column}"
-            raise ScheduleError(error.what, where=where, why=error.why, hint=error.hint) from None
+            faults.append((f"row {row}, column {column}", error))
 
 
 def _cell(cell: str) -> Iterator[Action]:

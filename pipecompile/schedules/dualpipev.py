@@ -9,6 +9,7 @@ hide the communication of one behind the compute of the other; here they follow 
 
 Bubble: makespan M T + (P - 1) tF / 2 at equal times, for M >= 2 P.
 Memory: at most P + 1/2 micro-batches in flight on every device.
+When: forwards and backwards can run at the same time and hide each other's communication.
 
 DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, and its repository DualPipe (the V form of Qi et al., "cut in half").
 """

@@ -8,6 +8,7 @@
 Bubble: as 1F1B, makespan (M + P - 1)(tF + tB). Transfers of up to tB / 2 add 2 (P - 1) of them, and no more however many
 micro-batches there are.
 Memory: stage s holds at most min(2 (P - s) - 1, M) micro-batches in flight.
+When: links are slow, and there is memory for twice the micro-batches.
 
 Zhuang et al., "On Optimizing the Communication of Model Parallelism", MLSys 2023.
 """

@@ -5,7 +5,9 @@
     device 2 │       F0 F1 F2 F3
              └──────────────────▶ time
 
-Bubble: (P - 1) / (M + P - 1); makespan (M + P - 1) tF. Memory: nothing is kept for a backward.
+Bubble: (P - 1) / (M + P - 1); makespan (M + P - 1) tF.
+Memory: nothing is kept for a backward.
+When: nothing is trained.
 """
 
 from __future__ import annotations

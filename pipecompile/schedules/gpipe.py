@@ -7,6 +7,7 @@
 
 Bubble: (P - 1) / (M + P - 1); makespan (M + P - 1)(tF + tB).
 Memory: every device holds all M micro-batches in flight.
+When: activations are small, or forwards are run again anyway. The only order for `pipe(x)`, whose backward comes from outside.
 
 With several stages on a device it goes breadth first, as `looped-bfs`.
 

@@ -9,6 +9,7 @@ A round of forwards goes through all stages of a device, then a round of backwar
 Bubble: makespan M T + (P - 1)(tF + tB)/v, with T = tF + tB of all stages of a device: 1/v of 1F1B's bubble. For any
 M >= P: rounds of more than P micro-batches cost memory, not time.
 Memory: ((v - 1) R + 2 (P - d) - 1) / v micro-batches on device d, R the length of the longest round (P when P divides M).
+When: M is small against P, and links are fast: a v-th of the bubble, for v times the messages.
 
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021.
 """

@@ -7,6 +7,7 @@
 Bubble: makespan M T + (P - 1)(tF + tI - tW)/v, where tW is no more than tF and tI and P divides M; at equal times that
 is the least that there is.
 Memory: ((v - 1) R + P) / v micro-batches wait for their W on any device, R the length of the longest round.
+When: as `interleaved`, with backwards that can be split.
 
 Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024.
 """

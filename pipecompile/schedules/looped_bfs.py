@@ -7,6 +7,7 @@ likewise from the last stage down. GPipe with several stages on a device.
 
 Bubble: makespan M T + (P - 1)(tF + tB)/v for M >= P, with v stages on a device and T = tF + tB of them together.
 Memory: every device holds all M micro-batches in flight.
+When: there is memory, and gradients of a stage are to be complete early: all its backwards come together.
 
 Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023.
 """

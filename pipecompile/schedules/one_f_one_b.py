@@ -8,6 +8,7 @@
 
 Bubble: (P - 1) / (M + P - 1), as GPipe; makespan (M + P - 1)(tF + tB).
 Memory: stage s holds at most min(P - s, M) micro-batches in flight, so no device holds more than P.
+When: first of all. GPipe's time, in memory that does not grow with M.
 
 Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (PipeDream-flush);
 Fan et al., "DAPPLE", PPoPP 2021, has the same order.

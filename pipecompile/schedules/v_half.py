@@ -11,6 +11,7 @@ and needs two cells from device to device on two of its four ways through the V,
 
 Bubble: makespan M T + (3 P - 7) tF / 2 for even P, M T + (3 P - 4) tF / 2 for odd P; for M >= 2 P > 4 and equal times.
 Memory: at most P div 2 + 1 micro-batches wait for their W on any device (one stage on a micro-batch counts half).
+When: half of 1F1B's memory must do, and some time may be lost.
 
 Qi, Wan, Amar, Lin, "Pipeline Parallelism with Controllable Memory", NeurIPS 2024; built here from its quotas, not from its
 repeated block.

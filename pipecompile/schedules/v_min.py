@@ -11,6 +11,7 @@ to device in one cell on all its ways through the V. When 3 divides P its ways w
 
 Bubble: makespan M T + (4 P - 5) tF / 2, M T + (4 P - 7) tF / 2 when 3 divides P; for M >= 2, P > 1 and equal times.
 Memory: at most (P + 1) div 3 + 1 micro-batches wait for their W on any device (one stage on a micro-batch counts half).
+When: memory is what there is least of.
 
 Qi, Wan, Amar, Lin, "Pipeline Parallelism with Controllable Memory", NeurIPS 2024; built here from its quotas, not from its
 repeated block.

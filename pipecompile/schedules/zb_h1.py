@@ -11,6 +11,7 @@ Device d puts its W off by d micro-batches: what it saves in forwards in flight,
 Bubble: makespan M T + (P - 1)(tF + tI - tW), with T = tF + tI + tW, where tW is no more than tF and tI and M >= P; at
 equal times that is the least that there is.
 Memory: at most P micro-batches wait for their W on any device, and P - d for their I on device d, as in 1F1B.
+When: 1F1B fits and no more: the same memory, and a third of the bubble.
 
 Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024.
 """

@@ -10,6 +10,7 @@ Device d begins with 2 (P - d) - 1 forwards and ends with 2 d + 1 W: the paralle
 Bubble: none within a device's own span of M T, at equal times; the makespan is M T + (P - 1) tF, where tI is no more than
 tF and tW. Both for M >= 2 P - 1.
 Memory: at most 2 P - 1 micro-batches wait for their W on any device, 2 (P - d) - 1 for their I on device d.
+When: there is memory for twice the micro-batches, and the optimizer need not wait for the other devices.
 
 Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024.
 """

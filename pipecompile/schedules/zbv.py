@@ -10,6 +10,7 @@ as much as each other.
 
 Bubble: none within a device's own span of M T; the makespan is M T + (P - 1) tF / 2, for M >= 2 P - 1 and equal times.
 Memory: at most P micro-batches wait for their W on any device (one stage on a micro-batch counts half).
+When: memory is that of 1F1B, and links are fast: no device waits within its span, and all hold equally much.
 
 Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6.
 """

@@ -14,7 +14,7 @@ from rich.text import Text
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.show.units import BYTES, COUNT, SECONDS, fit, written
 
-__all__ = ["render", "stage_table"]
+__all__ = ["render", "stage_caption", "stage_columns", "stage_table"]
 
 _MODULES = 32
 """Characters: when the first and the last module of a stage are longer together, each gets a line of its own."""
@@ -25,16 +25,16 @@ def stage_table(plan: Plan, bubble: float | None) -> Table:
 
     `bubble` is that of the predicted timeline, a fraction; None when nothing was simulated.
     """
-    caption = _caption(plan, bubble)
+    caption = stage_caption(plan, bubble)
     table = Table(
         title=_title(plan), title_justify="left", title_style="bold",
         caption=caption, caption_justify="left", caption_style="",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=len(caption),
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=max(map(len, caption.plain.splitlines())),
     )  # fmt: skip
-    cells = _columns(plan.stages)
+    cells = stage_columns(plan.stages)
     for header, (_, total) in cells.items():
-        justify: Literal["left", "right"] = "left" if header in ("device", "modules") else "right"
-        table.add_column(header, total, justify=justify, no_wrap=header != "modules", overflow="fold",
+        justify: Literal["left", "right"] = "left" if header in ("device", "modules", "forced") else "right"
+        table.add_column(header, total, justify=justify, no_wrap=header not in ("modules", "forced"), overflow="fold",
                          min_width=24 if header == "modules" else None)  # fmt: skip
     slowest = max(range(len(plan.stages)), key=lambda i: _seconds(plan.stages[i]), default=-1)
     for row in range(len(plan.stages)):
@@ -50,7 +50,7 @@ def render(table: Table, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")
 
 
-def _columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], str]]:
+def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], str]]:
     """Header -> cells and total. A column has one unit, that of its largest value."""
     columns = {
         "stage": ([str(s.stage) for s in stages], ""),
@@ -64,14 +64,19 @@ def _columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], str]]
         ("bwd", SECONDS, [s.backward for s in stages]),
         ("saved", BYTES, [s.saved_bytes for s in stages]),
         ("sent", BYTES, [s.sent_bytes for s in stages]),
+        ("held", BYTES, [s.memory for s in stages]),
     )
     for header, scale, values in measured:
+        if header == "held" and not any(values):
+            continue
         unit = fit(scale, values)
         columns[f"{header}\n{unit.name}".strip()] = (
             [unit.format(v, max(values)) for v in values],
             unit.format(sum(values), max(values)),
         )
     columns["skips\nin/out"] = ([f"{s.skips_in}/{s.skips_out}" for s in stages], "")
+    if any(s.forced for s in stages):
+        columns["forced"] = ([", ".join(s.forced) for s in stages], "")
     return columns
 
 
@@ -92,7 +97,7 @@ def _title(plan: Plan) -> Text:
                 f"cut by {plan.method}, {plan.cost} costs, per micro-batch")  # fmt: skip
 
 
-def _caption(plan: Plan, bubble: float | None) -> Text:
+def stage_caption(plan: Plan, bubble: float | None) -> Text:
     parts = [
         f"bottleneck {written(SECONDS, plan.bottleneck)}",
         f"lower bound {written(SECONDS, plan.lower_bound)}",
@@ -101,7 +106,10 @@ def _caption(plan: Plan, bubble: float | None) -> Text:
         f"balance {_balance(plan.stages):.0%}",
     ]
     parts += [] if bubble is None else [f"bubble {bubble:.1%}"]
-    return Text(" · ".join(parts))
+    text = " · ".join(parts)
+    if plan.price is not None:
+        text += f"\nwhat is forced makes the slowest stage {plan.price:.1%} slower"
+    return Text(text)
 
 
 def _balance(stages: Sequence[StageSummary]) -> float:
