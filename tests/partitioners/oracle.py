@@ -116,7 +116,7 @@ def problems(
     those with which a stage is still a device of its own, all links alike; `steered` pins and pairs apart.
     """
     n_stages = draw(st.integers(1, 4))
-    n = draw(st.integers(1, min(most, {1: 9, 2: 9, 3: 7, 4: 5}[n_stages])))
+    n = draw(st.integers(1, min(most, {1: 12, 2: 12, 3: 7, 4: 5}[n_stages])))
     names = draw(st.permutations([f"v{i}" for i in range(n)]))
     pairs = list(itertools.combinations(names, 2))
     more = rich and draw(st.booleans())
