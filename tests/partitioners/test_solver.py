@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from partitioners.oracle import brute_force, loads_of, problems
+from hypothesis import strategies as st
+from partitioners.oracle import brute_force, dense_blocks, loads_of, problems
 
 import pipecompile.partitioners
 from pipecompile.errors import InfeasibleError, InputError, VerifyError
@@ -50,7 +51,7 @@ def test_all_methods_against_brute_force(case):
 
 
 @settings(max_examples=15, deadline=None)
-@given(problems(most=12))
+@given(st.one_of(dense_blocks(), problems(most=12)))
 def test_all_methods_against_brute_force_up_to_twelve_nodes(case):
     check_all_methods(*case)
 
