@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 OLDEST := .venv-oldest
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-full check bench zoo oldest clean
+.PHONY: demo test test-full check bench schedules docs zoo oldest clean
 
 demo: $(VENV)/ready
 	$(BIN)/python examples/quickstart.py --out out/resnet50
@@ -32,6 +32,15 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
 	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md
 	$(BIN)/python benchmarks/recorders.py --markdown benchmarks/results/recorders.md
+
+schedules: $(VENV)/ready # an hour and a half
+	$(BIN)/python benchmarks/schedules.py --markdown benchmarks/results/schedules.md
+	$(BIN)/python benchmarks/mutations.py --markdown benchmarks/results/mutations.md
+	$(BIN)/python benchmarks/schedules_speed.py --markdown benchmarks/results/schedules_speed.md
+	$(BIN)/python benchmarks/schedules_auto.py --markdown benchmarks/results/schedules_auto.md
+
+docs: $(VENV)/ready
+	$(BIN)/python docs/schedules.py
 
 zoo: $(VENV)/ready # an hour
 	$(BIN)/python benchmarks/zoo.py --jobs 2

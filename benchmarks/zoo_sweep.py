@@ -18,7 +18,7 @@ from typing import Any
 
 __all__ = ["Keeper", "serve"]
 
-LIMITS = {"eager": 60, "record": 120, "train": 240, "symbolic_trace": 20, "export": 45}
+LIMITS = {"eager": 120, "record": 300, "train": 900, "symbolic_trace": 60, "export": 120}
 """Seconds for each phase."""
 
 MEMORY, MODELS = 4 << 30, 40

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from pipecompile.partitioners import partition as partition
     from pipecompile.pipeline import Pipeline as Pipeline
     from pipecompile.plan import Plan as Plan
+    from pipecompile.recomputing import is_recomputing as is_recomputing
+    from pipecompile.schedules import auto_schedule as auto_schedule
     from pipecompile.schedules import build_schedule as build_schedule
+    from pipecompile.schedules import register_schedule as register_schedule
+    from pipecompile.simulation.advice import Advice as Advice
+    from pipecompile.simulation.advice import advise as advise
     from pipecompile.simulator import simulate as simulate
     from pipecompile.timeline import Timeline as Timeline
     from pipecompile.tracing import trace as trace
@@ -58,7 +63,9 @@ _HOMES = {
     "partitioners": ("Partition", "Problem", "partition"),
     "pipeline": ("Pipeline",),
     "plan": ("Plan",),
-    "schedules": ("build_schedule",),
+    "recomputing": ("is_recomputing",),
+    "schedules": ("auto_schedule", "build_schedule", "register_schedule"),
+    "simulation.advice": ("Advice", "advise"),
     "simulator": ("simulate",),
     "timeline": ("Timeline",),
     "tracing": ("trace",),

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from pipecompile.carrying import Cut, carried
 from pipecompile.checks.plan import verify_plan
-from pipecompile.errors import InputError, PlanError
+from pipecompile.errors import InputError, PlanError, ScheduleError
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
 from pipecompile.options import Options
 from pipecompile.passes import lower
@@ -22,6 +22,7 @@ from pipecompile.runtime.interpreter import Cell
 from pipecompile.runtime.microbatch import MiniBatch
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
+from pipecompile.scheduling import schedule_of
 from pipecompile.stages import Stage, routes, split
 from pipecompile.tracing.fakes.symbols import Guard
 from pipecompile.tracing.inputs.flat import FlatInputs
@@ -75,6 +76,7 @@ class Build:
     calls: int = 0
     divided: bool = False
     _executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
+    _schedules: dict[int, Schedule] = field(default_factory=dict)
 
     @classmethod
     def make(
@@ -126,6 +128,7 @@ class Build:
         """Other options: programs are made anew when they are asked for."""
         self.options = options
         self._executables.clear()
+        self._schedules.clear()
 
     def require_loss(self, with_target: bool) -> None:
         """Raise InputError when a step would have nothing to start its backward from."""
@@ -151,13 +154,28 @@ class Build:
         self._executables[key] = executable
         return executable
 
+    def schedule(self, n_microbatches: int) -> Schedule:
+        """The order of actions of a step. Raises ScheduleError when it wants stages elsewhere than their parameters are."""
+        if n_microbatches not in self._schedules:
+            plan = self.plan
+            made = schedule_of(self.options, plan.stages, self.routes, plan.placement, n_microbatches)
+            if tuple(self.options.devices[device] for device in made.placement) != self.stage_devices:
+                raise ScheduleError(
+                    f"schedule {made.name!r} puts stages on devices {made.placement}",
+                    why=f"the plan has them on {plan.placement}, and their parameters are there",
+                    hint="compile with this schedule, without the plan",
+                )
+            self._schedules[n_microbatches] = made
+        return self._schedules[n_microbatches]
+
     def _new_step(self, n_microbatches: int, with_target: bool) -> Executable:
         ways = step_routes(self.routes, len(self.stages), with_target)
-        program = lower(self.options.schedule_for(n_microbatches), ways)
+        program = lower(self.schedule(n_microbatches), ways)
         return self._executable(program, loss_cells(self.stages, ways, self.outputs, self.options.loss_fn))
 
     def _new_call(self, n_microbatches: int, with_backward: bool) -> Executable:
-        program = lower(breadth_first(self.plan.placement, n_microbatches, with_backward), self.routes)
+        order = breadth_first(self.plan.placement, n_microbatches, with_backward)
+        program = lower(order, self.routes, checkpoint=self.options.checkpoint if with_backward else "never")
         return self._executable(program, plain_cells(self.stages))
 
     def _executable(self, program: Program, cells: Sequence[Cell]) -> Executable:

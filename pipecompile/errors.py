@@ -86,12 +86,14 @@ class ScheduleError(PipecompileError):
 
 
 class VerifyError(PipecompileError):
-    """Something at one level is not legal. `faults` lists everything that was found wrong."""
+    """Something at one level is not legal. `faults` lists everything that was found wrong, `picture` shows where."""
 
-    def __init__(self, subject: str, faults: Sequence[str]) -> None:
+    def __init__(self, subject: str, faults: Sequence[str], picture: str = "") -> None:
         self.subject, self.faults = subject, tuple(faults)
         count = f"{len(self.faults)} fault" + "s" * (len(self.faults) != 1)
-        super().__init__("\n".join([f"{subject} is not legal: {count}", *(f"  - {fault}" for fault in self.faults)]))
+        drawn = [f"  {line}" for line in picture.splitlines()]
+        listed = [f"  - {fault}" for fault in self.faults]
+        super().__init__("\n".join([f"{subject} is not legal: {count}", *listed, *drawn]))
 
 
 class RunError(PipecompileError):

@@ -40,13 +40,13 @@ class Links:
             return cls(1.0 / bandwidth, spec.link_latency)
         return cls(0.0, 0.0) if len(set(devices)) == 1 else cls(1.0 / spec.link_bandwidth, spec.link_latency)
 
-    def seconds(self, routes: Sequence[Route], placement: Sequence[int]) -> dict[str, float]:
-        """What each route costs its slowest link, one way, for the simulator."""
+    def seconds(self, routes: Sequence[Route], placement: Sequence[int] | None) -> dict[str, float]:
+        """What each route costs its slowest link, one way, for the simulator; the fastest there is, without a placement."""
         return {route.value: self._worst(route, placement) for route in routes}
 
-    def _worst(self, route: Route, placement: Sequence[int]) -> float:
+    def _worst(self, route: Route, placement: Sequence[int] | None) -> float:
         once = self.latency + route.nbytes * self.seconds_per_byte
-        if self.factors is None or route.source == HOST:
+        if self.factors is None or placement is None or route.source == HOST:
             return once
         ends = [placement[end] for end in route.consumers if end != HOST]
         return once * max((self.factors[placement[route.source]][end] for end in ends), default=0.0)

@@ -16,12 +16,13 @@ from pipecompile.costs.given import Given
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Schedule
 from pipecompile.links import Bandwidth, Links
+from pipecompile.passes.recompute import Checkpoint, insert_recompute
 from pipecompile.plan import Plan
-from pipecompile.schedules import build_schedule
+from pipecompile.schedules import CATALOGUE, Builder, build_schedule
 from pipecompile.steering import Steering
 from pipecompile.tracing.inputs.batch_dims import BatchDims
 
-__all__ = ["Options", "resolve_devices"]
+__all__ = ["Options", "default_devices", "resolve_devices"]
 
 _CHOICES = {
     "partitioner": ("auto", "dp", "ilp"),
@@ -39,7 +40,7 @@ class Options:
     n_stages: int
     n_microbatches: int | None
     batch_dims: BatchDims
-    schedule: str | Schedule
+    schedule: str | Schedule | Builder
     devices: tuple[torch.device, ...]
     loss_fn: Callable[..., Any] | None
     loss_reduction: str
@@ -51,6 +52,8 @@ class Options:
     time_limit: float
     cache_size: int
     tied: str = "auto"
+    checkpoint: Checkpoint = "never"
+    restored: int = 1
     steering: Steering = field(default_factory=Steering)
     costs: Given | None = None
     optimizer_state: int = 0
@@ -73,9 +76,8 @@ class Options:
         self._check_machine()
         self._check_plan()
         schedule = self.schedule_for(self.n_microbatches or 1, custom=False)
-        if schedule is self.schedule:
+        if self.schedule is schedule or isinstance(self.schedule, Schedule):
             verify(schedule)
-        _check_trains(schedule)
 
     def _check_machine(self) -> None:
         for name, values in (("memory_limit", self.memory_limit), ("speeds", self.speeds)):
@@ -100,6 +102,11 @@ class Options:
         return Links.of(self.devices, self.bandwidth)
 
     @property
+    def devices_differ(self) -> bool:
+        """Does it matter which device a stage is on, to the cut?"""
+        return self.speeds is not None or self.memory_limit is not None or self.links.factors is not None
+
+    @property
     def default_microbatches(self) -> int:
         """As asked for, as the schedule given has, or twice the number of devices."""
         if isinstance(self.schedule, Schedule):
@@ -107,9 +114,21 @@ class Options:
         return self.n_microbatches or 2 * len(self.devices)
 
     def schedule_for(self, n_microbatches: int, *, custom: bool = True) -> Schedule:
-        """The schedule for so many micro-batches. Raises ScheduleError when a schedule given as such has another number."""
+        """The schedule for so many micro-batches, with what is recomputed. "auto" is searched for once there are costs; until
+        then it is the one that its stages would run in order. Raises ScheduleError when a schedule given as such has
+        another number of micro-batches.
+        """
+        return insert_recompute(self._plain(n_microbatches, custom=custom), self.checkpoint)
+
+    @property
+    def trains(self) -> bool:
+        """Has the schedule a backward?"""
+        rows = self.schedule_for(self.n_microbatches or 1, custom=False).rows
+        return any(action.kind is not Kind.FORWARD for row in rows for action in row)
+
+    def _plain(self, n_microbatches: int, *, custom: bool) -> Schedule:
         if not isinstance(self.schedule, Schedule):
-            return self._built(self.schedule, n_microbatches)
+            return self._built("interleaved" if self.schedule == "auto" else self.schedule, n_microbatches)
         counts = self.schedule.n_stages, self.schedule.n_devices
         if counts != (self.n_stages, len(self.devices)):
             raise ScheduleError(
@@ -122,13 +141,14 @@ class Options:
             )
         return self.schedule
 
-    def _built(self, name: str, n_microbatches: int) -> Schedule:
+    def _built(self, name: str | Builder, n_microbatches: int) -> Schedule:
         try:
             return build_schedule(name, self.n_stages, n_microbatches, n_devices=len(self.devices))
         except ScheduleError as error:
-            if len(self.devices) == self.n_stages:
+            wanted = default_devices(name, self.n_stages)
+            if len(self.devices) == wanted:
                 raise
-            hint = f"devices= with {self.n_stages} entries, one per stage; repeats are allowed"
+            hint = f"devices= with {wanted} entries, one per pipeline device; repeats are allowed"
             raise ScheduleError(error.what, why=error.why, hint=hint) from None
 
     @cached_property
@@ -143,35 +163,35 @@ class Options:
         return False
 
 
-def _check_trains(schedule: Schedule) -> None:
-    kinds = {action.kind for row in schedule.rows for action in row}
-    if kinds & {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}:
-        why = "only full backwards (B) are run so far"
-        raise ScheduleError(f"schedule {schedule.name!r} splits the backward into I and W", why=why)
-    if Kind.BACKWARD not in kinds:
-        hint = "gpipe or 1f1b; pipe(x) under no_grad runs forwards alone"
-        raise ScheduleError(f"schedule {schedule.name!r} has no backward", hint=hint)
-
-
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{name} is {value!r}; it must be a whole number, at least 1")
 
 
-def resolve_devices(devices: Sequence[str | torch.device] | None, n_stages: int) -> tuple[torch.device, ...]:
+def default_devices(schedule: str | Schedule | Builder, n_stages: int) -> int:
+    """How many pipeline devices there are when nobody says: one per stage, or as the schedule has them."""
+    if isinstance(schedule, Schedule):
+        return schedule.n_devices
+    entry = CATALOGUE.get(schedule) if isinstance(schedule, str) else None
+    return n_stages if entry is None else entry.devices(n_stages)
+
+
+def resolve_devices(
+    devices: Sequence[str | torch.device] | None, n_stages: int, schedule: str | Schedule | Builder = "1f1b"
+) -> tuple[torch.device, ...]:
     """One device per pipeline device. None: the GPUs there are, neighbouring stages sharing one if they are few, else CPU.
 
     Raises InputError for a device that does not exist.
     """
     _check_count("n_stages", n_stages)
     if devices is None:
-        gpus = min(torch.cuda.device_count(), n_stages)
-        return tuple(
-            torch.device("cuda", i * gpus // n_stages) if gpus else torch.device("cpu") for i in range(n_stages)
-        )
+        count = default_devices(schedule, n_stages)
+        gpus = min(torch.cuda.device_count(), count)
+        return tuple(torch.device("cuda", i * gpus // count) if gpus else torch.device("cpu") for i in range(count))
     if isinstance(devices, (str, torch.device)) or not devices:
         raise InputError(
-            f"devices={devices!r} is not a list of devices", hint=f'one entry per stage, such as ["cpu"] * {n_stages}'
+            f"devices={devices!r} is not a list of devices",
+            hint=f'one entry per pipeline device, such as ["cpu"] * {default_devices(schedule, n_stages)}',
         )
     return tuple(map(_device, devices))
 
@@ -191,6 +211,13 @@ def _device(given: str | torch.device) -> torch.device:
         there = ", ".join(["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))])
         raise InputError(f"there is no device {given!s} here", why=f"the devices here are {there}")
     return torch.device(device.type, index)
+
+
+def load_schedule(schedule: str | Path | Schedule | Builder) -> str | Schedule | Builder:
+    """A schedule, the name or the builder of one, as given; or read from its file, a path or what ends with .csv. Raises ScheduleError."""
+    if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith(".csv")):
+        return Schedule.load(schedule)
+    return schedule
 
 
 def load_plan(plan: Plan | str | Path | None) -> Plan | None:

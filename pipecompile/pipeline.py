@@ -13,9 +13,9 @@ from torch import fx, nn
 
 from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
-from pipecompile.options import Options
+from pipecompile.looking import dump_all, step_costs, write_report
+from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
-from pipecompile.passes import lower
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.dispatch import Crew, choose
@@ -24,11 +24,12 @@ from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.frame import Frame, Spans
 from pipecompile.runtime.gradients import return_input_gradients
 from pipecompile.runtime.microbatch import loss_weights, scatter_tree
-from pipecompile.show import dump, render, stage_table
+from pipecompile.schedules import Builder
+from pipecompile.show import pipeline_html, render, stage_table
 from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
-from pipecompile.timeline import COMPUTE, Span, Timeline
+from pipecompile.timeline import Timeline
 from pipecompile.tracing.inputs.flat import FlatInputs, flatten
 
 __all__ = ["Pipeline"]
@@ -70,12 +71,12 @@ class Pipeline(StandIn):
         return build.outputs.whole(made, batch.sizes)
 
     def step(self, *args: Any, target: Any = None, **kwargs: Any) -> torch.Tensor:
-        """Forward and backward of all micro-batches under the schedule; gradients are added to `.grad`.
+        """Forward and backward of all micro-batches under the schedule; gradients are added to `.grad`, if it has a backward.
 
         Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size (or their sum).
         """
-        inputs = self.flat(args, kwargs)
-        with torch.enable_grad():
+        inputs, trains = self.flat(args, kwargs), self.options.trains
+        with torch.set_grad_enabled(trains):
             build, batch = self.builds.find(inputs)
         parts = batch.sizes
         build.require_loss(target is not None)
@@ -85,7 +86,7 @@ class Pipeline(StandIn):
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
         weights, arrivals[LOSS, True] = loss_weights(parts, mean=self.options.loss_reduction == "mean")
-        with torch.enable_grad():
+        with torch.set_grad_enabled(trains):
             frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
         losses = torch.stack(frame.departures[LOSS, False]).detach()
         return_input_gradients(build.inputs, batch, frame)
@@ -106,13 +107,15 @@ class Pipeline(StandIn):
         seconds = sorted(end - start for _, _, start, end in spans)
         self._dispatch = choose(seconds[len(seconds) // 2], self.options.devices)
 
-    def reschedule(self, schedule: str | Schedule | None = None, n_microbatches: int | None = None) -> Pipeline:
+    def reschedule(
+        self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
+    ) -> Pipeline:
         """Go on with another schedule or number of micro-batches; what is not given stays as it is.
 
         The recording, the cut and the parameters stay. The plan's times and bytes stay those of the micro-batch size it
         was made for. Raises ScheduleError or InputError.
         """
-        schedule = self.options.schedule if schedule is None else schedule
+        schedule = self.options.schedule if schedule is None else load_schedule(schedule)
         count = self.options.n_microbatches if n_microbatches is None else n_microbatches
         self.options = replace(self.options, schedule=schedule, n_microbatches=count)
         self.builds.reschedule(self.options)
@@ -144,7 +147,7 @@ class Pipeline(StandIn):
     @property
     def schedule(self) -> Schedule:
         """The order of actions of the last step, or of the next one."""
-        return self.options.schedule_for(self.program.n_microbatches)
+        return self.builds.latest.schedule(self.program.n_microbatches)
 
     @property
     def program(self) -> Program:
@@ -167,38 +170,27 @@ class Pipeline(StandIn):
     @property
     def measured(self) -> Timeline | None:
         """The timeline of the last step as it ran, in seconds; None before the first."""
-        return None if self._last is None else _timeline(self._last[1], len(self.devices))
+        return None if self._last is None else Timeline.measured(self._last[1], len(self.devices))
 
     def simulate(self) -> Timeline:
         """Predict a step from the costs in the plan."""
-        plan = self.plan
-        return simulate(
-            self.program,
-            forward=[stage.forward for stage in plan.stages],
-            input_grad=[stage.backward / 2 for stage in plan.stages],
-            weight_grad=[stage.backward / 2 for stage in plan.stages],
-            transfer=self.options.links.seconds(self.program.routes, plan.placement),
-            saved_bytes=[stage.saved_bytes for stage in plan.stages],
-        )
+        return simulate(self.program, **step_costs(self))
 
     def dump(self, directory: str | Path) -> list[Path]:
         """Write everything there is to look at, and return the paths.
 
         plan.json, schedule.csv, program.txt, passes.txt (what each pass changed), timeline.json (for Perfetto),
-        timeline.svg, graph.py and graph.dot.
+        timeline.svg, graph.py, graph.dot and report.html.
         """
-        changes: list[str] = []
-        lower(self.schedule, self.program.routes, dump=changes.append)
-        return dump(
-            directory,
-            plan=self.plan,
-            graph=self.graph,
-            schedule=self.schedule,
-            program=self.program,
-            predicted=self.simulate(),
-            measured=self.measured,
-            passes="\n".join(changes),
-        )
+        return dump_all(self, directory)
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write one page to look at and to pass on; it needs no network.
+
+        The table of stages, predicted and measured timelines with memory (zoom, hover), the cut with its skips, what to
+        improve first, and what other numbers of devices and micro-batches and other schedules would take.
+        """
+        return write_report(self, path)
 
     def explain(self) -> Recordings:
         """The recordings that are kept: inputs, mode, guards, nodes, seconds to trace, calls; hits and evictions."""
@@ -206,6 +198,9 @@ class Pipeline(StandIn):
 
     def __str__(self) -> str:
         return render(stage_table(self.plan, self.simulate().bubble)) if self.builds else repr(self)
+
+    def _repr_html_(self) -> str:
+        return pipeline_html(self.plan, self.simulate()) if self.builds else f"<code>{self!r}</code>"
 
     def __repr__(self) -> str:
         state = "compiled" if self.builds else "compiles at the first call"
@@ -220,9 +215,3 @@ class Pipeline(StandIn):
 
 def _tensors(inputs: FlatInputs) -> list[torch.Tensor]:
     return [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _timeline(spans: Spans, n_devices: int) -> Timeline:
-    origin = min((start for _, _, start, _ in spans), default=0.0)
-    bars = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in spans)
-    return Timeline(n_devices, bars)

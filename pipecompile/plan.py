@@ -90,6 +90,12 @@ class Plan:
             raise PlanError(f"the plan has format {plan.format!r}, this version reads {FORMAT!r}", where=where)
         return plan
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from pipecompile.show.notebook import plan_html
+
+        return plan_html(self)
+
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.to_json())
 

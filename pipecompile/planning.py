@@ -23,6 +23,7 @@ from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.passes.follow_device import follow_device
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.runtime.transport import to_device
+from pipecompile.scheduling import searched
 from pipecompile.show.progress import working
 from pipecompile.stages import routes
 from pipecompile.tracing.writing.spelling import said
@@ -61,8 +62,7 @@ def _problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Opti
         in_flight=_in_flight(options, n_microbatches),
         optimizer_state=options.optimizer_state,
     )
-    differ = options.speeds is not None or links.factors is not None or options.memory_limit is not None
-    shared = differ and placement != tuple(range(options.n_stages))
+    shared = options.devices_differ and placement != tuple(range(options.n_stages))
     return replace(problem, speed=options.speeds, links=links.factors, placement=placement if shared else None)
 
 
@@ -111,13 +111,19 @@ def _check_bearable(graph: fx.GraphModule, n_stages: int) -> None:
         )
 
 
+_KEPT = {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}
+
+
 def _in_flight(options: Options, n_microbatches: int) -> list[float]:
-    """Micro-batches in flight on each stage under the schedule: the most F without their B (or W) that a row reaches."""
+    """Micro-batches in flight on each stage under the schedule: the most F (or R) without their B (or W) that a row reaches."""
     schedule = options.schedule_for(n_microbatches, custom=False)
+    again = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
     now, peak = [0] * options.n_stages, [1] * options.n_stages
     for row in schedule.rows:
         for action in row:
-            now[action.stage] += {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}.get(action.kind, 0)
+            if action.kind is Kind.FORWARD and (action.stage, action.microbatch) in again:
+                continue
+            now[action.stage] += _KEPT.get(action.kind, 0)
             peak[action.stage] = max(peak[action.stage], now[action.stage])
     return [float(count) for count in peak]
 
@@ -140,19 +146,18 @@ def _plan(
     rows = stage_loads(_each_alone(problem), found.stage_of, options.n_stages)
     forced = options.steering.marks(graph, found.stage_of, options.n_stages)
     speeds = options.speeds or (1.0,) * len(options.devices)
-    names = tuple(str(options.devices[device]) for device in placement)
     ways = routes(graph, found.stage_of, n_microbatches)
     members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
     for node in compute_nodes(graph):
         members[found.stage_of[node.name]].append(node)
     stages = tuple(
-        replace(
-            _summary(graph, s, nodes, names[s], costs, ways, speeds[placement[s]]),
-            memory=rows[s].memory,
-            forced=forced[s],
-        )
+        replace(_summary(graph, s, nodes, costs, ways, speeds[placement[s]]), memory=rows[s].memory, forced=forced[s])
         for s, nodes in enumerate(members)
     )
+    if options.schedule == "auto" and not options.devices_differ:
+        placement = searched(options, stages, ways, n_microbatches).placement
+    names = [str(options.devices[device]) for device in placement]
+    stages = tuple(replace(stage, device=name) for stage, name in zip(stages, names, strict=True))
     return Plan(
         fingerprint=fingerprint(lines),
         n_stages=options.n_stages,
@@ -180,7 +185,6 @@ def _summary(
     graph: fx.GraphModule,
     stage: int,
     nodes: Sequence[fx.Node],
-    device: str,
     costs: Mapping[str, NodeCost],
     ways: Sequence[Route],
     speed: float,
@@ -191,7 +195,7 @@ def _summary(
     mine = [costs[node.name] for node in nodes]
     return StageSummary(
         stage=stage,
-        device=device,
+        device="",
         first=_label(nodes[0]) if nodes else "",
         last=_label(nodes[-1]) if nodes else "",
         nodes=len(nodes),

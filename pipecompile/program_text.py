@@ -1,9 +1,11 @@
-"""Read a program from its text: `parse_program(str(program)) == program`. The grammar of an instruction is in `ir.py`.
+"""Read a program from its text: `parse_program(str(program)) == program`. The grammar of an instruction is in `ir`.
 
     program: 2 stages on devices 0 1, 4 micro-batches
     route x: host -> 0, 64 bytes
     route v0: 0 -> 1 host, 4096 bytes, gradient
+    tie embedding: 0 1, 1024 bytes
     device 0
+      BROADCAST embedding
       RECV x#0[0] from host
       0F0 x#0[0] -> v0#0[0] @0#0[0]
       SEND v0#0[0] to 1
@@ -16,16 +18,18 @@ from __future__ import annotations
 import re
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import HOST, Action, Instruction, Op, Operand, Program, Route, Value
+from pipecompile.ir import HOST, Action, Instruction, Op, Operand, Program, Route, Tie, Value
 
-__all__ = ["parse_instruction", "parse_program", "parse_route"]
+__all__ = ["parse_instruction", "parse_program", "parse_route", "parse_tie"]
 
 _NUMBER = "[0-9]{1,9}"
 _HEADER = re.compile(rf"program: ({_NUMBER}) stages on devices((?: {_NUMBER})*), ({_NUMBER}) micro-batches")
 _ROUTE = re.compile(rf"route (\S+): (host|{_NUMBER}) ->((?: (?:host|{_NUMBER}))*), (\S+) bytes(, gradient)?")
+_TIE = re.compile(rf"tie (\S+):((?: {_NUMBER})*), (\S+) bytes")
 _OPERAND = re.compile(rf"([^\s#'\[\]]+)(?:'(host|{_NUMBER}))?#({_NUMBER})(?:\[({_NUMBER})\])?")
 _SEND, _RECV = (re.compile(rf"{op} (\S+) {word} (host|{_NUMBER})") for op, word in (("SEND", "to"), ("RECV", "from")))
 _FREE = re.compile(r"FREE (\S+)")
+_COLLECTIVE = re.compile(r"(BROADCAST|REDUCE) (\S+)")
 _COMPUTE = re.compile(r"(\S+)((?: \S+)*) ->((?: \S+)*)")
 
 
@@ -34,16 +38,19 @@ def parse_program(text: str) -> Program:
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     header: re.Match[str] | None = None
     routes: list[Route] = []
+    ties: list[Tie] = []
     rows: list[list[Instruction]] = []
     for number, line in lines:
         try:
             if header is None:
                 header = _match(_HEADER, line, "program: 2 stages on devices 0 1, 4 micro-batches")
-            elif not rows and line.startswith("route "):
+            elif not rows and not ties and line.startswith("route "):
                 routes.append(parse_route(line))
+            elif not rows and line.startswith("tie "):
+                ties.append(parse_tie(line))
             elif line == f"device {len(rows)}":
                 rows.append([])
-            elif rows and not line.startswith(("device ", "route ")):
+            elif rows and not line.startswith(("device ", "route ", "tie ")):
                 rows[-1].append(parse_instruction(line))
             else:
                 raise ScheduleError(f"{line!r} is out of place", why=f"'device {len(rows)}' is the next to begin")
@@ -52,17 +59,20 @@ def parse_program(text: str) -> Program:
     if header is None:
         raise ScheduleError("the text holds no program", why="its first line must be 'program: ...'")
     placement = tuple(map(int, header[2].split()))
-    return Program(int(header[1]), int(header[3]), placement, tuple(routes), tuple(map(tuple, rows)))
+    return Program(int(header[1]), int(header[3]), placement, tuple(routes), tuple(map(tuple, rows)), tuple(ties))
 
 
 def parse_route(line: str) -> Route:
     """The inverse of `str(route)`. Raises ScheduleError."""
     match = _match(_ROUTE, line, "route v0: 0 -> 1 host, 4096 bytes, gradient")
-    try:
-        nbytes = float(match[4])
-    except ValueError:
-        raise ScheduleError(f"{match[4]!r} is not a number of bytes", why=f"read in {line!r}") from None
-    return Route(match[1], _end(match[2]), tuple(map(_end, match[3].split())), nbytes, match[5] is not None)
+    consumers = tuple(map(_end, match[3].split()))
+    return Route(match[1], _end(match[2]), consumers, _bytes(match[4], line), match[5] is not None)
+
+
+def parse_tie(line: str) -> Tie:
+    """The inverse of `str(tie)`. Raises ScheduleError."""
+    match = _match(_TIE, line, "tie embedding: 0 3, 4096 bytes")
+    return Tie(match[1], tuple(map(int, match[2].split())), _bytes(match[3], line))
 
 
 def parse_instruction(line: str) -> Instruction:
@@ -75,6 +85,9 @@ def parse_instruction(line: str) -> Instruction:
         return Instruction(Op.RECV, writes=(_operand(match[1]),), peer=_end(match[2]))
     if line.startswith("FREE "):
         return Instruction(Op.FREE, reads=(_operand(_match(_FREE, line, "FREE v0#0")[1]),))
+    if line.startswith(("BROADCAST ", "REDUCE ")):
+        match = _match(_COLLECTIVE, line, "REDUCE embedding")
+        return Instruction(Op(match[1]), tie=match[2])
     match = _match(_COMPUTE, line, "1F0 v0#0 -> v1#0 @1#0")
     reads, writes = (tuple(map(_operand, side.split())) for side in match.group(2, 3))
     return Instruction(Op.COMPUTE, reads, writes, Action.parse(match[1]))
@@ -84,6 +97,13 @@ def _operand(text: str) -> Operand:
     match = _match(_OPERAND, text, "v0#0, v0'1#0, or with a slot v0#0[1]")
     consumer = None if match[2] is None else _end(match[2])
     return Operand(Value(match[1], int(match[3]), consumer), None if match[4] is None else int(match[4]))
+
+
+def _bytes(text: str, line: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ScheduleError(f"{text!r} is not a number of bytes", why=f"read in {line!r}") from None
 
 
 def _end(text: str) -> int:

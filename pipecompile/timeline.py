@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["Span", "Timeline"]
@@ -25,13 +27,22 @@ class Timeline:
     """Spans in seconds (or in the unit of the costs given), and per device a memory curve of (time, bytes) steps.
 
     `peak_in_flight[d]` is the largest number of micro-batches whose forward ran on device d and whose backward had not,
-    a stage counting 1/(number of stages on d).
+    a stage counting 1/(number of stages on d). `critical_path` is a chain of spans, each waiting for the one before, that is
+    as long as the makespan; a measured timeline has none.
     """
 
     n_devices: int
     spans: tuple[Span, ...]
     memory: tuple[tuple[tuple[float, float], ...], ...] = ()
     peak_in_flight: tuple[float, ...] = ()
+    critical_path: tuple[Span, ...] = ()
+
+    @classmethod
+    def measured(cls, spans: Sequence[tuple[int, str, float, float]], n_devices: int) -> Timeline:
+        """What ran: (device, action, start, end) of compute instructions, in seconds of any clock."""
+        origin = min((start for _, _, start, _ in spans), default=0.0)
+        bars = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in spans)
+        return cls(n_devices, bars)
 
     def compute(self, device: int) -> list[Span]:
         """The device's compute spans in order of their start."""
@@ -43,10 +54,19 @@ class Timeline:
         return max((s.end for s in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
 
     @property
+    def spans_of_devices(self) -> tuple[float, ...]:
+        """Per device from its first compute's start to its last one's end; 0 for one that computes nothing."""
+        first, last = [math.inf] * self.n_devices, [-math.inf] * self.n_devices
+        for span in self.spans:
+            if span.track == COMPUTE:
+                first[span.device] = min(first[span.device], span.start)
+                last[span.device] = max(last[span.device], span.end)
+        return tuple(max(0.0, b - a) for a, b in zip(first, last, strict=True))
+
+    @property
     def span(self) -> float:
         """The longest first-start-to-last-end of any one device's compute ("zero bubble" papers report this)."""
-        rows = [row for row in map(self.compute, range(self.n_devices)) if row]
-        return max((row[-1].end - row[0].start for row in rows), default=0.0)
+        return max(self.spans_of_devices, default=0.0)
 
     @property
     def busy(self) -> float:
@@ -63,3 +83,9 @@ class Timeline:
     def peak_memory(self) -> tuple[float, ...]:
         """The highest point of each device's memory curve, bytes."""
         return tuple(max((size for _, size in curve), default=0.0) for curve in self.memory)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from pipecompile.show.notebook import timeline_html
+
+        return timeline_html(self)

@@ -1,52 +1,76 @@
 """Runs a program by brute force, with labels in place of tensors, and says what goes wrong first.
 
 Buffers hold the label of what was written last. A device is stepped until it waits; when none moves, it is over. It
-knows no pass and no verifier, only what each instruction means and what each action has to compute.
+knows no pass and no verifier, only what each instruction means, what each action has to compute, and how messages travel:
+"buffered" (a send never waits), "rendezvous" (a send waits until its receive is next), "fifo" (one queue per pair of devices).
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from itertools import product
 
-from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Value, saved
+from pipecompile.ir import (
+    HOST,
+    Action,
+    Instruction,
+    Kind,
+    Op,
+    Operand,
+    Program,
+    Tie,
+    Value,
+    recipe,
+    saved,
+    weight_saved,
+)
 
 Buffer = tuple[str, int | None, int | None]
+MODELS = ("buffered", "rendezvous", "fifo")
 
 
 class ExecutionError(Exception):
     """The program does not do what it should."""
 
 
-def execute(program: Program) -> None:
+def execute(program: Program, models: Sequence[str] = MODELS) -> None:
     """Return when the program computes the right thing and leaves nothing behind. Raises ExecutionError."""
-    try:
-        _Execution(program).run()
-    except (KeyError, IndexError) as error:
-        raise ExecutionError(f"no such thing: {error}") from error
+    for model in models:
+        try:
+            _Execution(program, model).run()
+        except (KeyError, IndexError) as error:
+            raise ExecutionError(f"no such thing: {error}") from error
 
 
 class _Execution:
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, model: str) -> None:
+        self.program, self.model = program, model
+        self.rows = [deque(row) for row in program.rows]
         self.buffers: list[dict[Buffer, Value]] = [{} for _ in program.rows]
-        self.mail: dict[tuple[Value, int, int], int] = Counter()
+        self.mail: dict[tuple[int, int], deque[Value]] = {}
         self.ran: Counter[Action] = Counter()
+        self.arrived: Counter[tuple[str, int]] = Counter()
+        self.waits_at: dict[int, str] = {}
         actions = [i.action for row in program.rows for i in row if i.action]
         self.trained = any(action.kind is not Kind.FORWARD for action in actions)
         self.split = {(a.stage, a.microbatch) for a in actions if a.kind is Kind.INPUT_GRAD}
+        self.again = {(a.stage, a.microbatch) for a in actions if a.kind is Kind.RECOMPUTE}
+        self.ties = {tie.name: tie for tie in program.ties if len(self.holders(tie)) > 1}
+
+    def holders(self, tie: Tie) -> set[int]:
+        return {self.program.placement[stage] for stage in tie.stages}
 
     def run(self) -> None:
-        rows = [deque(row) for row in self.program.rows]
         moved = True
         while moved:
             moved = False
-            for device, row in enumerate(rows):
+            for device, row in enumerate(self.rows):
                 while row and self.step(device, row[0]):
                     row.popleft()
                     moved = True
-        if any(rows):
-            raise ExecutionError("deadlock: " + ", ".join(str(row[0]) for row in rows if row))
+        if any(self.rows):
+            raise ExecutionError("deadlock: " + ", ".join(str(row[0]) for row in self.rows if row))
         self.check_end()
 
     def step(self, device: int, instruction: Instruction) -> bool:
@@ -55,24 +79,55 @@ class _Execution:
                 assert instruction.action is not None
                 self.compute(device, instruction, instruction.action)
             case Op.SEND:
-                assert instruction.peer is not None
-                value = self.read(device, instruction.reads[0])
-                if instruction.peer == device:
-                    raise ExecutionError("a device cannot send to itself")
-                self.mail[value, device, instruction.peer] += 1
+                return self.send(device, instruction)
             case Op.RECV:
-                assert instruction.peer is not None
-                key = instruction.writes[0].value, instruction.peer, device
-                if instruction.peer == HOST:
-                    self.check_host_gives(key[0])
-                elif not self.mail[key]:
-                    return False
-                else:
-                    self.mail[key] -= 1
-                self.write(device, instruction.writes[0])
+                return self.receive(device, instruction)
             case Op.FREE:
                 self.read(device, instruction.reads[0])
                 del self.buffers[device][_buffer(instruction.reads[0])]
+            case Op.BROADCAST | Op.REDUCE:
+                return self.exchange(device, instruction)
+        return True
+
+    def send(self, device: int, instruction: Instruction) -> bool:
+        peer = instruction.peer
+        assert peer is not None
+        value = self.read(device, instruction.reads[0])
+        if peer == device:
+            raise ExecutionError("a device cannot send to itself")
+        if self.model == "rendezvous" and peer != HOST:
+            row = self.rows[peer]
+            if not (row and row[0].op is Op.RECV and row[0].peer == device and row[0].writes[0].value == value):
+                return False
+        self.mail.setdefault((device, peer), deque()).append(value)
+        return True
+
+    def receive(self, device: int, instruction: Instruction) -> bool:
+        peer, value = instruction.peer, instruction.writes[0].value
+        assert peer is not None
+        if peer == HOST:
+            self.check_host_gives(value)
+        else:
+            mail = self.mail.setdefault((peer, device), deque())
+            if not mail if self.model == "fifo" else value not in mail:
+                return False
+            if self.model == "fifo" and mail[0] != value:
+                raise ExecutionError(f"device {device} takes {mail[0]} for {value}")
+            mail.remove(value)
+        self.write(device, instruction.writes[0])
+        return True
+
+    def exchange(self, device: int, instruction: Instruction) -> bool:
+        """All devices of the tie meet. Before its BROADCAST a parameter must not be used, after its REDUCE neither."""
+        tie, name = self.ties[instruction.tie or ""], str(instruction)
+        if device not in self.holders(tie):
+            raise ExecutionError(f"{name} on device {device}")
+        if self.waits_at.get(device) != name:
+            self.waits_at[device] = name
+            self.arrived[name, device] += 1
+        if any(not self.arrived[name, other] for other in self.holders(tie)):
+            return False
+        self.waits_at.pop(device)
         return True
 
     def read(self, device: int, operand: Operand) -> Value:
@@ -88,12 +143,16 @@ class _Execution:
         self.buffers[device][_buffer(operand)] = operand.value
 
     def compute(self, device: int, instruction: Instruction, action: Action) -> None:
-        if self.program.placement[action.stage] != device or action.microbatch not in range(
-            self.program.n_microbatches
-        ):
+        s, m = action.stage, action.microbatch
+        if self.program.placement[s] != device or m not in range(self.program.n_microbatches):
             raise ExecutionError(f"{action} on device {device}")
-        if action.kind is Kind.WEIGHT_GRAD and not self.ran[Action(action.stage, Kind.INPUT_GRAD, action.microbatch)]:
+        if action.kind is Kind.WEIGHT_GRAD and not self.ran[Action(s, Kind.INPUT_GRAD, m)]:
             raise ExecutionError(f"{action} before its I")
+        for name, tie in self.ties.items():
+            if s in tie.stages and not (
+                self.arrived[f"BROADCAST {name}", device] and not self.arrived[f"REDUCE {name}", device]
+            ):
+                raise ExecutionError(f"{action} uses {name} before it is there, or after it was reduced")
         self.ran[action] += 1
         found = sorted(str(self.read(device, operand)) for operand in instruction.reads)
         made = sorted(str(operand.value) for operand in instruction.writes)
@@ -104,20 +163,27 @@ class _Execution:
 
     def must_read(self, action: Action) -> list[Value]:
         s, m = action.stage, action.microbatch
+        inputs = [Value(r.value, m) for r in self.program.routes if s in r.consumers]
         if action.kind is Kind.FORWARD:
-            return [Value(r.value, m) for r in self.program.routes if s in r.consumers]
+            return inputs
+        if action.kind is Kind.RECOMPUTE:
+            return [*inputs, recipe(s, m)]
         if action.kind is Kind.WEIGHT_GRAD:
-            return [saved(s, m)]
+            return [weight_saved(s, m)]
         grads = [Value(r.value, m, c) for r in self.program.routes if r.gradient and r.source == s for c in r.consumers]
         return [saved(s, m), *grads]
 
     def must_write(self, action: Action) -> list[Value]:
         s, m = action.stage, action.microbatch
         if action.kind is Kind.FORWARD:
-            return [Value(r.value, m) for r in self.program.routes if r.source == s] + [saved(s, m)] * self.trained
+            kept = [recipe(s, m) if (s, m) in self.again else saved(s, m)] * self.trained
+            return [Value(r.value, m) for r in self.program.routes if r.source == s] + kept
+        if action.kind is Kind.RECOMPUTE:
+            return [saved(s, m)]
         if action.kind is Kind.WEIGHT_GRAD:
             return []
-        return [Value(r.value, m, s) for r in self.program.routes if r.gradient and s in r.consumers]
+        left = [weight_saved(s, m)] if action.kind is Kind.INPUT_GRAD else []
+        return [Value(r.value, m, s) for r in self.program.routes if r.gradient and s in r.consumers] + left
 
     def check_host_gives(self, value: Value) -> None:
         route = next((r for r in self.program.routes if r.value == value.name), None)
@@ -133,11 +199,19 @@ class _Execution:
         wanted = Counter(Action(s, Kind(letter), m) for s, m in cells for letter in self.letters(s, m))
         if wanted != self.ran:
             raise ExecutionError("not every action ran once")
-        if +Counter(self.mail) != Counter(self.for_host()):
+        arrived = Counter((value, *pair) for pair, values in self.mail.items() for value in values)
+        if arrived != Counter(self.for_host()):
             raise ExecutionError("the host does not have what it should, or a message was not received")
+        exchanges = ["BROADCAST", "REDUCE"] if self.trained else ["BROADCAST"]
+        held = [(name, device) for name, tie in self.ties.items() for device in self.holders(tie)]
+        if self.arrived != Counter((f"{word} {name}", device) for name, device in held for word in exchanges):
+            raise ExecutionError("a tied parameter is not exchanged once")
 
     def letters(self, stage: int, microbatch: int) -> str:
-        return "F" if not self.trained else "FIW" if (stage, microbatch) in self.split else "FB"
+        if not self.trained:
+            return "F"
+        cell = stage, microbatch
+        return "F" + "R" * (cell in self.again) + ("IW" if cell in self.split else "B")
 
     def for_host(self) -> list[tuple[Value, int, int]]:
         place, takes = self.program.placement, []

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Value
+from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Tie, Value
 from pipecompile.passes import lower
-from pipecompile.schedules import build_schedule
+from pipecompile.passes.early_recompute import advance_recompute
+from pipecompile.passes.recompute import insert_recompute
+from pipecompile.passes.split_backward import split_backward
+from pipecompile.schedules import CATALOGUE, build_schedule
+
+
+@st.composite
+def catalogue_schedules(draw: st.DrawFn, max_stages: int = 8, max_microbatches: int = 12) -> Schedule:
+    """Any builder's schedule, with several stages on a device where it can be."""
+    name = draw(st.sampled_from(list(CATALOGUE)))
+    chunks = CATALOGUE[name].chunks or draw(st.integers(1, 3))
+    n_devices = draw(st.integers(1, max(1, max_stages // chunks)))
+    return build_schedule(name, n_devices * chunks, draw(st.integers(1, max_microbatches)), n_devices=n_devices)
 
 
 @st.composite
 def schedules(draw: st.DrawFn, max_stages: int = 6, max_microbatches: int = 8) -> Schedule:
-    """Any builder's schedule, on fewer devices than stages where it can be, its backwards split at random."""
-    name = draw(st.sampled_from(["gpipe", "1f1b", "forward"]))
-    n_stages = draw(st.integers(1, max_stages))
-    dividing = [n for n in range(1, n_stages + 1) if n_stages % n == 0]
-    n_devices = n_stages if name == "1f1b" else draw(st.sampled_from(dividing))
-    schedule = build_schedule(name, n_stages, draw(st.integers(1, max_microbatches)), n_devices=n_devices)
-    return split_backward(schedule, draw(st.sampled_from([0, 1, 3, 100]))) if draw(st.booleans()) else schedule
-
-
-def split_backward(schedule: Schedule, delay: int) -> Schedule:
-    """Each B becomes I, and W as many actions later as `delay` says, or at the end."""
-    rows = []
-    for row in schedule.rows:
-        left: list[Action] = []
-        waiting: list[tuple[int, Action]] = []
-        for action in row:
-            backward = action.kind is Kind.BACKWARD
-            if backward:
-                waiting.append((len(left) + delay, Action(action.stage, Kind.WEIGHT_GRAD, action.microbatch)))
-            left.append(Action(action.stage, Kind.INPUT_GRAD, action.microbatch) if backward else action)
-            while waiting and waiting[0][0] < len(left):
-                left.append(waiting.pop(0)[1])
-        rows.append((*left, *(action for _, action in waiting)))
-    return Schedule(
-        schedule.n_stages, schedule.n_microbatches, schedule.placement, tuple(rows), f"{schedule.name} split"
-    )
+    """A schedule of the catalogue, its backwards split and its forwards recomputed at random."""
+    schedule = draw(catalogue_schedules(max_stages, max_microbatches))
+    if draw(st.booleans()):
+        schedule = split_backward(schedule, draw(st.sampled_from([0, 1, 3, 100])))
+    flags = draw(st.sampled_from(["never", "always", "except_last", None]))
+    if flags is None:
+        flags = draw(st.lists(st.booleans(), min_size=schedule.n_stages, max_size=schedule.n_stages))
+    schedule = insert_recompute(schedule, flags)
+    return advance_recompute(schedule, draw(st.integers(1, 3))) if draw(st.booleans()) else schedule
 
 
 @st.composite
@@ -53,10 +48,21 @@ def route_lists(draw: st.DrawFn, n_stages: int, max_size: int = 5) -> tuple[Rout
 
 
 @st.composite
+def tie_lists(draw: st.DrawFn, n_stages: int) -> tuple[Tie, ...]:
+    """Parameters that some stages share."""
+    if n_stages < 2:
+        return ()
+    shared = st.sets(st.integers(0, n_stages - 1), min_size=2).map(lambda stages: tuple(sorted(stages)))
+    found = draw(st.lists(shared, max_size=2))
+    return tuple(Tie(f"t{index}", stages, float(index)) for index, stages in enumerate(found))
+
+
+@st.composite
 def programs(draw: st.DrawFn, max_stages: int = 6, max_microbatches: int = 8) -> Program:
     """Lowered programs; they were verified after every pass."""
     schedule = draw(schedules(max_stages, max_microbatches))
-    return lower(schedule, draw(route_lists(schedule.n_stages)))
+    routes, ties = draw(route_lists(schedule.n_stages)), draw(tie_lists(schedule.n_stages))
+    return lower(schedule, routes, ties=ties, receive_ahead=draw(st.sampled_from([0, 0, 1, 2, 99])))
 
 
 _ENDS = st.just(HOST) | st.integers(0, 99)
@@ -71,10 +77,13 @@ _INSTRUCTIONS = (
     | st.builds(Instruction, st.just(Op.SEND), _ONE, st.just(()), st.none(), _ENDS)
     | st.builds(Instruction, st.just(Op.RECV), st.just(()), _ONE, st.none(), _ENDS)
     | st.builds(Instruction, st.just(Op.FREE), _ONE)
+    | st.builds(Instruction, st.sampled_from([Op.BROADCAST, Op.REDUCE]), tie=_NAMES)
 )
 _ROUTES = st.builds(
     Route, _NAMES, _ENDS, st.lists(_ENDS, max_size=3).map(tuple), st.floats(0, allow_infinity=False), st.booleans()
 )
+
+_TIES = st.builds(Tie, _NAMES, st.lists(st.integers(0, 99), max_size=3).map(tuple), st.floats(0, allow_infinity=False))
 
 
 def wild_programs() -> st.SearchStrategy[Program]:
@@ -82,4 +91,5 @@ def wild_programs() -> st.SearchStrategy[Program]:
     rows = st.lists(st.lists(_INSTRUCTIONS, max_size=4).map(tuple), max_size=3).map(tuple)
     placement = st.lists(st.integers(0, 9), max_size=3).map(tuple)
     counts = st.integers(0, 99)
-    return st.builds(Program, counts, counts, placement, st.lists(_ROUTES, max_size=3).map(tuple), rows)
+    routes, ties = (st.lists(each, max_size=3).map(tuple) for each in (_ROUTES, _TIES))
+    return st.builds(Program, counts, counts, placement, routes, rows, ties)

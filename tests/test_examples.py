@@ -17,6 +17,7 @@ FILES = {
     "passes.txt",
     "plan.json",
     "program.txt",
+    "report.html",
     "schedule.csv",
     "timeline.json",
     "timeline.svg",

@@ -1,21 +1,33 @@
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from program_strategies import schedules
 
-from pipecompile.checks import verify
-from pipecompile.errors import ScheduleError, VerifyError
-from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Route, Schedule, Value, chain, saved
+from pipecompile.errors import ScheduleError
+from pipecompile.ir import (
+    HOST,
+    Action,
+    Instruction,
+    Kind,
+    Op,
+    Operand,
+    Route,
+    Schedule,
+    Tie,
+    Value,
+    chain,
+    part_of,
+    recipe,
+    saved,
+    weight_saved,
+)
 from pipecompile.schedules import build_schedule
-
-pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 
 @given(st.builds(Action, st.integers(0, 10**9 - 1), st.sampled_from(Kind), st.integers(0, 10**9 - 1)))
@@ -52,9 +64,19 @@ def test_a_device_without_actions_keeps_its_row() -> None:
     [
         ("0F0,0B0\n1F0,2F0garbage\n", "'2F0garbage' is not an action\n  where  row 1, column 1"),
         ("0F0,,2X0\n", "'2X0' is not an action\n  where  row 0, column 2"),
-        ("0F0,0REDUCE_GRAD\n", "row 0, column 1\n.*\n  try    keep compute actions only"),
-        ("", "the CSV holds no action"),
-        (",,\n\n", "the CSV holds no action"),
+        (
+            "0F0,x\n1Y0,1F0\n",
+            "'x' is not an action\n  where  row 0, column 1\n         row 1, column 0: '1Y0' is not an action",
+        ),
+        ("x,y,z,a,b,c,d,e,f,g,h\n", "row 0, column 8: 'f' is not an action\n         and 2 more\n  why "),
+        ("0F0,0REDUCE_GRADX\n", "'0REDUCE_GRADX' is not an action\n  where  row 0, column 1"),
+        ("0F0,0SEND_F\n", "'0SEND_F' is not an action"),
+        ("0F0,0UNSHARD0\n", "'0UNSHARD0' is not an action"),
+        ("0F0,(0F1;0B0)OVERLAP\n", "is not an action\n  where  row 0, column 1"),
+        ("0F0,(0F1;0B)OVERLAP_F_B\n", "'0B' is not an action\n  where  row 0, column 1"),
+        ("", "there is no action"),
+        (",,\n\n", "there is no action"),
+        ("0SEND_F0\n", "there is no action"),
         ("0F0\n1F0,0B0\n", "stage 0 is on device 0 and on device 1\n  where  row 1, action 0B0"),
         ("0F0,2F0\n", "no row holds an action of stage 1\n  why    stages 0 to 2 are expected"),
         ("1F0\n", "no row holds an action of stage 0"),
@@ -66,41 +88,24 @@ def test_what_cannot_be_read_is_named_with_its_place(text: str, message: str) ->
         Schedule.from_csv(text)
 
 
-def torch_order(cls_name: str, n_stages: int, n_microbatches: int) -> str:
-    """The CSV that torch's `_dump_csv` writes for one of its schedules, compute actions only."""
-    schedule = object.__new__(getattr(pipelining, cls_name))
-    schedule._num_stages, schedule._n_microbatches = n_stages, n_microbatches
-    order = schedule._get_pipeline_order()
-    text = io.StringIO()
-    writer = csv.writer(text)
-    for rank in sorted(order):
-        writer.writerow([action for action in order[rank] if action is None or action.is_compute_op])
-    return text.getvalue()
+def test_rows_may_be_written_by_hand() -> None:
+    rows = [["0F0", Action(0, Kind.BACKWARD, 0)], ["1F0", "1B0"]]
+    assert Schedule.from_rows(rows, "mine") == build_schedule("gpipe", 2, 1)
+    assert Schedule.from_rows(rows, "mine").name == "mine"
 
 
-@pytest.mark.parametrize(("n_stages", "n_microbatches"), [(1, 1), (2, 4), (4, 4), (4, 8), (8, 16)])
-def test_gpipe_as_torch_writes_it_is_ours(n_stages: int, n_microbatches: int) -> None:
-    text = torch_order("ScheduleGPipe", n_stages, n_microbatches)
-    assert Schedule.from_csv(text) == build_schedule("gpipe", n_stages, n_microbatches)
+def test_communication_in_a_file_is_left_out_and_what_overlaps_follows_each_other() -> None:
+    text = """\
+0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD
+1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1B1,1SEND_B1,1WAIT_SEND_B1
+"""
+    assert Schedule.from_csv(text).to_csv().splitlines() == ["0F0,0F1,0B0,0B1", "1F0,1F1,1B0,1B1"]
 
 
-@pytest.mark.parametrize(("n_stages", "n_microbatches"), [(2, 4), (4, 4), (4, 8), (8, 16)])
-def test_1f1b_as_torch_writes_it_is_ours_but_for_its_last_rank(n_stages: int, n_microbatches: int) -> None:
-    """torch 2.15 numbers the forwards of the last rank from 1: it loads, and is refused for F0, which is missing."""
-    theirs = Schedule.from_csv(torch_order("Schedule1F1B", n_stages, n_microbatches))
-    assert theirs.rows[:-1] == build_schedule("1f1b", n_stages, n_microbatches).rows[:-1]
-    with pytest.raises(VerifyError, match=f"stage {n_stages - 1} never runs F for micro-batch 0\n"):
-        verify(theirs)
-
-
-@given(schedules())
-def test_torch_reads_our_csv(schedule: Schedule) -> None:
-    rows = csv.reader(io.StringIO(schedule.to_csv()))
-    read = [[pipelining._Action.from_str(cell) for cell in row] for row in rows]
-    assert [[str(action) for action in row] for row in read] == [
-        [str(action) for action in row] for row in schedule.rows
-    ]
-    assert all(action.is_compute_op for row in read for action in row)
+def test_b_beside_w_is_the_input_gradient_in_files_that_know_no_i() -> None:
+    """torch up to 2.5 had F, B and W."""
+    assert Schedule.from_csv("0F0,0F1,0B0,0W0,0B1\n").to_csv() == "0F0,0F1,0I0,0W0,0B1\n"
+    assert Schedule.from_csv("0F0,0F1,0B0,0W0,0I1,0W1\n").to_csv() == "0F0,0F1,0B0,0W0,0I1,0W1\n"
 
 
 def test_how_values_and_instructions_are_written() -> None:
@@ -111,6 +116,20 @@ def test_how_values_and_instructions_are_written() -> None:
     assert str(Instruction(Op.SEND, (grad,), peer=2)) == "SEND h'host#3[1] to 2"
     assert str(Instruction(Op.RECV, (), (grad,), peer=HOST)) == "RECV h'host#3[1] from host"
     assert str(Instruction(Op.FREE, (grad,))) == "FREE h'host#3[1]"
+    assert str(Instruction(Op.REDUCE, tie="w")) == "REDUCE w"
+    assert str(Action(1, Kind.RECOMPUTE, 3)) == "1R3"
+    assert [str(make(1, 3)) for make in (saved, weight_saved, recipe)] == ["@1#3", "@1.w#3", "@1.r#3"]
+
+
+def test_what_i_leaves_for_w_is_part_of_what_was_saved() -> None:
+    assert part_of(weight_saved(1, 3)) == saved(1, 3)
+    assert [part_of(value) for value in (saved(1, 3), recipe(1, 3), Value("fc.w", 3))] == [None, None, None]
+
+
+def test_a_tie_lives_with_its_first_stage() -> None:
+    tie = Tie("w", (0, 3, 5), 8.0)
+    assert str(tie) == "tie w: 0 3 5, 8 bytes"
+    assert tie.devices((1, 0, 0, 1, 0, 2)) == (1, 2)
 
 
 def test_a_chain_hands_one_value_from_each_stage_to_the_next() -> None:
@@ -125,3 +144,12 @@ def test_data_survives_copying_and_pickling() -> None:
     for thing in (build_schedule("1f1b", 2, 2), Route("h", HOST, (0, HOST), 8.0), Operand(Value("h", 0, 1), 2)):
         assert copy.deepcopy(thing) == thing == pickle.loads(pickle.dumps(thing))
         assert hash(copy.deepcopy(thing)) == hash(thing)
+
+
+def test_a_schedule_is_a_file(tmp_path: Path) -> None:
+    schedule = build_schedule("zbv", 4, 3)
+    schedule.save(tmp_path / "mine.csv")
+    assert Schedule.load(tmp_path / "mine.csv") == schedule
+    assert Schedule.load(str(tmp_path / "mine.csv")).name == "mine"
+    with pytest.raises(ScheduleError, match=r"cannot be read\n  where  .*none\.csv"):
+        Schedule.load(tmp_path / "none.csv")

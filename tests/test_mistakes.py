@@ -156,10 +156,14 @@ def test_a_target_that_the_loss_needs() -> None:
     assert "step(x, target=...)" in told(pc.InputError, lambda: build().step(X))
 
 
-def test_schedules_that_do_not_train() -> None:
-    assert "no backward" in told(pc.ScheduleError, lambda: build(schedule="forward"))
-    split = pc.Schedule.from_csv("0F0,0I0,0W0\n1F0,1I0,1W0\n")
-    assert "I and W" in told(pc.ScheduleError, lambda: build(schedule=split))
+def test_checkpoint_that_is_none() -> None:
+    assert "'except_last'" in told(pc.ScheduleError, lambda: build(checkpoint="sometimes"))
+    assert "3 flags for 2 stages" in told(pc.ScheduleError, lambda: build(checkpoint=[True] * 3))
+
+
+def test_stages_that_a_schedule_cannot_deal_out() -> None:
+    text = told(pc.ScheduleError, lambda: build(n_stages=4, schedule="zbv", devices=["cpu"] * 4))
+    assert "devices= with 2 entries" in text
 
 
 def test_no_loss() -> None:

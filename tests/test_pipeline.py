@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -242,7 +243,7 @@ def test_nested_targets_are_taken_apart() -> None:
     torch.testing.assert_close(loss, whole.detach())
 
 
-def test_a_schedule_from_csv_runs() -> None:
+def test_a_schedule_from_csv_runs(tmp_path: Path) -> None:
     model, eager = pair()
     x, target = batch()
     text = "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1F1,1B0,1B1,1F2,1F3,1B2,1B3\n2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3\n"
@@ -251,6 +252,10 @@ def test_a_schedule_from_csv_runs() -> None:
     accumulate(eager, x, 4, F.cross_entropy, target)
     assert_same(model, eager)
     assert pipe.schedule.to_csv() == text
+    pipe.schedule.save(tmp_path / "mine.csv")
+    other = piped(pair()[0], schedule=str(tmp_path / "mine.csv"), example_args=(x,))
+    assert other.schedule == pipe.schedule
+    assert other.reschedule("gpipe").reschedule(tmp_path / "mine.csv").schedule == pipe.schedule
 
 
 def test_a_saved_plan_is_used_as_it_is(tmp_path: object) -> None:
@@ -312,7 +317,15 @@ def test_simulate_measure_and_dump(tmp_path: object) -> None:
     assert pipe.measured is not None
     assert [span.name for span in pipe.measured.compute(1)] == [str(action) for action in pipe.schedule.rows[1]]
     names = {path.name for path in pipe.dump(str(tmp_path))}
-    assert {"plan.json", "schedule.csv", "program.txt", "timeline.json", "timeline.svg", "graph.dot"} <= names
+    assert {
+        "plan.json",
+        "schedule.csv",
+        "program.txt",
+        "timeline.json",
+        "timeline.svg",
+        "graph.dot",
+        "report.html",
+    } <= names
     assert pc.Plan.load(f"{tmp_path}/plan.json") == pipe.plan
 
 

@@ -11,6 +11,7 @@ import pytest
 import pipecompile as pc
 
 EXPECTED = [
+    "Advice",
     "CostError",
     "Explanation",
     "InfeasibleError",
@@ -31,10 +32,14 @@ EXPECTED = [
     "Timeline",
     "TraceError",
     "VerifyError",
+    "advise",
+    "auto_schedule",
     "build_schedule",
     "compile",
     "explain",
+    "is_recomputing",
     "partition",
+    "register_schedule",
     "simulate",
     "trace",
     "verify",

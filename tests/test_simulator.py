@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from program_strategies import programs, split_backward
+from program_strategies import programs
 
 from pipecompile.errors import InputError, VerifyError
-from pipecompile.ir import HOST, Kind, Op, Program, Route, Schedule, Value
+from pipecompile.ir import HOST, Kind, Op, Program, Route, Schedule
 from pipecompile.passes import lower
+from pipecompile.passes.split_backward import split_backward
 from pipecompile.program_text import parse_program
 from pipecompile.schedules import build_schedule
 from pipecompile.simulator import simulate
@@ -73,6 +76,36 @@ def test_stages_on_one_device_pay_for_no_transfer() -> None:
     assert simulate(schedule, transfer=50).bubble == 0
 
 
+def test_a_transfer_takes_its_time_its_latency_and_its_bytes_over_the_bandwidth_of_the_pair() -> None:
+    routes = (Route("a", 0, (1, 2), 100.0),)
+    program = lower(build_schedule("forward", 3, 1), routes)
+    latency = {(a, b): 1.0 if b == 1 else 2.0 for a in range(3) for b in range(3) if a != b}
+    bandwidth = {pair: 50.0 if pair == (0, 1) else 10.0 for pair in latency}
+    timeline = simulate(program, transfer={"a": 0.5}, latency=latency, bandwidth=bandwidth)
+    copies = {span.track: (span.start, span.end) for span in timeline.spans if span.track != "compute"}
+    assert copies == {"to 1": (1.0, 1.0 + 0.5 + 1.0 + 2.0), "to 2": (1.0, 1.0 + 0.5 + 2.0 + 10.0)}
+
+
+#   stages 0, 1 on device 0 and 2, 3 on devices 1, 2: both values leave device 0; stage 3 gets one from device 1, too
+FAN = (Route("a", 0, (2,)), Route("b", 0, (3,)), Route("c", 2, (3,)))
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected"),
+    [
+        ("pair", [("to 1", "a#0", 1, 4), ("to 2", "b#0", 1, 4), ("to 2", "c#0", 5, 8)]),
+        ("device", [("to 1", "a#0", 1, 4), ("to 2", "b#0", 4, 7), ("to 2", "c#0", 7, 10)]),
+    ],
+)
+def test_copies_queue_for_the_way_between_two_devices_or_for_the_engines_of_both(
+    engines: str, expected: list[tuple[str, str, int, int]]
+) -> None:
+    schedule = Schedule.from_rows([["0F0", "1F0"], ["2F0"], ["3F0"]])
+    timeline = simulate(lower(schedule, FAN), transfer=3, engines=engines)
+    assert [(s.track, s.name, s.start, s.end) for s in timeline.spans if s.track != "compute"] == expected
+    assert timeline.makespan == expected[-1][-1] + 1
+
+
 @given(
     st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 6), st.integers(1, 8), st.tuples(*[st.integers(0, 9)] * 3)
 )  # fmt: skip
@@ -107,6 +140,30 @@ def test_memory_of_a_small_program_step_by_step() -> None:
     )
 
 
+def test_what_i_leaves_for_w_takes_the_place_of_what_was_saved() -> None:
+    schedule = Schedule.from_csv("0F0,0I0,0W0\n")
+    for subject in (schedule, lower(schedule)):
+        timeline = simulate(subject, saved_bytes=100.0, weight_saved_bytes=30.0, parameter_bytes=7.0)
+        assert timeline.memory == (((0.0, 107.0), (2.0, 37.0), (3.0, 7.0)),)
+        assert simulate(subject, saved_bytes=100.0).memory == (((0.0, 100.0), (3.0, 0.0)),)
+
+
+def test_a_forward_that_is_run_again_keeps_its_inputs_and_the_way_back() -> None:
+    routes = (Route("x", HOST, (0,), 5.0, gradient=False),)
+    schedule = Schedule.from_csv("0F0,0F1,0R0,0B0,0R1,0B1\n")
+    timeline = simulate(lower(schedule, routes), recompute=2.0, saved_bytes=100.0, recipe_bytes=1.0)
+    assert timeline.memory == (
+        (
+            (0.0, 6.0),  # x#0 and the way back to 0F0
+            (1.0, 12.0),  # and of 0F1
+            (2.0, 112.0),  # 0R0 saves
+            (4.0, 106.0),  # x#0 and its way back are not needed any more; at 6, 0B0 frees what 0R1 saves anew
+            (8.0, 100.0),
+            (10.0, 0.0),
+        ),
+    )
+
+
 def test_peak_in_flight_counts_a_stage_as_its_share_of_the_device() -> None:
     assert simulate(build_schedule("gpipe", 4, 3, n_devices=2)).peak_in_flight == (3.0, 3.0)
     assert simulate(split_backward(build_schedule("1f1b", 3, 4), 100)).peak_in_flight == (4.0, 4.0, 4.0)
@@ -119,24 +176,55 @@ PRICES = st.integers(0, 5).map(float)
 @given(programs(max_stages=5, max_microbatches=4), st.data())
 def test_every_start_is_the_earliest_that_a_fixed_point_finds(program: Program, data: st.DataObject) -> None:
     per_stage = st.lists(PRICES, min_size=program.n_stages, max_size=program.n_stages)
-    forward, input_grad, weight_grad = (data.draw(per_stage) for _ in range(3))
-    transfer = {route.value: data.draw(PRICES) for route in program.routes}
-    timeline = simulate(program, forward=forward, input_grad=input_grad, weight_grad=weight_grad, transfer=transfer)
-    costs = {Kind.FORWARD: forward, Kind.INPUT_GRAD: input_grad, Kind.WEIGHT_GRAD: weight_grad}
+    forward, input_grad, weight_grad, recompute = (data.draw(per_stage) for _ in range(4))
+    transfer = {name: data.draw(PRICES) for name in [r.value for r in program.routes] + [t.name for t in program.ties]}
+    links = {(a, b): data.draw(PRICES) for a in range(program.n_devices) for b in range(program.n_devices) if a != b}
+    timeline = simulate(
+        program,
+        forward=forward,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        recompute=recompute,
+        transfer=transfer,
+        latency=links,
+    )
+    costs = {
+        Kind.FORWARD: forward,
+        Kind.INPUT_GRAD: input_grad,
+        Kind.WEIGHT_GRAD: weight_grad,
+        Kind.RECOMPUTE: recompute,
+    }
     costs[Kind.BACKWARD] = [i + w for i, w in zip(input_grad, weight_grad, strict=True)]
     found = {(span.device, span.track, span.name): (span.start, span.end) for span in timeline.spans}
-    expected = fixed_point(program, costs, transfer)
+    expected = fixed_point(program, costs, lambda name, a, b: transfer[name] + links[a, b])
     copies = {key for key, (start, end) in expected.items() if key[1] != "compute" and start == end}
     assert found == {key: times for key, times in expected.items() if key not in copies}
+    assert_critical(timeline)
+
+
+def assert_critical(timeline: Timeline) -> None:
+    """The chain begins at the beginning, ends at the end, and has no holes."""
+    path = timeline.critical_path
+    assert sum(span.end - span.start for span in path) == pytest.approx(timeline.makespan)
+    assert all(a.end == b.start for a, b in pairwise(path))
+    assert set(path) <= set(timeline.spans)
 
 
 def fixed_point(
-    program: Program, costs: dict[Kind, list[float]], transfer: dict[str, float]
+    program: Program, costs: dict[Kind, list[float]], delay: Callable[[str, int, int], float]
 ) -> dict[tuple[int, str, str], tuple[float, float]]:
     """All spans, by repeating every constraint until nothing moves."""
     spans: dict[tuple[int, str, str], tuple[float, float]] = {}
-    arrival: dict[tuple[Value, int], float] = {}
+    arrival: dict[tuple[object, int], float] = {}
     before: object = None
+
+    def leave(device: int, peer: int, what: object, name: str, clock: float, tracks: dict[int, float]) -> None:
+        seconds = delay(name, device, peer)
+        start = max(clock, tracks[peer]) if seconds else clock
+        arrival[what, peer] = start + seconds
+        tracks[peer] = start + seconds if seconds else tracks[peer]
+        spans[device, f"to {peer}", str(what)] = start, start + seconds
+
     while before != (before := (dict(spans), dict(arrival))):
         for device, row in enumerate(program.rows):
             clock, tracks = 0.0, dict.fromkeys(range(program.n_devices), 0.0)
@@ -147,9 +235,18 @@ def fixed_point(
                     spans[device, "compute", str(each.action)] = start, clock
                 if each.op is Op.SEND and each.peer is not None and each.peer != HOST:
                     value = each.reads[0].value
-                    start = max(clock, tracks[each.peer])
-                    tracks[each.peer] = arrival[value, each.peer] = start + transfer[value.name]
-                    spans[device, f"to {each.peer}", str(value)] = start, tracks[each.peer]
+                    leave(device, each.peer, value, value.name, clock, tracks)
+                if each.op in (Op.BROADCAST, Op.REDUCE):
+                    tie = next(tie for tie in program.ties if tie.name == each.tie)
+                    home, *copies = tie.devices(program.placement)
+                    givers = [home] if each.op is Op.BROADCAST else copies
+                    takers = copies if each.op is Op.BROADCAST else [home]
+                    if device in givers:
+                        for taker in takers:
+                            leave(device, taker, str(each), tie.name, clock, tracks)
+                            arrival[(str(each), device), taker] = arrival.pop((str(each), taker))
+                    else:
+                        clock = max([clock, *(arrival.get(((str(each), giver), device), 0.0) for giver in givers)])
     return spans
 
 
@@ -190,6 +287,10 @@ def test_a_program_that_cannot_end_is_refused_with_what_is_wrong() -> None:
         ({"transfer": math.inf}, "transfer must be finite"),
         ({"transfer": {"other": 1.0}}, "transfer has no entry for route 'v0'"),
         ({"transfer": {"v0": -1.0}}, r"transfer\['v0'\] must be finite"),
+        ({"latency": {(0, 1): 1.0}}, r"latency has no entry for devices \(1, 0\)"),
+        ({"latency": {(0, 1): 1.0, (1, 0): -1.0}}, r"latency\[\(1, 0\)\] must be finite"),
+        ({"bandwidth": 0.0}, "bandwidth must be positive, not 0.0"),
+        ({"engines": "many"}, "engines='many' is not known\n  try    'pair' or 'device'"),
     ],
 )
 def test_costs_that_are_no_costs_are_refused(arguments: dict[str, float], message: str) -> None:

@@ -15,7 +15,7 @@ __all__ = ["specimens"]
 ENCODERS = {"dpt": "tu-vit_tiny_patch16_224", "segformer": "mit_b0"}
 OPTIONS: dict[str, dict[str, Any]] = {"dpt": {"dynamic_img_size": True}}
 EXTRA = (("unet", "efficientnet-b0"), ("unet", "timm-regnetx_002"), ("fpn", "mobilenet_v2"), ("unet", "densenet121"),
-         ("unetplusplus", "mit_b0"), ("deeplabv3plus", "tu-resnet18"))  # fmt: skip
+         ("manet", "mit_b0"), ("deeplabv3plus", "tu-resnet18"))  # fmt: skip
 SIZES = {"pan": 128}
 """Pixels a side; 64 where nothing is said."""
 

@@ -4,71 +4,85 @@
     row 1    b*  d                c -> d -> b -> e -> c
              ...                  (* = where the row is stuck)
 
-Sends are buffered: giving never waits. Then it does not matter in which order the rows are walked, and one walk, each
-row as far as it gets, decides. Linear; a cycle is looked for only among the rows that are stuck, at most one step each.
+Giving never waits. Then it does not matter in which order the rows are walked, and one walk, each row as far as it gets,
+decides. Linear; a cycle is looked for only among the rows that are stuck, at most one step each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 
 import networkx as nx
 
-__all__ = ["Wait", "deadlocks"]
+__all__ = ["Step", "deadlocks"]
+
+Step = tuple[tuple[Hashable, ...], Hashable]
+"""What a step needs before it can be done, and what it gives then; None gives nothing."""
+
+Name = Callable[[int, int], object]
+"""How a step is written, by its row and its place in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One step of a row: it waits until all of `needs` were given, then gives `gives`. `what` is written in a fault."""
-
-    what: object
-    needs: tuple[Hashable, ...] = ()
-    gives: Hashable = None
-
-
-def deadlocks(rows: Sequence[Sequence[Wait]]) -> list[str]:
-    """One line per cycle of rows that wait for one another; none when all rows end. A need nobody gives is no wait."""
-    origin = {step.gives: (row, index) for row, steps in enumerate(rows) for index, step in enumerate(steps)}
+def deadlocks(rows: Sequence[Sequence[Step]], name: Name) -> list[str]:
+    """One text per cycle of rows that wait for one another; none when all rows end. A need nobody gives is no wait."""
+    stuck = _stuck(rows, None)
+    if not stuck:
+        return []
+    origin = {gives: (row, index) for row, steps in enumerate(rows) for index, (_, gives) in enumerate(steps)}
     waits = nx.DiGraph()
-    for row, (step, need) in _stuck(rows, origin).items():
-        giver, index = origin[need]
-        waits.add_edge(row, giver, text=_links(step, row, rows[giver][index], giver))
-    cycles = (zip(rows, [*rows[1:], rows[0]], strict=True) for rows in nx.simple_cycles(waits))
-    return [_draw([waits.edges[edge]["text"] for edge in cycle]) for cycle in cycles]
+    for row, (index, need) in _stuck(rows, origin).items():
+        giver, late = origin[need]
+        waits.add_edge(row, giver, stuck=index, awaited=late)
+    return [_drawn([(*edge, waits.edges[edge]) for edge in _around(cycle)], name) for cycle in nx.simple_cycles(waits)]
 
 
-def _stuck(rows: Sequence[Sequence[Wait]], origin: dict[Hashable, tuple[int, int]]) -> dict[int, tuple[Wait, Hashable]]:
-    """The rows that do not end: the step at which each waits, and what for."""
+def _around(cycle: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+
+
+def _stuck(
+    rows: Sequence[Sequence[Step]], origin: dict[Hashable, tuple[int, int]] | None
+) -> dict[int, tuple[int, Hashable]]:
+    """The rows that do not end: the place where each waits, and what for. Without `origin` every need is a wait."""
     given: set[Hashable] = set()
-    at = [0] * len(rows)
-    waiting: dict[Hashable, list[int]] = {}
-    stuck: dict[int, tuple[Wait, Hashable]] = {}
+    at, waiting = [0] * len(rows), dict[Hashable, list[int]]()
+    stuck: dict[int, tuple[int, Hashable]] = {}
     ready = list(range(len(rows)))
     while ready:
         row = ready.pop()
         stuck.pop(row, None)
-        while at[row] < len(rows[row]):
-            step = rows[row][at[row]]
-            need = next((need for need in step.needs if need not in given and need in origin), None)
-            if need is not None:
-                waiting.setdefault(need, []).append(row)
-                stuck[row] = step, need
+        steps = rows[row]
+        for index in range(at[row], len(steps)):
+            needs, gives = steps[index]
+            for need in needs:
+                if need not in given and (origin is None or need in origin):
+                    stuck[row] = index, need
+                    waiting.setdefault(need, []).append(row)
+                    break
+            if row in stuck:
+                at[row] = index
                 break
-            at[row] += 1
-            if step.gives is not None:
-                given.add(step.gives)
-                ready += waiting.pop(step.gives, ())
+            if gives is not None:
+                given.add(gives)
+                if gives in waiting:
+                    ready += waiting.pop(gives)
     return stuck
 
 
-def _links(step: Wait, row: int, need: Wait, giver: int) -> tuple[str, str]:
-    return f"{step.what} (device {row})", f"{need.what} (device {giver})"
+Edge = tuple[int, int, dict[str, int]]
+"""Row `a` waits at its step `stuck` for step `awaited` of row `b`."""
 
 
-def _draw(links: list[tuple[str, str]]) -> str:
-    """`a -> d -> b -> e -> a`; a step that is both waited for and waiting is written once."""
-    names = [name for link in links for name in link]
-    chain = [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
-    closed = chain if chain[-1] == chain[0] else [*chain, chain[0]]
-    return "deadlock, each waits for the next: " + " -> ".join(closed)
+def _drawn(cycle: list[Edge], name: Name) -> str:
+    """`a -> d -> b -> e -> a`, a step that is both waited for and waiting written once; then each row of the cycle."""
+    links = [(row, edge["stuck"], giver, edge["awaited"]) for row, giver, edge in cycle]
+    names = [text for a, i, b, k in links for text in (f"{name(a, i)} (device {a})", f"{name(b, k)} (device {b})")]
+    path = [text for index, text in enumerate(names) if index == 0 or names[index - 1] != text]
+    closed = path if path[-1] == path[0] else [*path, path[0]]
+    lines = ["deadlock, each waits for the next: " + " -> ".join(closed)]
+    for position, (row, _, edge) in enumerate(cycle):
+        wanted = cycle[position - 1][2]["awaited"]
+        between = " " if wanted == edge["stuck"] + 1 else " … "
+        rest = "" if wanted == edge["stuck"] else f"{between}{name(row, wanted)}"
+        lines.append(f"      device {row} │ … {name(row, edge['stuck'])}*{rest} …")
+    return "\n".join(lines)

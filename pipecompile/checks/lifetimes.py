@@ -30,45 +30,52 @@ def lifetime_faults(program: Program, *, frees: bool, slots: bool) -> list[str]:
 
 
 @dataclass(slots=True)
+class _Life:
+    """Of one value: where it was written, into which operand, and where it was freed."""
+
+    written: int
+    home: Operand
+    freed: int | None = None
+
+
+@dataclass(slots=True)
 class _Device:
     """What a device holds while its row is walked."""
 
     frees: bool
     slots: bool
-    written: dict[Value, tuple[int, Operand]] = field(default_factory=dict)
-    freed: dict[Value, int] = field(default_factory=dict)
+    lives: dict[Value, _Life] = field(default_factory=dict)
     holder: dict[tuple[str, int | None, int], Value] = field(default_factory=dict)
 
     def step(self, index: int, instruction: Instruction) -> Iterator[str]:
         for operand in instruction.reads:
-            yield from self._read(operand)
-        if instruction.op is Op.FREE:
-            self._free(index, instruction.reads[0])
+            life = self.lives.get(operand.value)
+            if life is None:
+                yield f"{operand.value} is not on this device yet"
+            elif life.freed is not None:
+                yield f"{operand.value} is freed already, at step {life.freed}"
+            else:
+                if self.slots and operand.slot != life.home.slot:
+                    yield f"{operand.value} is in {life.home}, not in {operand}"
+                if instruction.op is Op.FREE:
+                    self._free(index, operand.value, life)
         for operand in instruction.writes:
             yield from self._write(index, operand)
 
-    def _read(self, operand: Operand) -> Iterator[str]:
-        value = operand.value
-        if value not in self.written:
-            yield f"{value} is not on this device yet"
-        elif value in self.freed:
-            yield f"{value} is freed already, at step {self.freed[value]}"
-        elif self.slots and operand.slot != (home := self.written[value][1]).slot:
-            yield f"{value} is in {home}, not in {operand}"
-
-    def _free(self, index: int, operand: Operand) -> None:
-        value = operand.value
-        if value in self.written and value not in self.freed:
-            self.freed[value] = index
-            home = self.written[value][1]
-            if home.slot is not None and self.holder.get((value.name, value.consumer, home.slot)) == value:
-                del self.holder[value.name, value.consumer, home.slot]
+    def _free(self, index: int, value: Value, life: _Life) -> None:
+        life.freed = index
+        slot = life.home.slot
+        if slot is not None:
+            key = value.name, value.consumer, slot
+            if self.holder.get(key) == value:
+                del self.holder[key]
 
     def _write(self, index: int, operand: Operand) -> Iterator[str]:
         value = operand.value
-        if value in self.written:
-            yield f"{value} is written already, at step {self.written[value][0]}"
-        self.written.setdefault(value, (index, operand))
+        if value in self.lives:
+            yield f"{value} is written already, at step {self.lives[value].written}"
+        else:
+            self.lives[value] = _Life(index, operand)
         if not self.slots:
             return
         if operand.slot is None:
@@ -77,11 +84,11 @@ class _Device:
         key = value.name, value.consumer, operand.slot
         if key in self.holder:
             holder = self.holder[key]
-            yield f"{operand} still holds {holder}, written at step {self.written[holder][0]} and not freed"
+            yield f"{operand} still holds {holder}, written at step {self.lives[holder].written} and not freed"
         self.holder[key] = value
 
     def close(self) -> Iterator[str]:
         if self.frees:
-            for value, (index, _) in self.written.items():
-                if value not in self.freed:
-                    yield f"{value}, written at step {index}, is never freed"
+            for value, life in self.lives.items():
+                if life.freed is None:
+                    yield f"{value}, written at step {life.written}, is never freed"

@@ -2,6 +2,12 @@
 
     route v: 0 -> 1 2, gradient    0F writes v     1F and 2F read v     1B writes v'1, 2B writes v'2     0B reads both
 
+What a stage saves goes by the actions of its cell:
+
+    F B       F writes @s                           B reads it
+    F I W     F writes @s       I reads it, and writes @s.w             W reads that
+    F R B     F writes @s.r     R reads it, and what F read, and writes @s     B reads that
+
 Stated here route by route, where the pass that makes it so goes stage by stage.
 """
 
@@ -9,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipecompile.ir import Action, Instruction, Kind, Op, Program, Route, Value, saved
+from pipecompile.ir import Action, Instruction, Kind, Op, Program, Route, Value, recipe, saved, weight_saved
 
 __all__ = ["operand_faults"]
 
@@ -20,38 +26,54 @@ Sides = tuple[set[Value], set[Value]]
 def operand_faults(program: Program) -> list[str]:
     """All compute instructions whose operands are not those of their action."""
     computes = [i for row in program.rows for i in row if i.op is Op.COMPUTE and i.action is not None]
-    backwards = {
-        (a.stage, a.microbatch): a for i in computes if (a := i.action) and a.kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
-    }
-    expected: dict[Action, Sides] = {i.action: (set(), set()) for i in computes if i.action is not None}
+    cells: dict[tuple[int, int], dict[Kind, Sides]] = {}
+    for instruction in computes:
+        if action := instruction.action:
+            cells.setdefault((action.stage, action.microbatch), {})[action.kind] = (set(), set())
     for route in program.routes:
         for microbatch in range(program.n_microbatches):
-            _add_route(expected, backwards, route, microbatch)
-    for action, (reads, writes) in expected.items():
-        if (action.stage, action.microbatch) in backwards:
-            (writes if action.kind is Kind.FORWARD else reads).add(saved(action.stage, action.microbatch))
-    return [fault for i in computes if i.action for fault in _compare(i, i.action, expected[i.action])]
+            _add_route(cells, route, microbatch)
+    for (stage, microbatch), cell in cells.items():
+        _add_saved(cell, stage, microbatch)
+    return [fault for i in computes if i.action for fault in _compare(i, i.action, cells)]
 
 
-def _add_route(
-    expected: dict[Action, Sides], backwards: dict[tuple[int, int], Action], route: Route, microbatch: int
-) -> None:
-    value = Value(route.value, microbatch)
-    back = backwards.get((route.source, microbatch))
-    nobody: Sides = (set(), set())
-    expected.get(Action(route.source, Kind.FORWARD, microbatch), nobody)[1].add(value)
+def _add_route(cells: dict[tuple[int, int], dict[Kind, Sides]], route: Route, microbatch: int) -> None:
+    value, nobody = Value(route.value, microbatch), (set[Value](), set[Value]())
+    source = cells.get((route.source, microbatch), {})
+    source.get(Kind.FORWARD, nobody)[1].add(value)
     for consumer in route.consumers:
         gradient = Value(route.value, microbatch, consumer)
-        if route.gradient and back is not None:
-            expected[back][0].add(gradient)
-        expected.get(Action(consumer, Kind.FORWARD, microbatch), nobody)[0].add(value)
-        if route.gradient and (maker := backwards.get((consumer, microbatch))) is not None:
-            expected[maker][1].add(gradient)
+        cell = cells.get((consumer, microbatch), {})
+        for kind in (Kind.FORWARD, Kind.RECOMPUTE):
+            cell.get(kind, nobody)[0].add(value)
+        for kind in (Kind.BACKWARD, Kind.INPUT_GRAD) if route.gradient else ():
+            source.get(kind, nobody)[0].add(gradient)
+            cell.get(kind, nobody)[1].add(gradient)
 
 
-def _compare(instruction: Instruction, action: Action, expected: Sides) -> Iterator[str]:
+def _add_saved(cell: dict[Kind, Sides], stage: int, microbatch: int) -> None:
+    kept, left, way = (make(stage, microbatch) for make in (saved, weight_saved, recipe))
+    nobody = (set[Value](), set[Value]())
+    if not cell.keys() & {Kind.BACKWARD, Kind.INPUT_GRAD}:
+        return
+    cell.get(Kind.FORWARD, nobody)[1].add(way if Kind.RECOMPUTE in cell else kept)
+    cell.get(Kind.RECOMPUTE, nobody)[0].add(way)
+    cell.get(Kind.RECOMPUTE, nobody)[1].add(kept)
+    cell.get(Kind.BACKWARD, nobody)[0].add(kept)
+    cell.get(Kind.INPUT_GRAD, nobody)[0].add(kept)
+    cell.get(Kind.INPUT_GRAD, nobody)[1].add(left)
+    cell.get(Kind.WEIGHT_GRAD, nobody)[0].add(left)
+
+
+def _compare(
+    instruction: Instruction, action: Action, cells: dict[tuple[int, int], dict[Kind, Sides]]
+) -> Iterator[str]:
+    expected = cells[action.stage, action.microbatch][action.kind]
     for verb, operands, right in zip(("read", "write"), (instruction.reads, instruction.writes), expected, strict=True):
         found = [operand.value for operand in operands]
+        if len(found) == len(right) == len(right.intersection(found)):
+            continue
         for value in found:
             if value not in right:
                 yield f"{action} must not {verb} {value}"

@@ -2,6 +2,8 @@
 
     COMPUTE     the actions are a legal schedule, and each reads and writes what the routes say
     TRANSFERS   every RECV has one SEND and every SEND one RECV, no device waits for ever, nothing is read too early
+    MEETINGS    no device waits for ever either when sends wait for their receives, and messages arrive as they were sent
+    TIES        copies of tied parameters are refreshed once, and their gradients brought home once
     LIVENESS    every value is freed once, is not read after, and nothing is left
     SLOTS       every operand names its buffer, and a buffer is written only when it is free
 
@@ -14,10 +16,12 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 from pipecompile.checks.lifetimes import lifetime_faults
+from pipecompile.checks.models import ALL_MODELS, Model
 from pipecompile.checks.operands import operand_faults
 from pipecompile.checks.pairing import pairing_faults
 from pipecompile.checks.routes import route_faults
 from pipecompile.checks.schedule import schedule_faults, shape_faults
+from pipecompile.checks.ties import exchange_faults, tie_faults
 from pipecompile.ir import HOST, Instruction, Op, Program, Schedule
 
 __all__ = ["Level", "program_faults"]
@@ -28,19 +32,24 @@ class Level(IntEnum):
 
     COMPUTE = 0
     TRANSFERS = 1
-    LIVENESS = 2
-    SLOTS = 3
+    MEETINGS = 2
+    TIES = 3
+    LIVENESS = 4
+    SLOTS = 5
 
 
-def program_faults(program: Program, level: Level) -> list[str]:
-    """All faults of `program` at `level` and below."""
+def program_faults(program: Program, level: Level, models: frozenset[Model] = ALL_MODELS) -> list[str]:
+    """All faults of `program` at `level` and below; from MEETINGS on under all of `models`."""
     schedule = _schedule_of(program)
-    if malformed := [*route_faults(program.routes, program.n_stages), *_form_faults(program), *shape_faults(schedule)]:
+    malformed = [*route_faults(program.routes, program.n_stages), *tie_faults(program.ties, program.n_stages)]
+    if malformed := [*malformed, *_form_faults(program), *shape_faults(schedule)]:
         return malformed
     faults = [*schedule_faults(schedule, program.routes), *operand_faults(program)]
     if level >= Level.TRANSFERS:
-        faults += pairing_faults(program)
+        faults += pairing_faults(program, models if level >= Level.MEETINGS else frozenset({Model.BUFFERED}))
         faults += lifetime_faults(program, frees=level >= Level.LIVENESS, slots=level >= Level.SLOTS)
+    if level >= Level.TIES:
+        faults += exchange_faults(program)
     return faults
 
 
@@ -49,7 +58,7 @@ def _schedule_of(program: Program) -> Schedule:
     return Schedule(program.n_stages, program.n_microbatches, program.placement, rows)
 
 
-_FORM = {Op.SEND: (1, 0), Op.RECV: (0, 1), Op.FREE: (1, 0)}
+_FORM = {Op.SEND: (1, 0), Op.RECV: (0, 1), Op.FREE: (1, 0), Op.BROADCAST: (0, 0), Op.REDUCE: (0, 0)}
 """How many operands an instruction reads and writes."""
 
 
@@ -66,6 +75,8 @@ def _instruction_faults(instruction: Instruction, device: int, n_devices: int) -
     counts = len(instruction.reads), len(instruction.writes)
     if _FORM.get(instruction.op, counts) != counts:
         yield f"it reads {counts[0]} and writes {counts[1]}"
+    if (instruction.op in (Op.BROADCAST, Op.REDUCE)) != (instruction.tie is not None):
+        yield "BROADCAST and REDUCE name a tie, and no other does"
     talks = instruction.op in (Op.SEND, Op.RECV)
     if talks != (instruction.peer is not None):
         yield "SEND and RECV have a peer, and no other has"

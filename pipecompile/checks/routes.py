@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from pipecompile.ir import HOST, Route
 
-__all__ = ["route_faults"]
+__all__ = ["is_name", "route_faults"]
 
-_NAME = re.compile(r"(?!@[0-9]+$)[^\s#'\[\]]+")
+_NAME = re.compile(r"(?!@[0-9]+(?:\.[wr])?$)[^\s#'\[\]]+")
 
 
 def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
@@ -23,8 +23,13 @@ def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
     return [*twice, *(f"{route}: {fault}" for route in routes for fault in _faults(route, n_stages))]
 
 
+def is_name(text: str) -> bool:
+    """Can a value, or a tie, be called so?"""
+    return _NAME.fullmatch(text) is not None
+
+
 def _faults(route: Route, n_stages: int) -> Iterator[str]:
-    if not _NAME.fullmatch(route.value):
+    if not is_name(route.value):
         yield f"{route.value!r} is not a name: no spaces, no # ' [ ], and @0, @1 ... belong to the stages"
     if not (math.isfinite(route.nbytes) and route.nbytes >= 0):
         yield "the size must be finite and not negative"

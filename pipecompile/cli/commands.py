@@ -33,7 +33,7 @@ Inputs = Annotated[
 ]
 Stages = Annotated[int, typer.Option(help="pieces of the model")]
 Microbatches = Annotated[int | None, typer.Option(help="slices of the batch; default: twice the number of devices")]
-ScheduleName = Annotated[str, typer.Option("--schedule", help="gpipe, 1f1b, ...")]
+ScheduleName = Annotated[str, typer.Option("--schedule", help="gpipe, 1f1b, ..., or a file: mine.csv")]
 Partitioner = Annotated[str, typer.Option(help="auto, dp or ilp")]
 Cost = Annotated[str, typer.Option(help="auto, analytic or profile")]
 MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="of a stage, such as 2GiB")]
@@ -102,18 +102,24 @@ def run(
 
 @app.command()
 def schedule(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="gpipe, 1f1b, ...")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="gpipe, 1f1b, ..., or a file of your own: mine.csv")],
     stages: Stages = 4,
     microbatches: Annotated[int, typer.Option(help="slices of the batch")] = 8,
+    devices: Annotated[
+        int | None, typer.Option(help="default: one per stage, or per two where they are in a V")
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Draw the schedule NAME in unit time, and print its CSV. No model needed."""
+    """Draw the schedule NAME in unit time, and print its CSV; of a file, check it and say what is wrong. No model needed."""
 
     def work() -> Report:
         import pipecompile
 
-        built = pipecompile.build_schedule(name, stages, microbatches)
+        if name.endswith(".csv"):
+            built = pipecompile.Schedule.load(name)
+        else:
+            built = pipecompile.build_schedule(name, stages, microbatches, n_devices=devices)
         return scheduled(built, pipecompile.simulate(built), out)
 
     conclude(as_json, work)

@@ -15,6 +15,7 @@ from rich.table import Table
 from pipecompile.ir import Schedule
 from pipecompile.show.dump import dump
 from pipecompile.show.grid import timeline_grid
+from pipecompile.show.report import report_html
 from pipecompile.show.table import stage_table
 from pipecompile.show.units import BYTES, SECONDS, written
 from pipecompile.timeline import Timeline
@@ -70,7 +71,12 @@ def simulated(pipe: Pipeline, unit: Timeline, out: Path | None) -> Report:
 
 def scheduled(schedule: Schedule, timeline: Timeline, out: Path | None) -> Report:
     """A schedule by itself, in unit time."""
-    paths = [] if out is None else dump(out, schedule=schedule, predicted=timeline, seconds=False)
+    paths = []
+    if out is not None:
+        from pipecompile.what_if import unit_what_if
+
+        page = report_html(schedule, timeline, what_if=unit_what_if(schedule), seconds=False)
+        paths = dump(out, schedule=schedule, predicted=timeline, report=page, seconds=False)
     files = [str(path) for path in paths]
     data = _figures(timeline) | {
         "schedule": schedule.name, "n_stages": schedule.n_stages, "n_microbatches": schedule.n_microbatches,

@@ -15,6 +15,7 @@ from pipecompile.partitioners.loads import Ledger, verify_assignment
 from pipecompile.partitioners.memory import fit
 from pipecompile.partitioners.problem import Problem
 from pipecompile.partitioners.search import Listener, Search
+from pipecompile.partitioners.spreading import spread
 from pipecompile.partitioners.stages import Stages
 from pipecompile.partitioners.steering import Price, check_steering, unsteered
 
@@ -97,7 +98,7 @@ def _solve(search: Search, method: str, time_limit: float) -> None:
 
 
 def _result(search: Search) -> Partition:
-    stage = search.stage or []
+    stage = spread(search.clusters, search.stages, search.stage or [])
     status: Literal["optimal", "feasible"] = "feasible" if search.open else "optimal"
     bound = search.bound if search.open else search.value
     ledger = Ledger(search.clusters, search.stages, stage)

@@ -5,13 +5,14 @@
              SEND v0#0 to 1                            SEND v0#0 to 1
                                                        FREE v0#0
 
-A use is a read or a send; a value that nobody reads is freed after it was written. `@s#m` thus goes after the last of
-B, I and W. One walk from the end of each row: the first time a value is met is its last use. Linear.
+A use is a read or a send; a value that nobody reads is freed after it was written. `@s#m` thus goes after B
+or I, and what I leaves for W after W. One walk from the end of each row: the first time a value is met is its last use. Linear.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipecompile.ir import Instruction, Op, Operand, Program, Value
 
@@ -21,7 +22,7 @@ __all__ = ["insert_frees"]
 def insert_frees(program: Program) -> Program:
     """Every value that a device holds is freed exactly once there, after its last use."""
     rows = tuple(_row(row) for row in program.rows)
-    return Program(program.n_stages, program.n_microbatches, program.placement, program.routes, rows)
+    return replace(program, rows=rows)
 
 
 def _row(row: Sequence[Instruction]) -> tuple[Instruction, ...]:

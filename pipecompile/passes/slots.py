@@ -13,7 +13,7 @@ colours as can be. O(n log n). Gavril, "Algorithms for minimum coloring ... of c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from pipecompile.ir import Instruction, Op, Operand, Program, Value
@@ -24,7 +24,7 @@ __all__ = ["assign_slots"]
 def assign_slots(program: Program) -> Program:
     """The same instructions; every operand carries the slot that its value holds from its write to its FREE."""
     rows = tuple(_row(row) for row in program.rows)
-    return Program(program.n_stages, program.n_microbatches, program.placement, program.routes, rows)
+    return replace(program, rows=rows)
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ def _row(row: Sequence[Instruction]) -> tuple[Instruction, ...]:
             value = operand.value
             shelf = shelves.setdefault((value.name, value.consumer), _Shelf())
             home[value] = Operand(value, shelf.take())
-        reads, writes = (tuple(home[o.value] for o in side) for side in (instruction.reads, instruction.writes))
-        placed.append(Instruction(instruction.op, reads, writes, instruction.action, instruction.peer))
+        reads, writes = (tuple([home[o.value] for o in side]) for side in (instruction.reads, instruction.writes))
+        placed.append(Instruction(instruction.op, reads, writes, instruction.action, instruction.peer, instruction.tie))
         if instruction.op is Op.FREE:
             (operand,) = reads
             assert operand.slot is not None

@@ -11,6 +11,7 @@ read the same copy, a stage on the producer's device reads the original. The hos
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Route
 
@@ -21,7 +22,7 @@ def insert_transfers(program: Program) -> Program:
     """Every value that a device reads and does not make is received once; every receive from a device has its send."""
     ways = _ways(program.routes, program.placement)
     rows = tuple(tuple(_row(row, device, ways)) for device, row in enumerate(program.rows))
-    return Program(program.n_stages, program.n_microbatches, program.placement, program.routes, rows)
+    return replace(program, rows=rows)
 
 
 Way = tuple[int, tuple[int, ...]]

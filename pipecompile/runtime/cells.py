@@ -1,26 +1,43 @@
-"""The forward and the backward of one cell, a stage on a micro-batch, each a cut of its own in the autograd graph.
+"""What a device computes for one cell, a stage on a micro-batch. Each cell is a cut of its own in the autograd graph.
 
-      received ──detach──► leaf ─► stage ─► out ──► sent              forward
+      received ──detach──► leaf ─► stage ─► out ──► sent          F
                             │                ▲
-          sent ◄── leaf.grad┘                └── gradients, summed    backward: autograd.backward(out, gradient)
+          sent ◄── gradient ┘                └── gradients        B, or I; then W for the weights
 
-Parameters get their gradients as in any backward. What lies between forward and backward, the leaves and the outputs
-with their autograd graph, is one value of the program, `@stage#microbatch`.
+Parameters get their gradients as in any backward. What lies between forward and backward is one value of the program,
+`@stage#microbatch`: the leaves, and where the graph of each output begins. Outputs themselves are not kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
+from pipecompile.runtime.divided import DividedBackward, hooks_registered
 from pipecompile.runtime.frame import Frame
 
-__all__ = ["Run", "backward_cell", "forward_cell"]
+__all__ = ["Run", "Saved", "attached", "backward_cell", "forward_cell", "input_cell", "weight_cell"]
 
 Run = Callable[[Frame], None]
+
+Gradients = Sequence[tuple[int, Sequence[int]]]
+"""Per output, the registers of its gradients, the last consumer's first."""
+
+Sent = Sequence[tuple[int, int]]
+"""Per gradient of an input: its register, and which input."""
+
+
+@dataclass(slots=True)
+class Saved:
+    """`leaves` are the inputs that want a gradient, `edges` the outputs that have one; None in the place of others."""
+
+    leaves: list[torch.Tensor | None]
+    edges: list[GradientEdge | None]
+    is_hooked: bool
 
 
 def forward_cell(
@@ -37,50 +54,91 @@ def forward_cell(
 
     def forward(frame: Frame) -> None:
         registers = frame.registers
-        leaves = []
-        for index in inputs:
-            leaf = registers[index]
-            if saved is not None and isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf = leaf.detach().requires_grad_()
-            leaves.append(leaf)
-        made = stage(*leaves) if size_of is None else stage(*leaves, frame.sizes[size_of])
+        values = [registers[index] for index in inputs]
+        size = () if size_of is None else (frame.sizes[size_of],)
+        if saved is None:
+            made = stage(*values, *size)
+        else:
+            made, registers[saved] = attached(stage, values, size)
         for index, value in zip(outputs, made, strict=True):
             registers[index] = value
-        if saved is not None:
-            registers[saved] = (leaves, made)
 
     return forward
 
 
-def backward_cell(saved: int, gradients: Sequence[tuple[int, Sequence[int]]], sent: Sequence[tuple[int, int]]) -> Run:
-    """`gradients`: (output, registers of its gradients, the last consumer's first); `sent`: (register, leaf).
+def attached(
+    stage: Callable[..., Sequence[Any]], values: list[Any], size: tuple[int, ...]
+) -> tuple[Sequence[Any], Saved]:
+    """Run the stage on leaves of its own; the outputs, and what their backward needs."""
+    leaves: list[torch.Tensor | None] = [None] * len(values)
+    for place, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            leaves[place] = values[place] = value.detach().requires_grad_()
+    before = hooks_registered()
+    made = stage(*values, *size)
+    edges = [get_gradient_edge(v) if isinstance(v, torch.Tensor) and v.requires_grad else None for v in made]
+    return made, Saved(leaves, edges, hooks_registered() != before)
 
-    Gradients of one output are summed in the order that eager autograd would: the last use first. The engine is called
-    as `torch.autograd.backward` calls it, less its checks of shapes and dtypes, which the engine makes again: on a small
-    cell they cost as much as the backward itself (benchmarks/overhead.py).
+
+def backward_cell(saved: int, gradients: Gradients, sent: Sent) -> Run:
+    """B. The engine is called as `torch.autograd.backward` calls it, less its checks of shapes and dtypes, which the engine
+    makes again: on a small cell they cost as much as the backward itself (benchmarks/overhead.py).
     """
 
     def backward(frame: Frame) -> None:
         registers = frame.registers
-        leaves, made = registers[saved]
-        roots, given = [], []
-        for output, indices in gradients:
-            root = made[output]
-            if root.requires_grad and (gradient := _sum(registers, indices)) is not None:
-                roots.append(root)
-                given.append(gradient)
+        kept: Saved = registers[saved]
+        roots, given = _given(registers, kept, gradients)
         if roots:
             _engine_run_backward(
                 tuple(roots), tuple(given), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
         for index, position in sent:
-            leaf = leaves[position]
-            registers[index] = leaf.grad if isinstance(leaf, torch.Tensor) and leaf.is_leaf else None
+            leaf = kept.leaves[position]
+            registers[index] = None if leaf is None else leaf.grad
 
     return backward
 
 
+def input_cell(saved: int, gradients: Gradients, sent: Sent, left: int, divided: DividedBackward) -> Run:
+    """I. What is left for W goes into the register `left`."""
+
+    def input_grad(frame: Frame) -> None:
+        registers = frame.registers
+        kept: Saved = registers[saved]
+        roots, given = _given(registers, kept, gradients)
+        places = [place for place, leaf in enumerate(kept.leaves) if leaf is not None]
+        leaves = [leaf for leaf in kept.leaves if leaf is not None]
+        found, registers[left] = divided.inward(leaves, roots, given, is_hooked=kept.is_hooked)
+        gradient_of = dict(zip(places, found, strict=True))
+        for index, position in sent:
+            registers[index] = gradient_of.get(position)
+
+    return input_grad
+
+
+def weight_cell(left: int, divided: DividedBackward) -> Run:
+    """W."""
+
+    def weight_grad(frame: Frame) -> None:
+        divided.outward(frame.registers[left])
+
+    return weight_grad
+
+
+def _given(registers: list[Any], kept: Saved, gradients: Gradients) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+    """The outputs that got a gradient, and these gradients."""
+    roots, given = [], []
+    for output, indices in gradients:
+        root = kept.edges[output]
+        if root is not None and (gradient := _sum(registers, indices)) is not None:
+            roots.append(root)
+            given.append(gradient)
+    return roots, given
+
+
 def _sum(registers: list[Any], indices: Sequence[int]) -> torch.Tensor | None:
+    """In the order in which eager autograd adds: the last use first."""
     total = None
     for index in indices:
         gradient = registers[index]

@@ -19,6 +19,7 @@ from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.interpreter import Cell, Code, bind
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
+from pipecompile.runtime.recompute import Footprints
 from pipecompile.stages import Stage
 from pipecompile.tracing.writing.regions import contained
 
@@ -43,7 +44,9 @@ def step_routes(routes: Sequence[Route], n_stages: int, with_target: bool) -> tu
 
 def plain_cells(stages: Sequence[Stage]) -> list[Cell]:
     """Each stage as it is."""
-    return [Cell(stage.module.forward, stage.inputs, stage.outputs, stage.sized) for stage in stages]
+    return [
+        Cell(stage.module.forward, stage.inputs, stage.outputs, stage.sized, Footprints.of(stage)) for stage in stages
+    ]
 
 
 def loss_cells(
@@ -52,10 +55,10 @@ def loss_cells(
     """Each stage as it is, the last one followed by the loss."""
     last = len(stages) - 1
     inputs = tuple(route.value for route in routes if last in route.consumers)
-    return [
-        *plain_cells(stages[:-1]),
-        Cell(_with_loss(stages[-1], inputs, outputs, loss_fn), inputs, (LOSS,), sized=True),
-    ]
+    *others, plain = plain_cells(stages)
+    written = tuple(inputs.index(plain.inputs[place]) for place in plain.prints.inputs)
+    function = _with_loss(stages[-1], inputs, outputs, loss_fn)
+    return [*others, Cell(function, inputs, (LOSS,), sized=True, prints=replace(plain.prints, inputs=written))]
 
 
 def _with_loss(

@@ -19,6 +19,7 @@ _VERBS = {
     Kind.BACKWARD: "backward",
     Kind.INPUT_GRAD: "input gradient",
     Kind.WEIGHT_GRAD: "weight gradient",
+    Kind.RECOMPUTE: "recomputation",
 }
 
 

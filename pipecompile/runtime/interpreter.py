@@ -11,15 +11,20 @@ where a box is a list entry, and in threads, where it is a queue of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from pipecompile.ir import HOST, Instruction, Kind, Op, Operand, Program, Value
-from pipecompile.runtime.cells import Run, backward_cell, forward_cell
+from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Value, recipe, saved, weight_saved
+from pipecompile.runtime.cells import Run, backward_cell, forward_cell, input_cell, weight_cell
+from pipecompile.runtime.divided import DividedBackward
 from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.order import merged
+from pipecompile.runtime.ports import Ports
+from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, recompute_cell
 from pipecompile.runtime.transport import Link, link, to_device
 
 __all__ = ["Cell", "Code", "bind"]
@@ -27,12 +32,15 @@ __all__ = ["Cell", "Code", "bind"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a stage computes in one program: `function(*inputs, [size])` gives the tuple of `outputs`."""
+    """What a stage computes in one program: `function(*inputs, [size])` gives the tuple of `outputs`; `prints` says what
+    running it leaves behind.
+    """
 
     function: Callable[..., Sequence[Any]]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sized: bool
+    prints: Footprints = field(default_factory=Footprints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,49 +67,6 @@ def bind(program: Program, cells: Sequence[Cell], devices: Sequence[torch.device
     return Code(program, rows, order, flat, len(binder.registers), len(binder.boxes), threaded)
 
 
-def merged(program: Program) -> tuple[tuple[int, int], ...]:
-    """Instructions of all devices in one order in which every RECV comes after its SEND.
-
-    The last device that can go on always does, so a value is used as soon as it is made, while it is in the cache.
-    """
-    order: list[tuple[int, int]] = []
-    at = [0] * program.n_devices
-    sent: set[tuple[Value, int | None, int]] = set()
-    run: set[tuple[int, int]] = set()
-    while len(order) < sum(map(len, program.rows)):
-        device = _last_ready(program, at, sent, run)
-        instruction = program.rows[device][at[device]]
-        if instruction.op is Op.SEND:
-            sent.add((instruction.reads[0].value, instruction.peer, device))
-        elif instruction.action is not None and instruction.action.kind is Kind.FORWARD:
-            run.add((instruction.action.stage, instruction.action.microbatch))
-        order.append((device, at[device]))
-        at[device] += 1
-    return tuple(order)
-
-
-def _last_ready(
-    program: Program, at: Sequence[int], sent: set[tuple[Value, int | None, int]], run: set[tuple[int, int]]
-) -> int:
-    for device in reversed(range(program.n_devices)):
-        row = program.rows[device]
-        if at[device] < len(row) and _ready(row[at[device]], device, sent, run):
-            return device
-    raise AssertionError("a verified program cannot deadlock")
-
-
-def _ready(
-    instruction: Instruction, device: int, sent: set[tuple[Value, int | None, int]], run: set[tuple[int, int]]
-) -> bool:
-    """Stages run forward in their order even where no value makes them: then random numbers are drawn as in the model."""
-    action = instruction.action
-    if action is not None and action.kind is Kind.FORWARD and action.stage:
-        return (action.stage - 1, action.microbatch) in run
-    if instruction.op is not Op.RECV or instruction.peer == HOST:
-        return True
-    return (instruction.writes[0].value, device, instruction.peer) in sent
-
-
 class _Binder:
     def __init__(
         self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], threaded: bool
@@ -110,6 +75,7 @@ class _Binder:
         self.registers: dict[tuple[int, str, int | None, int | None], int] = {}
         self.boxes: dict[tuple[Value, int, int], int] = {}
         self.links: dict[tuple[torch.device, torch.device], Link] = {}
+        self.divisions: dict[int, DividedBackward] = {}
 
     def register(self, operand: Operand, device: int) -> int:
         key = (device, operand.value.name, operand.value.consumer, operand.slot)
@@ -126,41 +92,41 @@ class _Binder:
             case Op.FREE:
                 index = self.register(instruction.reads[0], device)
                 return _free(index)
+            case Op.BROADCAST | Op.REDUCE:
+                raise AssertionError("within one process, mirrors refresh and sum tied parameters")
 
     # -- compute --------------------------------------------------------------------------------------------------
 
     def compute(self, instruction: Instruction, device: int) -> Run:
         action = instruction.action
         assert action is not None
-        cell = self.cells[action.stage]
-        kind = self.forward if action.kind is Kind.FORWARD else self.backward
-        run = _timed(kind(instruction, device, cell), device, str(action))
+        run = _timed(self.action(instruction, action, device), device, str(action))
         return _on_gpu(run, self.devices[device]) if self.devices[device].type == "cuda" else run
 
-    def forward(self, instruction: Instruction, device: int, cell: Cell) -> Run:
-        reads = {operand.value.name: self.register(operand, device) for operand in instruction.reads}
-        writes = {operand.value.name: self.register(operand, device) for operand in instruction.writes}
-        assert instruction.action is not None
-        saved = writes.get(f"@{instruction.action.stage}")
-        size_of = instruction.action.microbatch if cell.sized else None
-        return forward_cell(
-            cell.function, [reads[n] for n in cell.inputs], [writes[n] for n in cell.outputs], saved, size_of
-        )
+    def action(self, instruction: Instruction, action: Action, device: int) -> Run:
+        s, m, place = action.stage, action.microbatch, self.devices[device]
+        cell, ports = self.cells[s], Ports(instruction, partial(self.register, device=device))
+        kept, left, way = saved(s, m).name, weight_saved(s, m).name, recipe(s, m).name
+        ran = Stint(cell.function, m if cell.sized else None, cell.prints, place)
+        inputs = [ports.reads[name] for name in cell.inputs if action.kind in (Kind.FORWARD, Kind.RECOMPUTE)]
+        outputs = [ports.writes[name] for name in cell.outputs if action.kind is Kind.FORWARD]
+        gradients, sent = ports.gradients(cell.outputs), ports.sent(cell.inputs)
+        match action.kind:
+            case Kind.FORWARD if way in ports.writes:
+                return checkpointed_cell(ran, inputs, outputs, ports.writes[way])
+            case Kind.FORWARD:
+                return forward_cell(ran.stage, inputs, outputs, ports.writes.get(kept), ran.size_of)
+            case Kind.RECOMPUTE:
+                return recompute_cell(ran, inputs, ports.reads[way], ports.writes[kept])
+            case Kind.BACKWARD:
+                return backward_cell(ports.reads[kept], gradients, sent)
+            case Kind.INPUT_GRAD:
+                return input_cell(ports.reads[kept], gradients, sent, ports.writes[left], self.divided(s, place))
+            case Kind.WEIGHT_GRAD:
+                return weight_cell(ports.reads[left], self.divided(s, place))
 
-    def backward(self, instruction: Instruction, device: int, cell: Cell) -> Run:
-        kept, *gradients = instruction.reads
-        by_output: dict[str, list[tuple[float, int]]] = {}
-        for operand in gradients:
-            rank = float("inf") if operand.value.consumer == HOST else float(operand.value.consumer or 0)
-            by_output.setdefault(operand.value.name, []).append((rank, self.register(operand, device)))
-        pairs = [
-            (cell.outputs.index(n), [index for _, index in sorted(found, reverse=True)])
-            for n, found in by_output.items()
-        ]
-        sent = [
-            (self.register(operand, device), cell.inputs.index(operand.value.name)) for operand in instruction.writes
-        ]
-        return backward_cell(self.register(kept, device), pairs, sent)
+    def divided(self, stage: int, device: torch.device) -> DividedBackward:
+        return self.divisions.setdefault(stage, DividedBackward(device.type))
 
     # -- transfers ------------------------------------------------------------------------------------------------
 

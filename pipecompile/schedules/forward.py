@@ -5,13 +5,16 @@
     device 2 │       F0 F1 F2 F3
              └──────────────────▶ time
 
-Bubble: (P - 1) / (M + P - 1); makespan (M + P - 1) tF. Memory: nothing is kept for a backward.
+Bubble: (P - 1) / (M + P - 1); makespan (M + P - 1) tF.
+Memory: nothing is kept for a backward.
+When: nothing is trained.
 """
 
 from __future__ import annotations
 
-from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir import Schedule
 from pipecompile.schedules.placement import loop
+from pipecompile.schedules.weaving import lane
 
 __all__ = ["build_forward"]
 
@@ -19,7 +22,7 @@ __all__ = ["build_forward"]
 def build_forward(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
     """The forwards of all stages, stage by stage on a device that has several; `n_devices` must divide `n_stages`."""
     rows = tuple(
-        tuple(Action(s, Kind.FORWARD, m) for s in range(device, n_stages, n_devices) for m in range(n_microbatches))
-        for device in range(n_devices)
+        tuple(action for stage in range(d, n_stages, n_devices) for action in lane(stage, "F", n_microbatches))
+        for d in range(n_devices)
     )
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "forward")

@@ -1,13 +1,14 @@
 """1F1B (PipeDream-flush): after a warm-up, every device alternates one forward and one backward.
 
-    device 0 │ F0 F1 F2             B0 B0 F3 B1 B1    B2 B2    B3 B3            P = 3, M = 4,
-    device 1 │    F0 F1       B0 B0 F2 B1 B1 F3 B2 B2    B3 B3                  B twice as long as F
+    device 0 │ F0 F1 F2             B0 B0 F3 B1 B1    B2 B2    B3 B3
+    device 1 │    F0 F1       B0 B0 F2 B1 B1 F3 B2 B2    B3 B3
     device 2 │       F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
-             └───────────────────────────────────────────────────▶ time
+             └─────────────────────────────────────────────────────▶ time    P = 3, M = 4, B twice as long as F
                 warm-up: min(P - 1 - s, M) forwards │ pairs F B │ the backwards that are left
 
 Bubble: (P - 1) / (M + P - 1), as GPipe; makespan (M + P - 1)(tF + tB).
 Memory: stage s holds at most min(P - s, M) micro-batches in flight, so no device holds more than P.
+When: first of all. GPipe's time, in memory that does not grow with M.
 
 Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (PipeDream-flush);
 Fan et al., "DAPPLE", PPoPP 2021, has the same order.
@@ -15,28 +16,16 @@ Fan et al., "DAPPLE", PPoPP 2021, has the same order.
 
 from __future__ import annotations
 
-from pipecompile.errors import ScheduleError
-from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir import Schedule
 from pipecompile.schedules.placement import loop
+from pipecompile.schedules.weaving import lanes, weave
 
 __all__ = ["build_one_f_one_b"]
 
 
 def build_one_f_one_b(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
     """1F1B with one stage per device; M < P works and then has no steady phase on the first stages."""
-    if n_devices != n_stages:
-        raise ScheduleError(
-            f"1f1b runs one stage per device, not {n_stages} stages on {n_devices} devices",
-            hint=f"n_devices={n_stages}, or schedule 'gpipe'",
-        )
-    rows = tuple(_row(stage, n_stages, n_microbatches) for stage in range(n_stages))
+    rows = tuple(
+        weave(lanes([stage], "FB", n_microbatches), ("F", n_stages - 1 - stage), ("F B",)) for stage in range(n_stages)
+    )
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "1f1b")
-
-
-def _row(stage: int, n_stages: int, n_microbatches: int) -> tuple[Action, ...]:
-    warmup = min(n_stages - 1 - stage, n_microbatches)
-    forwards = [Action(stage, Kind.FORWARD, m) for m in range(n_microbatches)]
-    backwards = [Action(stage, Kind.BACKWARD, m) for m in range(n_microbatches)]
-    pairs = zip(forwards[warmup:], backwards, strict=False)
-    steady = [action for pair in pairs for action in pair]
-    return (*forwards[:warmup], *steady, *backwards[n_microbatches - warmup :])

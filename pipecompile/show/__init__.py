@@ -5,11 +5,24 @@ Nothing here is imported by the levels below, and matplotlib only when a picture
 
 from __future__ import annotations
 
-from pipecompile.show.dump import dump
+from pipecompile.show.dump import dump, write_text
 from pipecompile.show.gantt import timeline_svg
 from pipecompile.show.graph import graph_dot
 from pipecompile.show.grid import timeline_grid
+from pipecompile.show.notebook import pipeline_html
 from pipecompile.show.perfetto import timeline_trace
+from pipecompile.show.report import report_html
 from pipecompile.show.table import render, stage_table
 
-__all__ = ["dump", "graph_dot", "render", "stage_table", "timeline_grid", "timeline_svg", "timeline_trace"]
+__all__ = [
+    "dump",
+    "graph_dot",
+    "pipeline_html",
+    "render",
+    "report_html",
+    "stage_table",
+    "timeline_grid",
+    "timeline_svg",
+    "timeline_trace",
+    "write_text",
+]

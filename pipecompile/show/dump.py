@@ -21,7 +21,7 @@ from pipecompile.timeline import Timeline
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-__all__ = ["dump"]
+__all__ = ["dump", "write_text"]
 
 _log = logging.getLogger("pipecompile.show")
 _DOT_SECONDS = 60.0
@@ -37,11 +37,12 @@ def dump(
     predicted: Timeline | None = None,
     measured: Timeline | None = None,
     passes: str | None = None,
+    report: str | None = None,
     seconds: bool = True,
 ) -> list[Path]:
     """Write a file per piece given and return their paths; pieces that are missing are left out.
 
-    plan.json, schedule.csv, program.txt, passes.txt, timeline.json, timeline.svg (with matplotlib), graph.py, graph.dot, and
+    plan.json, schedule.csv, program.txt, passes.txt, report.html, timeline.json, timeline.svg (with matplotlib), graph.py, graph.dot, and
     graph.svg when Graphviz' `dot` is installed. All texts exist before the first file is written, and every file
     appears whole or not at all. `seconds` False says that the timeline is in the unit of the costs. Raises InputError
     if the directory cannot be written.
@@ -54,14 +55,26 @@ def dump(
     texts |= {} if schedule is None else {"schedule.csv": schedule.to_csv()}
     texts |= {} if program is None else {"program.txt": str(program).rstrip("\n") + "\n"}
     texts |= {} if passes is None else {"passes.txt": passes}
+    texts |= {} if report is None else {"report.html": report}
     folder = Path(directory)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write(folder / name, texts[name]) for name in sorted(texts)]
     except OSError as error:
-        raise InputError(
-            "the dump cannot be written", where=str(folder), why=str(error), hint="name a directory you may write to"
-        ) from error
+        raise _unwritable("the dump", folder, error) from error
+
+
+def write_text(path: Path, text: str) -> Path:
+    """One file, whole or not at all. Raises InputError if it cannot be written."""
+    try:
+        return _write(path, text)
+    except OSError as error:
+        raise _unwritable(path.name, path.parent, error) from error
+
+
+def _unwritable(what: str, folder: Path, error: OSError) -> InputError:
+    hint = "name a directory you may write to"
+    return InputError(f"{what} cannot be written", where=str(folder), why=str(error), hint=hint)
 
 
 def _timeline_texts(

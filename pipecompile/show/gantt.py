@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import Action, Kind
+from pipecompile.ir import Action
+from pipecompile.show.colours import COPY, FAINT, INK, SHADES
 from pipecompile.show.units import BYTES, SECONDS, Unit, fit, written
 from pipecompile.timeline import COMPUTE, Span, Timeline
 
@@ -22,18 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["timeline_figure", "timeline_svg"]
 
-_SHADES = {
-    Kind.FORWARD: ("#8fbbea", "#5f95d6", "#3f72b5", "#2b5488"),
-    Kind.BACKWARD: ("#f4c283", "#e79d4d", "#c97d2f", "#9c5e1f"),
-    Kind.INPUT_GRAD: ("#f0d888", "#e2c157", "#c3a138", "#977b24"),
-    Kind.WEIGHT_GRAD: ("#a5d3a0", "#79b873", "#579952", "#3e7439"),
-}
-"""Per kind four shades, light to dark: those of the first, second ... stage on one device."""
-
-_COPY, _INK, _FAINT = "#7d838c", "#2b2f36", "#d9dce1"
 _STYLE = {
     "svg.hashsalt": "pipecompile", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 8.0,
-    "text.color": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK, "axes.edgecolor": _FAINT,
+    "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT,
 }  # fmt: skip
 _LEFT, _RIGHT, _HEAD, _FOOT = 1.05, 1.35, 0.35, 0.5
 _ROW, _MEMORY, _CELL, _NARROW, _WIDE = 0.42, 1.25, 0.25, 10.6, 22.0
@@ -153,7 +145,7 @@ def _draw_rows(axes: Axes, panel: _Panel, names: Sequence[str], points: float) -
     axes.set_ylim(timeline.n_devices, 0)
     axes.set_yticks([d + 0.5 for d in range(timeline.n_devices)], names[: timeline.n_devices])
     axes.tick_params(axis="y", length=0)
-    axes.hlines(range(1, timeline.n_devices), 0, 1, transform=axes.get_yaxis_transform(), colors=_FAINT, linewidths=0.5)
+    axes.hlines(range(1, timeline.n_devices), 0, 1, transform=axes.get_yaxis_transform(), colors=FAINT, linewidths=0.5)
     makespan = written(SECONDS, timeline.makespan) if panel.unit.name else panel.unit.format(timeline.makespan)
     axes.set_title(f"{panel.label}: makespan {makespan}, bubble {timeline.bubble:.1%}", loc="left", fontsize=8.5, pad=5)
     for device in range(timeline.n_devices):
@@ -163,7 +155,7 @@ def _draw_rows(axes: Axes, panel: _Panel, names: Sequence[str], points: float) -
             spans = [s for s in timeline.spans if s.device == device and s.track == track]
             thickness = min(0.1, 0.22 / len(copies))
             axes.broken_barh(
-                _bars(panel, spans), (device + 0.74 + index * thickness, thickness * 0.75), facecolors=_COPY
+                _bars(panel, spans), (device + 0.74 + index * thickness, thickness * 0.75), facecolors=COPY
             )
 
 
@@ -173,7 +165,7 @@ def _draw_compute(axes: Axes, panel: _Panel, device: int, height: float, points:
     cells = [_action(span) for span in spans]
     stages = sorted({cell.stage for cell in cells if cell})
     depth = [min(stages.index(cell.stage), 3) if cell else 0 for cell in cells]
-    colours = [_SHADES[cell.kind][shade] if cell else _FAINT for cell, shade in zip(cells, depth, strict=True)]
+    colours = [SHADES[cell.kind][shade] if cell else FAINT for cell, shade in zip(cells, depth, strict=True)]
     bars = _bars(panel, spans)
     line = min((0.05 * width * points for _, width in bars), default=0.0)
     axes.broken_barh(
@@ -183,7 +175,7 @@ def _draw_compute(axes: Axes, panel: _Panel, device: int, height: float, points:
         size = min(8.0, width * points / (0.72 * len(str(cell.microbatch)) + 0.1)) if cell else 0.0
         if cell and size >= _SMALLEST:
             axes.text(left + width / 2, device + 0.1 + height / 2, str(cell.microbatch), fontsize=round(size, 1),
-                      ha="center", va="center_baseline", color="white" if shade > 1 else _INK)  # fmt: skip
+                      ha="center", va="center_baseline", color="white" if shade > 1 else INK)  # fmt: skip
 
 
 def _bars(panel: _Panel, spans: Sequence[Span]) -> list[tuple[float, float]]:
@@ -216,7 +208,7 @@ def _draw_memory(axes: Axes, panel: _Panel, top: float) -> None:
             label=peak,
         )
     axes.set_ylim(0, top / unit.size * 1.06)
-    axes.grid(axis="y", color=_FAINT, linewidth=0.5)
+    axes.grid(axis="y", color=FAINT, linewidth=0.5)
     axes.set_ylabel(f"memory, {unit.name}", fontsize=8)
     axes.legend(
         loc="center left", bbox_to_anchor=(1.003, 0.5), fontsize=7, frameon=False, handlelength=1.2, labelspacing=0.25
@@ -231,11 +223,11 @@ def _head(figure: Figure, title: str, timelines: Sequence[Timeline]) -> None:
     kinds = {cell.kind for cell in map(_action, spans) if cell}
     patches = [
         Patch(color=shades[0], label=kind.name.lower().replace("_", " "))
-        for kind, shades in _SHADES.items()
+        for kind, shades in SHADES.items()
         if kind in kinds
     ]
     if any(span.track != COMPUTE for span in spans):
-        patches.append(Patch(color=_COPY, label="copy"))
+        patches.append(Patch(color=COPY, label="copy"))
     width, height = figure.get_size_inches()
     figure.text(0.15 / width, 1 - 0.22 / height, title, fontsize=11, fontweight="bold", va="center")
     figure.legend(

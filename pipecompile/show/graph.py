@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipecompile.plan import Plan
+from pipecompile.show.colours import FILLS
 from pipecompile.show.units import BYTES, COUNT, SECONDS, written
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["graph_dot"]
 
-_FILLS = ("#dbe8f8", "#fbe6cd", "#dff0dc", "#f6dfe3", "#e8e2f4", "#faf3cf", "#d9f0f0", "#ececec")
 _MOST_BOXES, _DEEPEST = 48, 8
 _HEAD = """digraph pipeline {
   graph [fontname="Helvetica", fontsize=12, labeljust=l, nodesep=0.25, ranksep=0.35, newrank=true];
@@ -52,7 +52,7 @@ def graph_dot(graph: GraphModule, plan: Plan, *, depth: int | None = None) -> st
     lines = [_box_line(box, names[box], 0) for box in names if box.stage < 0]
     for stage in range(plan.n_stages):
         lines += [f"  subgraph cluster_{stage} {{", f"    label={_quoted(_stage_label(plan, stage))};"]
-        lines += [f'    style="rounded,filled"; color="#c4c8ce"; fillcolor="{_FILLS[stage % len(_FILLS)]}";']
+        lines += [f'    style="rounded,filled"; color="#c4c8ce"; fillcolor="{FILLS[stage % len(FILLS)]}";']
         lines += [f"  {_box_line(box, names[box], calls[box])}" for box in names if box.stage == stage]
         lines += ["  }"]
     lines += [f"  {names[a]} -> {names[b]}{_attributes(look)};" for (a, b), look in _edges(plan, boxes).items()]

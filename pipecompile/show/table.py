@@ -14,7 +14,7 @@ from rich.text import Text
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.show.units import BYTES, COUNT, SECONDS, fit, written
 
-__all__ = ["render", "stage_table"]
+__all__ = ["render", "stage_caption", "stage_columns", "stage_table"]
 
 _MODULES = 32
 """Characters: when the first and the last module of a stage are longer together, each gets a line of its own."""
@@ -25,13 +25,13 @@ def stage_table(plan: Plan, bubble: float | None) -> Table:
 
     `bubble` is that of the predicted timeline, a fraction; None when nothing was simulated.
     """
-    caption = _caption(plan, bubble)
+    caption = stage_caption(plan, bubble)
     table = Table(
         title=_title(plan), title_justify="left", title_style="bold",
         caption=caption, caption_justify="left", caption_style="",
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=max(map(len, caption.plain.splitlines())),
     )  # fmt: skip
-    cells = _columns(plan.stages)
+    cells = stage_columns(plan.stages)
     for header, (_, total) in cells.items():
         justify: Literal["left", "right"] = "left" if header in ("device", "modules", "forced") else "right"
         table.add_column(header, total, justify=justify, no_wrap=header not in ("modules", "forced"), overflow="fold",
@@ -50,7 +50,7 @@ def render(table: Table, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")
 
 
-def _columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], str]]:
+def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], str]]:
     """Header -> cells and total. A column has one unit, that of its largest value."""
     columns = {
         "stage": ([str(s.stage) for s in stages], ""),
@@ -97,7 +97,7 @@ def _title(plan: Plan) -> Text:
                 f"cut by {plan.method}, {plan.cost} costs, per micro-batch")  # fmt: skip
 
 
-def _caption(plan: Plan, bubble: float | None) -> Text:
+def stage_caption(plan: Plan, bubble: float | None) -> Text:
     parts = [
         f"bottleneck {written(SECONDS, plan.bottleneck)}",
         f"lower bound {written(SECONDS, plan.lower_bound)}",

@@ -5,16 +5,27 @@ from __future__ import annotations
 from types import FrameType
 
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pipecompile.errors import TraceError
 from pipecompile.tracing.source import frames, raiser
 
-__all__ = ["explained", "failed_eagerly", "needs_values"]
+__all__ = ["beyond_fakes", "explained", "failed_eagerly", "needs_values"]
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
+_UNSUPPORTED = (
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    NotImplementedError,
+)
 _BRANCHES = ("__bool__", "is_nonzero", "equal", "allclose", "__contains__")
 _LEAVES_TORCH = ("numpy", "__array__", "data_ptr", "__dlpack__", "__array_wrap__", "untyped_storage")
 
@@ -22,6 +33,13 @@ _LEAVES_TORCH = ("numpy", "__array__", "data_ptr", "__dlpack__", "__array_wrap__
 def needs_values(error: BaseException) -> bool:
     """Did Python ask for numbers, or torch for a number of rows, that no recording can know?"""
     return isinstance(error, _DATA_DEPENDENT)
+
+
+def beyond_fakes(error: BaseException) -> bool:
+    """Is it not the model's fault, but a kernel's that does not run on tensors without memory, or with symbols for sizes?"""
+    if isinstance(error, TraceError):
+        return error.code == "PC115"
+    return isinstance(error, _UNSUPPORTED) or (isinstance(error, RuntimeError) and "symbolic sizes" in str(error))
 
 
 def explained(error: Exception, model: nn.Module) -> TraceError:

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import TraceError
-from pipecompile.tracing.failure import explained
+from pipecompile.tracing.failure import beyond_fakes, explained
 from pipecompile.tracing.fakes.data import with_unknown_data
 from pipecompile.tracing.fakes.symbols import BatchSymbol
 from pipecompile.tracing.fakes.twins import Twins
@@ -149,7 +149,8 @@ class Recorder(TorchFunctionMode):
             self._write(("call_function", holds, (args[0], expected, caller())), {}, None, [], Ambient.now())
             return expected
         except Exception as error:
-            blame(error, self._called(func))
+            if beyond_fakes(error):
+                blame(error, self._called(func))
             raise
 
     def _called(self, func: Any) -> Piece:

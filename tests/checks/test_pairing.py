@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from pipecompile.checks.models import ALL_MODELS, Model
 from pipecompile.checks.pairing import pairing_faults
 from pipecompile.ir import HOST, Route
 from pipecompile.passes import lower
@@ -12,8 +13,12 @@ ROUTES = (Route("x", HOST, (0,), 8.0), Route("h", 0, (1,), 8.0), Route("y", 1, (
 LEGAL = str(lower(build_schedule("gpipe", 2, 1), ROUTES))
 
 
+def faults(text: str, *models: Model) -> list[str]:
+    return pairing_faults(parse_program(text), frozenset(models) or ALL_MODELS)
+
+
 def test_lowered_programs_are_paired() -> None:
-    assert pairing_faults(parse_program(LEGAL)) == []
+    assert faults(LEGAL) == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,7 @@ def test_lowered_programs_are_paired() -> None:
 )
 def test_a_partner_that_is_missing_is_drawn(old: str, new: str, fault: str, picture: str) -> None:
     assert old in LEGAL
-    assert pairing_faults(parse_program(LEGAL.replace(old, new))) == [f"{fault}\n      {picture}"]
+    assert faults(LEGAL.replace(old, new)) == [f"{fault}\n      {picture}"]
 
 
 def test_devices_that_wait_for_one_another_are_drawn_as_a_cycle() -> None:
@@ -72,11 +77,73 @@ device 1
   RECV a#0 from 0
   SEND b#0 to 0
 """
-    (fault,) = pairing_faults(parse_program(text))
-    assert fault.removeprefix("deadlock, each waits for the next: ").split(" -> ") == [
+    (fault,) = faults(text)
+    cycle, *rows = fault.splitlines()
+    assert cycle.removeprefix("deadlock, each waits for the next: ").split(" -> ") == [
         "RECV b#0 from 1 (device 0)",
         "SEND b#0 to 0 (device 1)",
         "RECV a#0 from 0 (device 1)",
         "SEND a#0 to 1 (device 0)",
         "RECV b#0 from 1 (device 0)",
     ]
+    assert rows == [
+        "      device 0 │ … RECV b#0 from 1* SEND a#0 to 1 …",
+        "      device 1 │ … RECV a#0 from 0* SEND b#0 to 0 …",
+    ]
+
+
+BOTH_SEND_FIRST = """\
+program: 2 stages on devices 0 1, 1 micro-batches
+device 0
+  SEND a#0 to 1
+  RECV b#0 from 1
+device 1
+  SEND b#0 to 0
+  RECV a#0 from 0
+"""
+
+
+def test_two_that_send_first_are_stuck_only_when_a_send_waits_for_its_receive() -> None:
+    assert faults(BOTH_SEND_FIRST, Model.BUFFERED, Model.FIFO) == []
+    (fault,) = faults(BOTH_SEND_FIRST)
+    assert fault.startswith(
+        "if sends wait for their receives: deadlock, each waits for the next: SEND a#0 to 1 (device 0)"
+    )
+    assert "      device 0 │ … SEND a#0 to 1* RECV b#0 from 1 …" in fault.splitlines()
+
+
+CROSSED = """\
+program: 2 stages on devices 0 1, 1 micro-batches
+device 0
+  SEND a#0 to 1
+  SEND b#0 to 1
+  SEND c#0 to 1
+device 1
+  RECV a#0 from 0
+  RECV c#0 from 0
+  RECV b#0 from 0
+"""
+
+
+def test_messages_that_overtake_each_other_are_shown_from_the_first_on() -> None:
+    assert faults(CROSSED, Model.BUFFERED) == []
+    assert faults(CROSSED, Model.FIFO) == [
+        "messages from device 0 to device 1 are not received in the order in which they are sent\n"
+        "      device 0 │ … SEND b#0, c#0 … ──▶ device 1 │ … RECV c#0, b#0 …"
+    ]
+
+
+def test_devices_that_exchange_two_parameters_in_different_order_are_stuck() -> None:
+    text = """\
+program: 2 stages on devices 0 1, 1 micro-batches
+tie v: 0 1, 4 bytes
+tie w: 0 1, 4 bytes
+device 0
+  BROADCAST v
+  BROADCAST w
+device 1
+  BROADCAST w
+  BROADCAST v
+"""
+    (fault,) = faults(text, Model.BUFFERED)
+    assert fault.startswith("deadlock, each waits for the next: BROADCAST v (device 0) -> ")

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_executor import ExecutionError, execute
-from program_strategies import programs, split_backward
+from program_strategies import programs
 
 from pipecompile.checks import Level, verify, verify_program
 from pipecompile.errors import VerifyError
-from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Route, Value
+from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Route, Tie, Value
 from pipecompile.passes import Step, lower, lowering
+from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import build_schedule
 
 ROUTES = (
@@ -111,8 +112,9 @@ def is_legal(program: Program) -> bool:
 
 def test_each_level_asks_for_what_the_passes_up_to_it_promise() -> None:
     steps: list[Step] = []
-    lowering(ROUTES).run(build_schedule("1f1b", 3, 2), steps.append)
+    lowering(ROUTES, (Tie("w", (0, 2)),)).run(build_schedule("1f1b", 3, 4), steps.append)
     programs = [step.after for step in steps]
+    assert len(programs) == len(Level)
     for level in Level:
         for done, program in enumerate(programs):
             if done >= level:

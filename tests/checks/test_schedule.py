@@ -37,6 +37,16 @@ def test_builders_are_legal_under_a_chain_and_under_any_routes(schedule: Schedul
         ("0F0,0B0,0I0,0W0", ["stage 0 runs B and also I or W for micro-batch 0"]),
         ("0F0,0I0", ["stage 0 runs I without W for micro-batch 0"]),
         ("0F0,0W0", ["stage 0 runs W without I for micro-batch 0"]),
+        (
+            "0F0,0R0",
+            [
+                "stage 0 never runs B, nor I and W, for micro-batch 0",
+                "stage 0 runs R without B or I for micro-batch 0",
+            ],
+        ),
+        ("0F0,0R0,0R0,0B0", ["0R0 is run 2 times, once is right"]),
+        ("0R0,0F0,0B0", ["0R0 runs before 0F0, which it needs\n      device 0 │ … 0R0 … 0F0 …"]),
+        ("0F0,0B0,0R0", ["0B0 runs before 0R0, which it needs\n      device 0 │ … 0B0 … 0R0 …"]),
         ("0B0,0F0", ["0B0 runs before 0F0, which it needs\n      device 0 │ … 0B0 … 0F0 …"]),
         ("0F0,0W0,0I0", ["0W0 runs before 0I0, which it needs\n      device 0 │ … 0W0 … 0I0 …"]),
         ("1F0,0F0", ["1F0 runs before 0F0, which it needs\n      device 0 │ … 1F0 … 0F0 …"]),
@@ -62,9 +72,12 @@ def test_all_faults_are_reported_at_once() -> None:
 
 def test_a_deadlock_is_drawn_as_its_cycle() -> None:
     (fault,) = faults("0F0,0B0,0F1,0B1\n1F0,1F1,1B1,1B0\n")
-    what, _, cycle = fault.partition(": ")
-    assert what == "deadlock, each waits for the next"
-    assert cycle == "0B0 (device 0) -> 1B0 (device 1) -> 1F1 (device 1) -> 0F1 (device 0) -> 0B0 (device 0)"
+    assert fault.splitlines() == [
+        "deadlock, each waits for the next: "
+        "0B0 (device 0) -> 1B0 (device 1) -> 1F1 (device 1) -> 0F1 (device 0) -> 0B0 (device 0)",
+        "      device 0 │ … 0B0* 0F1 …",
+        "      device 1 │ … 1F1* … 1B0 …",
+    ]
 
 
 #   device 0 │ 0F0 2F0         the chain wants 1F0 between 0F0 and 2F0, and 3F0 after 2F0;
@@ -143,6 +156,7 @@ def graph_of(schedule: Schedule) -> nx.DiGraph:
     for m in range(schedule.n_microbatches):
         for s in range(schedule.n_stages):
             edges = [(f"{s}F{m}", f"{s}B{m}"), (f"{s}F{m}", f"{s}I{m}"), (f"{s}I{m}", f"{s}W{m}")]
+            edges += [(f"{s}F{m}", f"{s}R{m}"), (f"{s}R{m}", f"{s}B{m}"), (f"{s}R{m}", f"{s}I{m}")]
             edges += [(f"{s}F{m}", f"{s + 1}F{m}")]
             edges += [(f"{s + 1}{late}{m}", f"{s}{early}{m}") for late in "BI" for early in "BI"]
             graph.add_edges_from((a, b) for a, b in edges if a in have and b in have)

@@ -130,10 +130,30 @@ def test_schedule_needs_no_model(cli, compiler, tmp_path):
     assert "makespan 9, bubble 33.3%, span 9" in outcome.out
     assert ONE_F_ONE_B in outcome.out
     assert "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n" in outcome.out
-    assert sorted(os.listdir(tmp_path)) == ["schedule.csv", "timeline.json", "timeline.svg"]
+    assert sorted(os.listdir(tmp_path)) == ["report.html", "schedule.csv", "timeline.json", "timeline.svg"]
     data = cli("schedule", "gpipe", "--json").json
     assert (data["n_stages"], data["n_microbatches"], data["makespan"]) == (4, 8, 33)
     assert compiler.calls == []
+
+
+def test_a_file_of_ones_own_is_drawn_or_what_is_wrong_with_it_said(cli, tmp_path):
+    (tmp_path / "mine.csv").write_text("0F0,0F1,0I0,0W0,0I1,0W1\n")
+    assert cli("schedule", tmp_path / "mine.csv").out.startswith(
+        "mine, 1 stages on 1 device, 2 micro-batches: makespan 6,"
+    )
+    (tmp_path / "mine.csv").write_text("0F0,0F1,0W0,0I0,0I1\n")
+    outcome = cli("schedule", tmp_path / "mine.csv")
+    assert outcome.code != 0
+    assert "0W0 runs before 0I0" in outcome.err
+    assert "stage 0 runs I without W for micro-batch 1" in outcome.err
+    assert "device 0 │ 0F0  0F1  0W0* 0I0* 0I1" in outcome.err
+
+
+def test_devices_are_as_many_as_asked_for(cli):
+    assert (
+        cli("schedule", "interleaved", "--stages", "6", "--devices", "3", "--json").json["placement"] == [0, 1, 2] * 2
+    )
+    assert cli("schedule", "zbv", "--stages", "4", "--json").json["placement"] == [0, 1, 1, 0]
 
 
 def test_an_unknown_schedule_is_a_usage_error_that_lists_the_known(cli):

@@ -13,7 +13,7 @@ from pipecompile.errors import VerifyError
 from pipecompile.ir import HOST, Op, Program, Route, Schedule, Value, chain
 from pipecompile.passes import lower
 from pipecompile.program_text import parse_route
-from pipecompile.schedules import BUILDERS, build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule
 
 GOLDEN = Path(__file__).parent / "golden" / "lower.txt"
 
@@ -27,13 +27,15 @@ def test_the_whole_way_down(check_golden: CheckGolden) -> None:
     check_golden(GOLDEN, run)
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", CATALOGUE)
 def test_every_schedule_of_every_size_is_legal_at_both_levels(name: str) -> None:
-    for n_stages in range(1, 7):
-        for n_microbatches in range(1, 9):
-            schedule = build_schedule(name, n_stages, n_microbatches)
-            verify(schedule)
-            verify(lower(schedule))
+    chunks = CATALOGUE[name].chunks
+    for n_devices in range(1, 5):
+        for n_microbatches in (1, 2, 3, 6):
+            for per_device in (chunks,) if chunks else (1, 2, 3):
+                schedule = build_schedule(name, n_devices * per_device, n_microbatches, n_devices=n_devices)
+                verify(schedule)
+                verify(lower(schedule))
 
 
 def test_no_routes_means_a_chain() -> None:

@@ -1,45 +1,92 @@
 from __future__ import annotations
 
-import csv
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from pipecompile.errors import ScheduleError
-from pipecompile.schedules import BUILDERS, build_schedule
-from pipecompile.simulator import simulate
-
-ROWS = list(csv.DictReader((Path(__file__).parent / "reference.csv").open()))
-KNOWN = [row for row in ROWS if row["makespan"]]
+from pipecompile.ir import Schedule
+from pipecompile.schedules import CATALOGUE, build_schedule, register_schedule
+from pipecompile.schedules.placement import loop, vee
 
 
-def test_the_reference_is_all_there() -> None:
-    assert (len(ROWS), len(KNOWN)) == (36, 35)
-
-
-@pytest.mark.parametrize(
-    "row", KNOWN, ids=lambda row: "-".join((row["generator"], row["schedule"], row["P"], row["M"]))
-)
-def test_the_simulated_schedule_is_the_one_of_other_generators(row: dict[str, str]) -> None:
-    timeline = simulate(build_schedule(row["schedule"].lower(), int(row["P"]), int(row["M"])))
-    assert timeline.makespan == float(row["makespan"]) == float(row["formula_makespan"])
-    assert timeline.span == float(row["span_max"])
-    assert timeline.bubble == pytest.approx(float(row["bubble_frac"]), abs=5e-5)
-    assert timeline.peak_in_flight == tuple(map(float, row["peak_W_per_rank"].split()))
-    assert max(timeline.peak_in_flight) == float(row["peak_W_max"])
-
-
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", CATALOGUE)
 def test_a_schedule_knows_its_name_and_counts(name: str) -> None:
-    schedule = build_schedule(name, 3, 5)
-    assert (schedule.name, schedule.n_stages, schedule.n_microbatches, schedule.n_devices) == (name, 3, 5, 3)
+    schedule = build_schedule(name, 4, 5)
+    n_devices = 2 if CATALOGUE[name].chunks == 2 else 4
+    assert (schedule.name, schedule.n_stages, schedule.n_microbatches, schedule.n_devices) == (name, 4, 5, n_devices)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_placement_is_a_loop_or_a_v_and_can_be_asked_for(name: str) -> None:
+    chunks = CATALOGUE[name].chunks or 3
+    schedule = build_schedule(name, 4 * chunks, 1, n_devices=4)
+    assert schedule.placement == (vee(4) if chunks == 2 else loop(4 * chunks, 4))
 
 
 def test_an_unknown_name_lists_those_known() -> None:
     with pytest.raises(
-        ScheduleError, match="no schedule is called 'zigzag'\n  try    one of 'gpipe', '1f1b', 'forward'"
+        ScheduleError, match=r"no schedule is called 'zigzag'\n  try    one of 'gpipe', '1f1b', .*'forward'"
     ):
         build_schedule("zigzag", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_stages", "n_devices", "message"),
+    [
+        (
+            "1f1b",
+            4,
+            2,
+            "1f1b runs one stage per device, not 4 stages on 2 devices\n  try    n_devices=4, or one of 'gpipe'",
+        ),
+        ("zb-h2", 4, 1, "zb-h2 runs one stage per device, not 4 stages on 1 devices\n  try    n_devices=4"),
+        ("zbv", 4, 4, "zbv runs 2 stages per device, not 4 stages on 4 devices\n  try    n_devices=2"),
+        ("v-min", 3, 3, "v-min runs 2 stages per device, not 3 stages on 3 devices\n  try    n_stages=6"),
+        ("dualpipev", 5, None, "5 stages cannot be dealt to 2 devices\n"),
+        ("v-half", 1, None, "v-half runs 2 stages per device, not 1 stages on 1 devices\n  try    n_stages=2"),
+    ],
+)
+def test_a_wrong_number_of_stages_per_device_is_refused_with_a_way_out(
+    name: str, n_stages: int, n_devices: int | None, message: str
+) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        build_schedule(name, n_stages, 4, n_devices=n_devices)
+
+
+def one_by_one(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
+    """A micro-batch after the other: no pipeline at all."""
+    rows: list[list[str]] = [[] for _ in range(n_devices)]
+    for m in range(n_microbatches):
+        for stage in range(n_stages):
+            rows[stage % n_devices].append(f"{stage}F{m}")
+        for stage in reversed(range(n_stages)):
+            rows[stage % n_devices].append(f"{stage}B{m}")
+    return Schedule.from_rows(rows, "one-by-one")
+
+
+def test_a_function_is_a_schedule() -> None:
+    schedule = build_schedule(one_by_one, 4, 2, n_devices=2)
+    assert schedule.to_csv().splitlines() == ["0F0,2F0,2B0,0B0,0F1,2F1,2B1,0B1", "1F0,3F0,3B0,1B0,1F1,3F1,3B1,1B1"]
+    with pytest.raises(ScheduleError, match="4 stages cannot be dealt to 3 devices"):
+        build_schedule(one_by_one, 4, 2, n_devices=3)
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    register_schedule("one-by-one", one_by_one, chunks=2)
+    yield "one-by-one"
+    del CATALOGUE["one-by-one"]
+
+
+def test_a_function_can_get_a_name(registered: str) -> None:
+    assert build_schedule(registered, 4, 3).n_devices == 2
+    with pytest.raises(ScheduleError, match="one-by-one runs 2 stages per device"):
+        build_schedule(registered, 4, 3, n_devices=4)
+    with pytest.raises(ScheduleError, match="a schedule is called 'one-by-one' already"):
+        register_schedule(registered, one_by_one)
+    with pytest.raises(ScheduleError, match="a schedule is called 'gpipe' already"):
+        register_schedule("gpipe", one_by_one)
 
 
 @pytest.mark.parametrize("counts", [(0, 4), (4, 0), (-1, 4), (2.0, 4), (4, "8"), (True, 4), (4, None)])

@@ -10,7 +10,9 @@ from dataclasses import replace
 import matplotlib as mpl
 import pytest
 
+from pipecompile.ir import Schedule
 from pipecompile.show.gantt import timeline_figure, timeline_svg
+from pipecompile.simulator import simulate
 from pipecompile.timeline import COMPUTE, Span, Timeline
 
 
@@ -97,3 +99,8 @@ def test_matplotlib_is_imported_only_to_draw():
         "import sys\nimport pipecompile.show\nprint([name for name in ('torch', 'matplotlib') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_every_kind_of_action_has_its_colour():
+    timeline = simulate(Schedule.from_csv("0F0,0F1,0R0,0I0,0W0,0B1\n"))
+    assert {"forward", "recompute", "backward", "input grad", "weight grad"} <= set(words(timeline_svg(timeline)))

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-__all__ = ["Cached", "Reach", "names_in", "reachable"]
+__all__ = ["Cached", "Reach", "enclosed", "names_in", "reachable"]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
 
@@ -81,6 +83,24 @@ def _wrapped(function: FunctionType) -> list[Any]:
     """What a decorator hides."""
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
     return [thing for thing in cells if callable(thing)]
+
+
+def enclosed(function: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a function has in its closure, also those in functions and containers there."""
+    seen: dict[int, Any] = {}
+    waiting = [function]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing
+        if isinstance(thing, (functools.partial, MethodType)):
+            waiting += [thing.func, *thing.args, *thing.keywords.values()] if isinstance(thing, functools.partial) else [thing.__func__]  # fmt: skip
+        elif type(thing) is FunctionType:
+            held = [cell.cell_contents for cell in thing.__closure__ or () if _is_full(cell)]
+            leaves = pytree.tree_leaves([held, thing.__defaults__, thing.__kwdefaults__])
+            yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+            waiting += [leaf for leaf in leaves if callable(leaf)]
 
 
 def _is_full(cell: Any) -> bool:

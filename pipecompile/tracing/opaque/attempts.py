@@ -23,13 +23,16 @@ from pipecompile.tracing.inputs.flat import FlatInputs
 from pipecompile.tracing.opaque.foretold import Foretold, Unforetold, comparable, foretold
 from pipecompile.tracing.opaque.pieces import Piece, alike, candidates
 from pipecompile.tracing.opaque.trials import Call, trial
-from pipecompile.tracing.opaque.variations import variation
+from pipecompile.tracing.opaque.variations import Change, variation
 from pipecompile.tracing.state.second_call import Carried
 from pipecompile.tracing.state.snapshot import tensors_of
 
 __all__ = ["Opaque", "Reason", "recorded"]
 
 _ATTEMPTS = 64
+
+_WILD_SAMPLES = 8
+"""Enough for a number of rows that a mask picks not to agree with the batch size by chance."""
 
 _HOPELESS = ("PC106", "PC113")
 """What would be as wrong in a part kept whole."""
@@ -74,9 +77,9 @@ class Opaque:
         raise self._final(fault) from error
 
     def _final(self, fault: TraceError) -> TraceError:
-        if not self.refused:
+        told = "; ".join(f"{piece.name}: {why}" for piece, why in self.refused.items() if not piece.line)
+        if not told:
             return fault
-        told = "; ".join(f"{piece.name}: {why}" for piece, why in self.refused.items())
         return TraceError(code="PC111", where=fault.where, why=f"{fault.what.removeprefix('cannot trace: ')}. {told}")
 
     def _unreal(self) -> bool:
@@ -102,17 +105,23 @@ class Opaque:
     def _try_out(self, wanted: dict[Piece, Reason]) -> dict[Piece, list[Foretold]]:
         """Run the model on its inputs, and on a batch of another size; then say what every call gives."""
         size = self.inputs.samples
-        first = self._first(wanted, size)
-        runs, sizes = [first], [size]
-        for other, changed in self._variations(size):
-            second = self._second(wanted, other, changed=changed)
-            if second is not None and comparable(first, second):
-                runs, sizes = [first, second], [size, other]
-                break
-        third = None if len(set(sizes)) == 1 else self._second(wanted, _third(*sizes), changed=True)
-        if third is not None and comparable(first, third):
-            runs, sizes = [*runs, third], [*sizes, _third(*sizes)]
-        self.fixed = self.fixed or (size is not None and len(set(sizes)) == 1)
+        runs, sizes = [self._first(wanted, size)], [size]
+
+        def more(other: int | None, changed: Change) -> bool:
+            """Another run; does it tell anything?"""
+            run = self._second(wanted, other, changed=changed)
+            if run is None or not comparable(runs[0], run):
+                return False
+            runs.append(run)
+            sizes.append(other)
+            return True
+
+        any(more(other, changed) for other, changed in self._variations(size))
+        if varies := len(set(sizes)) > 1:
+            more(_third(*sizes), Change.LIKELY)
+        if wanted:
+            more(_WILD_SAMPLES if varies and any(piece.line for piece in wanted) else size, Change.WILD)
+        self.fixed = self.fixed or (size is not None and not varies)
         return {piece: foretold(piece, [run[piece] for run in runs], sizes) for piece in wanted}
 
     def _first(self, wanted: dict[Piece, Reason], size: int | None) -> dict[Piece, list[Call]]:
@@ -125,15 +134,15 @@ class Opaque:
                 return self._first(wanted, size)
             raise failed_eagerly(error, self.model) from error
 
-    def _variations(self, size: int | None) -> Iterator[tuple[int | None, bool]]:
+    def _variations(self, size: int | None) -> Iterator[tuple[int | None, Change]]:
         """Second runs, the most telling first: another batch size or not, changed data or not."""
         others = [] if self.fixed or size is None else [size - 1 if size > 1 else 2]
         for other in (*others, size):
-            yield other, True
-            yield other, False
+            yield other, Change.LIKELY
+            yield other, Change.NONE
 
     def _second(
-        self, wanted: dict[Piece, Reason], size: int | None, *, changed: bool
+        self, wanted: dict[Piece, Reason], size: int | None, *, changed: Change
     ) -> dict[Piece, list[Call]] | None:
         """Another run with other random numbers; None when the model cannot do that."""
         with suppress(Exception):
@@ -141,7 +150,7 @@ class Opaque:
         return None
 
     def _trial(
-        self, wanted: dict[Piece, Reason], size: int | None, *, reseed: bool = False, changed: bool = False
+        self, wanted: dict[Piece, Reason], size: int | None, *, reseed: bool = False, changed: Change = Change.NONE
     ) -> dict[Piece, list[Call]]:
         pairs = zip(self.inputs.leaves, self.inputs.dims, strict=True)
         leaves = [variation(leaf, dim, size, changed=changed) for leaf, dim in pairs]

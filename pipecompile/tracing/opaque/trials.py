@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pipecompile.footprint import footprint
 from pipecompile.tracing.inputs.structure import taken_apart
+from pipecompile.tracing.interception.reachable import enclosed
 from pipecompile.tracing.opaque.functions import functions_caught
 from pipecompile.tracing.opaque.pieces import Piece, caught
 from pipecompile.tracing.state.contents import preserved
@@ -183,6 +184,7 @@ class _Record:
         ]
         used = [self.state[key] for key in self.outside if key in self.state]
         stray = any(self.earlier.get(key, self.piece) != self.piece for key in self.outside if key not in self.state)
+        stray = stray or any(_key(tensor) not in self.state for leaf in self.given for tensor in enclosed(leaf))
         seen = [self._seen(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return Call(form, seen, tuple(written), tuple(used), stray, self.work, sum(self.saved.values()), self.random)
 

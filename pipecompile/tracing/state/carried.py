@@ -25,6 +25,7 @@ from torch._guards import active_fake_mode
 from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 
+from pipecompile.recomputing import is_recomputing
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 from pipecompile.tracing.writing.values import PLAIN
 
@@ -205,7 +206,7 @@ def _put(container: Any, key: Any, value: Any) -> None:
 
 def _named(name: str, act: Any) -> Any:
     def write(*values: Any) -> None:
-        if not _muted and active_fake_mode() is None:
+        if not _muted and active_fake_mode() is None and not is_recomputing():
             act(*values)
 
     write.__name__ = write.__qualname__ = name

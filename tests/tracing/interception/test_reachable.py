@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import nn
 
-from pipecompile.tracing.interception.reachable import reachable
+from pipecompile.tracing.interception.reachable import enclosed, reachable
 
 
 def deep(x):
@@ -59,3 +59,15 @@ def test_methods_helpers_hooks_and_what_they_name_are_found():
     assert "unrelated" not in found
     assert [cache.name for cache in reachable(Model()).caches] == ["cached"]
     assert not {f for f in reachable(nn.Sequential(nn.Linear(2, 2))).functions if f.__module__.startswith("torch")}
+
+
+def test_tensors_in_closures_are_found():
+    x, y, z = torch.ones(1), torch.ones(2), torch.ones(3)
+    inner = functools.partial(lambda a, b: a + b, z)
+
+    def function(a, default=y):
+        return inner(a) + x + default
+
+    assert {id(tensor) for tensor in enclosed(function)} == {id(x), id(y)}
+    assert not list(enclosed(torch.sin))
+    assert not list(enclosed(deep))

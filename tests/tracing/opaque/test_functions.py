@@ -109,3 +109,22 @@ def test_what_python_decides_on_such_rows_is_checked_in_every_run() -> None:
     assert torch.isfinite(graph(x, mask))
     with pytest.raises(pc.TraceError, match="PC112"):
         graph(x, torch.arange(9) == 1)
+
+
+def test_an_error_of_the_model_is_no_reason_to_keep_a_call() -> None:
+    """A mask per pair, which one sample alone broadcasts over, is not cut into samples."""
+
+    def body(m: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(m.a(x), x, x, attn_mask=mask)
+
+    found = pc.explain(Body(body), torch.randn(1, 4, 4), torch.ones(1, 4).bool())
+    assert not found.traced
+
+
+def test_sizes_that_agree_with_the_batch_by_chance_are_the_data_s() -> None:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m.a(x)[x[:, 0] > 0].sum(0)
+
+    graph = pc.trace(Body(body), torch.ones(4, 4))
+    x = torch.tensor([1.0, -1.0, 1.0])[:, None].repeat(1, 4)
+    assert torch.equal(graph(x), body(graph, x))

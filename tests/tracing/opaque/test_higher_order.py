@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from bodies import Body
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -81,3 +82,12 @@ def test_a_condition_trains() -> None:
         sum(model(part).square().mean() / 2 for part in x.chunk(2)).backward()
         torch.testing.assert_close(mine, [p.grad for p in model.parameters()])
         model.zero_grad(set_to_none=True)
+
+
+def test_functions_with_tensors_in_their_closures_are_refused() -> None:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        h = m.a(x)
+        return torch.cond(x.mean() > 0, lambda x: x.sin() + h, lambda x: x.cos() - h, (x,))
+
+    found = pc.explain(Body(body), torch.randn(4, 4))
+    assert [failure.code for failure in found.failures] == ["PC115"]

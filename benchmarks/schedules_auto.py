@@ -1,0 +1,244 @@
+"""`auto_schedule` against the whole catalogue on random profiles.
+
+    python benchmarks/schedules_auto.py [--profiles 1000] [--markdown benchmarks/results/schedules_auto.md]
+
+A profile has unequal stages, transfers from free to slow, one or several stages per device, sometimes skips, and a memory
+limit from tight to none. Every schedule of the catalogue that fits the memory is simulated on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+from pipecompile.checks import verify
+from pipecompile.ir import Route, Schedule, chain
+from pipecompile.schedules import CATALOGUE, auto_schedule
+from pipecompile.schedules.bound import shortest_step
+from pipecompile.schedules.judge import Judge, Limit
+from pipecompile.schedules.placement import loop, vee
+from pipecompile.schedules.work import work_of
+from pipecompile.simulation.costs import CostOptions, Costs, make_costs
+
+LIMITS = {"tight": 0.3, "half": 0.6, "as 1F1B": 1.0, "loose": 2.0, "none": None}
+"""Room on every device, in what its share of P micro-batches in flight would take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What is given to `auto_schedule`."""
+
+    devices: int
+    chunks: int
+    microbatches: int
+    routes: tuple[Route, ...]
+    costs: CostOptions
+    limit: str
+    room: tuple[float, ...] | None
+    checkpoint: str
+
+    @property
+    def stages(self) -> int:
+        return self.devices * self.chunks
+
+    def placements(self) -> list[tuple[int, ...]]:
+        return [loop(self.stages, self.devices), *([vee(self.devices)] if self.chunks == 2 else [])]
+
+    def checked(self) -> Costs:
+        return make_costs(self.stages, self.devices, self.routes, **self.costs)
+
+
+def draw(rng: random.Random, most_devices: int = 8, most_microbatches: int = 32) -> Profile:
+    """A profile with at least one schedule that fits."""
+    devices, chunks = rng.randint(2, most_devices), rng.choice([1, 1, 2, 2, 3])
+    microbatches = rng.choice([devices, 2 * devices, 4 * devices, rng.randint(1, most_microbatches)])
+    stages = devices * chunks
+    spread = rng.choice([1.0, 1.2, 1.5, 2.0, 3.0])
+    forward = [rng.uniform(1 / spread, spread) for _ in range(stages)]
+    input_share, weight_share = rng.uniform(0.6, 1.6), rng.uniform(0.4, 1.4)
+    slowness = rng.choice([0.0, 0.05, 0.2, 0.5, 1.0])
+    saved = [rng.uniform(1 / spread, spread) * 100 for _ in range(stages)]
+    routes = _routes(rng, stages)
+    costs = CostOptions(
+        forward=forward,
+        input_grad=[time * input_share * rng.uniform(0.8, 1.2) for time in forward],
+        weight_grad=[time * weight_share * rng.uniform(0.8, 1.2) for time in forward],
+        transfer={route.value: slowness * rng.uniform(0.5, 1.5) for route in routes},
+        saved_bytes=saved,
+        weight_saved_bytes=[size * rng.uniform(0.3, 1.0) for size in saved],
+        recipe_bytes=1.0,
+        parameter_bytes=[rng.uniform(50, 150) for _ in range(stages)],
+    )
+    limit = rng.choice(list(LIMITS))
+    profile = Profile(devices, chunks, microbatches, routes, costs, limit, None, rng.choice(["never", "never", "auto"]))
+    return profile if LIMITS[limit] is None else _bounded(profile, LIMITS[limit] or 0.0)
+
+
+def _routes(rng: random.Random, stages: int) -> tuple[Route, ...]:
+    """A chain, and in a third of the cases some skips."""
+    routes = [Route(route.value, route.source, route.consumers, rng.uniform(1, 10)) for route in chain(stages)]
+    for index in range(rng.choice([0, 0, rng.randint(1, 3)]) if stages > 2 else 0):
+        source = rng.randrange(stages - 2)
+        routes.append(Route(f"skip{index}", source, (rng.randrange(source + 2, stages),), rng.uniform(1, 10)))
+    return tuple(routes)
+
+
+def _bounded(profile: Profile, share: float) -> Profile:
+    """With `share` times what P micro-batches take on every device, and at least what one after the other takes."""
+    costs = profile.checked()
+    least = [0.0] * profile.devices
+    for place in profile.placements():
+        judge = Judge(place, profile.routes, costs, Limit((0.0,) * profile.devices, in_bytes=True))
+        serial = judge.peaks(_serial(place))
+        per_microbatch = [
+            sum(costs.saved[s] for s, home in enumerate(place) if home == d) for d in range(profile.devices)
+        ]
+        wanted = [c + share * profile.devices * size for c, size in zip(judge.constant, per_microbatch, strict=True)]
+        least = [max(*each) for each in zip(least, serial, wanted, strict=True)]
+    return Profile(*(getattr(profile, name) for name in Profile.__slots__[:6]), tuple(least), profile.checkpoint)
+
+
+def _serial(placement: Sequence[int]) -> Schedule:
+    rows: list[list[str]] = [[] for _ in range(max(placement) + 1)]
+    for letter, order in (("F", range(len(placement))), ("B", reversed(range(len(placement))))):
+        for stage in order:
+            rows[placement[stage]].append(f"{stage}{letter}0")
+    return Schedule.from_rows(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The step that was found, the best of the catalogue that fits (None when nothing does), the bound of this memory and of
+    any, and the seconds that the search took.
+    """
+
+    profile: Profile
+    found: float
+    catalogue: float | None
+    bound: float
+    free_bound: float
+    seconds: float
+
+    @property
+    def is_worse(self) -> bool:
+        return self.catalogue is not None and self.found > self.catalogue * (1 + 1e-9)
+
+
+def outcome(profile: Profile, effort: float = 1.0) -> Outcome:
+    """Search, check, and compare."""
+    start = perf_counter()
+    schedule = auto_schedule(
+        profile.stages,
+        profile.microbatches,
+        n_devices=profile.devices,
+        routes=profile.routes,
+        memory_limit=profile.room,
+        checkpoint=profile.checkpoint,
+        effort=effort,
+        **profile.costs,
+    )
+    seconds = perf_counter() - start
+    costs, limit = profile.checked(), None if profile.room is None else Limit(profile.room, in_bytes=True)
+    judge = Judge(schedule.placement, profile.routes, costs, limit)
+    verify(schedule, routes=profile.routes)
+    assert not any(judge.excess(schedule)), "it does not fit"
+    return Outcome(
+        profile,
+        judge.seconds(schedule),
+        min(_catalogue(profile, costs, limit), default=None),
+        min(_bound(profile, place, costs, limit) for place in profile.placements()),
+        min(_bound(profile, place, costs, None) for place in profile.placements()),
+        seconds,
+    )
+
+
+def _bound(profile: Profile, place: tuple[int, ...], costs: Costs, limit: Limit | None) -> float:
+    """Where it may be recomputed, what is kept instead is what has to fit, and the recomputation is given away."""
+    work = work_of(place, profile.routes, costs)
+    if profile.checkpoint == "auto":
+        work = replace(work, saved=costs.recipe)
+    room = None if limit is None else Judge(place, profile.routes, costs, limit).room
+    return shortest_step(work, profile.microbatches, room)
+
+
+def _catalogue(profile: Profile, costs: Costs, limit: Limit | None) -> Iterator[float]:
+    for name, entry in CATALOGUE.items():
+        if name != "forward" and entry.chunks in (None, profile.chunks):
+            schedule = entry.build(profile.stages, profile.microbatches, profile.devices)
+            judge = Judge(schedule.placement, profile.routes, costs, limit)
+            if not any(judge.excess(schedule)):
+                yield judge.seconds(schedule)
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The table as markdown."""
+    head = ["memory", "profiles", "worse than the catalogue", "some of it fits", "its mean", "its worst"]
+    head += ["auto: mean", "median", "worst", "within 0.1 % of the bound", "shorter than the catalogue by"]
+    head += ["mean, memory aside", "search s, mean", "worst"]
+    lines = [
+        "# auto_schedule beside the catalogue",
+        "",
+        f"Written by `benchmarks/schedules_auto.py --profiles {len(outcomes)}`. Means and worst cases are the simulated step over a lower",
+        "bound (`pipecompile/schedules/bound.py`) for the memory given, and once for any amount of memory. The room is what the",
+        "activations of P micro-batches take, times 0.3 (tight), 0.6 (half), 1, 2 (loose), and at least what one micro-batch after",
+        "the other needs. In a third of the profiles recomputation is allowed; the bounds do not count its time.",
+        "",
+        f"Never worse than the catalogue: {not any(each.is_worse for each in outcomes)}.",
+        "",
+        f"| {' | '.join(head)} |",
+        "|" + "---|" * len(head),
+        *(_line(limit, [each for each in outcomes if each.profile.limit == limit]) for limit in LIMITS),
+        _line("all", outcomes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(limit: str, outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:
+        return f"| {limit} | 0 |" + " |" * 12
+    ours = [each.found / each.bound for each in outcomes]
+    theirs = [each.catalogue / each.bound for each in outcomes if each.catalogue is not None]
+    gains = [1 - each.found / each.catalogue for each in outcomes if each.catalogue is not None]
+    cells = [
+        limit,
+        len(outcomes),
+        sum(each.is_worse for each in outcomes),
+        len(theirs),
+        f"{statistics.fmean(theirs):.3f}" if theirs else "",
+        f"{max(theirs):.3f}" if theirs else "",
+        f"{statistics.fmean(ours):.3f}",
+        f"{statistics.median(ours):.3f}",
+        f"{max(ours):.3f}",
+        f"{sum(ratio < 1.001 for ratio in ours) / len(ours):.0%}",
+        f"{statistics.fmean(gains):.1%}" if gains else "",
+        f"{statistics.fmean(each.found / each.free_bound for each in outcomes):.3f}",
+        f"{statistics.fmean(each.seconds for each in outcomes):.2f}",
+        f"{max(each.seconds for each in outcomes):.1f}",
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profiles", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--markdown", type=Path, help="write the table here")
+    arguments = parser.parse_args()
+    outcomes = []
+    for number in range(arguments.profiles):
+        outcomes.append(outcome(draw(random.Random(f"{arguments.seed} {number}"))))
+        if outcomes[-1].is_worse:
+            print(f"profile {number} is worse: {outcomes[-1]}")
+    text = page(outcomes)
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

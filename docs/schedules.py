@@ -1,0 +1,72 @@
+"""Writes docs/schedules.md: every schedule of the catalogue, as its builder's docstring has it, and what it takes.
+
+python docs/schedules.py          a test compares: the page cannot go stale
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.simulator import simulate
+
+PAGE = Path(__file__).with_suffix(".md")
+DEVICES, MICROBATCHES, SLOW = 4, 8, 0.5
+
+HEAD = f"""# Schedules
+
+A gallery. `F` is a forward, `B` a backward; `I` and `W` are its two halves, the gradients of the inputs and of the weights.
+P is the number of devices, M that of micro-batches, v that of stages on a device; tF, tI and tW are the times of one
+micro-batch on all stages of a device, tB = tI + tW, T = tF + tB.
+
+All in one table, simulated for P = {DEVICES} and M = {MICROBATCHES} with T = 3 in three equal parts. *Bubble* is the idle part of the step, *peak* the most
+micro-batches that a device holds until their W, and *slow links* the step when every transfer takes {SLOW}. For other numbers, and for
+the costs of your model, look at the report (`pipe.report()`), or let `auto_schedule` search.
+"""
+
+
+def page() -> str:
+    """The whole text. Written by docs/schedules.py."""
+    parts = [HEAD, "\n".join(_table()), *("\n".join(_section(name)) for name in CATALOGUE)]
+    return "\n".join(parts) + "\n\nWritten by `python docs/schedules.py`.\n"
+
+
+def _table() -> Iterator[str]:
+    yield "| schedule | stages on a device | step | bubble | peak | slow links |"
+    yield "|---|---|---|---|---|---|"
+    for name, entry in CATALOGUE.items():
+        chunks = entry.chunks or (1 if name in ("gpipe", "forward") else 2)
+        schedule = build_schedule(name, chunks * DEVICES, MICROBATCHES, n_devices=DEVICES)
+        part = 1 / chunks
+        plain, slow = (
+            simulate(schedule, forward=part, input_grad=part, weight_grad=part, transfer=transfer)
+            for transfer in (0.0, SLOW)
+        )
+        peak = "" if name == "forward" else f"{max(plain.peak_in_flight):g}"
+        dealt = f"{chunks}" if entry.chunks else f"any, here {chunks}"
+        yield f"| [{name}](#{name}) | {dealt} | {plain.makespan:g} | {plain.bubble:.1%} | {peak} | {slow.makespan:g} |"
+
+
+def _section(name: str) -> Iterator[str]:
+    """The docstring of the module: drawings are indented, `Bubble:`, `Memory:` and `When:` begin a paragraph of their own."""
+    yield f"\n## {name}\n"
+    text = importlib.import_module(CATALOGUE[name].build.__module__).__doc__ or ""
+    drawing = False
+    for line in text.strip().splitlines():
+        is_drawn = line.startswith("    ")
+        if is_drawn != drawing:
+            yield "```text" if is_drawn else "```"
+        drawing = is_drawn
+        word, colon, rest = line.partition(": ")
+        if colon and word in ("Bubble", "Memory", "When"):
+            yield f"- **{word}.** {rest[0].upper()}{rest[1:]}"
+        else:
+            yield line.removeprefix("    ") if is_drawn else line
+    if drawing:
+        yield "```"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,33 @@
+"""A small schedule with the actions marked that faults speak of.
+
+device 0 │ 0F0  0F1  0B0  0B1
+device 1 │ 1B0* 1F0* 1F1  1B1         * = something is wrong with it, or with its place
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipecompile.ir import Action
+
+__all__ = ["marked"]
+
+_ACTION = re.compile(r"\b[0-9]+[FBIWR][0-9]+\b")
+_MOST_CELLS, _MOST_DEVICES = 24, 16
+"""A larger one nobody reads; every fault of order has its own excerpt."""
+
+
+def marked(rows: Sequence[Sequence[Action]], faults: Sequence[str]) -> str:
+    """Empty when no fault names an action, or the schedule is too large to be looked at."""
+    longest = max(map(len, rows), default=0)
+    named = {name for fault in faults for name in _ACTION.findall(fault)}
+    if not named or longest > _MOST_CELLS or len(rows) > _MOST_DEVICES:
+        return ""
+    cells = [[f"{action}{'*' if str(action) in named else ' '}" for action in row] for row in rows]
+    width = max(len(cell) for row in cells for cell in row)
+    margin = len(str(len(rows) - 1))
+    return "\n".join(
+        f"device {device:<{margin}} │ {' '.join(f'{cell:<{width}}' for cell in row)}".rstrip()
+        for device, row in enumerate(cells)
+    )

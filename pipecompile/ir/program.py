@@ -1,0 +1,129 @@
+"""A program: per device, the ordered list of everything it does for one mini-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pipecompile.ir.routes import Route, Tie, place
+from pipecompile.ir.schedule import Action
+
+__all__ = ["Instruction", "Op", "Operand", "Program", "Value", "part_of", "recipe", "saved", "weight_saved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A micro-batch's copy of a named value, or, with `consumer`, the gradient of it that the consumer sends back."""
+
+    name: str
+    microbatch: int
+    consumer: int | None = None
+
+    def __str__(self) -> str:
+        tick = "" if self.consumer is None else f"'{place(self.consumer)}"
+        return f"{self.name}{tick}#{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A value together with the buffer that holds it, once buffers are assigned."""
+
+    value: Value
+    slot: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.value) if self.slot is None else f"{self.value}[{self.slot}]"
+
+
+class Op(Enum):
+    """What an instruction does."""
+
+    COMPUTE = "COMPUTE"
+    SEND = "SEND"
+    RECV = "RECV"
+    FREE = "FREE"
+    BROADCAST = "BROADCAST"
+    REDUCE = "REDUCE"
+
+    __hash__ = object.__hash__  # as for Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of a device's program. SEND and FREE read one operand, RECV writes one, COMPUTE carries an action, BROADCAST
+    and REDUCE the name of a tie.
+    """
+
+    op: Op
+    reads: tuple[Operand, ...] = ()
+    writes: tuple[Operand, ...] = ()
+    action: Action | None = None
+    peer: int | None = None
+    tie: str | None = None
+
+    def __str__(self) -> str:
+        reads, writes = " ".join(map(str, self.reads)), " ".join(map(str, self.writes))
+        match self.op:
+            case Op.COMPUTE:
+                return f"{self.action} {reads}{' ' * bool(reads)}->{' ' * bool(writes)}{writes}"
+            case Op.SEND:
+                return f"SEND {reads} to {place(self.peer)}"
+            case Op.RECV:
+                return f"RECV {writes} from {place(self.peer)}"
+            case Op.FREE:
+                return f"FREE {reads}"
+            case Op.BROADCAST | Op.REDUCE:
+                return f"{self.op.value} {self.tie}"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Per device, the ordered list of everything it does for one mini-batch, and the routes and ties that this serves."""
+
+    n_stages: int
+    n_microbatches: int
+    placement: tuple[int, ...]
+    routes: tuple[Route, ...]
+    rows: tuple[tuple[Instruction, ...], ...]
+    ties: tuple[Tie, ...] = ()
+
+    @property
+    def n_devices(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        """The text that `program_text.parse_program` reads back."""
+        placement = "".join(f" {device}" for device in self.placement)
+        lines = [f"program: {self.n_stages} stages on devices{placement}, {self.n_microbatches} micro-batches"]
+        lines += map(str, (*self.routes, *self.ties))
+        for device, row in enumerate(self.rows):
+            lines.append(f"device {device}")
+            lines += (f"  {instruction}" for instruction in row)
+        return "\n".join(lines) + "\n"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from pipecompile.show.notebook import program_html
+
+        return program_html(self)
+
+
+def saved(stage: int, microbatch: int) -> Value:
+    """What the forward of `stage` keeps for its backward, or a recomputation brings back: `@s#m`."""
+    return Value(f"@{stage}", microbatch)
+
+
+def weight_saved(stage: int, microbatch: int) -> Value:
+    """What the input gradient of `stage` leaves for its weight gradient: `@s.w#m`."""
+    return Value(f"@{stage}.w", microbatch)
+
+
+def recipe(stage: int, microbatch: int) -> Value:
+    """What a forward keeps, beside its inputs, so that it can be run again and give the same: `@s.r#m`."""
+    return Value(f"@{stage}.r", microbatch)
+
+
+def part_of(value: Value) -> Value | None:
+    """`@s#m` for `@s.w#m`: what I leaves for W was saved by the forward, and is counted once. None for all else."""
+    name = value.name
+    return Value(name[:-2], value.microbatch) if name.endswith(".w") and name[0] == "@" else None

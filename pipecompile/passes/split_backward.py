@@ -1,0 +1,37 @@
+"""Split every full backward: I, whose result somebody waits for, and W, which can wait itself.
+
+    before   0F0 0F1 0B0 0B1
+    after    0F0 0F1 0I0 0W0 0I1 0W1            delay 0
+             0F0 0F1 0I0 0I1 0W0 0W1            delay 1: one more action of the row goes before each W
+
+A W that would come after the end of the row comes at its end. Linear.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from pipecompile.ir import Action, Kind, Schedule
+
+__all__ = ["split_backward"]
+
+
+def split_backward(schedule: Schedule, delay: int = 0) -> Schedule:
+    """The same order with I in the place of B, and W as many actions later as `delay` says; the rest stays."""
+    rows = tuple(tuple(_row(row, delay)) for row in schedule.rows)
+    return replace(schedule, rows=rows, name=f"{schedule.name} split")
+
+
+def _row(row: Sequence[Action], delay: int) -> Iterator[Action]:
+    waiting: deque[tuple[int, Action]] = deque()
+    for index, action in enumerate(row):
+        if action.kind is Kind.BACKWARD:
+            yield replace(action, kind=Kind.INPUT_GRAD)
+            waiting.append((index + delay, replace(action, kind=Kind.WEIGHT_GRAD)))
+        else:
+            yield action
+        while waiting and waiting[0][0] <= index:
+            yield waiting.popleft()[1]
+    yield from (action for _, action in waiting)

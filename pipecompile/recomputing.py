@@ -1,0 +1,41 @@
+"""Is this forward run a second time, only to have what its backward needs?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import local
+
+import torch
+from torch._guards import active_fake_mode
+
+__all__ = ["is_recomputing", "recomputation"]
+
+
+class _Here(local):
+    """One per thread."""
+
+    now = False
+
+
+_here = _Here()
+
+
+def is_recomputing() -> bool:
+    """Whether a checkpointed stage runs its forward again, for a module that counts, logs or samples as it runs.
+
+    Each run answers for itself, so a submodule that asks is kept whole, as one that decides by the value of a tensor is.
+    """
+    if active_fake_mode() is not None:
+        return bool(torch.zeros((), dtype=torch.bool))  # nobody knows while it is recorded
+    return _here.now
+
+
+@contextmanager
+def recomputation() -> Iterator[None]:
+    """In this block, and in this thread, forwards are recomputations."""
+    before, _here.now = _here.now, True
+    try:
+        yield
+    finally:
+        _here.now = before

@@ -1,0 +1,62 @@
+"""One legal order of all devices' instructions, for a single thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Value
+
+__all__ = ["merged"]
+
+
+def merged(program: Program) -> tuple[tuple[int, int], ...]:
+    """Instructions of all devices, as (device, place in its row), every RECV after its SEND.
+
+    The last device that can go on always does, so a value is used as soon as it is made, while it is in the cache. Stages
+    run forward in their order, where the schedule leaves the choice: then random numbers are drawn as in the model.
+    """
+    walk = _Walk(program, [0] * program.n_devices)
+    return tuple(walk.step() for _ in range(sum(map(len, program.rows))))
+
+
+@dataclass(slots=True)
+class _Walk:
+    """`at` is where each device is, `sent` what was sent (value, to, from), `run` the forwards that ran."""
+
+    program: Program
+    at: list[int]
+    sent: set[tuple[Value, int | None, int]] = field(default_factory=set)
+    run: set[tuple[int, int]] = field(default_factory=set)
+
+    def step(self) -> tuple[int, int]:
+        device = self.next()
+        index = self.at[device]
+        instruction = self.program.rows[device][index]
+        if instruction.op is Op.SEND:
+            self.sent.add((instruction.reads[0].value, instruction.peer, device))
+        elif (action := instruction.action) is not None and action.kind is Kind.FORWARD:
+            self.run.add((action.stage, action.microbatch))
+        self.at[device] += 1
+        return device, index
+
+    def next(self) -> int:
+        ready = [d for d in reversed(range(self.program.n_devices)) if self.is_ready(d)]
+        assert ready, "a verified program cannot deadlock"
+        return next((d for d in ready if self.is_in_turn(self.instruction(d))), ready[0])
+
+    def instruction(self, device: int) -> Instruction:
+        return self.program.rows[device][self.at[device]]
+
+    def is_ready(self, device: int) -> bool:
+        if self.at[device] == len(self.program.rows[device]):
+            return False
+        instruction = self.instruction(device)
+        if instruction.op is not Op.RECV or instruction.peer == HOST:
+            return True
+        return (instruction.writes[0].value, device, instruction.peer or 0) in self.sent
+
+    def is_in_turn(self, instruction: Instruction) -> bool:
+        action = instruction.action
+        if action is None or action.kind is not Kind.FORWARD or not action.stage:
+            return True
+        return (action.stage - 1, action.microbatch) in self.run

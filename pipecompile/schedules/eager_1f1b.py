@@ -1,0 +1,31 @@
+"""Eager 1F1B: 1F1B with twice the warm-up, so that a transfer has a whole cell's time before it is waited for.
+
+    device 0 │ F0 F1 F2 F3 F4       B0 B0    B1 B1    B2 B2    B3 B3    B4 B4
+    device 1 │    F0 F1 F2    B0 B0 F3 B1 B1 F4 B2 B2    B3 B3    B4 B4
+    device 2 │       F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 F4 B4 B4
+             └──────────────────────────────────────────────────────────────▶ time    P = 3, M = 5, B twice as long as F
+
+Bubble: as 1F1B, makespan (M + P - 1)(tF + tB). Transfers of up to tB / 2 add 2 (P - 1) of them, and no more however many
+micro-batches there are.
+Memory: stage s holds at most min(2 (P - s) - 1, M) micro-batches in flight.
+When: links are slow, and there is memory for twice the micro-batches.
+
+Zhuang et al., "On Optimizing the Communication of Model Parallelism", MLSys 2023.
+"""
+
+from __future__ import annotations
+
+from pipecompile.ir import Schedule
+from pipecompile.schedules.placement import loop
+from pipecompile.schedules.weaving import lanes, weave
+
+__all__ = ["build_eager_1f1b"]
+
+
+def build_eager_1f1b(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
+    """One stage per device, any number of micro-batches."""
+    rows = tuple(
+        weave(lanes([stage], "FB", n_microbatches), ("F", 2 * (n_stages - 1 - stage)), ("F B",))
+        for stage in range(n_stages)
+    )
+    return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "eager-1f1b")

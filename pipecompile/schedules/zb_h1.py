@@ -1,0 +1,35 @@
+"""ZB-H1: 1F1B with the backward split. The gradient of the inputs (I) goes on at once; the gradient of the weights (W)
+waits, and fills the time in which 1F1B drains.
+
+    device 0 │ F0 F1 F2       I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
+    device 1 │    F0 F1    I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4
+    device 2 │       F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4
+             └──────────────────────────────────────────────────▶ time    P = 3, M = 5
+
+Device d puts its W off by d micro-batches: what it saves in forwards in flight, it spends on W that wait.
+
+Bubble: makespan M T + (P - 1)(tF + tI - tW), with T = tF + tI + tW, where tW is no more than tF and tI and M >= P; at
+equal times that is the least that there is.
+Memory: at most P micro-batches wait for their W on any device, and P - d for their I on device d, as in 1F1B.
+When: 1F1B fits and no more: the same memory, and a third of the bubble.
+
+Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024.
+"""
+
+from __future__ import annotations
+
+from pipecompile.ir import Action, Schedule
+from pipecompile.schedules.placement import loop
+from pipecompile.schedules.weaving import lanes, weave
+
+__all__ = ["build_zb_h1"]
+
+
+def build_zb_h1(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
+    """One stage per device, any number of micro-batches."""
+    rows = tuple(_row(stage, n_stages, n_microbatches) for stage in range(n_stages))
+    return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "zb-h1")
+
+
+def _row(stage: int, n_stages: int, n_microbatches: int) -> tuple[Action, ...]:
+    return weave(lanes([stage], "FIW", n_microbatches), ("F", n_stages - 1 - stage), ("F I", stage), ("F I W",))

@@ -1,0 +1,76 @@
+"""The schedule of a pipeline: the one asked for, or with "auto" one that is searched for under the costs in its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.links import Links
+from pipecompile.options import Options
+from pipecompile.passes.early_recompute import advance_recompute
+from pipecompile.plan import StageSummary
+from pipecompile.schedules import auto_schedule
+from pipecompile.simulation.costs import CostOptions
+
+__all__ = ["costs_of", "schedule_of", "searched"]
+
+
+def costs_of(
+    stages: Sequence[StageSummary], routes: Sequence[Route], links: Links, placement: Sequence[int] | None
+) -> CostOptions:
+    """What a simulation takes: the times of stages, what each route costs its link, one way, and the bytes saved."""
+    return CostOptions(
+        forward=[stage.forward for stage in stages],
+        input_grad=[stage.backward / 2 for stage in stages],
+        weight_grad=[stage.backward / 2 for stage in stages],
+        transfer=links.seconds(routes, placement),
+        saved_bytes=[stage.saved_bytes for stage in stages],
+    )
+
+
+def schedule_of(
+    options: Options,
+    stages: Sequence[StageSummary],
+    routes: Sequence[Route],
+    placement: Sequence[int],
+    n_microbatches: int,
+) -> Schedule:
+    """What a step runs, recomputations as early as the devices have time for them."""
+    if options.schedule == "auto":
+        return searched(options, stages, routes, n_microbatches, placement)
+    schedule = options.schedule_for(n_microbatches)
+    if options.checkpoint == "never" or options.restored == 1:
+        return schedule
+    costs = costs_of(stages, routes, options.links, placement)
+    return advance_recompute(schedule, options.restored, routes=routes, **costs)
+
+
+def searched(
+    options: Options,
+    stages: Sequence[StageSummary],
+    routes: Sequence[Route],
+    n_microbatches: int,
+    placement: Sequence[int] | None = None,
+) -> Schedule:
+    """The fastest that a search finds, and where it puts the stages, if nobody says."""
+    but_last = options.checkpoint == "except_last"
+    found = auto_schedule(
+        options.n_stages,
+        n_microbatches,
+        n_devices=None if placement else len(options.devices),
+        placement=placement,
+        routes=routes,
+        checkpoint="always" if but_last else options.checkpoint,
+        **costs_of(stages, routes, options.links, placement),
+    )
+    return _kept(found, n_microbatches - 1) if but_last else found
+
+
+def _kept(schedule: Schedule, microbatch: int) -> Schedule:
+    """Without the recomputations of this micro-batch."""
+
+    def stays(action: Action) -> bool:
+        return action.kind is not Kind.RECOMPUTE or action.microbatch != microbatch
+
+    return replace(schedule, rows=tuple(tuple(filter(stays, row)) for row in schedule.rows))

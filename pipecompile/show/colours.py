@@ -1,0 +1,21 @@
+"""The colours of all pictures."""
+
+from __future__ import annotations
+
+from pipecompile.ir import Kind
+
+__all__ = ["COPY", "FAINT", "FILLS", "INK", "SHADES"]
+
+SHADES = {
+    Kind.FORWARD: ("#8fbbea", "#5f95d6", "#3f72b5", "#2b5488"),
+    Kind.RECOMPUTE: ("#c9c3e8", "#a79fd6", "#8479bd", "#61569a"),
+    Kind.BACKWARD: ("#f4c283", "#e79d4d", "#c97d2f", "#9c5e1f"),
+    Kind.INPUT_GRAD: ("#f0d888", "#e2c157", "#c3a138", "#977b24"),
+    Kind.WEIGHT_GRAD: ("#a5d3a0", "#79b873", "#579952", "#3e7439"),
+}
+"""Per kind four shades, light to dark: those of the first, second ... stage on one device."""
+
+FILLS = ("#dbe8f8", "#fbe6cd", "#dff0dc", "#f6dfe3", "#e8e2f4", "#faf3cf", "#d9f0f0", "#ececec")
+"""Behind the stages, one after another."""
+
+COPY, INK, FAINT = "#7d838c", "#2b2f36", "#d9dce1"

@@ -1,0 +1,106 @@
+"""How things show in a notebook: a heading, a table, and a Gantt chart as plain SVG; pointing at a cell names it.
+
+Drawn here and not by matplotlib: it is in the page at once, and a browser can show the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from pipecompile.errors import PipecompileError, ScheduleError
+from pipecompile.ir import Action, Program, Schedule
+from pipecompile.plan import Plan
+from pipecompile.show.colours import COPY, FAINT, INK, SHADES
+from pipecompile.show.table import stage_caption, stage_columns
+from pipecompile.timeline import COMPUTE, Span, Timeline
+
+__all__ = ["pipeline_html", "plan_html", "program_html", "schedule_html", "timeline_html"]
+
+_WIDTH, _LEFT, _ROW, _CELL = 1000, 64, 24, 18
+_MOST_CELLS, _MOST_LINES = 20_000, 2_000
+"""More than that a notebook does not bear: the rest is left out, and said so."""
+_FONT = "font: 11px system-ui, sans-serif"
+
+
+def pipeline_html(plan: Plan, timeline: Timeline) -> str:
+    """The table of stages over the predicted step."""
+    return plan_html(plan, timeline.bubble) + timeline_html(timeline)
+
+
+def plan_html(plan: Plan, bubble: float | None = None) -> str:
+    columns = stage_columns(plan.stages)
+    head = "".join(f"<th style='white-space: pre-line'>{escape(name)}</th>" for name in columns)
+    rows = "".join(_table_row([cells[s] for cells, _ in columns.values()]) for s in range(plan.n_stages))
+    foot = _table_row([total for _, total in columns.values()])
+    caption = escape(stage_caption(plan, bubble).plain)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody><tfoot>{foot}</tfoot></table><p>{caption}</p>"
+
+
+def schedule_html(schedule: Schedule) -> str:
+    """In unit time; what is not legal is shown as CSV, with the first of what is wrong."""
+    from pipecompile.simulator import simulate
+
+    counts = f"{schedule.n_stages} stages on {schedule.n_devices} devices, {schedule.n_microbatches} micro-batches"
+    heading = f"<b>{escape(schedule.name)}</b>, {counts}"
+    try:
+        timeline = simulate(schedule)
+    except PipecompileError as error:
+        return f"{heading}<pre>{escape(str(error))}</pre><pre>{escape(schedule.to_csv())}</pre>"
+    peaks = " ".join(f"{peak:g}" for peak in timeline.peak_in_flight)
+    return f"{heading}; micro-batches in flight per device: {peaks}{timeline_html(timeline)}"
+
+
+def program_html(program: Program) -> str:
+    """The number of instructions, and the text folded away."""
+    count = sum(map(len, program.rows))
+    lines = str(program).splitlines()
+    rest = [f"... {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
+    text = escape("\n".join([*lines[:_MOST_LINES], *rest]))
+    what = f"<b>program</b>, {program.n_stages} stages on {len(program.rows)} devices, {count} instructions"
+    return f"<details><summary>{what}</summary><pre>{text}</pre></details>"
+
+
+def timeline_html(timeline: Timeline) -> str:
+    """A row per device; copies are thin bars at its lower edge."""
+    spans = sorted(timeline.spans, key=lambda span: span.start)
+    height = _ROW * timeline.n_devices + 4
+    scale = (_WIDTH - _LEFT) / (timeline.makespan or 1.0)
+    origin = spans[0].start if spans else 0.0
+    shapes = "".join(_shapes(timeline, spans[:_MOST_CELLS], origin, scale))
+    left_out = f", the first {_MOST_CELLS:,} of {len(spans):,} cells" if len(spans) > _MOST_CELLS else ""
+    box = f"<svg viewBox='0 0 {_WIDTH} {height}' width='100%' style='max-width: {_WIDTH}px; {_FONT}'>{shapes}</svg>"
+    return f"<div>makespan {timeline.makespan:.6g}, bubble {timeline.bubble:.1%}{left_out}</div>{box}"
+
+
+def _shapes(timeline: Timeline, spans: Sequence[Span], origin: float, scale: float) -> Iterator[str]:
+    stages = [sorted({a.stage for s in timeline.compute(d) if (a := _action(s))}) for d in range(timeline.n_devices)]
+    for device in range(timeline.n_devices):
+        top = device * _ROW
+        yield f"<text x='0' y='{top + 14}' fill='{INK}'>device {device}</text>"
+    for span in spans:
+        x, width, top = _LEFT + (span.start - origin) * scale, (span.end - span.start) * scale, span.device * _ROW
+        title = f"<title>{escape(span.name)}: {span.start - origin:.6g} to {span.end - origin:.6g}</title>"
+        look = f"x='{x:.1f}' width='{max(width - 0.6, 0.3):.1f}'"
+        if span.track != COMPUTE:
+            yield f"<rect {look} y='{top + _CELL + 2}' height='3' fill='{COPY}'>{title}</rect>"
+            continue
+        action = _action(span)
+        colour, word = FAINT, ""
+        if action is not None:
+            colour = SHADES[action.kind][min(stages[span.device].index(action.stage), 3)]
+            word = str(action.microbatch)
+        yield f"<rect {look} y='{top + 2}' height='{_CELL - 2}' fill='{colour}'>{title}</rect>"
+        if word and width > 7 * len(word):
+            yield f"<text x='{x + width / 2:.1f}' y='{top + 14}' text-anchor='middle' fill='{INK}' pointer-events='none'>{word}</text>"
+
+
+def _action(span: Span) -> Action | None:
+    try:
+        return Action.parse(span.name)
+    except ScheduleError:
+        return None
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

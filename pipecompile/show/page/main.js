@@ -1,0 +1,70 @@
+// Puts the page together from DATA.
+
+function facts() {
+  document.title = DATA.title;
+  document.getElementById("title").textContent = DATA.title;
+  for (const [name, value] of DATA.facts) {
+    const pair = html(document.getElementById("facts"), "div");
+    html(pair, "dt", name);
+    html(pair, "dd", value);
+  }
+}
+
+function shown(id) {
+  const section = document.getElementById(id);
+  section.hidden = false;
+  return section;
+}
+
+function stageTable() {
+  const section = shown("stages"), table = section.querySelector("table"), { columns, slowest, caption } = DATA.table;
+  const head = html(html(table, "thead"), "tr"), body = html(table, "tbody"), foot = html(html(table, "tfoot"), "tr");
+  for (const column of columns) {
+    const look = { class: column.text ? "text" : "" };
+    html(head, "th", column.name, look);
+    html(foot, "td", column.total, look);
+  }
+  columns[0].cells.forEach((_, i) => {
+    const row = html(body, "tr", null, { class: i === slowest ? "mark" : "" });
+    for (const column of columns) html(row, "td", column.cells[i], { class: column.text ? "text" : "" });
+  });
+  section.querySelector(".note").textContent = caption;
+}
+
+function scaled(timeline) {
+  const at = (ticks) => ticks * timeline.tick;
+  return { ...timeline,
+    rows: timeline.rows.map((row) => row.map(([stage, kind, mb, start, length, critical]) => [stage, kind, mb, at(start), at(length), critical])),
+    copies: timeline.copies.map(([from, to, name, start, length]) => [from, to, name, at(start), at(length)]),
+    memory: timeline.memory.map((curve) => curve.map(([moment, size]) => [at(moment), size])) };
+}
+
+function timelines() {
+  const section = document.getElementById("timelines"), all = DATA.timelines.map(scaled);
+  const longest = Math.max(...all.map((t) => t.makespan)), shared = new View(longest);
+  for (const timeline of all) {
+    const view = timeline.makespan * 3 > longest ? shared : new View(timeline.makespan);
+    html(section, "h3", `${timeline.name}: ${time(timeline.makespan)}, bubble ${share(timeline.bubble)}`);
+    legend(section, timeline);
+    new Gantt(section, timeline, view, DATA.devices);
+  }
+}
+
+function advice() {
+  const list = shown("advice").querySelector("ul");
+  for (const line of DATA.advice) html(list, "li", line);
+}
+
+function whatIf() {
+  const section = shown("what-if");
+  section.querySelector(".note").textContent = DATA.whatIf.note;
+  new WhatIf(section, DATA.whatIf);
+}
+
+facts();
+if (DATA.table) stageTable();
+timelines();
+if (DATA.advice.length) advice();
+if (DATA.cut) new CutGraph(shown("cut"), DATA.cut);
+if (DATA.whatIf) whatIf();
+addEventListener("resize", () => View.all.forEach((view) => view.show(view.start, view.end)));

@@ -1,0 +1,70 @@
+// Other numbers of devices and micro-batches, other schedules: all of the catalogue, simulated as one looks.
+
+class WhatIf {
+  constructor(section, given) {
+    Object.assign(this, { section, given, schedule: given.own.schedule });
+    this.form = section.querySelector("form");
+    const orders = given.orders, distinct = (key) => [...new Set(orders.map((o) => o[key]))].sort((a, b) => a - b);
+    this.devices = this.choice("devices", distinct("devices"), given.own.devices);
+    this.microbatches = this.choice("micro-batches", distinct("microbatches"), given.own.microbatches);
+    this.links = this.choice("transfers take", [0, 0.5, 1, 2, 4, 10], 1, (n) => `${n} ×`);
+    this.batch = html(html(this.form, "label", "same batch, in smaller or larger micro-batches "), "input", null, { type: "checkbox", name: "batch" });
+    this.batch.checked = true;
+    this.form.addEventListener("input", () => this.draw());
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    this.chart = html(section, "div");
+    this.draw();
+  }
+
+  choice(label, values, chosen, word = String) {
+    const made = html(html(this.form, "label", `${label} `), "select", null, { name: label });
+    for (const value of values) html(made, "option", word(value), { value });
+    made.value = chosen;
+    return made;
+  }
+
+  costs(order) {
+    const cut = this.given.costs[order.placement.length], factor = this.batch.checked ? this.given.microbatches / order.microbatches : 1;
+    const times = (list, by) => list.map((value) => value * by);
+    return { forward: times(cut.forward, factor), input: times(cut.input_grad, factor), weight: times(cut.weight_grad, factor),
+      saved: times(cut.saved, factor), transfer: times(cut.transfer, factor * Number(this.links.value)) };
+  }
+
+  found() {
+    const fitting = this.given.orders.filter((o) => o.devices === Number(this.devices.value) && o.microbatches === Number(this.microbatches.value));
+    const runs = fitting.map((order) => ({ order, run: simulateOrder({ placement: order.placement, rows: parseRows(order.csv) }, this.costs(order)) }));
+    return runs.filter(({ run }) => run).sort((a, b) => a.run.makespan - b.run.makespan);
+  }
+
+  draw() {
+    const found = this.found(), table = this.section.querySelector("table");
+    table.replaceChildren();
+    const head = html(html(table, "thead"), "tr");
+    for (const [name, kind] of [["schedule", "text"], ["stages", ""], ["step", ""], ["bubble", ""], ["peak memory", ""], ["per sample", ""]]) html(head, "th", name, { class: kind });
+    const body = html(table, "tbody"), base = this.base();
+    const chosen = found.find(({ order }) => order.name === this.schedule) ?? found[0];
+    for (const { order, run } of found) {
+      const row = html(body, "tr", null, { class: order === chosen?.order ? "mark" : "" });
+      const samples = this.batch.checked ? 1 : order.microbatches / this.given.microbatches;
+      const cells = [order.name, order.placement.length, time(run.makespan), share(run.bubble), bytes(Math.max(...run.peaks)), base ? `${(run.makespan / samples / base).toFixed(3)} ×` : ""];
+      cells.forEach((text, i) => html(row, "td", text, { class: i ? "" : "text" }));
+      row.addEventListener("click", () => { this.schedule = order.name; this.draw(); });
+    }
+    this.chart.replaceChildren();
+    if (!chosen) { html(this.chart, "p", "No schedule of the catalogue is here for these numbers."); return; }
+    html(this.chart, "h3", `${chosen.order.name}: ${time(chosen.run.makespan)}, bubble ${share(chosen.run.bubble)}`);
+    const names = chosen.run.rows.map((_, d) => `device ${d}`);
+    View.all.delete(this.view);
+    this.view = new View(chosen.run.makespan);
+    new Gantt(this.chart, chosen.run, this.view, names);
+  }
+
+  // The step of what the report is about, under the same model.
+  base() {
+    const own = this.given.own, order = this.given.orders.find((o) => o.name === own.schedule && o.devices === own.devices && o.microbatches === own.microbatches);
+    if (!order) return null;
+    const cut = this.given.costs[order.placement.length];
+    const costs = { forward: cut.forward, input: cut.input_grad, weight: cut.weight_grad, saved: cut.saved, transfer: cut.transfer };
+    return simulateOrder({ placement: order.placement, rows: parseRows(order.csv) }, costs)?.makespan ?? null;
+  }
+}

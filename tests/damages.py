@@ -1,0 +1,319 @@
+"""Random damages to schedules and programs, and what they are to be judged by.
+
+A damage is small and plausible: something a hand, a bug in a pass, or a bad edit would do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from program_executor import MODELS, ExecutionError, execute
+
+from pipecompile.checks import verify
+from pipecompile.errors import VerifyError
+from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Tie, Value
+from pipecompile.passes import lower
+from pipecompile.passes.early_recompute import advance_recompute
+from pipecompile.passes.recompute import insert_recompute
+from pipecompile.passes.split_backward import split_backward
+from pipecompile.schedules import CATALOGUE, build_schedule
+
+Row = list[Instruction]
+
+# -- what is damaged --------------------------------------------------------------------------------------------------
+
+
+def random_schedule(rng: Random) -> Schedule:
+    """Of the catalogue, split and recomputed here and there."""
+    name = rng.choice(list(CATALOGUE))
+    chunks = CATALOGUE[name].chunks or rng.randint(1, 3)
+    n_devices = rng.randint(1, 4 if chunks == 1 else 2)
+    schedule = build_schedule(name, n_devices * chunks, rng.randint(1, 4), n_devices=n_devices)
+    if rng.random() < 0.3:
+        schedule = split_backward(schedule, rng.choice([0, 1, 3]))
+    if rng.random() < 0.4:
+        schedule = insert_recompute(schedule, [rng.random() < 0.6 for _ in range(schedule.n_stages)])
+        schedule = advance_recompute(schedule, rng.randint(1, 3))
+    return schedule
+
+
+def random_program(rng: Random) -> Program:
+    """With skips, values from and for the host, and tied parameters."""
+    schedule = random_schedule(rng)
+    ties = ()
+    if schedule.n_stages > 1 and rng.random() < 0.4:
+        stages = sorted(rng.sample(range(schedule.n_stages), 2))
+        ties = (Tie("w", tuple(stages), 4.0), *((Tie("u", (0, schedule.n_stages - 1)),) if rng.random() < 0.4 else ()))
+    return lower(schedule, random_routes(rng, schedule.n_stages), ties=ties, receive_ahead=rng.choice([0, 0, 1, 3]))
+
+
+def random_routes(rng: Random, n_stages: int) -> tuple[Route, ...]:
+    """A chain now and then, and others besides."""
+    routes = [Route(f"v{s}", s, (s + 1,)) for s in range(n_stages - 1)] if rng.random() < 0.7 else []
+    for index in range(rng.randint(0, 3)):
+        source = rng.choice([HOST, *range(n_stages)])
+        ends = [*range(source + 1, n_stages), HOST]
+        chosen = rng.sample(ends, rng.randint(1, min(3, len(ends))))
+        consumers = tuple(end for end in ends if end in chosen)
+        routes.append(Route("abc"[index], source, consumers, 1.0, rng.random() < 0.7))
+    return tuple(routes)
+
+
+# -- damages of a program ---------------------------------------------------------------------------------------------
+
+
+def drop(rng: Random, row: Row, program: Program) -> Row:
+    del row[rng.randrange(len(row))]
+    return row
+
+
+def duplicate(rng: Random, row: Row, program: Program) -> Row:
+    row.insert(rng.randint(0, len(row)), rng.choice(row))
+    return row
+
+
+def swap(rng: Random, row: Row, program: Program) -> Row:
+    """Two neighbours, or any two."""
+    i = rng.randrange(len(row))
+    j = min(i + 1, len(row) - 1) if rng.random() < 0.6 else rng.randrange(len(row))
+    row[i], row[j] = row[j], row[i]
+    return row
+
+
+def move(rng: Random, row: Row, program: Program) -> Row:
+    row.insert(rng.randint(0, len(row) - 1), row.pop(rng.randrange(len(row))))
+    return row
+
+
+def move_message(rng: Random, row: Row, program: Program) -> Row:
+    """A send or a receive, to a place nearby."""
+    found = [index for index, i in enumerate(row) if i.op in (Op.SEND, Op.RECV)]
+    if found:
+        index = rng.choice(found)
+        instruction = row.pop(index)
+        row.insert(max(0, min(len(row), index + rng.randint(-3, 3))), instruction)
+    return row
+
+
+def early_free(rng: Random, row: Row, program: Program) -> Row:
+    found = [index for index, i in enumerate(row) if i.op is Op.FREE and index]
+    if found:
+        index = rng.choice(found)
+        row.insert(rng.randrange(index), row.pop(index))
+    return row
+
+
+def retarget(rng: Random, row: Row, program: Program) -> Row:
+    """Another peer."""
+    found = [index for index, i in enumerate(row) if i.peer is not None]
+    if found:
+        index = rng.choice(found)
+        row[index] = replace(row[index], peer=rng.randint(HOST, program.n_devices))
+    return row
+
+
+def reslot(rng: Random, row: Row, program: Program) -> Row:
+    return _other_operand(rng, row, lambda o: replace(o, slot=rng.choice([None, 0, 1, 2])))
+
+
+def reslot_value(rng: Random, row: Row, program: Program) -> Row:
+    """Everywhere in the row: right, unless the new slot is taken."""
+    operands = [o for i in row for o in (*i.reads, *i.writes)]
+    if not operands:
+        return row
+    value, slot = rng.choice(operands).value, rng.randint(0, 2)
+
+    def side(operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
+        return tuple(replace(o, slot=slot) if o.value == value else o for o in operands)
+
+    return [replace(i, reads=side(i.reads), writes=side(i.writes)) for i in row]
+
+
+def revalue(rng: Random, row: Row, program: Program) -> Row:
+    """Another name, micro-batch, or gradient."""
+
+    def other(value: Value) -> Value:
+        what = rng.randrange(3)
+        if what == 0:
+            names = [r.value for r in program.routes] + [
+                f"@{rng.randrange(program.n_stages)}{rng.choice(['', '.w', '.r'])}"
+            ]
+            return replace(value, name=rng.choice(names))
+        if what == 1:
+            return replace(value, microbatch=rng.randint(0, program.n_microbatches))
+        return replace(value, consumer=rng.choice([None, HOST, *range(program.n_stages)]))
+
+    return _other_operand(rng, row, lambda o: replace(o, value=other(o.value)))
+
+
+def _other_operand(rng: Random, row: Row, change: Callable[[Operand], Operand]) -> Row:
+    index = rng.randrange(len(row))
+    one = row[index]
+    sides = [list(one.reads), list(one.writes)]
+    side = rng.choice([s for s in sides if s] or [[]])
+    if side:
+        position = rng.randrange(len(side))
+        side[position] = change(side[position])
+        row[index] = replace(one, reads=tuple(sides[0]), writes=tuple(sides[1]))
+    return row
+
+
+def lose_operand(rng: Random, row: Row, program: Program) -> Row:
+    index = rng.randrange(len(row))
+    one = row[index]
+    if one.op is Op.COMPUTE and (one.reads or one.writes):
+        operands = rng.choice([side for side in (one.reads, one.writes) if side])
+        fewer = tuple(o for o in operands if o != operands[0])
+        row[index] = replace(one, reads=fewer) if operands is one.reads else replace(one, writes=fewer)
+    return row
+
+
+def react(rng: Random, row: Row, program: Program) -> Row:
+    """Another action."""
+    found = [index for index, i in enumerate(row) if i.action is not None]
+    if found:
+        index = rng.choice(found)
+        action = row[index].action
+        assert action is not None
+        row[index] = replace(row[index], action=random_action(rng, action, program.n_stages, program.n_microbatches))
+    return row
+
+
+def retie(rng: Random, row: Row, program: Program) -> Row:
+    """Lose, move or add an exchange of a tied parameter."""
+    found = [index for index, i in enumerate(row) if i.tie is not None]
+    if found and rng.random() < 0.7:
+        instruction = row.pop(rng.choice(found))
+        if rng.random() < 0.8:
+            row.insert(rng.randint(0, len(row)), instruction)
+    else:
+        row.insert(rng.randint(0, len(row)), Instruction(rng.choice([Op.BROADCAST, Op.REDUCE]), tie=rng.choice("wux")))
+    return row
+
+
+DAMAGES = (
+    drop, duplicate, swap, move, move_message, early_free, retarget, reslot, reslot_value, revalue, lose_operand, react,
+    retie,
+)  # fmt: skip
+
+
+def damaged(rng: Random, program: Program, how: Callable[[Random, Row, Program], Row]) -> Program:
+    """One damage to one row; the program may still be right, or the very same."""
+    device = rng.choice([d for d, row in enumerate(program.rows) if row])
+    rows = [list(row) for row in program.rows]
+    rows[device] = how(rng, rows[device], program)
+    return replace(program, rows=tuple(map(tuple, rows)))
+
+
+def exchanged(rng: Random, program: Program) -> Program:
+    """An instruction goes to another device's row."""
+    rows = [list(row) for row in program.rows]
+    full = [d for d, row in enumerate(rows) if row]
+    source, target = rng.choice(full), rng.randrange(len(rows))
+    instruction = rows[source].pop(rng.randrange(len(rows[source])))
+    rows[target].insert(rng.randint(0, len(rows[target])), instruction)
+    return replace(program, rows=tuple(map(tuple, rows)))
+
+
+# -- damages of a schedule --------------------------------------------------------------------------------------------
+
+
+def random_action(rng: Random, action: Action, n_stages: int, n_microbatches: int) -> Action:
+    """Another stage, kind or micro-batch."""
+    what = rng.randrange(3)
+    if what == 0:
+        return replace(action, stage=rng.randint(0, n_stages))
+    if what == 1:
+        return replace(action, kind=rng.choice(list(Kind)))
+    return replace(action, microbatch=rng.randint(0, n_microbatches))
+
+
+SCHEDULE_DAMAGES = ("drop", "duplicate", "swap", "move", "react", "elsewhere")
+
+
+def damaged_schedule(rng: Random, schedule: Schedule, how: str) -> Schedule:
+    rows = [list(row) for row in schedule.rows]
+    row = rng.choice([row for row in rows if row])
+    index, other = rng.randrange(len(row)), rng.randrange(len(row))
+    match how:
+        case "drop":
+            del row[index]
+        case "duplicate":
+            row.insert(other, row[index])
+        case "swap":
+            row[index], row[other] = row[other], row[index]
+        case "move":
+            row.insert(other, row.pop(index))
+        case "react":
+            row[index] = random_action(rng, row[index], schedule.n_stages, schedule.n_microbatches)
+        case "elsewhere":
+            target = rng.choice(rows)
+            target.insert(rng.randint(0, len(target)), row.pop(index))
+    return replace(schedule, rows=tuple(map(tuple, rows)))
+
+
+# -- judgement ---------------------------------------------------------------------------------------------------------
+
+
+def works(program: Program, models: tuple[str, ...] = MODELS) -> bool:
+    """By the executor."""
+    try:
+        execute(program, models)
+    except ExecutionError:
+        return False
+    return True
+
+
+def is_legal(subject: Program | Schedule, models: tuple[str, ...] = MODELS) -> bool:
+    """By the verifier."""
+    try:
+        verify(subject, models=models)
+    except VerifyError:
+        return False
+    return True
+
+
+def schedule_works(schedule: Schedule) -> bool:
+    """By running it over a chain, each device as far as it gets: what an action needs must have run, and all once."""
+    ran: Counter[str] = Counter()
+    at = [0] * schedule.n_devices
+    moved = True
+    while moved:
+        moved = False
+        for device, row in enumerate(schedule.rows):
+            while at[device] < len(row) and _may_run(schedule, device, row[at[device]], ran):
+                ran[str(row[at[device]])] += 1
+                at[device] += 1
+                moved = True
+    if at != [len(row) for row in schedule.rows]:
+        return False
+    trained = any(name.rstrip("0123456789")[-1] != "F" for name in ran)
+    for s in range(schedule.n_stages):
+        for m in range(schedule.n_microbatches):
+            counts = {letter: ran.pop(f"{s}{letter}{m}", 0) for letter in "FBIWR"}
+            backward = (counts["B"], counts["I"], counts["W"])
+            if counts["F"] != 1 or backward not in ([(1, 0, 0), (0, 1, 1)] if trained else [(0, 0, 0)]):
+                return False
+            if counts["R"] > trained:
+                return False
+    return not ran
+
+
+def _may_run(schedule: Schedule, device: int, action: Action, ran: Counter[str]) -> bool:
+    s, m = action.stage, action.microbatch
+    if not (s < schedule.n_stages and m < schedule.n_microbatches and schedule.placement[s] == device):
+        return False
+    again = any(a == Action(s, Kind.RECOMPUTE, m) for row in schedule.rows for a in row)
+    match action.kind:
+        case Kind.FORWARD:
+            return s == 0 or bool(ran[f"{s - 1}F{m}"])
+        case Kind.RECOMPUTE:
+            return bool(ran[f"{s}F{m}"])
+        case Kind.WEIGHT_GRAD:
+            return bool(ran[f"{s}I{m}"])
+        case _:
+            after = s + 1 == schedule.n_stages or ran[f"{s + 1}B{m}"] or ran[f"{s + 1}I{m}"]
+            return bool(ran[f"{s}F{m}"] and after and (ran[f"{s}R{m}"] or not again))

@@ -1,0 +1,29 @@
+"""Draws a schedule as the docstrings of the builders do: a row per device, three characters per unit of time.
+
+device 0 │ F0 F1       B0 B0           F, I, W and R take one unit, B two; small letters on the device's second stage
+"""
+
+from __future__ import annotations
+
+from pipecompile.ir import Action, Schedule
+from pipecompile.simulator import simulate
+
+
+def drawn(schedule: Schedule) -> list[str]:
+    """One line per device, without what follows its last cell."""
+    timeline = simulate(schedule)
+    lines = []
+    for device in range(schedule.n_devices):
+        line = ""
+        for span in timeline.compute(device):
+            cell = _cell(schedule, Action.parse(span.name)).ljust(3)
+            line = line.ljust(3 * int(span.start)) + cell * int(span.end - span.start)
+        lines.append(f"device {device} │ {line}".rstrip())
+    return lines
+
+
+def _cell(schedule: Schedule, action: Action) -> str:
+    """`F0`, or `f0` for the second stage that lives on the device."""
+    chunk = sum(home == schedule.placement[action.stage] for home in schedule.placement[: action.stage])
+    letter = action.kind.value.lower() if chunk else action.kind.value
+    return f"{letter}{action.microbatch}"

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from golden import CheckGolden
+
+from pipecompile.errors import ScheduleError
+from pipecompile.ir import Schedule
+from pipecompile.passes.recompute import Checkpoint, insert_recompute
+from pipecompile.schedules import build_schedule
+
+GOLDEN = Path(__file__).parent / "golden" / "recompute.txt"
+
+
+def test_forwards_are_run_again_before_their_backward(check_golden: CheckGolden) -> None:
+    def run(text: str) -> str:
+        first, _, rows = text.partition("\n")
+        mode: Checkpoint = [flag == "1" for flag in first.split()] if first[0].isdigit() else first
+        return str(insert_recompute(Schedule.from_csv(rows), mode))
+
+    check_golden(GOLDEN, run)
+
+
+def test_a_mode_that_is_none_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="checkpoint='sometimes' is not known\n  try    'never', 'always'"):
+        insert_recompute(build_schedule("gpipe", 2, 2), "sometimes")
+    with pytest.raises(ScheduleError, match="checkpoint has 3 flags for 2 stages"):
+        insert_recompute(build_schedule("gpipe", 2, 2), (True, False, True))

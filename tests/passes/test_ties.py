@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from golden import CheckGolden
+
+from pipecompile.passes.ties import insert_exchanges
+from pipecompile.program_text import parse_program
+
+GOLDEN = Path(__file__).parent / "golden" / "ties.txt"
+
+
+def test_copies_are_refreshed_first_and_their_gradients_brought_home_last(check_golden: CheckGolden) -> None:
+    check_golden(GOLDEN, lambda text: str(insert_exchanges(parse_program(text))))

@@ -1,0 +1,34 @@
+"""All instructions in one order for one thread: rows keep theirs, receives come after their sends."""
+
+from __future__ import annotations
+
+import pytest
+
+import pipecompile as pc
+from pipecompile.ir import HOST, Op, Route
+from pipecompile.passes import lower
+from pipecompile.runtime.order import merged
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h2", "interleaved"])
+@pytest.mark.parametrize(("n_stages", "count"), [(1, 1), (2, 5), (4, 4), (5, 3)])
+def test_merged_order_receives_after_it_sends(name: str, n_stages: int, count: int) -> None:
+    program = lower(pc.build_schedule(name, n_stages, count))
+    order = merged(program)
+    assert sorted(order) == [(d, i) for d, row in enumerate(program.rows) for i in range(len(row))]
+    for device in range(program.n_devices):
+        assert [i for d, i in order if d == device] == list(range(len(program.rows[device])))
+    there = set()
+    for device, index in order:
+        instruction = program.rows[device][index]
+        if instruction.op is Op.SEND:
+            there.add((instruction.reads[0].value, instruction.peer))
+        if instruction.op is Op.RECV and instruction.peer != HOST:
+            assert (instruction.writes[0].value, device) in there
+
+
+def test_a_schedule_may_run_stages_out_of_order_where_no_value_asks_for_it() -> None:
+    """Stage 0 sends to stage 2 alone, and device 1 has stage 1 run last."""
+    schedule = pc.Schedule.from_csv("0F0,0F1,0B0,0B1\n2F0,2B0,2F1,2B1,1F0,1B0,1F1,1B1\n")
+    program = lower(schedule, [Route("v", 0, (2,))])
+    assert len(merged(program)) == sum(map(len, program.rows))

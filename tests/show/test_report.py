@@ -1,0 +1,173 @@
+"""The one page: what is in it, that its scripts simulate as we do, and that a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from pages import data_of, opened, run_script, scripts
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.show import report_html
+from pipecompile.simulator import simulate
+from pipecompile.what_if import unit_what_if
+
+ACT = """
+const rects = () => document.querySelectorAll("#timelines rect.cell").length;
+const told = { cells: rects() };
+const first = document.querySelector("#timelines svg"), box = first.getBoundingClientRect();
+const at = { clientX: box.left + 90, clientY: box.top + 8, bubbles: true };
+first.dispatchEvent(new PointerEvent("pointermove", at));
+told.hint = document.getElementById("hint").textContent;
+told.dim = document.querySelectorAll("rect.dim").length;
+first.dispatchEvent(new WheelEvent("wheel", { ...at, deltaY: -1500 }));
+told.zoomed = rects();
+first.dispatchEvent(new MouseEvent("dblclick", at));
+told.all = rects();
+const form = document.querySelector("#what-if form"), rows = () => [...document.querySelectorAll("#what-if tbody tr")];
+told.rows = rows().map((row) => row.innerText.split("\\t")[0]);
+form.querySelector("[name=devices]").value = "2";
+form.dispatchEvent(new Event("input"));
+told.fewer = document.querySelector("#what-if svg").querySelectorAll("text").length;
+rows().at(-1).click();
+told.chosen = document.querySelector("#what-if h3").textContent;
+told.last = rows().at(-1).innerText.split("\\t")[0];
+told.arcs = document.querySelectorAll("#cut path.route").length;
+told.skips = document.querySelectorAll("#cut path.skip").length;
+document.body.dataset.told = JSON.stringify(told);
+"""
+
+
+class Skipping(nn.Module):
+    """A value that passes over a stage, and a name that wants to be a tag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x):
+        first = x = self.layers[0](x)
+        for layer in self.layers[1:]:
+            x = layer(x).relu()
+        return x + first
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    torch.manual_seed(0)
+    pipe = pc.compile(
+        Skipping(), 4, devices=["cpu"] * 4, example_args=(torch.randn(8, 8),), n_microbatches=4, cost="analytic",
+        loss_fn=nn.functional.mse_loss,
+    )  # fmt: skip
+    pipe.step(torch.randn(8, 8), target=torch.randn(8, 8))
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def page(pipe, tmp_path_factory):
+    return pipe.report(tmp_path_factory.mktemp("report") / "report.html").read_text()
+
+
+def test_the_page_asks_for_nothing_else(page):
+    assert not re.search(r"""(?:src|href)\s*=|@import|url\(|fetch\(|XMLHttpRequest|import\(""", page)
+    assert set(re.findall(r"https?://[^\s\"']*", page)) == {"http://www.w3.org/2000/svg"}
+    assert len(page) < 1e6
+
+
+def test_it_has_what_was_planned_predicted_and_measured(pipe, page):
+    data = data_of(page)
+    assert data["title"] == "Skipping · 1f1b, 4 stages on 4 devices, 4 micro-batches"
+    assert [t["name"] for t in data["timelines"]] == ["predicted", "measured"]
+    assert [len(row) for row in data["timelines"][0]["rows"]] == [8] * 4
+    assert data["timelines"][0]["makespan"] == pipe.simulate().makespan
+    cells = {f"{stage}{kind}{mb}" for stage, kind, mb, *_ in data["timelines"][1]["rows"][2]}
+    assert cells == {str(action) for action in pipe.schedule.rows[2]}
+    assert any(cell[5] for row in data["timelines"][0]["rows"] for cell in row), "nothing is critical"
+    assert [column["name"] for column in data["table"]["columns"]][:3] == ["stage", "device", "modules"]
+    assert len(data["advice"]) == len(pc.advise(pipe.program, forward=1.0))
+
+
+def test_the_cut_has_all_nodes_in_the_order_of_stages_and_the_skip(pipe, page):
+    cut = data_of(page)["cut"]
+    assert [stage for *_, stage in cut["nodes"]] == sorted(pipe.plan.stage_of.values())
+    assert {name for name, *_ in cut["nodes"]} == set(pipe.plan.stage_of)
+    skips = [(r["value"], stage) for r in cut["routes"] for _, stage, is_skip in r["ends"] if is_skip]
+    assert skips == [(route.value, end) for route in pipe.plan.routes for end in route.skips if end >= 0]
+    assert skips
+
+
+def test_text_of_the_user_cannot_end_the_data(schedule, predicted):
+    page = report_html(schedule, predicted, title="</script><b>")
+    assert data_of(page)["title"].startswith("</script><b> · ")
+
+
+def test_the_page_simulates_as_we_do():
+    """Every schedule of the catalogue under unequal costs, in the browser's code and in ours: makespan, bubble, peaks."""
+    cases, expected = [], []
+    for name, entry in CATALOGUE.items():
+        chunks = entry.chunks or 2
+        for devices, microbatches in ((1, 3), (3, 4), (4, 9)):
+            n = chunks * devices
+            schedule = build_schedule(name, n, microbatches, n_devices=devices)
+            costs = {
+                "forward": [1 + 0.1 * (s * 7 % 5) for s in range(n)],
+                "input_grad": [1.5 + 0.2 * (s % 3) for s in range(n)],
+                "weight_grad": [0.7 + 0.1 * (s % 4) for s in range(n)],
+                "saved_bytes": [100.0 + s for s in range(n)],
+            }
+            transfer = [0.3 * (s % 3) for s in range(n)]
+            timeline = simulate(schedule, transfer={f"v{s}": transfer[s] for s in range(n - 1)}, **costs)
+            keys = ("forward", "input_grad", "weight_grad", "saved_bytes")
+            short = dict(zip(("forward", "input", "weight", "saved"), (costs[key] for key in keys), strict=True))
+            cases.append(
+                {"placement": schedule.placement, "csv": schedule.to_csv(), "costs": short | {"transfer": transfer}}
+            )
+            trained = name != "forward"
+            expected.append((timeline.makespan, timeline.bubble, list(timeline.peak_memory) if trained else None))
+    source = (scripts() / "simulate.js").read_text()
+    told = run_script(
+        f"{source}\nconst found = {json.dumps(cases)}.map(({{placement, csv, costs}}) => simulateOrder({{placement, rows: "
+        "parseRows(csv)}, costs));\nconsole.log(JSON.stringify(found.map((f) => [f.makespan, f.bubble, f.peaks])));"
+    )
+    for (makespan, bubble, peaks), (ours, our_bubble, our_peaks) in zip(told, expected, strict=True):
+        assert makespan == pytest.approx(ours)
+        assert bubble == pytest.approx(our_bubble)
+        assert our_peaks is None or peaks == pytest.approx(our_peaks)
+
+
+def test_an_order_that_waits_for_ever_has_no_timeline():
+    source = (scripts() / "simulate.js").read_text()
+    costs = {key: [1, 1] for key in ("forward", "input", "weight", "saved", "transfer")}
+    order = 'rows: parseRows("0F0,0B0,0F1,0B1\\n1F1,1B1,1F0,1B0")'
+    assert (
+        run_script(
+            f"{source}\nconsole.log(JSON.stringify(simulateOrder({{placement: [0, 1], {order}}}, {json.dumps(costs)})))"
+        )
+        is None
+    )
+
+
+def test_a_browser_shows_it_and_answers(page, tmp_path):
+    told = json.loads(re.search(r'data-told="([^"]*)"', opened(page, tmp_path, ACT))[1].replace("&quot;", '"'))
+    assert told["cells"] == told["all"] == 2 * 4 * 8
+    assert 0 < told["zoomed"] < told["cells"]
+    assert told["hint"].startswith("0F0: forward of stage 0, micro-batch 0\n0 to ")
+    assert told["dim"] == 4 * 8 - 4 * 2, "all but the two cells of micro-batch 0 on each device"
+    assert {"1f1b", "gpipe", "zbv", "dualpipev"} <= set(told["rows"])
+    assert told["chosen"].startswith(f"{told['last']}: ")
+    assert told["skips"] >= 1
+    assert told["arcs"] > told["skips"]
+
+
+def test_a_schedule_alone_has_a_page_too(tmp_path):
+    schedule = build_schedule("zbv", 8, 8)
+    page = report_html(schedule, simulate(schedule), what_if=unit_what_if(schedule), seconds=False)
+    data = data_of(page)
+    assert data["table"] is None
+    assert data["whatIf"]["own"] == {"schedule": "zbv", "devices": 4, "microbatches": 8}
+    assert 'id="what-if"' in page
+    assert "rect" in opened(page, tmp_path)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.ir import Schedule
+from pipecompile.schedules import build_schedule
+from pipecompile.simulator import simulate
+from pipecompile.what_if import Order, StageCosts, unit_what_if, what_if
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(9)])
+    return pc.compile(
+        model, 3, devices=["cpu"] * 3, example_args=(torch.randn(6, 8),), n_microbatches=6, cost="analytic",
+        loss_fn=nn.functional.mse_loss,
+    )  # fmt: skip
+
+
+def test_every_cut_has_the_whole_work_and_more_stages_than_pieces_are_left_out(pipe):
+    found = what_if(pipe.plan, pipe.problem, pipe.schedule, {})
+    assert set(found.costs) == {2, 3, 4, 6, 8}
+    whole = sum(stage.forward for stage in pipe.plan.stages), sum(stage.backward for stage in pipe.plan.stages)
+    for count, costs in found.costs.items():
+        assert {len(getattr(costs, name)) for name in StageCosts.__slots__} == {count}
+        assert sum(costs.forward) == pytest.approx(whole[0])
+        assert sum(costs.input_grad) + sum(costs.weight_grad) == pytest.approx(whole[1])
+        assert sum(costs.saved) == pytest.approx(sum(stage.saved_bytes for stage in pipe.plan.stages))
+
+
+def test_its_own_order_comes_first_and_none_twice(pipe):
+    found = what_if(pipe.plan, pipe.problem, pipe.schedule, {})
+    assert found.orders[0] == Order("1f1b", 3, 6, (0, 1, 2), pipe.schedule.to_csv()) == found.own
+    keys = [(order.name, order.devices, order.microbatches, len(order.placement)) for order in found.orders]
+    assert len(set(keys)) == len(keys)
+    assert {order.devices for order in found.orders} == {2, 3, 4, 8}
+    for order in found.orders[:40]:
+        assert Schedule.from_csv(order.csv).placement == order.placement
+
+
+def test_transfers_are_those_of_what_a_stage_sends(pipe):
+    times = {route.value: 0.5 for route in pipe.plan.routes}
+    found = what_if(pipe.plan, pipe.problem, pipe.schedule, times)
+    assert found.costs[3].transfer == (0.5, 0.5, 0.5)  # the last one sends its output to the host
+
+
+def test_without_a_problem_or_a_model_the_work_is_shared_evenly(pipe):
+    found = what_if(pipe.plan, None, pipe.schedule, {})
+    assert found.costs[8].forward == pytest.approx((sum(stage.forward for stage in pipe.plan.stages) / 8,) * 8)
+    alone = unit_what_if(build_schedule("1f1b", 4, 8))
+    assert sum(alone.costs[16].input_grad) == 4
+    assert alone.costs[4].forward == (1.0,) * 4
+
+
+def test_a_step_that_is_long_leaves_room_for_few_others():
+    schedule = build_schedule("interleaved", 64, 256, n_devices=32)
+    found = unit_what_if(schedule)
+    assert found.own.csv == schedule.to_csv()
+    assert sum(order.csv.count(",") for order in found.orders[1:]) <= 60_000
+    assert simulate(Schedule.from_csv(found.own.csv)).makespan > 0
