@@ -83,7 +83,7 @@ def compile(
     - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets them be where they balance best,
       with a mirror on each further device; "auto" is together where that costs nothing.
     - `checkpoint`: which forwards keep only their inputs and run again before their backward: "never", "always",
-      "except_last" (all micro-batches but the last), or a flag per stage. `restored`: how many micro-batches a device may
+      "except_last" (all micro-batches but the last), a flag per stage, or "auto": those that `memory_limit` demands. `restored`: how many micro-batches a device may
       have run again ahead of their gradients, while it would else wait.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
