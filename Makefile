@@ -25,6 +25,9 @@ check: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/partition.py --markdown benchmarks/results/partition.md
+	$(BIN)/python benchmarks/partition_chains.py --markdown benchmarks/results/partition_chains.md
+	$(BIN)/python benchmarks/partition_models.py --markdown benchmarks/results/partition_models.md
+	$(BIN)/python benchmarks/partition_scale.py --markdown benchmarks/results/partition_scale.md
 	$(BIN)/python benchmarks/overhead.py --markdown benchmarks/results/overhead.md
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
 	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md

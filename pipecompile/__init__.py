@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipecompile.checks import verify as verify
+    from pipecompile.compiling import compile as compile
     from pipecompile.costs import CostError as CostError
     from pipecompile.errors import InfeasibleError as InfeasibleError
     from pipecompile.errors import InputError as InputError
     from pipecompile.errors import PartitionError as PartitionError
+    from pipecompile.errors import PartitionWarning as PartitionWarning
     from pipecompile.errors import PipecompileError as PipecompileError
     from pipecompile.errors import PlanError as PlanError
     from pipecompile.errors import RecordingWarning as RecordingWarning
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from pipecompile.partitioners import Problem as Problem
     from pipecompile.partitioners import partition as partition
     from pipecompile.pipeline import Pipeline as Pipeline
-    from pipecompile.pipeline import compile as compile
     from pipecompile.plan import Plan as Plan
     from pipecompile.recomputing import is_recomputing as is_recomputing
     from pipecompile.schedules import auto_schedule as auto_schedule
@@ -42,11 +43,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "checks": ("verify",),
+    "compiling": ("compile",),
     "costs": ("CostError",),
     "errors": (
         "InfeasibleError",
         "InputError",
         "PartitionError",
+        "PartitionWarning",
         "PipecompileError",
         "PlanError",
         "RecordingWarning",
@@ -58,7 +61,7 @@ _HOMES = {
     "explanation": ("Explanation", "explain"),
     "ir": ("Program", "Schedule"),
     "partitioners": ("Partition", "Problem", "partition"),
-    "pipeline": ("Pipeline", "compile"),
+    "pipeline": ("Pipeline",),
     "plan": ("Plan",),
     "recomputing": ("is_recomputing",),
     "schedules": ("auto_schedule", "build_schedule", "register_schedule"),

@@ -11,8 +11,9 @@ import torch
 from torch import fx, nn
 
 from pipecompile.build import Build, signature
-from pipecompile.carrying import Cut
+from pipecompile.carrying import Cut, verify_as_is
 from pipecompile.errors import InputError, TraceError
+from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
 from pipecompile.joining import joins
 from pipecompile.mixing import check_sequences, meetings
@@ -164,6 +165,9 @@ class Builds:
         if plan is None or (self._cut and not stage_of):
             plan, problem = self._new_plan(graph, first.leaves, len(parts))
             self.problem = self.problem if self.plan else problem
+        elif self._cut is None:
+            check_same(plan.graph, plan.fingerprint, graph)
+            verify_as_is(plan.stage_of, graph, plan.n_stages)
         build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
         build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
         self.plan, self._cut = self.plan or plan, self._cut or build.cut

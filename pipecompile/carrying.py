@@ -18,7 +18,7 @@ from pipecompile.checks.plan import verify_cut
 from pipecompile.errors import PlanError
 from pipecompile.passes.aliasing import compute_nodes
 
-__all__ = ["Cut", "carried"]
+__all__ = ["Cut", "carried", "verify_as_is"]
 
 Kind = tuple[str, str, str]
 
@@ -37,6 +37,17 @@ def carried(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -
             hint="compile without plan= to make a new one",
         )
     return _legal({node.name: stage_of.get(node.name, 0) for node in nodes}, graph, n_stages)
+
+
+def verify_as_is(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -> None:
+    """Raise PlanError, or VerifyError with every fault, unless this is a legal cut of just this graph."""
+    differ = stage_of.keys() ^ {node.name for node in compute_nodes(graph)}
+    if differ:
+        raise PlanError(
+            "the plan is damaged: it does not cover the graph that it is for", where=", ".join(sorted(differ)[:5]),
+            hint="compile without plan= to make a new one",
+        )  # fmt: skip
+    verify_cut(stage_of, _edges(graph), graph.meta["ties"].groups, n_stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +84,21 @@ def _kind(node: fx.Node) -> Kind:
 
 def _legal(stages: dict[str, int], graph: fx.GraphModule, n_stages: int) -> dict[str, int]:
     """Stages raised until no edge goes back and what is tied shares a stage."""
-    ties = graph.meta["ties"]
-    edges = [
-        (source.name, node.name)
-        for node in compute_nodes(graph)
-        for source in node.all_input_nodes
-        if source.name in stages
-    ]
+    edges, groups = _edges(graph), graph.meta["ties"].groups
     while True:
         before = dict(stages)
-        for a, b in (*edges, *ties.precedence):
+        for a, b in edges:
             stages[b] = max(stages[a], stages[b])
-        for group in ties.groups:
+        for group in groups:
             stages.update(dict.fromkeys(group, max(stages[name] for name in group)))
         if stages == before:
-            verify_cut(stages, [*edges, *ties.precedence], ties.groups, n_stages)
+            verify_cut(stages, edges, groups, n_stages)
             return stages
+
+
+def _edges(graph: fx.GraphModule) -> list[tuple[str, str]]:
+    """All pairs (a, b) with stage(a) <= stage(b)."""
+    nodes = compute_nodes(graph)
+    names = {node.name for node in nodes}
+    read = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in names]
+    return [*read, *graph.meta["ties"].precedence]

@@ -18,8 +18,9 @@ from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.passes.aliasing import compute_nodes
+from pipecompile.show.progress import solving
 
-__all__ = ["cut", "tied_groups"]
+__all__ = ["cut", "free_bottleneck", "tied_groups"]
 
 _FREE = 1e-9
 """A bottleneck that is worse by less than this share is no worse."""
@@ -44,6 +45,12 @@ def cut(graph: fx.GraphModule, problem: Problem, options: Options) -> tuple[Part
     return found, problem
 
 
+def free_bottleneck(graph: fx.GraphModule, problem: Problem, found: Partition, options: Options) -> float:
+    """The bottleneck that the best cut of `problem` has, when `found` is the best with more that is forced."""
+    groups = (*problem.groups, *tied_groups(graph).values()) if options.tied == "together" else problem.groups
+    return min(_solve(replace(problem, groups=groups), options, options.time_limit).bottleneck, found.bottleneck)
+
+
 def _joined(
     found: Partition, problem: Problem, group: tuple[str, ...], options: Options, seconds: float
 ) -> tuple[Partition, Problem]:
@@ -59,7 +66,8 @@ def _joined(
 
 
 def _solve(problem: Problem, options: Options, seconds: float) -> Partition:
-    return partition(problem, options.n_stages, method=options.partitioner, time_limit=seconds)
+    with solving(options.n_stages) as progress:
+        return partition(problem, options.n_stages, method=options.partitioner, time_limit=seconds, progress=progress)
 
 
 def tied_groups(graph: fx.GraphModule) -> dict[str, tuple[str, ...]]:

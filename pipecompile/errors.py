@@ -106,5 +106,9 @@ class RunError(PipecompileError):
         super().__init__(what, where=where, why=why, hint=hint)
 
 
+class PartitionWarning(UserWarning):
+    """Time was up before the cut was proven to be the best; the message has the gap that is left."""
+
+
 class RecordingWarning(UserWarning):
     """The model was recorded anew, or a mini-batch cut otherwise than asked for, because of how the model is written."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipecompile.passes import lower
-from pipecompile.scheduling import costs_of, transfer_seconds
+from pipecompile.scheduling import costs_of
 from pipecompile.show import dump, report_html, write_text
 from pipecompile.simulation.advice import advise
 from pipecompile.simulation.costs import CostOptions
@@ -20,7 +20,7 @@ __all__ = ["dump_all", "report_of", "step_costs", "write_report"]
 
 def step_costs(pipe: Pipeline) -> CostOptions:
     """What `simulate` takes, from the plan."""
-    return costs_of(pipe.plan.stages, pipe.program.routes, pipe.devices)
+    return costs_of(pipe.plan.stages, pipe.program.routes, pipe.options.links, pipe.plan.placement)
 
 
 def dump_all(pipe: Pipeline, directory: str | Path) -> list[Path]:
@@ -53,6 +53,8 @@ def report_of(pipe: Pipeline) -> str:
         plan=pipe.plan,
         graph=pipe.graph,
         advice=advise(pipe.program, **step_costs(pipe)),
-        what_if=what_if(pipe.plan, pipe.problem, pipe.schedule, transfer_seconds(pipe.plan.routes, pipe.devices)),
+        what_if=what_if(
+            pipe.plan, pipe.problem, pipe.schedule, pipe.options.links.seconds(pipe.plan.routes, pipe.plan.placement)
+        ),
         title=type(pipe.model).__name__,
     )

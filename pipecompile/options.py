@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ from typing import Any
 import torch
 
 from pipecompile.checks import verify
+from pipecompile.costs.given import Given
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Schedule
+from pipecompile.links import Bandwidth, Links
 from pipecompile.passes.recompute import Checkpoint, insert_recompute
 from pipecompile.plan import Plan
 from pipecompile.schedules import CATALOGUE, Builder, build_schedule
+from pipecompile.steering import Steering
 from pipecompile.tracing.inputs.batch_dims import BatchDims
 
 __all__ = ["Options", "default_devices", "resolve_devices"]
@@ -51,6 +54,11 @@ class Options:
     tied: str = "auto"
     checkpoint: Checkpoint = "never"
     restored: int = 1
+    steering: Steering = field(default_factory=Steering)
+    costs: Given | None = None
+    optimizer_state: int = 0
+    speeds: tuple[float, ...] | None = None
+    bandwidth: Bandwidth | None = None
 
     def __post_init__(self) -> None:
         _check_count("n_stages", self.n_stages)
@@ -65,13 +73,38 @@ class Options:
                 f"loss_fn is a {type(self.loss_fn).__name__}, not a function",
                 hint="for example torch.nn.functional.cross_entropy",
             )
-        if isinstance(self.memory_limit, tuple) and len(self.memory_limit) != self.n_stages:
-            raise InputError(f"memory_limit lists {len(self.memory_limit)} limits for {self.n_stages} stages")
-        if self.plan is not None and self.plan.n_stages != self.n_stages:
-            raise InputError(f"the plan has {self.plan.n_stages} stages, n_stages is {self.n_stages}")
+        self._check_machine()
+        self._check_plan()
         schedule = self.schedule_for(self.n_microbatches or 1, custom=False)
         if self.schedule is schedule or isinstance(self.schedule, Schedule):
             verify(schedule)
+
+    def _check_machine(self) -> None:
+        for name, values in (("memory_limit", self.memory_limit), ("speeds", self.speeds)):
+            if isinstance(values, tuple) and len(values) != len(self.devices):
+                raise InputError(f"{name} lists {len(values)} of {len(self.devices)} devices")
+            for value in values if isinstance(values, tuple) else () if values is None else (values,):
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                    raise InputError(f"{name} has {value!r}", hint="numbers above 0, one per device")
+
+    def _check_plan(self) -> None:
+        if self.plan is None:
+            return
+        if self.plan.n_stages != self.n_stages:
+            raise InputError(f"the plan has {self.plan.n_stages} stages, n_stages is {self.n_stages}")
+        if self.steering or self.costs is not None:
+            what = "what is forced on the cut" if self.steering else "costs"
+            raise InputError(f"a plan is given, and {what}", why="nothing is solved with a plan", hint="one of the two")
+
+    @property
+    def links(self) -> Links:
+        """What sending costs between the devices."""
+        return Links.of(self.devices, self.bandwidth)
+
+    @property
+    def devices_differ(self) -> bool:
+        """Does it matter which device a stage is on, to the cut?"""
+        return self.speeds is not None or self.memory_limit is not None or self.links.factors is not None
 
     @property
     def default_microbatches(self) -> int:

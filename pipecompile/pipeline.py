@@ -1,8 +1,7 @@
-"""`compile`, and the Pipeline that it returns: the model, run in stages."""
+"""The Pipeline that `compile` returns: the model, run in stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
@@ -15,9 +14,8 @@ from torch import fx, nn
 from pipecompile.builds import Builds
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.looking import dump_all, step_costs, write_report
-from pipecompile.options import Options, load_plan, load_schedule, resolve_devices
+from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
-from pipecompile.passes.recompute import Checkpoint
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.dispatch import Crew, choose
@@ -32,89 +30,9 @@ from pipecompile.simulator import simulate
 from pipecompile.stages import Stage
 from pipecompile.stand_in import StandIn
 from pipecompile.timeline import Timeline
-from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims
-from pipecompile.tracing.inputs.flat import FlatInputs, flatten, validate_model
+from pipecompile.tracing.inputs.flat import FlatInputs, flatten
 
-__all__ = ["Pipeline", "compile"]
-
-
-def compile(
-    model: nn.Module,
-    n_stages: int,
-    *,
-    example_args: Sequence[Any] = (),
-    example_kwargs: Mapping[str, Any] | None = None,
-    n_microbatches: int | None = None,
-    batch_dims: BatchDims | None = None,
-    schedule: str | Path | Schedule | Builder = "1f1b",
-    devices: Sequence[str | torch.device] | None = None,
-    loss_fn: Callable[..., Any] | None = None,
-    loss_reduction: str = "mean",
-    partitioner: str = "auto",
-    cost: str = "auto",
-    memory_limit: float | Sequence[float] | None = None,
-    plan: Plan | str | Path | None = None,
-    dispatch: str = "auto",
-    time_limit: float = 30.0,
-    tied: str = "auto",
-    checkpoint: Checkpoint = "never",
-    restored: int = 1,
-    cache_size: int = 16,
-) -> Pipeline:
-    """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
-
-    **Arguments:**
-
-    - `example_args`, `example_kwargs`: a mini-batch, to compile at once; without, the first call supplies it.
-    - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
-    - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
-      what all samples share. `"target"` is the target of `step`.
-    - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...), "auto" to search for one under
-      the costs in the plan, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
-    - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
-      on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
-    - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
-      sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.
-    - `partitioner`: "dp", "ilp" or "auto". `cost`: "profile", "analytic" or "auto". `time_limit`: seconds for the solver.
-    - `memory_limit`: bytes per stage, one number or one per stage.
-    - `plan`: a plan, or its file: nothing is measured or solved.
-    - `dispatch`: "inline", "threads" or "auto".
-    - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets them be where they balance best,
-      with a mirror on each further device; "auto" is together where that costs nothing.
-    - `checkpoint`: which forwards keep only their inputs and run again before their backward: "never", "always",
-      "except_last" (all micro-batches but the last), or a flag per stage. `restored`: how many micro-batches a device may
-      have run again ahead of their gradients, while it would else wait.
-    - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
-      values) and mode; the least recently used goes first.
-
-    Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
-    TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
-    """
-    asked = load_schedule(schedule)
-    options = Options(
-        n_stages=n_stages,
-        n_microbatches=n_microbatches,
-        batch_dims=dict(batch_dims or {}),
-        schedule=asked,
-        devices=resolve_devices(devices, n_stages, asked),
-        loss_fn=loss_fn,
-        loss_reduction=loss_reduction,
-        partitioner=partitioner,
-        cost=cost,
-        plan=load_plan(plan),
-        dispatch=dispatch,
-        time_limit=time_limit,
-        tied=tied,
-        checkpoint=checkpoint if isinstance(checkpoint, str) else tuple(checkpoint),
-        restored=restored,
-        cache_size=cache_size,
-        memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
-    )
-    check_batch_dims(options.batch_dims, validate_model(model).forward, ("target",))
-    pipe = Pipeline(model, options)
-    if example_args or example_kwargs:
-        pipe.builds.find(pipe.flat(tuple(example_args), dict(example_kwargs or {})))
-    return pipe
+__all__ = ["Pipeline"]
 
 
 class Pipeline(StandIn):

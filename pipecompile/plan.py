@@ -17,7 +17,9 @@ FORMAT = "pipecompile.plan/1"
 
 @dataclass(frozen=True, slots=True)
 class StageSummary:
-    """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch."""
+    """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch; `memory` is what the stage
+    holds at most in a step, `forced` what the user asked of it.
+    """
 
     stage: int
     device: str
@@ -32,11 +34,17 @@ class StageSummary:
     sent_bytes: float
     skips_in: int
     skips_out: int
+    memory: float = 0.0
+    forced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The partitioner's decision as data. `placement[s]` indexes `devices`; `stage_of` covers every compute node."""
+    """The partitioner's decision as data. `placement[s]` indexes `devices`; `stage_of` covers every compute node.
+
+    `graph` is what it was made for, a line per node, `fingerprint` their hash. `unforced` is the bottleneck of the cut
+    without what the user forced.
+    """
 
     fingerprint: str
     n_stages: int
@@ -50,12 +58,21 @@ class Plan:
     status: str
     method: str
     cost: str
+    graph: tuple[str, ...] = ()
+    unforced: float | None = None
     format: str = FORMAT
 
     @property
     def gap(self) -> float:
         """How far the bottleneck may be above the least possible one, as a fraction of it."""
         return (self.bottleneck - self.lower_bound) / self.bottleneck if self.bottleneck else 0.0
+
+    @property
+    def price(self) -> float | None:
+        """By how much what was forced makes the slowest stage slower, as a fraction; None when nothing was."""
+        if self.unforced is None:
+            return None
+        return max(self.bottleneck / self.unforced - 1.0, 0.0) if self.unforced else 0.0
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,20 +12,23 @@ from torch import fx
 
 from pipecompile.costs import NodeCost, chosen_cost, node_costs
 from pipecompile.costs.cost_graph import cost_graph, held_by
-from pipecompile.cutting import cut
-from pipecompile.errors import PartitionError
+from pipecompile.costs.given import overridden, provided
+from pipecompile.cutting import cut, free_bottleneck
+from pipecompile.errors import PartitionError, PartitionWarning
+from pipecompile.fingerprints import fingerprint, node_lines
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.options import Options
-from pipecompile.partitioners import Partition, Problem
+from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.passes.follow_device import follow_device
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.runtime.transport import to_device
-from pipecompile.scheduling import link_costs, searched
+from pipecompile.scheduling import searched
+from pipecompile.show.progress import working
 from pipecompile.stages import routes
 from pipecompile.tracing.writing.spelling import said
 
-__all__ = ["fingerprint", "make_plan"]
+__all__ = ["make_plan"]
 
 
 def make_plan(
@@ -37,25 +40,52 @@ def make_plan(
     """
     _check_bearable(graph, options.n_stages)
     cost, costs = _costs(graph, inputs, options)
-    link = link_costs(options.devices)
+    problem = _problem(graph, costs, options, n_microbatches)
+    found, solved = cut(graph, options.steering.on(graph, problem), options)
+    _warn_of_gap(found, options)
+    unforced = free_bottleneck(graph, problem, found, options) if options.steering else None
+    return _plan(graph, found, solved, (cost, costs), options, n_microbatches, unforced), solved
+
+
+def _problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Options, n_microbatches: int) -> Problem:
+    """What is to be cut, with the machine that it is cut for, before anything is forced.
+
+    Where devices are alike and have no limit, every stage counts as a device: even stages make even devices.
+    """
+    links, placement = options.links, options.schedule_for(n_microbatches, custom=False).placement
     problem = cost_graph(
         graph,
         costs,
-        seconds_per_byte=link[0],
-        latency=link[1],
+        seconds_per_byte=links.seconds_per_byte,
+        latency=links.latency,
         memory_limit=options.memory_limit,
         in_flight=_in_flight(options, n_microbatches),
+        optimizer_state=options.optimizer_state,
     )
-    found, problem = cut(graph, problem, options)
-    return _plan(graph, found, (cost, costs), options, n_microbatches), problem
+    shared = options.devices_differ and placement != tuple(range(options.n_stages))
+    return replace(problem, speed=options.speeds, links=links.factors, placement=placement if shared else None)
+
+
+def _warn_of_gap(found: Partition, options: Options) -> None:
+    if found.status == "feasible" and options.partitioner != "dp":
+        warnings.warn(
+            f"the cut is not proven to be the best after {options.time_limit:g} s: its slowest stage is at most "
+            f"{found.gap:.2%} above the least there can be. A larger time_limit may close this",
+            PartitionWarning,
+            stacklevel=2,
+        )
 
 
 def _costs(graph: fx.GraphModule, inputs: Sequence[Any], options: Options) -> tuple[str, dict[str, NodeCost]]:
     """The name of the cost model that was used, and what each node costs under it."""
     device = options.devices[0]
     there, values = _moved(graph, inputs, device) if options.cost != "analytic" else (graph, inputs)
+    if callable(options.costs):
+        return "own", provided(there, values, options.costs)
     cost = chosen_cost(there, values, cost=options.cost, device=device)
-    return cost, node_costs(there, values, cost=cost, device=device)
+    with working(f"{'measuring' if cost == 'profile' else 'estimating'} {len(compute_nodes(there))} operations"):
+        costs = node_costs(there, values, cost=cost, device=device)
+    return (f"{cost} and own", overridden(graph, costs, options.costs)) if options.costs else (cost, costs)
 
 
 def _moved(graph: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> tuple[fx.GraphModule, list[Any]]:
@@ -104,23 +134,32 @@ def _in_flight(options: Options, n_microbatches: int) -> list[float]:
 def _plan(
     graph: fx.GraphModule,
     found: Partition,
+    problem: Problem,
     measured: tuple[str, Mapping[str, NodeCost]],
     options: Options,
     n_microbatches: int,
+    unforced: float | None,
 ) -> Plan:
     cost, costs = measured
     placement = options.schedule_for(n_microbatches, custom=False).placement
+    lines = node_lines(graph)
+    rows = stage_loads(_each_alone(problem), found.stage_of, options.n_stages)
+    forced = options.steering.marks(graph, found.stage_of, options.n_stages)
+    speeds = options.speeds or (1.0,) * len(options.devices)
     ways = routes(graph, found.stage_of, n_microbatches)
     members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
     for node in compute_nodes(graph):
         members[found.stage_of[node.name]].append(node)
-    stages = tuple(_summary(graph, s, nodes, "", costs, ways) for s, nodes in enumerate(members))
-    if options.schedule == "auto":
+    stages = tuple(
+        replace(_summary(graph, s, nodes, costs, ways, speeds[placement[s]]), memory=rows[s].memory, forced=forced[s])
+        for s, nodes in enumerate(members)
+    )
+    if options.schedule == "auto" and not options.devices_differ:
         placement = searched(options, stages, ways, n_microbatches).placement
-    devices = [str(options.devices[device]) for device in placement]
-    stages = tuple(replace(stage, device=device) for stage, device in zip(stages, devices, strict=True))
+    names = [str(options.devices[device]) for device in placement]
+    stages = tuple(replace(stage, device=name) for stage, name in zip(stages, names, strict=True))
     return Plan(
-        fingerprint=fingerprint(graph),
+        fingerprint=fingerprint(lines),
         n_stages=options.n_stages,
         devices=tuple(map(str, options.devices)),
         placement=placement,
@@ -132,16 +171,23 @@ def _plan(
         status=found.status,
         method=found.method,
         cost=cost,
+        graph=lines,
+        unforced=unforced,
     )
+
+
+def _each_alone(problem: Problem) -> Problem:
+    """Every stage as a device of its own, to see what it holds."""
+    return replace(problem, placement=None, speed=None, links=None, memory_limit=None)
 
 
 def _summary(
     graph: fx.GraphModule,
     stage: int,
     nodes: Sequence[fx.Node],
-    device: str,
     costs: Mapping[str, NodeCost],
     ways: Sequence[Route],
+    speed: float,
 ) -> StageSummary:
     parameters = {id(t): t for node in nodes for t in held_by(graph, node) if isinstance(t, torch.nn.Parameter)}
     sent = sum(way.nbytes * sum(end != HOST for end in way.consumers) for way in ways if way.source == stage)
@@ -149,14 +195,14 @@ def _summary(
     mine = [costs[node.name] for node in nodes]
     return StageSummary(
         stage=stage,
-        device=device,
+        device="",
         first=_label(nodes[0]) if nodes else "",
         last=_label(nodes[-1]) if nodes else "",
         nodes=len(nodes),
         parameters=sum(t.numel() for t in parameters.values()),
         parameter_bytes=float(sum(t.nbytes for t in parameters.values())),
-        forward=sum(c.forward for c in mine),
-        backward=sum(c.backward for c in mine),
+        forward=sum(c.forward for c in mine) / speed,
+        backward=sum(c.backward for c in mine) / speed,
         saved_bytes=sum(c.saved_bytes for c in mine),
         sent_bytes=sent,
         skips_in=sum(end == stage for _, end in skips),
@@ -170,12 +216,3 @@ def _label(node: fx.Node) -> str:
         return said(str(node.target))
     word = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return f"{node.meta.get('module', '')}.{word}".strip(".")
-
-
-def fingerprint(graph: fx.GraphModule) -> str:
-    """A hash of what the plan depends on: names, operations and edges of the graph."""
-    digest = hashlib.sha256()
-    for node in graph.graph.nodes:
-        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        digest.update(f"{node.name} {node.op} {target} {[n.name for n in node.all_input_nodes]}\n".encode())
-    return digest.hexdigest()[:16]

@@ -5,40 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
-from pipecompile.costs import spec_for
 from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.links import Links
 from pipecompile.options import Options
 from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.plan import StageSummary
 from pipecompile.schedules import auto_schedule
 from pipecompile.simulation.costs import CostOptions
 
-__all__ = ["costs_of", "link_costs", "schedule_of", "searched", "transfer_seconds"]
+__all__ = ["costs_of", "schedule_of", "searched"]
 
 
-def link_costs(devices: Sequence[torch.device]) -> tuple[float, float]:
-    """Seconds per byte and latency between devices; nothing when all stages share one."""
-    if len(set(devices)) == 1:
-        return 0.0, 0.0
-    spec = spec_for(devices[0])
-    return 1.0 / spec.link_bandwidth, spec.link_latency
-
-
-def transfer_seconds(routes: Sequence[Route], devices: Sequence[torch.device]) -> dict[str, float]:
-    """What each route costs the link, one way."""
-    per_byte, latency = link_costs(devices)
-    return {route.value: latency + route.nbytes * per_byte if per_byte else 0.0 for route in routes}
-
-
-def costs_of(stages: Sequence[StageSummary], routes: Sequence[Route], devices: Sequence[torch.device]) -> CostOptions:
-    """What a simulation takes: the times of stages, what each route costs the link, one way, and the bytes saved."""
+def costs_of(
+    stages: Sequence[StageSummary], routes: Sequence[Route], links: Links, placement: Sequence[int] | None
+) -> CostOptions:
+    """What a simulation takes: the times of stages, what each route costs its link, one way, and the bytes saved."""
     return CostOptions(
         forward=[stage.forward for stage in stages],
         input_grad=[stage.backward / 2 for stage in stages],
         weight_grad=[stage.backward / 2 for stage in stages],
-        transfer=transfer_seconds(routes, devices),
+        transfer=links.seconds(routes, placement),
         saved_bytes=[stage.saved_bytes for stage in stages],
     )
 
@@ -56,7 +42,7 @@ def schedule_of(
     schedule = options.schedule_for(n_microbatches)
     if options.checkpoint == "never" or options.restored == 1:
         return schedule
-    costs = costs_of(stages, routes, options.devices)
+    costs = costs_of(stages, routes, options.links, placement)
     return advance_recompute(schedule, options.restored, routes=routes, **costs)
 
 
@@ -76,7 +62,7 @@ def searched(
         placement=placement,
         routes=routes,
         checkpoint="always" if but_last else options.checkpoint,
-        **costs_of(stages, routes, options.devices),
+        **costs_of(stages, routes, options.links, placement),
     )
     return _kept(found, n_microbatches - 1) if but_last else found
 

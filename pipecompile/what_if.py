@@ -129,7 +129,7 @@ def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:
 
     A node's time is forward and backward together: it is taken apart as that of the stage which the plan has it in.
     """
-    free = replace(problem, memory_limit=None, in_flight=None, speed=None)
+    free = replace(problem, memory_limit=None, in_flight=None, speed=None, links=None, placement=None, recompute=None)
     try:
         stage_of = partition(free, n_stages, method="dp", time_limit=2.0).stage_of
     except (PartitionError, VerifyError):

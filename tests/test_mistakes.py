@@ -186,8 +186,8 @@ def test_memory_limit_too_small_names_the_least_that_works() -> None:
     told(pc.InfeasibleError, lambda: build(model, example_args=(x,), memory_limit=least * 0.99))
 
 
-def test_memory_limits_count_stages() -> None:
-    assert "3 limits for 2 stages" in told(pc.InputError, lambda: build(memory_limit=[1e9] * 3))
+def test_memory_limits_count_devices() -> None:
+    assert "memory_limit lists 3 of 2 devices" in told(pc.InputError, lambda: build(memory_limit=[1e9] * 3))
 
 
 def test_data_dependent_control_flow_names_the_users_line() -> None:
@@ -214,7 +214,9 @@ def test_damaged_plan(tmp_path: Path) -> None:
 def test_plan_of_another_model_or_of_other_stages() -> None:
     plan = build().plan
     other = nn.Sequential(nn.Conv1d(8, 8, 1), nn.BatchNorm1d(8), nn.Flatten(), nn.Linear(8, 4))
-    assert "another model" in told(pc.PlanError, lambda: build(other, example_args=(torch.randn(8, 8, 1),), plan=plan))
+    assert "another graph: 6 of 6 nodes differ" in told(
+        pc.PlanError, lambda: build(other, example_args=(torch.randn(8, 8, 1),), plan=plan)
+    )
     assert "the plan has 2 stages" in told(pc.InputError, lambda: build(n_stages=3, plan=plan))
 
 

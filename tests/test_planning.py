@@ -11,8 +11,9 @@ from pipecompile.carrying import carried
 from pipecompile.costs import analytic_costs
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.errors import PlanError, VerifyError
+from pipecompile.fingerprints import fingerprint, node_lines
+from pipecompile.partitioners import Shared
 from pipecompile.passes.graphs import prepare
-from pipecompile.planning import fingerprint
 from tests.eager import square_loss
 from tests.models import UNet
 
@@ -44,12 +45,13 @@ def test_the_problem_of_a_graph() -> None:
     assert ("norm", "relu") in problem.groups
     assert ("a", "norm") in problem.precedence
     held = {node.name: node.bytes for node in problem.nodes}
-    assert held["a"] == 2 * 4 * (64 + 8)
-    assert held["b"] == 2 * 4 * 8, "a tied weight is charged once"
+    assert held["a"] == held["mul"] == 0, "what several nodes use is shared"
+    assert held["b"] == 2 * 4 * 8
+    assert problem.shared == (Shared(("a", "b"), 2 * 4 * 64), Shared(("a", "mul"), 2 * 4 * 8))
     assert held["norm"] == 2 * 4 * 16 + 4 * 16 + 8, "buffers have no gradient"
-    assert held["mul"] == 0
     (sent,) = [tensor for tensor in problem.tensors if tensor.source == "a"]
     assert sent.consumers == ("norm",)
+    assert sent.bytes == 4 * 8 * 4
     assert sent.time == pytest.approx(2 * (1e-6 + 4 * 8 * 4 * 1e-9))
 
 
@@ -79,8 +81,10 @@ def test_a_plan_is_balanced_and_says_so() -> None:
 
 
 def test_fingerprints_tell_graphs_apart() -> None:
-    assert fingerprint(pc.trace(Tied(), X)) == fingerprint(pc.trace(Tied(), X[:2]))
-    assert fingerprint(pc.trace(Tied(), X)) != fingerprint(pc.trace(nn.Sequential(nn.Linear(8, 8)), X))
+    whole, part, other = (
+        node_lines(pc.trace(*pair)) for pair in ((Tied(), X), (Tied(), X[:2]), (nn.Sequential(nn.Linear(8, 8)), X))
+    )
+    assert fingerprint(whole) == fingerprint(part) != fingerprint(other)
 
 
 def test_a_cut_is_carried_by_name_and_made_legal() -> None:
@@ -113,6 +117,6 @@ def test_memory_decides_where_time_does_not() -> None:
     weights, saved = 2 * 4 * 64 * 64, 4 * 2 * 64
     tight = pc.compile(
         model, 2, example_args=(x,), cost="analytic", devices=["cpu"] * 2, n_microbatches=4,
-        memory_limit=[weights + 2 * saved, 3 * weights + 3 * saved],
+        memory_limit=[weights + 2 * saved, 3 * weights + 3 * saved + saved],  # and what it receives
     )  # fmt: skip
     assert [stage.nodes for stage in tight.plan.stages] == [1, 3]

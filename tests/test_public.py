@@ -18,6 +18,7 @@ EXPECTED = [
     "InputError",
     "Partition",
     "PartitionError",
+    "PartitionWarning",
     "Pipeline",
     "PipecompileError",
     "Plan",

@@ -9,7 +9,7 @@ from torch import fx
 
 from pipecompile.costs.cost import NodeCost
 from pipecompile.footprint import footprint
-from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners import Node, Problem, Shared, Tensor
 from pipecompile.passes.aliasing import aliasing, compute_nodes
 
 __all__ = ["cost_graph", "held_by"]
@@ -24,19 +24,24 @@ def cost_graph(
     memory_limit: float | Sequence[float] | None = None,
     in_flight: Sequence[float] | None = None,
     groups: Iterable[Sequence[str]] = (),
+    optimizer_state: int = 0,
 ) -> Problem:
     """One problem node per compute node, time for forward and backward of one micro-batch.
 
-    `bytes` are parameters with their gradients and buffers, charged to the first node that uses them; `activation` is
-    what autograd saves. A tensor's time counts both directions: the activation there and its gradient back.
+    `bytes` are parameters with their gradients and `optimizer_state` copies, and buffers; what several nodes use is shared:
+    each device that has any of them holds it once. `activation` is what autograd saves. A tensor's time counts both
+    directions, the activation there and its gradient back; its bytes are what a stage that receives it keeps.
     """
     nodes, ties = compute_nodes(graph), graph.meta.get("ties") or aliasing(graph)
     names = {node.name for node in nodes}
-    held = _held_bytes(graph, nodes)
+    held, shared = _held_bytes(graph, nodes, optimizer_state)
     edges = [(source.name, node.name) for node in nodes for source in sources(node) if source.name in names]
     tensors = [
         Tensor(
-            node.name, tuple(dict.fromkeys(users)), 2 * latency + 2 * costs[node.name].output_bytes * seconds_per_byte
+            node.name,
+            tuple(dict.fromkeys(users)),
+            2 * latency + 2 * costs[node.name].output_bytes * seconds_per_byte,
+            float(costs[node.name].output_bytes),
         )
         for node in nodes
         if (users := [user.name for user in node.users if user.name in names])
@@ -55,6 +60,7 @@ def cost_graph(
         else tuple(memory_limit),
         in_flight=None if in_flight is None else tuple(in_flight),
         multicast=False,
+        shared=shared,
         name=type(graph).__name__,
     )
 
@@ -82,11 +88,20 @@ def _attribute(graph: fx.GraphModule, node: fx.Node) -> object:
     return value
 
 
-def _held_bytes(graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> dict[str, float]:
-    seen: set[int] = set()
-    held = {}
+def _held_bytes(
+    graph: fx.GraphModule, nodes: Sequence[fx.Node], optimizer_state: int
+) -> tuple[dict[str, float], tuple[Shared, ...]]:
+    """What each node alone holds, and what several share."""
+    users: dict[int, dict[str, torch.Tensor]] = {}
     for node in nodes:
-        fresh = {id(t): t for t in held_by(graph, node) if id(t) not in seen}
-        seen |= fresh.keys()
-        held[node.name] = float(sum(footprint(t) * (1 + t.requires_grad) for t in fresh.values()))
-    return held
+        for tensor in held_by(graph, node):
+            users.setdefault(id(tensor), {})[node.name] = tensor
+    held, shared = {node.name: 0.0 for node in nodes}, dict[tuple[str, ...], float]()
+    for uses in users.values():
+        names, tensor = tuple(uses), next(iter(uses.values()))
+        size = float(footprint(tensor) * (1 + (1 + optimizer_state) * tensor.requires_grad))
+        if len(names) == 1:
+            held[names[0]] += size
+        else:
+            shared[names] = shared.get(names, 0.0) + size
+    return held, tuple(Shared(names, size) for names, size in shared.items())

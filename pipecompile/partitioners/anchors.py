@@ -11,26 +11,31 @@ from __future__ import annotations
 
 from time import monotonic
 
-import pulp
-
-from pipecompile.partitioners.clusters import Clusters, Stages
-from pipecompile.partitioners.steps import run, steps
-from pipecompile.partitioners.traffic import Traffic
-from pipecompile.partitioners.windows import Window, reachable
+from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.mip import Linear, Mip
+from pipecompile.partitioners.reach import reachable, skeleton
+from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.steps import Steps
+from pipecompile.partitioners.traffic import departure
 
 __all__ = ["anchor_bound"]
 
 COUNT = 4
 """How many anchors are tried: the cluster with the most work, then those whose stage would be fullest were they alone."""
 
+LARGEST = 2000
+"""Clusters up to which anchors are tried."""
+
 
 def anchor_bound(clusters: Clusters, stages: Stages, target: float, deadline: float) -> float:
     """The best bound of a few anchors; `target` when one shows that nothing stays below it."""
-    reach = reachable(clusters)
     best = 0.0
+    if not stages.cheapest or len(clusters) > LARGEST:
+        return best
+    reach = reachable(clusters)
     for anchor in _anchors(clusters):
-        windows = [(int(reach[anchor, v]), 2 - int(reach[v, anchor])) for v in range(len(clusters))]
-        best = max(best, _lightest(clusters, stages, windows, target, deadline - monotonic()))
+        first, last = reach[anchor].astype(int).tolist(), (2 - reach[:, anchor].astype(int)).tolist()
+        best = max(best, _lightest(clusters, stages, first, last, target, deadline - monotonic()))
         if best >= target or monotonic() > deadline:
             break
     return best
@@ -46,19 +51,24 @@ def _anchors(clusters: Clusters) -> list[int]:
     return list(dict.fromkeys(ranked))[:COUNT]
 
 
-def _lightest(clusters: Clusters, stages: Stages, windows: list[Window], target: float, seconds: float) -> float:
-    """The least load of the middle stage. Its speed is the highest there is, and memory is not looked at."""
-    fastest = max(stages.speed)
-    three = Stages((fastest,) * 3, (float("inf"),) * 3, (1.0,) * 3, stages.multicast, stages.overlap)
-    made = steps(clusters, windows, 3)
-    load = pulp.LpVariable("load", 0, 1)
-    made.model.setObjective(load + 0)
-    traffic = Traffic(made, three)
+def _lightest(
+    clusters: Clusters, stages: Stages, first: list[int], last: list[int], target: float, seconds: float
+) -> float:
+    """The least load of the middle stage. Its speed is the highest there is, links the cheapest; memory is not looked at."""
+    mip = Mip()
+    load = mip.variable()
+    steps = Steps(mip, first, last)
+    steps.rise(range(len(clusters)), range(-1, 3))
+    steps.order(skeleton(clusters), clusters.strict, range(-1, 3))
+    work, sent, received = Linear(), Linear(), Linear()
+    for v, time in enumerate(clusters.time):
+        work.add(steps.inside(v, 1), time / max(stages.speed) / target)
+    price = stages.cheapest / target
     for flow in clusters.flows:
-        traffic.add(flow, flow.time / target)
-    work = pulp.lpSum(time / fastest / target * made.inside(v, 1) for v, time in enumerate(clusters.time))
-    parts = [work, pulp.lpSum(traffic.sent[1]), pulp.lpSum(traffic.received[1])]
-    for part in parts if stages.overlap else [pulp.lpSum(parts)]:
-        made.require(load, part)
-    outcome = run(made.model, seconds)
+        sent.add(departure(steps, flow, 1), flow.time * price)
+        here = steps.inside(flow.source, 1)
+        received.add(mip.positive(steps.inside(consumer, 1) - here for consumer in flow.consumers), flow.time * price)
+    for part in (work, sent, received) if stages.overlap else (work.add(sent).add(received),):
+        mip.require(load, part)
+    outcome = mip.minimise(load, seconds)
     return target * min(1.0, max(outcome.bound, 0.0))

@@ -4,43 +4,68 @@
 
 With compute alone, best[s - 1] rises and load_s falls with i, so each minimum sits at their crossing and is found by
 bisection: O(K n log n), Pinar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", 2004. With
-tensors neither holds, and all i are looked at, one column j at a time: O(K n^2 + tensors), O(n K) memory.
+tensors neither holds, and all i are looked at that leave a stage below a cap, one column j at a time: O(K n^2 + tensors)
+without a cap, O(n K) memory.
 
-What an interval sends and receives is a sum of rectangles in the (i, j) plane. A tensor from p to q1 < p < q2:
-
-    sent      i <= p < j  and  (i > q1  or  j <= q2)          received      q in [i, j) for a q, p not in [i, j)
-
-Exact for multicast. Without it a tensor with many consumers is charged per side (before, after) to its sender, the least
-it can cost: the result is then re-evaluated by the caller.
+Exact for stages that are devices of their own, with like links, and multicast or one consumer per tensor. Elsewhere loads
+are estimates (a device shared evenly by its stages, links as if all were alike), and the caller evaluates the result.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.clusters import Clusters, Flow, Stages
+from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.intervals import Column, columns
 from pipecompile.partitioners.loads import TOLERANCE
+from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.steering import Span
 
 __all__ = ["cut"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Rectangle = tuple[int, int, int, int, float]
-"""Adds the last number where `i0 <= i < i1` and `j0 <= j < j1`."""
 
 
-def cut(clusters: Clusters, stages: Stages, order: Sequence[int]) -> list[int] | None:
-    """The stage of every cluster under the best cut of this order, or None when no cut of it fits in memory."""
-    first = np.array([_first_fit(clusters, order, stages.in_flight[s], stages.limit[s]) for s in range(len(stages))])
-    work = _prefix(clusters.time, order)
-    if clusters.flows:
-        start = _cut_by_column(stages, work, first, _columns(clusters, stages, order))
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """An order, as sums over its first positions, and what stages can do: a row per stage, or one when they are alike.
+    `asked` is 1 for a stage that recomputes, 0 for one that does not, -1 for one that may.
+    """
+
+    time: Floats
+    forward: Floats
+    bytes: Floats
+    activation: Floats
+    speed: Floats
+    limit: Floats
+    in_flight: Floats
+    asked: Floats
+    overlap: bool
+    bounded: bool
+
+
+def cut(
+    clusters: Clusters, stages: Stages, order: Sequence[int], span: Span | None = None, cap: float = inf
+) -> list[int] | None:
+    """The stage of every cluster under the best cut of this order, or None when no cut of it fits in memory, agrees with
+    the steering, and stays within the cap.
+    """
+    line = _line(clusters, stages, order)
+    ends = _ends(order, span, len(stages))
+    if ends is None:
+        return None
+    low = _low(clusters, stages, line, order, cap)
+    if span is None and not clusters.flows and not clusters.shared and not line.asked.any():
+        start = _cut_by_crossing(line, len(stages), low)
     else:
-        start = _cut_by_crossing(stages, work, first)
+        swept = columns(clusters, order, low.tolist(), multicast=stages.multicast)
+        start = _cut_by_column(line, len(stages), low, ends, swept)
     if start is None:
         return None
     stage = [0] * len(order)
@@ -53,99 +78,136 @@ def cut(clusters: Clusters, stages: Stages, order: Sequence[int]) -> list[int] |
     return stage
 
 
-def _prefix(column: Sequence[float], order: Sequence[int]) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(np.asarray(column, dtype=np.float64)[np.asarray(order, dtype=np.int64)])])
+def _line(clusters: Clusters, stages: Stages, order: Sequence[int]) -> _Line:
+    where = np.asarray(order, dtype=np.int64)
+
+    def summed(column: Sequence[float]) -> Floats:
+        return np.concatenate([[0.0], np.cumsum(np.asarray(column, dtype=np.float64)[where])])
+
+    device = np.array(stages.device)
+    share = 1.0 / np.bincount(device)[device]
+    asked = np.array([-1.0 if redone is None else float(redone) for redone in stages.recompute])
+    speed, limit, flying = (
+        np.array(stages.speed)[device] * share,
+        np.array(stages.limit)[device] * share,
+        np.array(stages.in_flight),
+    )
+    few = slice(0, 1) if all(len(set(row)) == 1 for row in (speed, limit, flying, asked)) else slice(None)
+    return _Line(
+        time=summed(clusters.time),
+        forward=summed(clusters.forward),
+        bytes=summed(clusters.bytes),
+        activation=summed(clusters.activation),
+        speed=speed[few, None],
+        limit=limit[few, None],
+        in_flight=flying[few, None],
+        asked=asked[few, None],
+        overlap=stages.overlap,
+        bounded=stages.bounded,
+    )
 
 
-def _first_fit(clusters: Clusters, order: Sequence[int], in_flight: float, limit: float) -> Ints:
-    """For every end j the least start i such that [i, j) fits."""
-    held = _prefix(clusters.bytes, order) + in_flight * _prefix(clusters.activation, order)
-    slack = limit * (1 + TOLERANCE)
-    if not np.isfinite(slack):
-        return np.zeros(len(held), dtype=np.int64)
-    return np.minimum(np.searchsorted(held, held - slack, side="left"), np.arange(len(held)))
+def _ends(order: Sequence[int], span: Span | None, n_stages: int) -> tuple[list[int], list[int]] | None:
+    """For every stage the least and the most positions that lie up to its end; None when the order is against the span."""
+    n = len(order)
+    least, most = [0] * (n_stages - 1) + [n], [n] * n_stages
+    if span is None:
+        return least, most
+    for position, cluster in enumerate(order):
+        first, last = span[0][cluster], span[1][cluster]
+        for s in range(max(last, 0), n_stages - 1):
+            least[s] = position + 1
+        for s in range(min(first, n_stages)):
+            most[s] = min(most[s], position)
+    return (least, most) if all(a <= b for a, b in zip(least, most, strict=True)) else None
 
 
-def _cut_by_crossing(stages: Stages, work: Floats, first: Ints) -> Ints | None:
-    n = len(work) - 1
-    start = np.zeros((len(stages), n + 1), dtype=np.int64)
+def _low(clusters: Clusters, stages: Stages, line: _Line, order: Sequence[int], cap: float) -> Ints:
+    """For every end j the least start i such that [i, j) can be one stage, whichever it is."""
+    ends = np.arange(len(line.time))
+    low = np.zeros(len(ends), dtype=np.int64)
+    if cap < inf:
+        room = cap * line.speed.max() * (1 + TOLERANCE)
+        low = np.maximum(low, np.minimum(np.searchsorted(line.time, line.time - room), ends))
+    if stages.bounded and (room := line.limit.max() * (1 + TOLERANCE)) < inf:
+        held = line.bytes + stages.least_flying * line.activation
+        low = np.maximum(low, np.minimum(np.searchsorted(held, held - room), ends))
+    position = {cluster: p for p, cluster in enumerate(order)}
+    for a, b in clusters.strict:
+        low[position[b] + 1] = max(low[position[b] + 1], position[a] + 1)
+    return np.maximum.accumulate(low)
+
+
+def _cut_by_crossing(line: _Line, k: int, low: Ints) -> Ints | None:
+    n, work = len(line.time) - 1, line.time
+    start = np.zeros((k, n + 1), dtype=np.int64)
     ends = np.arange(n + 1)
     best = np.where(ends == 0, 0.0, np.inf)
-    for s, speed in enumerate(stages.speed):
-        low, high = first[s].copy(), ends.copy()  # the least i with best[i] >= load(i, j) lies in [low, high]
-        while np.any(low < high):
-            middle = (low + high) // 2
+    for s in range(k):
+        row = min(s, len(line.speed) - 1)
+        speed, first = line.speed[row, 0], np.maximum(low, _first_fit(line, row))
+        left, right = first.copy(), ends.copy()  # the least i with best[i] >= load(i, j) lies in [left, right]
+        while np.any(left < right):
+            middle = (left + right) // 2
             crossed = best[middle] >= (work - work[middle]) / speed
-            high = np.where(crossed, middle, high)
-            low = np.where(crossed, low, np.minimum(middle + 1, high))
-        before = np.maximum(low - 1, first[s])
-        at, at_before = (np.maximum(best[i], (work - work[i]) / speed) for i in (low, before))
-        start[s] = np.where(at_before < at, before, low)
+            right = np.where(crossed, middle, right)
+            left = np.where(crossed, left, np.minimum(middle + 1, right))
+        before = np.maximum(left - 1, first)
+        at, at_before = (np.maximum(best[i], (work - work[i]) / speed) for i in (left, before))
+        start[s] = np.where(at_before < at, before, left)
         best = np.minimum(at, at_before)
     return start if np.isfinite(best[n]) else None
 
 
-def _cut_by_column(stages: Stages, work: Floats, first: Ints, columns: Iterable[tuple[Floats, Floats]]) -> Ints | None:
-    n, k = len(work) - 1, len(stages)
+def _first_fit(line: _Line, row: int) -> Ints:
+    """For every end j the least start i such that [i, j) fits in the memory of a stage that does not recompute."""
+    held = line.bytes + line.in_flight[row] * line.activation
+    room = line.limit[row, 0] * (1 + TOLERANCE)
+    if not np.isfinite(room):
+        return np.zeros(len(held), dtype=np.int64)
+    first: Ints = np.minimum(np.searchsorted(held, held - room), np.arange(len(held)))
+    return first
+
+
+def _cut_by_column(
+    line: _Line, k: int, low: Ints, ends: tuple[list[int], list[int]], swept: Iterable[Column]
+) -> Ints | None:
+    n = len(line.time) - 1
     best = np.full((k + 1, n + 1), np.inf)  # row s + 1 is stage s; row 0 is what lies before stage 0
-    best[0, 0] = best[1:, 0] = 0.0
+    best[0, 0] = 0.0
+    best[1:, 0] = [np.inf if least else 0.0 for least in ends[0]]
     start = np.zeros((k, n + 1), dtype=np.int64)
-    speed = np.array(stages.speed)[:, None]
-    if uniform := len(set(stages.speed)) == 1:
-        speed = speed[:1]
-    bounded = bool(first.any())
-    for j, (sent, received) in enumerate(columns, start=1):
-        compute = (work[j] - work[:j]) / speed
-        load = np.maximum(compute, np.maximum(sent, received)) if stages.overlap else compute + (sent + received)
-        value = np.maximum(best[:k, :j], load[:1] if uniform else load)
-        if bounded:
-            value[np.arange(j) < first[:, j, None]] = np.inf
-        choice = value.argmin(axis=1)
+    for j, column in enumerate(swept, start=1):
+        here = slice(int(low[j]), j)
+        value = np.maximum(best[:k, here], _loads(line, here, j, column))
+        choice = value.argmin(axis=1) if j > here.start else None
         for s in range(k):
-            found = value[s, choice[s]]
+            if not ends[0][s] <= j <= ends[1][s]:
+                continue
+            found = value[s, choice[s]] if choice is not None else inf
             if best[s, j] <= found:  # an empty stage is as good
                 best[s + 1, j], start[s, j] = best[s, j], j
-            else:
-                best[s + 1, j], start[s, j] = found, choice[s]
+            elif choice is not None:
+                best[s + 1, j], start[s, j] = found, here.start + choice[s]
     return start if np.isfinite(best[k, n]) else None
 
 
-def _columns(clusters: Clusters, stages: Stages, order: Sequence[int]) -> Iterator[tuple[Floats, Floats]]:
-    """For j = 1, 2, ... what each interval [i, j), i < j, sends and receives."""
-    n = len(order)
-    position = {cluster: p for p, cluster in enumerate(order)}
-    moved = [(position[flow.source], sorted(position[c] for c in flow.consumers), flow) for flow in clusters.flows]
-    sent = _swept((r for p, q, flow in moved for r in _sent(p, q, flow, n, stages.multicast)), n)
-    received = _swept((r for p, q, flow in moved for r in _received(p, q, flow, n)), n)
-    return zip(sent, received, strict=True)
+def _loads(line: _Line, here: slice, j: int, column: Column) -> Floats:
+    """The load of [i, j) as stage s, for every row of stages and every i; infinite when it does not fit."""
+    sent, received, inbox, shared = column
+    work, again = line.time[j] - line.time[here], line.forward[j] - line.forward[here]
+    once = _load(work / line.speed, sent, received, overlap=line.overlap)
+    twice = _load((work + again) / line.speed, sent, received, overlap=line.overlap) if line.asked.any() else once
+    if not line.bounded:
+        return np.where(line.asked > 0, twice, once)
+    limit, saved = line.limit * (1 + TOLERANCE), line.activation[j] - line.activation[here]
+    kept = line.bytes[j] - line.bytes[here] + shared + line.in_flight * inbox
+    fits_once = (line.asked <= 0) & (kept + line.in_flight * saved <= limit)
+    fits_twice = (line.asked != 0) & (kept + saved <= limit)
+    return np.where(fits_once, once, np.where(fits_twice, twice, np.inf))
 
 
-def _sent(p: int, q: Sequence[int], flow: Flow, n: int, multicast: bool) -> Iterator[Rectangle]:
-    if q[0] < p:
-        yield q[0] + 1, p + 1, p + 1, n + 1, flow.time
-    if q[-1] > p:
-        yield 0, p + 1, p + 1, q[-1] + 1, flow.time
-    if multicast and q[0] < p < q[-1]:
-        yield q[0] + 1, p + 1, p + 1, q[-1] + 1, -flow.time
-
-
-def _received(p: int, q: Sequence[int], flow: Flow, n: int) -> Iterator[Rectangle]:
-    """Below the source a tensor is booked under the last consumer inside, above it under the first."""
-    middle = bisect_left(q, p)
-    for here, after in zip(q[:middle], [*q[:middle], p][1:], strict=True):
-        yield 0, here + 1, here + 1, after + 1, flow.time
-    for here, before in zip(q[middle:], [p, *q[middle:]][:-1], strict=True):
-        yield before + 1, here + 1, here + 1, n + 1, flow.time
-
-
-def _swept(rectangles: Iterator[Rectangle], n: int) -> Iterator[Floats]:
-    """The sum of rectangles, column by column: second differences, summed along both axes."""
-    corners = [c for i0, i1, j0, j1, t in rectangles for c in ((j0, i0, t), (j0, i1, -t), (j1, i0, -t), (j1, i1, t))]
-    table = np.array(sorted(corners), dtype=np.float64).reshape(-1, 3)
-    bounds = np.searchsorted(table[:, 0], np.arange(n + 2))
-    rows = table[:, 1].astype(np.int64)
-    difference = np.zeros(n + 2)
-    for j in range(1, n + 1):
-        inside = slice(bounds[j], bounds[j + 1])
-        np.add.at(difference, rows[inside], table[inside, 2])
-        yield np.cumsum(difference[:j])
+def _load(compute: Floats, sent: Floats, received: Floats, *, overlap: bool) -> Floats:
+    if overlap:
+        return np.maximum(compute, np.maximum(sent, received))
+    return compute + (sent + received)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from pipecompile.partitioners.clusters import Clusters, Stages, merge
+from pipecompile.partitioners.clusters import Clusters, merge
+from pipecompile.partitioners.stages import Stages
 
 __all__ = ["contract"]
 
@@ -26,9 +27,10 @@ def contract(clusters: Clusters, stages: Stages, target: float) -> Clusters:
 
 def _inseparable(clusters: Clusters, stages: Stages, target: float) -> Iterator[tuple[int, int]]:
     between: defaultdict[tuple[int, int], float] = defaultdict(float)  # sent by the first if they are apart
-    for flow in clusters.flows:
+    price = stages.cheapest
+    for flow in clusters.flows if price else ():
         for consumer in flow.consumers:
-            between[flow.source, consumer] += flow.time
+            between[flow.source, consumer] += flow.time * price
     fastest = max(stages.speed)
     for a, b in {(min(pair), max(pair)) for pair in between}:
         there, back = between.get((a, b), 0.0), between.get((b, a), 0.0)

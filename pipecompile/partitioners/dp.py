@@ -1,64 +1,95 @@
 """Cuts by dynamic programming, from cheap to thorough.
 
-    search    orders ─▶ cut each ─▶ best
-    exhaust   few down-sets ─▶ cut the whole lattice: optimal
-    polish    refine ─▶ order by stage ─▶ cut ─▶ refine ─▶ ...  until nothing improves
+    along_orders    orders ─▶ cut each ─▶ best
+    exhaust         few down-sets ─▶ cut the whole lattice: optimal
+    polish          moves ─▶ order by stage ─▶ cut ─▶ moves ─▶ ...  until nothing improves
 
-For a chain, `search` alone is optimal. For another graph it is optimal among the cuts along these orders.
+For a chain, the first is optimal. For another graph it is optimal among the cuts along these orders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from time import monotonic
 
 from pipecompile.partitioners.chain import cut
-from pipecompile.partitioners.clusters import Clusters, Stages
+from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.contraction import contract
-from pipecompile.partitioners.lattice import cut_lattice
-from pipecompile.partitioners.loads import bottleneck
+from pipecompile.partitioners.lattice import PAIRS, bands, cut_lattice
 from pipecompile.partitioners.orders import orders, sorted_by
 from pipecompile.partitioners.refine import refine
+from pipecompile.partitioners.search import Search
+from pipecompile.partitioners.windows import Windows, windows
 
-__all__ = ["GAP", "exhaust", "polish", "search"]
+__all__ = ["along_orders", "exhaust", "polish"]
 
-GAP = 1e-6
-"""Relative distance of bottleneck and bound at which a partition counts as optimal."""
+ROOMY = 1.25
+"""The first guess of the bottleneck, as a multiple of its bound."""
 
-
-def search(clusters: Clusters, stages: Stages, bound: float, deadline: float) -> list[int] | None:
-    """The best cut along any order, or None when none fits in memory. Stops early when `bound` is met."""
-    best, value = None, float("inf")
-    for order in orders(clusters):
-        stage = cut(clusters, stages, order)
-        if stage is not None and (found := bottleneck(clusters, stages, stage)) < value:
-            best, value = stage, found
-        if best is not None and (value <= bound or monotonic() > deadline):
-            return best
-    return best
+SHORT = 1000
+"""Clusters up to which an order is cut without a guess."""
 
 
-def polish(clusters: Clusters, stages: Stages, incumbent: Sequence[int], deadline: float) -> list[int]:
-    """A cut that neither a move nor the dynamic program along its own order improves, at worst the incumbent."""
-    best, value, before = list(incumbent), bottleneck(clusters, stages, incumbent), float("inf")
-    while value < before and monotonic() < deadline:
-        before = value
-        stage = refine(clusters, stages, best, deadline)
-        stage = cut(clusters, stages, sorted_by(clusters, stage)) or stage
-        if (found := bottleneck(clusters, stages, stage)) < value:
-            best, value = stage, found
-    return best
+def along_orders(search: Search, deadline: float) -> None:
+    """Offer the best cut of every order. Stops early when the bound is met, or when there is no other order."""
+    clusters, stages = search.clusters, search.stages
+    for order in orders(clusters, search.span):
+        cap = search.value if search.stage is not None else inf if len(order) <= SHORT else ROOMY * search.bound
+        while (stage := cut(clusters, stages, order, search.span, cap)) is None and cap < sum(clusters.time):
+            if search.stage is not None:
+                break
+            cap *= 2
+        if stage is not None:
+            search.offer(stage, method="dp")
+        if search.stage is not None and _only(order, search):
+            search.prove(search.value, "dp")
+        if search.stage is not None and (not search.open or monotonic() > deadline):
+            return
 
 
-def exhaust(clusters: Clusters, stages: Stages, incumbent: Sequence[int]) -> tuple[list[int], float]:
-    """The best cut there is, and the bound that proves it, when the graph has few down-sets; else the incumbent, and 0."""
-    best = list(incumbent)
-    target = bottleneck(clusters, stages, best) * (1 - GAP / 2)
-    small = contract(clusters, stages, target)
-    found = cut_lattice(small, stages)
+def _only(order: Sequence[int], search: Search) -> bool:
+    """Whether this is the one order there is, a chain, and its best cut is charged as the objective says."""
+    stages, arcs = search.stages, set(search.clusters.arcs)
+    once = stages.multicast or all(len(flow.consumers) == 1 for flow in search.clusters.flows)
+    plain = once and stages.direct and stages.links is None
+    return plain and all(pair in arcs for pair in zip(order, order[1:], strict=False))
+
+
+def polish(search: Search, deadline: float) -> None:
+    """Improve the best cut until neither a move nor the dynamic program along its own order does."""
+    search.enter("moves")
+    better = search.stage is not None
+    while better and search.stage is not None and search.open and monotonic() < deadline:
+        better = search.offer(refine(search.clusters, search.stages, search.stage, search.span, deadline))
+        order = sorted_by(search.clusters, search.stage, search.span)
+        stage = cut(search.clusters, search.stages, order, search.span, search.value)
+        better = (stage is not None and search.offer(stage)) or better
+
+
+def exhaust(search: Search) -> None:
+    """Find the best cut there is, and prove it, when the graph has few down-sets and stages are devices of their own."""
+    search.enter("lattice")
+    if search.stage is None or not search.stages.direct or search.stages.links is not None:
+        return
+    target = search.target
+    small = contract(search.clusters, search.stages, target)
+    left = windows(small, search.stages, target)
+    sweep(search, target, small, left)
+
+
+def sweep(search: Search, target: float, clusters: Clusters, left: Windows, pairs: int = PAIRS) -> bool:
+    """Cut the lattice below a target within these windows. Whether it was small enough."""
+    if not search.stages.direct or search.stages.links is not None:
+        return False
+    found = [] if left.empty else bands(clusters, left, len(search.stages))
     if found is None:
-        return best, 0.0
-    stage, bound = found
+        return False
+    cut_below = cut_lattice(clusters, search.stages, found, target, pairs, search.deadline) if found else (None, inf)
+    if cut_below is None:
+        return False
+    stage, bound = cut_below
     if stage is not None:
-        best = min(best, clusters.adopted(small, stage), key=lambda s: bottleneck(clusters, stages, s))
-    return best, min(bound, target)
+        search.offer(stage, clusters, "dp")
+    search.prove(min(bound, target), "dp")
+    return True

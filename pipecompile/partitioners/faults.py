@@ -1,7 +1,8 @@
 """What makes a problem, or a partition of one, illegal: every fault as one line of text, none of them raised here.
 
 A cycle of the precedence is a fault, unless one group holds it whole. A cycle that only exists because groups were merged
-(a before b before c, with a and c in one group) is legal: it says that all of it shares a stage.
+(a before b before c, with a and c in one group) is legal: it says that all of it shares a stage. That pins and pairs apart
+may contradict the rest is no fault either, but an infeasible problem: see `steering`.
 """
 
 from __future__ import annotations
@@ -25,22 +26,37 @@ def problem_faults(problem: Problem) -> list[str]:
 
 
 def assignment_faults(problem: Problem, stage_of: Mapping[str, int], n_stages: int) -> list[str]:
-    """Where an assignment breaks the problem's rules, memory apart: coverage, range, precedence, groups."""
+    """Where an assignment breaks the problem's rules, memory apart: coverage, range, precedence, groups, steering."""
     names = [node.name for node in problem.nodes]
     faults = [f"node {name!r} has no stage" for name in names if name not in stage_of]
     faults += [f"node {name!r} is not in the problem" for name in stage_of.keys() - set(names)]
     for name, stage in stage_of.items():
         if not 0 <= stage < n_stages:
             faults.append(f"node {name!r} is in stage {stage}, expected 0 to {n_stages - 1}")
+    return [*faults, *_order_faults(problem, stage_of), *_place_faults(problem, stage_of)]
+
+
+def _order_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str]:
     for a, b in problem.precedence:
         if a in stage_of and b in stage_of and stage_of[a] > stage_of[b]:
-            faults.append(f"{a!r} precedes {b!r}, yet is in stage {stage_of[a]} and {b!r} in stage {stage_of[b]}")
+            yield f"{a!r} precedes {b!r}, yet is in stage {stage_of[a]} and {b!r} in stage {stage_of[b]}"
+    for a, b in problem.apart:
+        if a in stage_of and b in stage_of and stage_of[a] >= stage_of[b]:
+            yield f"{a!r} must be in a stage before {b!r}, yet is in {stage_of[a]} and {b!r} in {stage_of[b]}"
+
+
+def _place_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str]:
     for number, group in enumerate(problem.groups):
         stages = {stage_of[name]: name for name in group if name in stage_of}
         if len(stages) > 1:
             where = ", ".join(f"{stages[stage]!r} in {stage}" for stage in sorted(stages))
-            faults.append(f"group {number} is spread over {len(stages)} stages: {where}")
-    return faults
+            yield f"group {number} is spread over {len(stages)} stages: {where}"
+    for name, stage in problem.pins.items():
+        if stage_of.get(name, stage) != stage:
+            yield f"node {name!r} is pinned to stage {stage}, yet is in {stage_of[name]}"
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
 
 
 def _name_faults(problem: Problem) -> Iterator[str]:
@@ -57,27 +73,50 @@ def _name_faults(problem: Problem) -> Iterator[str]:
         for name, times in Counter(tensor.consumers).items():
             if times > 1:
                 yield f"{place} names its consumer {name!r} {times} times"
+    yield from (f"apart {number} names {a!r} twice" for number, (a, b) in enumerate(problem.apart) if a == b)
+    yield from (f"shared {number} has no node" for number, shared in enumerate(problem.shared) if not shared.nodes)
 
 
 def _references(problem: Problem) -> Iterator[tuple[str, Iterable[str]]]:
     yield from ((f"precedence {number}", pair) for number, pair in enumerate(problem.precedence))
     yield from ((f"tensor {number}", (t.source, *t.consumers)) for number, t in enumerate(problem.tensors))
     yield from ((f"group {number}", group) for number, group in enumerate(problem.groups))
+    yield from ((f"shared {number}", shared.nodes) for number, shared in enumerate(problem.shared))
+    yield from ((f"apart {number}", pair) for number, pair in enumerate(problem.apart))
+    yield "pins", problem.pins
+
+
+# -- numbers --------------------------------------------------------------------------------------------------------
 
 
 def _number_faults(problem: Problem) -> Iterator[str]:
     for node in problem.nodes:
-        for field in ("time", "bytes", "activation"):
+        for field in ("time", "forward", "bytes", "activation"):
             yield from _number_fault(f"{field} of node {node.name!r}", getattr(node, field))
+        if node.forward > node.time * (1 + 1e-9) >= 0:
+            yield f"forward of node {node.name!r} is {node.forward:g}, expected at most its time, {node.time:g}"
     for number, tensor in enumerate(problem.tensors):
-        yield from _number_fault(f"time of tensor {number} from {tensor.source!r}", tensor.time)
-    for field, values in _per_stage(problem):
-        for stage, value in enumerate(values):
-            yield from _number_fault(f"{field} of stage {stage}", value)
-            if field == "speed" and value == 0:
-                yield f"speed of stage {stage} is 0, expected more"
+        for field in ("time", "bytes"):
+            yield from _number_fault(f"{field} of tensor {number} from {tensor.source!r}", getattr(tensor, field))
+    for number, shared in enumerate(problem.shared):
+        yield from _number_fault(f"bytes of shared {number}", shared.bytes)
+    for name, stage in problem.pins.items():
+        yield from _number_fault(f"pin of {name!r}", stage)
     if isinstance(problem.memory_limit, int | float):
         yield from _number_fault("memory_limit", problem.memory_limit)
+    yield from _list_faults(problem)
+
+
+def _list_faults(problem: Problem) -> Iterator[str]:
+    for field, unit, values in _lists(problem):
+        for place, value in enumerate(values):
+            if field != "links":
+                yield from _number_fault(f"{field} of {unit} {place}", value)
+            if field == "speed" and value == 0:
+                yield f"speed of {unit} {place} is 0, expected more"
+    for a, row in enumerate(problem.links or ()):
+        for b, value in enumerate(row):
+            yield from _number_fault(f"links from device {a} to {b}", value)
 
 
 def _number_fault(what: str, value: float) -> Iterator[str]:
@@ -85,16 +124,35 @@ def _number_fault(what: str, value: float) -> Iterator[str]:
         yield f"{what} is {value}, expected a finite number that is not negative"
 
 
-def _per_stage(problem: Problem) -> list[tuple[str, tuple[float, ...]]]:
-    fields = {"memory_limit": problem.memory_limit, "in_flight": problem.in_flight, "speed": problem.speed}
-    return [(field, value) for field, value in fields.items() if isinstance(value, tuple)]
+# -- lists of stages and devices ------------------------------------------------------------------------------------
+
+
+def _lists(problem: Problem) -> list[tuple[str, str, tuple[float, ...]]]:
+    """(field, what it counts, its values) of every field that is a list."""
+    device = "stage" if problem.placement is None else "device"
+    links = None if problem.links is None else tuple(float(len(row)) for row in problem.links)
+    fields = [("memory_limit", device, problem.memory_limit), ("speed", device, problem.speed), ("links", device, links),
+              ("placement", "stage", problem.placement), ("in_flight", "stage", problem.in_flight),
+              ("recompute", "stage", problem.recompute)]  # fmt: skip
+    return [(field, unit, value) for field, unit, value in fields if isinstance(value, tuple)]
 
 
 def _length_faults(problem: Problem) -> Iterator[str]:
-    lists = _per_stage(problem)
-    if len({len(values) for _, values in lists}) > 1:
-        yield "lists per stage disagree: " + ", ".join(f"{field} has {len(values)}" for field, values in lists)
-    yield from (f"{field} is an empty list" for field, values in lists if not values)
+    lists = _lists(problem)
+    for unit in ("stage", "device"):
+        counts = [(field, len(values)) for field, counted, values in lists if counted == unit]
+        if len({count for _, count in counts}) > 1:
+            yield f"lists per {unit} disagree: " + ", ".join(f"{field} has {count}" for field, count in counts)
+        yield from (f"{field} is an empty list" for field, count in counts if not count)
+        most = max(problem.placement or (0,))
+        for field, count in counts:
+            if unit == "device" and count <= most:
+                yield f"placement names device {most}, yet {field} has {count}"
+    if any(len(row) != len(problem.links or ()) for row in problem.links or ()):
+        yield f"links has {len(problem.links or ())} rows, expected as many columns"
+
+
+# -- cycles ---------------------------------------------------------------------------------------------------------
 
 
 def _cycle_faults(problem: Problem) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Whether a problem fits at all: the least amount by which every stage's limit must grow for some cut to fit.
+"""Whether a problem fits at all: the least amount by which every device's limit must grow for some cut to fit.
 
-    minimise excess    subject to    memory(s) <= limit(s) + excess    for every stage s, and precedence
+    minimise excess    subject to    memory(d) <= limit(d) + excess    for every device d, precedence and steering
 
 An excess above 0, proven by the solver, is the proof that nothing fits, and the answer to "how much would".
 """
@@ -12,118 +12,177 @@ from dataclasses import replace
 from math import inf, isfinite
 from time import monotonic
 
-import pulp
-
 from pipecompile.errors import InfeasibleError, PartitionError
 from pipecompile.partitioners.chain import cut
-from pipecompile.partitioners.clusters import Clusters, Stages
-from pipecompile.partitioners.loads import TOLERANCE, fits, loads
+from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.holdings import Holdings
+from pipecompile.partitioners.loads import TOLERANCE, Ledger, fits
+from pipecompile.partitioners.mip import Mip
 from pipecompile.partitioners.orders import orders
-from pipecompile.partitioners.steps import run, steps
+from pipecompile.partitioners.reach import skeleton
+from pipecompile.partitioners.readers import Readers
+from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.steering import span_of
+from pipecompile.partitioners.steps import Steps
+from pipecompile.partitioners.traffic import Traffic
 from pipecompile.partitioners.windows import windows
 
 __all__ = ["fit"]
+
+HALVINGS = 40
+"""How often the excess of a linear order is halved."""
 
 
 def fit(clusters: Clusters, stages: Stages, deadline: float) -> list[int]:
     """A cut that fits in memory. Raises InfeasibleError when it is proven that there is none, with the least limit that
     works; PartitionError when the deadline comes first.
     """
-    bare = replace(clusters, flows=())
-    cuts = (_along(bare, stages, order) for order in orders(clusters))
-    best = min(cuts, key=lambda stage: _excess(clusters, stages, stage))
-    proven = _least_by_counting(clusters, stages)
-    if not _fits(clusters, stages, best) and _excess(clusters, stages, best) > proven:
+    bare = replace(clusters, flows=tuple(replace(flow, time=0.0) for flow in clusters.flows if flow.bytes))
+    span = span_of(clusters, len(stages))
+    cuts = [_along(bare, stages, order) for order in orders(clusters, span)]
+    best = min((stage for stage in cuts if stage), key=lambda stage: _excess(bare, stages, stage), default=None)
+    most = inf if best is None else _excess(bare, stages, best)
+    proven = _least_by_counting(bare, stages)
+    if best is None or (not _fits(bare, stages, best) and most > proven):
         best, proven = _solve(bare, stages, best, proven, deadline)
-    if _fits(clusters, stages, best):
+    if best is not None and _fits(bare, stages, best):
         return best
-    if proven <= TOLERANCE * min(stages.limit):
+    if best is None or proven <= TOLERANCE * min(stages.limit):
         raise PartitionError(f"no cut into {len(stages)} stages that fits in memory was found in time",
                              why="nor is it proven that there is none", hint="a larger time_limit, or more memory")  # fmt: skip
-    raise _infeasible(clusters, stages, best, proven)
+    raise _infeasible(bare, stages, best, proven)
 
 
-def _along(bare: Clusters, stages: Stages, order: Sequence[int]) -> list[int]:
-    """The cut of an order with the least excess, to 50 bisections of the excess of having all in one stage."""
-    best = [0] * len(order)
-    low, high = 0.0, _excess(bare, stages, best)
-    for _ in range(50):
+def _along(bare: Clusters, stages: Stages, order: Sequence[int]) -> list[int] | None:
+    """The cut of an order with the least excess, to so many halvings of the excess of having all in one stage."""
+    span = span_of(bare, len(stages))
+    free = replace(stages, limit=(inf,) * len(stages.limit))
+    best = cut(bare, free, order, span)
+    if best is None:
+        return None
+    low, high = 0.0, max(_excess(bare, stages, best), 0.0)
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
-        stage = cut(bare, _raised(stages, middle), order)
-        low, high, best = (low, middle, stage) if stage is not None else (middle, high, best)
+        stage = cut(bare, stages.raised(middle), order, span)
+        if stage is not None and _excess(bare, stages, stage) < high:
+            best, high = stage, max(_excess(bare, stages, stage), 0.0)
+        else:
+            low = middle
+        if high - low <= 1e-7 * high:
+            break
     return best
 
 
-def _raised(stages: Stages, excess: float) -> Stages:
-    return replace(stages, limit=tuple(limit + excess for limit in stages.limit))
-
-
 def _excess(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> float:
-    return max(row.memory - limit for row, limit in zip(loads(clusters, stages, stage), stages.limit, strict=True))
+    rows = Ledger(clusters, stages, stage).rows()
+    return max(row.memory - limit for row, limit in zip(rows, stages.limit, strict=True))
 
 
 def _fits(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> bool:
-    return all(fits(row.memory, limit) for row, limit in zip(loads(clusters, stages, stage), stages.limit, strict=True))
+    rows = Ledger(clusters, stages, stage).rows()
+    return all(fits(row.memory, limit) for row, limit in zip(rows, stages.limit, strict=True))
 
 
-def _held(clusters: Clusters, stages: Stages, cluster: int, stage: int) -> float:
-    return clusters.bytes[cluster] + clusters.activation[cluster] * stages.in_flight[stage]
+def _alone(clusters: Clusters, stages: Stages, cluster: int, stage: int) -> float:
+    """What a stage with nothing but this cluster holds, tensors it receives apart."""
+    flying = stages.in_flight[stage]
+    once = stages.recompute[stage] is True or (stages.recompute[stage] is None and flying > 1)
+    return clusters.bytes[cluster] + clusters.activation[cluster] * (1.0 if once else flying)
 
 
 def _least_by_counting(clusters: Clusters, stages: Stages) -> float:
     """The excess that the heaviest cluster needs, and that all clusters need together."""
-    ends = range(len(stages))
-    alone = max(min(_held(clusters, stages, v, s) - stages.limit[s] for s in ends) for v in range(len(clusters)))
-    total = sum(min(_held(clusters, stages, v, s) for s in ends) for v in range(len(clusters)))
-    return max(alone, (total - sum(stages.limit)) / len(stages), 0.0)
+    ends, limit = range(len(stages)), [stages.limit[d] for d in stages.device]
+    alone = max(min(_alone(clusters, stages, v, s) - limit[s] for s in ends) for v in range(len(clusters)))
+    total = sum(min(_alone(clusters, stages, v, s) for s in ends) for v in range(len(clusters)))
+    used = set(stages.device)
+    return max(alone, (total - sum(stages.limit[d] for d in used)) / len(used), 0.0)
 
 
-def _solve(bare: Clusters, stages: Stages, best: list[int], proven: float, deadline: float) -> tuple[list[int], float]:
-    """The integer program. Bytes are divided by the incumbent's largest limit."""
-    most = _excess(bare, stages, best)
-    unit = max(limit for limit in stages.limit if isfinite(limit)) + most
-    made = steps(bare, windows(bare, _raised(stages, most), inf), len(stages))
-    excess = pulp.LpVariable("excess", proven / unit, most / unit)
-    made.model.setObjective(excess + 0)
-    for s, limit in enumerate(stages.limit):
+def _solve(
+    bare: Clusters, stages: Stages, best: list[int] | None, proven: float, deadline: float
+) -> tuple[list[int] | None, float]:
+    """The integer program. Bytes are divided by the largest limit and the incumbent's excess."""
+    most = _excess(bare, stages, best) if best is not None else _everything(bare, stages)
+    finite = [limit for limit in stages.limit if isfinite(limit)]
+    unit = (max(finite) + most) or 1.0
+    left = windows(bare, stages.raised(most), inf)
+    if left.empty:
+        return best, proven
+    mip = Mip()
+    steps = Steps(mip, left.first.tolist(), left.last.tolist())
+    boundaries = range(-1, len(stages))
+    steps.rise(range(len(bare)), boundaries)
+    steps.order(skeleton(bare), left.apart, boundaries)
+    excess = mip.variable(proven / unit, most / unit)
+    holdings = Holdings(
+        steps, bare, stages, Traffic(steps, bare, stages, Readers(bare, left), 1.0), inf, unit, max(finite) + most
+    )
+    for d, limit in enumerate(stages.limit):
         if isfinite(limit):
-            held = pulp.lpSum(_held(bare, stages, v, s) / unit * made.inside(v, s) for v in range(len(bare)))
-            made.require(excess + limit / unit, held)
-    outcome = run(made.model, deadline - monotonic())
-    found = [best, made.stages()] if outcome.found else [best]
-    best = min(found, key=lambda stage: _excess(bare, stages, stage))
+            mip.require(excess + limit / unit, holdings.memory(d))
+    outcome = mip.minimise(excess, deadline - monotonic())
+    if outcome.values is not None:
+        found = steps.stages(outcome.values)
+        best = found if best is None else min(best, found, key=lambda stage: _excess(bare, stages, stage))
+    if best is None:
+        return None, proven
     return best, max(proven, min(outcome.bound * unit, _excess(bare, stages, best)))
 
 
+def _everything(clusters: Clusters, stages: Stages) -> float:
+    """What one device would hold of all clusters, all flows and all that is shared."""
+    flying = max(1.0, *stages.in_flight)
+    held = sum(clusters.bytes) + sum(size for _, size in clusters.shared)
+    flows = sum(flow.bytes * len(flow.consumers) for flow in clusters.flows)
+    return held + flying * (sum(clusters.activation) + flows)
+
+
+# -- the message ----------------------------------------------------------------------------------------------------
+
+
 def _infeasible(clusters: Clusters, stages: Stages, best: Sequence[int], proven: float) -> InfeasibleError:
-    rows = loads(clusters, stages, best)
+    rows = Ledger(clusters, stages, best).rows()
     excess = _excess(clusters, stages, best)
-    binding = max(range(len(stages)), key=lambda s: rows[s].memory - stages.limit[s])
+    binding = max(range(len(rows)), key=lambda d: rows[d].memory - stages.limit[d])
     held, limit = rows[binding].memory, stages.limit[binding]
     closed = excess - proven <= 1e-6 * max(row.memory for row in rows)
     least = f"{excess:.6g} bytes" if closed else f"at least {proven:.6g} bytes, {excess:.6g} are enough"
-    if len(set(stages.limit)) == len(set(stages.in_flight)) == 1:
-        enough = _enough_stages(clusters, stages)
-        hint = f"memory_limit={_number(held)}" + (f", or n_stages={enough}" if enough else "")
-    else:
-        hint = f"memory_limit=({', '.join(_number(limit + excess) for limit in stages.limit)})"
+    unit = "stage" if stages.direct else "device"
+    too_large = _too_large(clusters, stages)
     return InfeasibleError(
         f"no cut into {len(stages)} stages fits in memory",
-        where=_too_large(clusters, stages) or f"stage {binding} would hold {held:.6g} bytes, its limit is {limit:.6g}",
+        where=too_large or f"{unit} {binding} would hold {held:.6g} bytes, its limit is {limit:.6g}",
         why=f"proven: every limit must grow by {least}",
-        hint=hint,
+        hint=", or ".join(_ways_out(clusters, stages, held, excess)),
     )
+
+
+def _ways_out(clusters: Clusters, stages: Stages, held: float, excess: float) -> list[str]:
+    """What would make it fit: larger limits, more stages, recomputation."""
+    if len(set(stages.limit)) == 1:
+        ways = [f"memory_limit={_number(held)}"]
+    else:
+        ways = [f"memory_limit=({', '.join(_number(limit + excess) for limit in stages.limit)})"]
+    if stages.alike and (enough := _enough_stages(clusters, stages)):
+        ways.append(f"n_stages={enough}")
+    free = replace(stages, recompute=tuple(redone or None for redone in stages.recompute))
+    if free != stages and (found := _cut_in_any_order(clusters, free)) is not None:
+        redone = [s for s, again in enumerate(Ledger(clusters, free, found).recompute()) if again]
+        ways.append(f'recompute="auto": with stages {", ".join(map(str, redone))} recomputing it fits')
+    return ways
 
 
 def _too_large(clusters: Clusters, stages: Stages) -> str:
     """The first cluster that no stage can hold even alone."""
+    limit = [stages.limit[d] for d in stages.device]
     for v, names in enumerate(clusters.members):
-        if not any(fits(_held(clusters, stages, v, s), stages.limit[s]) for s in range(len(stages))):
-            need = min(_held(clusters, stages, v, s) for s in range(len(stages)))
+        if not any(fits(_alone(clusters, stages, v, s), limit[s]) for s in range(len(stages))):
+            need = min(_alone(clusters, stages, v, s) for s in range(len(stages)))
             who = (
                 f"node {names[0]!r}" if len(names) == 1 else f"nodes {', '.join(map(repr, names))}, which share a stage"
             )
-            return f"{who}: {need:.6g} bytes alone, the largest limit is {max(stages.limit):.6g}"
+            return f"{who}: {need:.6g} bytes alone, the largest limit is {max(limit):.6g}"
     return ""
 
 
@@ -131,17 +190,22 @@ def _number(value: float) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
+def _cut_in_any_order(clusters: Clusters, stages: Stages) -> list[int] | None:
+    """A cut that fits, if one of the linear orders has one."""
+    span = span_of(clusters, len(stages))
+    for order in orders(clusters, span):
+        stage = cut(clusters, stages, order, span)
+        if stage is not None and _fits(clusters, stages, stage):
+            return stage
+    return None
+
+
 def _enough_stages(clusters: Clusters, stages: Stages) -> int | None:
-    """The least number of like stages that some order can be cut into by filling one stage after the other."""
-    if not all(fits(_held(clusters, stages, v, 0), stages.limit[0]) for v in range(len(clusters))):
+    """The least number of like stages that some linear order can be cut into."""
+    low, high = len(stages), len(clusters) + len(stages)
+    if _cut_in_any_order(clusters, stages.times(high)) is None:
         return None
-    counts = []
-    for order in orders(clusters):
-        n_stages, room = 0, 0.0
-        for v in order:
-            held = _held(clusters, stages, v, 0)
-            if held > room:
-                n_stages, room = n_stages + 1, stages.limit[0]
-            room -= held
-        counts.append(n_stages)
-    return min(counts)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _cut_in_any_order(clusters, stages.times(middle)) else (middle, high)
+    return high

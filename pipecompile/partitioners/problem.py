@@ -1,25 +1,30 @@
 """The partition problem as plain data, and its text form `pipecompile.problem/1`, JSON:
 
     problem := {"format": "pipecompile.problem/1", "nodes": [node*], "precedence": [[NAME, NAME]*], "tensors": [tensor*],
-                "groups": [[NAME*]*], "memory_limit": null | NUMBER | [NUMBER*], "in_flight": null | [NUMBER*],
-                "multicast": BOOL, "overlap": BOOL, "speed": null | [NUMBER*], "name": TEXT}
-    node    := {"name": NAME, "time": NUMBER, "bytes": NUMBER, "activation": NUMBER}
-    tensor  := {"from": NAME, "to": [NAME+], "time": NUMBER}
+                "groups": [[NAME*]*], "multicast": BOOL, "overlap": BOOL, "name": TEXT,
+                "placement": null | [DEVICE*], "speed": null | [NUMBER*], "memory_limit": null | NUMBER | [NUMBER*],
+                "links": null | [[NUMBER*]*], "in_flight": null | [NUMBER*], "recompute": null | "auto" | [BOOL*],
+                "shared": [shared*], "pins": {NAME: STAGE}, "apart": [[NAME, NAME]*]}
+    node    := {"name": NAME, "time": NUMBER, "forward": NUMBER, "bytes": NUMBER, "activation": NUMBER}
+    tensor  := {"from": NAME, "to": [NAME+], "time": NUMBER, "bytes": NUMBER}
+    shared  := {"nodes": [NAME+], "bytes": NUMBER}
 
-Lists that count stages (`memory_limit`, `in_flight`, `speed`) fix the number of stages that the problem can be cut into.
+Only "nodes" must be there. `speed`, `memory_limit` and `links` count devices, `placement`, `in_flight` and `recompute`
+stages; a list fixes the number of stages that the problem can be cut into. Without a placement stage s is on device s.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from pipecompile.errors import PartitionError, VerifyError
 from pipecompile.partitioners.faults import problem_faults
 
-__all__ = ["FORMAT", "Node", "Problem", "Tensor"]
+__all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
 
 FORMAT = "pipecompile.problem/1"
 
@@ -28,33 +33,48 @@ _HINT = "the keys are listed in the docstring of pipecompile.partitioners.proble
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation. `time` is for one micro-batch, forward and backward together; `bytes` are held for good
-    (parameters, gradients, optimizer state), `activation` per micro-batch in flight.
+    """One operation. `time` is for one micro-batch, forward and backward together, `forward` the part of it that
+    recomputation repeats; `bytes` are held for good (parameters, gradients, optimizer state), `activation` per
+    micro-batch in flight.
     """
 
     name: str
     time: float = 0.0
     bytes: float = 0.0
     activation: float = 0.0
+    forward: float = 0.0
 
 
 class Tensor(msgspec.Struct, frozen=True, rename={"source": "from", "consumers": "to"}):
-    """A value and who reads it. `time` is what it costs a stage to send it once, or to receive it once. It needs no
-    precedence: a gradient flows against it. (A Struct, since the JSON key `from` cannot name a dataclass field.)
+    """A value and who reads it. `time` is what it costs a device to send it once, or to receive it once; `bytes` is what
+    each other stage that reads it holds of it per micro-batch in flight there. It needs no precedence: a gradient flows
+    against it. (A Struct, since the JSON key `from` cannot name a dataclass field.)
     """
 
     source: str
     consumers: tuple[str, ...]
     time: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Bytes that several nodes use, a tied parameter: held once by each device that has any of them."""
+
+    nodes: tuple[str, ...]
+    bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is to be cut into stages, and what a stage can hold.
+    """What is to be cut into stages, and what a device can hold. `loads` has the objective.
 
-    `precedence` holds pairs (a, b): stage(a) <= stage(b). Nodes of one group share a stage. With `multicast` a sender pays
-    a tensor once however many stages receive it, else once per receiving stage; a receiving stage always pays once. With
-    `overlap` the load of a stage is the maximum of compute, sent and received, else their sum.
+    `precedence` holds pairs (a, b): stage(a) <= stage(b), `apart` pairs with stage(a) < stage(b), `pins` the stage that a
+    node must be in. Nodes of one group share a stage. With `multicast` a sender pays a tensor once however many devices
+    receive it, else once per receiving device; a receiving device always pays once. `links[p][q]` multiplies the time of a
+    tensor from device p to device q. With `overlap` the load of a device is the maximum of compute, sent and received, else
+    their sum. A stage that recomputes holds its activations once, not per micro-batch in flight, and repeats its forward;
+    "auto" leaves it to the solver which stages do.
     """
 
     nodes: tuple[Node, ...]
@@ -66,6 +86,12 @@ class Problem:
     multicast: bool = True
     overlap: bool = False
     speed: tuple[float, ...] | None = None
+    placement: tuple[int, ...] | None = None
+    links: tuple[tuple[float, ...], ...] | None = None
+    recompute: Literal["auto"] | tuple[bool, ...] | None = None
+    shared: tuple[Shared, ...] = ()
+    pins: dict[str, int] = field(default_factory=dict, hash=False)
+    apart: tuple[tuple[str, str], ...] = ()
     name: str = ""
     format: str = FORMAT
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
 from pipecompile.errors import InputError
 from pipecompile.partitioners.bounds import lower_bound
-from pipecompile.partitioners.clusters import Clusters, Stages, coarsen
-from pipecompile.partitioners.dp import GAP, exhaust, polish, search
-from pipecompile.partitioners.ilp import improve
-from pipecompile.partitioners.loads import bottleneck, verify_assignment
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.dp import along_orders, exhaust, polish
+from pipecompile.partitioners.exact import close
+from pipecompile.partitioners.loads import Ledger, verify_assignment
 from pipecompile.partitioners.memory import fit
 from pipecompile.partitioners.problem import Problem
+from pipecompile.partitioners.search import Listener, Search
+from pipecompile.partitioners.spreading import spread
+from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.steering import Price, check_steering, unsteered
 
-__all__ = ["METHODS", "Partition", "partition"]
+__all__ = ["METHODS", "Partition", "partition", "price_of_steering"]
 
 METHODS = ("auto", "dp", "ilp")
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The stage of every node. No partition has a bottleneck below `lower_bound`; `status` is "optimal" when the two agree
-    to one part in a million. `method` is what found the cut or closed the gap.
+    """The stage of every node, and which stages recompute. No partition has a bottleneck below `lower_bound`; `status` is
+    "optimal" when the two agree to one part in a million. `method` is what found the cut or closed the gap.
     """
 
     stage_of: dict[str, int]
@@ -33,48 +36,81 @@ class Partition:
     status: Literal["optimal", "feasible"]
     method: str
     seconds: float
+    recompute: tuple[bool, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """How far the bottleneck may be above the least possible one, as a fraction of it."""
+        return (self.bottleneck - self.lower_bound) / self.bottleneck if self.bottleneck else 0.0
 
     def verify(self, problem: Problem, n_stages: int) -> None:
-        """Raise VerifyError with every fault: coverage, range, precedence, groups, memory."""
-        verify_assignment(problem, self.stage_of, n_stages)
+        """Raise VerifyError with every fault: coverage, range, precedence, groups, steering, memory."""
+        verify_assignment(problem, self.stage_of, n_stages, self.recompute or None)
 
 
-def partition(problem: Problem, n_stages: int, *, method: str = "auto", time_limit: float = 30.0) -> Partition:
+def partition(
+    problem: Problem, n_stages: int, *, method: str = "auto", time_limit: float = 30.0, progress: Listener | None = None
+) -> Partition:
     """Cut a problem into ordered stages with the least bottleneck that `time_limit` seconds find.
 
     "dp" is dynamic programming alone, proven optimal for chains and graphs with few down-sets; "ilp" is the integer
     program, with a cut of a linear order to start from; "auto" is "dp", then "ilp" if a gap is left. Tarnawski et al.,
-    "Efficient algorithms for device placement of DNN graph operators", 2020.
-    Raises VerifyError for an illegal problem, InfeasibleError when it is proven that no cut fits in memory.
+    "Efficient algorithms for device placement of DNN graph operators", 2020. `progress` is called now and then with a
+    `Progress`. Ctrl-C ends the search, once there is a cut, as the time limit does: with the best cut and its bound.
+    Raises VerifyError for an illegal problem, InfeasibleError when it is proven that no cut fits in memory or does what
+    is asked for.
     """
     begin = monotonic()
     _check(n_stages, method, time_limit)
     problem.verify()
     clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
+    check_steering(problem, clusters, n_stages)
     if not len(clusters):
-        return Partition({}, 0.0, 0.0, "optimal", "dp", monotonic() - begin)
-    deadline = begin + time_limit
-    bound = lower_bound(clusters, stages)
-    stage = search(clusters, stages, bound, begin + time_limit / 4) or fit(clusters, stages, deadline)
-    used = "dp"
-    if method != "ilp" and _open(clusters, stages, stage, bound):
-        stage, proven = exhaust(clusters, stages, stage)
-        bound = max(bound, proven)
-    if _open(clusters, stages, stage, bound):
-        stage = polish(clusters, stages, stage, begin + time_limit / 4)
-    if method == "ilp" or (method == "auto" and _open(clusters, stages, stage, bound)):
-        stage, proven = improve(clusters, stages, stage, deadline)
-        used, bound = "ilp", max(bound, proven)
-    value = bottleneck(clusters, stages, stage)
-    status: Literal["optimal", "feasible"] = "feasible" if _open(clusters, stages, stage, bound) else "optimal"
-    least = value if status == "optimal" else bound
-    return Partition(clusters.stage_of(stage), value, least, status, used, monotonic() - begin)
+        return Partition({}, 0.0, 0.0, "optimal", "dp", monotonic() - begin, (False,) * n_stages)
+    search = Search(clusters, stages, begin, time_limit, progress)
+    try:
+        _solve(search, method, time_limit)
+    except KeyboardInterrupt:
+        if search.stage is None:
+            raise
+    return _result(search)
 
 
-def _open(clusters: Clusters, stages: Stages, stage: Sequence[int], bound: float) -> bool:
-    """Whether bound and cut are still apart."""
-    value = bottleneck(clusters, stages, stage)
-    return value - bound > GAP * value
+def price_of_steering(problem: Problem, found: Partition, n_stages: int, *, time_limit: float = 30.0) -> Price:
+    """What the pins and pairs apart of a problem cost `found`, its partition: the problem is solved again without them."""
+    free = partition(unsteered(problem), n_stages, time_limit=time_limit)
+    return Price(found.bottleneck, min(free.bottleneck, found.bottleneck), free.lower_bound)
+
+
+def _solve(search: Search, method: str, time_limit: float) -> None:
+    early = search.begin + time_limit / 4
+    search.enter("orders")
+    search.prove(lower_bound(search.clusters, search.stages))
+    along_orders(search, early)
+    if search.stage is None:
+        search.offer(fit(search.clusters, search.stages, search.deadline))
+    if method != "ilp" and search.open:
+        exhaust(search)
+    if search.open:
+        polish(search, early)
+    if method != "dp" and search.open:
+        close(search)
+
+
+def _result(search: Search) -> Partition:
+    stage = spread(search.clusters, search.stages, search.stage or [])
+    status: Literal["optimal", "feasible"] = "feasible" if search.open else "optimal"
+    bound = search.bound if search.open else search.value
+    ledger = Ledger(search.clusters, search.stages, stage)
+    return Partition(
+        stage_of=search.clusters.stage_of(stage),
+        bottleneck=search.value,
+        lower_bound=bound,
+        status=status,
+        method=search.method,
+        seconds=monotonic() - search.begin,
+        recompute=ledger.recompute(),
+    )
 
 
 def _check(n_stages: int, method: str, time_limit: float) -> None:

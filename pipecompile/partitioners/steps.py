@@ -1,105 +1,77 @@
-"""The integer program's skeleton: ordered stages as monotone step variables, and the solver that runs it.
+"""The integer program's skeleton: ordered stages as monotone step variables.
 
-    below[v, s] = 1  iff  stage(v) <= s          stage(v) = 2 of 5:   s      0  1  2  3  4
+    below(v, s) = 1  iff  stage(v) <= s          stage(v) = 2 of 5:   s      0  1  2  3  4
                                                                       below  0  0  1  1  1
-    below[v, s] <= below[v, s + 1]        inside(v, s) = below[v, s] - below[v, s - 1]
-    below[a, s] >= below[b, s]            for every arc (a, b): stage(a) <= stage(b)
+    below(v, s) <= below(v, s + 1)        inside(v, s) = below(v, s) - below(v, s - 1)
+    below(a, s) >= below(b, s)            for every pair with stage(a) <= stage(b)
+    below(a, s) >= below(b, s + 1)        for every pair with stage(a) < stage(b)
 
-A window fixes the steps outside it. Precedence then needs one row per arc and step, and branching on one step moves a
-cluster and all that hangs on it to one side.
+Windows fix the steps outside them, so most are numbers. Branching on one step moves a cluster and all that hangs on it to
+one side. Steps are made when they are first asked for: a program of one stage has those of two boundaries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
 
-import networkx as nx
-import pulp
+import numpy as np
+from numpy.typing import NDArray
 
-from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.loads import TOLERANCE
-from pipecompile.partitioners.windows import Window
+from pipecompile.partitioners.mip import Linear, Mip
 
-__all__ = ["Outcome", "Steps", "run", "steps"]
+__all__ = ["Steps"]
 
-Term: TypeAlias = "pulp.LpAffineExpression | float"
-"""A linear expression, or the number it has become because windows fixed all of it."""
+ZERO, ONE = Linear(0.0), Linear(1.0)
 
 
-@dataclass(frozen=True, slots=True)
 class Steps:
-    """A model in the making: its step variables, and what stage a solution of it gives to every cluster."""
+    """The step variables of a program. What it returns is shared: add it to something, never something to it."""
 
-    model: pulp.LpProblem
-    below: Mapping[tuple[int, int], Term]
-    windows: Sequence[Window]
+    def __init__(self, mip: Mip, first: Sequence[int], last: Sequence[int]) -> None:
+        self.mip, self.first, self.last = mip, first, last
+        self._below: dict[tuple[int, int], Linear] = {}
+        self._inside: dict[tuple[int, int], Linear] = {}
 
-    def inside(self, cluster: int, stage: int) -> Term:
-        """1 when the cluster is in the stage."""
-        return self.below[cluster, stage] - self.below[cluster, stage - 1]
+    def below(self, cluster: int, stage: int) -> Linear:
+        """1 when the cluster is in this stage or before."""
+        if stage < self.first[cluster]:
+            return ZERO
+        if stage >= self.last[cluster]:
+            return ONE
+        if (cluster, stage) not in self._below:
+            self._below[cluster, stage] = self.mip.variable(integer=True)
+        return self._below[cluster, stage]
 
-    def require(self, left: Term, right: Term) -> None:
-        """Add the row left >= right, unless it holds always. A row that never holds stays, for the solver to find."""
-        difference = pulp.LpAffineExpression(left - right)
-        if len(difference) or difference.constant < -TOLERANCE:
-            self.model.addConstraint(difference >= 0)
+    def inside(self, cluster: int, stage: int) -> Linear:
+        """1 when the cluster is in this stage."""
+        if not self.first[cluster] <= stage <= self.last[cluster]:
+            return ZERO
+        if (cluster, stage) not in self._inside:
+            self._inside[cluster, stage] = self.below(cluster, stage) - self.below(cluster, stage - 1)
+        return self._inside[cluster, stage]
 
-    def positive(self, name: str, terms: Sequence[Term], most: float = 1.0) -> Term:
-        """A variable that is at least 0 and at least every term; just a number when `most` is 1 and all terms are numbers."""
-        if most <= 1 and all(isinstance(term, int | float) for term in terms):
-            return max(0.0, *terms)
-        variable = pulp.LpVariable(name, 0, most)
-        for term in terms:
-            self.require(variable, term)
-        return variable
+    def may_be(self, cluster: int, stage: int) -> bool:
+        return bool(self.first[cluster] <= stage <= self.last[cluster])
 
-    def stages(self) -> list[int]:
-        """The stage of every cluster in the solution that was found. A step that no row holds has no value: it is free."""
-        return [next(s for s in range(first, last + 1) if s == last or (pulp.value(self.below[v, s]) or 0.0) > 0.5)
-                for v, (first, last) in enumerate(self.windows)]  # fmt: skip
+    def rise(self, clusters: Iterable[int], boundaries: range) -> None:
+        """Steps never fall, between the given boundaries (boundary s is between the stages s and s + 1)."""
+        for v in clusters:
+            for s in range(max(self.first[v], boundaries.start), min(self.last[v] - 1, boundaries.stop - 1)):
+                self.mip.require(self.below(v, s + 1), self.below(v, s))
 
+    def order(self, arcs: Iterable[tuple[int, int]], apart: Iterable[tuple[int, int]], boundaries: range) -> None:
+        """stage(a) <= stage(b) for every arc, stage(a) < stage(b) for every pair apart, as seen at the boundaries."""
+        for a, b in arcs:
+            for s in range(max(self.first[b], boundaries.start), min(self.last[a], boundaries.stop)):
+                self.mip.require(self.below(a, s), self.below(b, s))
+        for a, b in apart:
+            for s in range(max(self.first[b] - 1, boundaries.start), min(self.last[a], boundaries.stop - 1)):
+                self.mip.require(self.below(a, s), self.below(b, s + 1))
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the solver says: `found` a solution, `done` when nothing better exists, and a proven bound on the objective."""
-
-    found: bool
-    done: bool
-    bound: float
-
-
-def steps(clusters: Clusters, windows: Sequence[Window], n_stages: int) -> Steps:
-    """Variables, monotone steps and precedence (transitively reduced). No window may be empty."""
-    model = pulp.LpProblem("partition", pulp.LpMinimize)
-    below: dict[tuple[int, int], Term] = {}
-    for v, (first, last) in enumerate(windows):
-        for s in range(-1, n_stages):
-            below[v, s] = 0 if s < first else 1 if s >= last else pulp.LpVariable(f"below_{v}_{s}", cat=pulp.LpBinary)
-    made = Steps(model, below, windows)
-    for v, (first, last) in enumerate(windows):
-        for s in range(first, last - 1):
-            made.require(below[v, s + 1], below[v, s])
-    for a, b in nx.transitive_reduction(nx.DiGraph(clusters.arcs)).edges:
-        for s in range(windows[b][0], windows[a][1]):
-            made.require(below[a, s], below[b, s])
-    return made
-
-
-def run(model: pulp.LpProblem, seconds: float) -> Outcome:
-    """Solve with HiGHS in this process, or with the CBC that PuLP brings when highspy is missing."""
-    highs = pulp.HiGHS(msg=False, timeLimit=max(seconds, 0.01), gapRel=0.0, gapAbs=1e-8, mip_heuristic_effort=0.01)
-    if not highs.available():
-        model.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=max(seconds, 0.01), gapRel=0.0))
-    else:
-        model.solve(highs)
-    found = model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-    if model.sol_status == pulp.LpSolutionInfeasible:
-        return Outcome(found=False, done=True, bound=float("inf"))
-    if (
-        model.sol_status == pulp.LpSolutionOptimal
-    ):  # only this means it: model.status says "Optimal" on a time limit too
-        return Outcome(found=True, done=True, bound=pulp.value(model.objective))
-    bound = model.solverModel.getInfo().mip_dual_bound if highs.available() else float("-inf")
-    return Outcome(found, done=False, bound=bound)
+    def stages(self, values: NDArray[np.float64]) -> list[int]:
+        """The stage of every cluster in a solution. A step that was never asked for is free."""
+        stages = []
+        for v, (first, last) in enumerate(zip(self.first, self.last, strict=True)):
+            steps = ((s, self._below.get((v, s))) for s in range(first, last))
+            stages.append(next((s for s, step in steps if step is not None and step.value(values) > 0.5), int(last)))
+        return stages

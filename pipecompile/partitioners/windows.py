@@ -3,57 +3,131 @@
     work:   |<- ancestors ->| v |<- descendants ->|        ancestors and v must fit in the stages up to that of v,
             0    1    2    [3 .. 5]    6    7              v and descendants in the stages from that of v on
 
-The same holds for memory. Windows fix most step variables of the integer program: on resnet50 in 6 stages 885 become 16.
+The same holds for memory. Pins, pairs apart and rivals push further. Windows fix most step variables of the integer
+program: on resnet50 in 6 stages 885 become 16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import dataclass, field
+from math import fsum
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.clusters import Clusters, Stages
+from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.loads import TOLERANCE
+from pipecompile.partitioners.reach import around, reachable
+from pipecompile.partitioners.rivals import LARGEST, Pairs, minimal, rivals
+from pipecompile.partitioners.stages import Stages
 
-__all__ = ["Window", "reachable", "windows"]
+__all__ = ["Windows", "windows"]
 
-Window = tuple[int, int]
-"""The first and the last stage; empty (first > last) when no cut stays below the target."""
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
-def windows(clusters: Clusters, stages: Stages, target: float) -> list[Window]:
-    """The window of every cluster. O(clusters * arcs / 64) for the ancestor sets."""
+@dataclass(slots=True)
+class Windows:
+    """The first and the last stage of every cluster; between which bounds the work of the stages up to s lies, for every s
+    but the last; and the pairs (a, b) with stage(a) < stage(b). They only ever shrink.
+    """
+
+    first: Ints
+    last: Ints
+    least: Floats
+    most: Floats
+    apart: list[tuple[int, int]]
+    edges: list[tuple[int, int, int]] = field(repr=False)
+    reach: Pairs | None = field(repr=False)
+    before: Floats = field(repr=False)
+    after: Floats = field(repr=False)
+    total: float
+
+    @property
+    def empty(self) -> bool:
+        """Whether some cluster has no stage left: then no cut stays below the target."""
+        return bool((self.first > self.last).any())
+
+    @property
+    def n_steps(self) -> int:
+        """How many step variables are open."""
+        return int((self.last - self.first).sum())
+
+    def room(self, stage: int) -> float:
+        """The least work of a stage."""
+        before = self.most[stage - 1] if stage else 0.0
+        return float((self.least[stage] if stage < len(self.least) else self.total) - before)
+
+    def bound(self, boundary: int, *, least: float = 0.0, most: float = np.inf) -> None:
+        """The work of the stages up to `boundary` is at least and at most so much. Everything else follows."""
+        self.least[boundary] = max(self.least[boundary], least)
+        self.most[boundary] = min(self.most[boundary], most)
+        self.least = np.maximum.accumulate(self.least)
+        self.most = np.minimum.accumulate(self.most[::-1])[::-1]
+        self.shrink()
+
+    def shrink(self) -> None:
+        """Make windows agree with the bounds on work, with precedence and with the pairs apart."""
+        slack = self.total * TOLERANCE
+        self.first = np.maximum(self.first, np.searchsorted(self.most + slack, self.before))
+        missing = np.searchsorted((self.total - self.least)[::-1] + slack, self.after)
+        self.last = np.minimum(self.last, len(self.least) - missing)
+        first, last = self.first.tolist(), self.last.tolist()
+        for a, b, gap in self.edges:  # sorted, and clusters are in topological order
+            first[b] = max(first[b], first[a] + gap)
+        for a, b, gap in reversed(self.edges):
+            last[a] = min(last[a], last[b] - gap)
+        self.first, self.last = np.array(first), np.array(last)
+
+
+def windows(clusters: Clusters, stages: Stages, target: float) -> Windows:
+    """The windows of all clusters. An infinite target leaves what memory and steering demand."""
     n, k = len(clusters), len(stages)
-    reach = reachable(clusters).astype(np.float64)
-    columns = [(np.array(clusters.time), [speed * target for speed in stages.speed])]
-    if np.isfinite(stages.limit).all():
-        held = np.array(clusters.bytes) + np.array(clusters.activation) * min(stages.in_flight)
-        columns.append((held, list(stages.limit)))
-    first, last = np.zeros(n, dtype=np.int64), np.full(n, k - 1, dtype=np.int64)
-    for amount, room in columns:
-        first = np.maximum(first, _least_prefix(reach.T @ amount, room))
-        last = np.minimum(last, k - 1 - _least_prefix(reach @ amount, room[::-1]))
-    for a, b in clusters.arcs:  # clusters are in topological order, and arcs sorted
-        first[b] = max(first[b], first[a])
-    for a, b in reversed(clusters.arcs):
-        last[a] = min(last[a], last[b])
-    return [(int(low), int(high)) for low, high in zip(first, last, strict=True)]
+    reach = reachable(clusters) if n <= LARGEST else None
+    found = None if reach is None else rivals(clusters, stages, target if np.isfinite(target) else 0.0, reach)
+    apart = minimal(clusters, found) if found is not None else sorted(clusters.strict)
+    moved = _moved(clusters, stages, found)
+    held = np.array(clusters.bytes) + stages.least_flying * np.array(clusters.activation)
+    before, after = around(clusters, np.stack([np.array(clusters.time), np.array(clusters.time) + moved, held]))
+    first = np.array([max(clusters.pins.get(v, (0,))) for v in range(n)], dtype=np.int64)
+    last = np.array([min(clusters.pins.get(v, (k - 1,))) for v in range(n)], dtype=np.int64)
+    for row, room in ((1, [speed * target for speed in stages.speed]), (2, list(stages.limit))):
+        first = np.maximum(first, np.searchsorted(_filled(stages, room), before[row]))
+        last = np.minimum(last, k - 1 - np.searchsorted(_filled(stages, room, backwards=True), after[row]))
+    total = fsum(clusters.time)
+    edges = sorted([*((a, b, 0) for a, b in clusters.arcs), *((a, b, 1) for a, b in apart)])
+    result = Windows(
+        first, last, np.zeros(k - 1), np.full(k - 1, total), apart, edges, reach, before[0], after[0], total
+    )
+    result.shrink()
+    if any(a == b for a, b in clusters.strict):
+        result.last[:] = -1
+    return result
 
 
-def reachable(clusters: Clusters) -> NDArray[np.bool_]:
-    """[a, b] is true when a = b or a comes before b."""
-    reach = np.eye(len(clusters), dtype=bool)
-    graph = nx.DiGraph(clusters.arcs)
-    for a in reversed(range(len(clusters))):
-        for b in graph.successors(a) if a in graph else ():
-            reach[a] |= reach[b]
-    return reach
+def _filled(stages: Stages, room: Sequence[float], *, backwards: bool = False) -> Floats:
+    """How much the stages up to each have room for, from either end. A device has room once."""
+    total, seen = [0.0], set[int]()
+    for device in reversed(stages.device) if backwards else stages.device:
+        total.append(total[-1] + (0.0 if device in seen else room[device]))
+        seen.add(device)
+    return np.array(total[1:]) * (1 + TOLERANCE)
 
 
-def _least_prefix(need: NDArray[np.float64], room: Sequence[float]) -> NDArray[np.int64]:
-    """Per entry, the number of the first stage up to which the room is enough; len(room) if it never is."""
-    total = np.array(list(accumulate(room))) * (1 + TOLERANCE)
-    return np.searchsorted(total, need, side="left").astype(np.int64)
+def _moved(clusters: Clusters, stages: Stages, found: Pairs | None) -> Floats:
+    """Time that each cluster moves for certain: what rivals send each other. Each flow once at its source, and once at
+    its consumer when there is one only. In units of work: time on a device of speed 1.
+    """
+    moved = np.zeros(len(clusters))
+    price = 0.0 if stages.overlap else stages.cheapest * min(stages.speed)
+    if found is None or not price:
+        return moved
+    for flow in clusters.flows:
+        ends = [c for c in flow.consumers if found[flow.source, c] or found[c, flow.source]]
+        if ends:
+            moved[flow.source] += flow.time * price
+        if ends and len(flow.consumers) == 1:
+            moved[ends[0]] += flow.time * price
+    return moved

@@ -29,12 +29,12 @@ def stage_table(plan: Plan, bubble: float | None) -> Table:
     table = Table(
         title=_title(plan), title_justify="left", title_style="bold",
         caption=caption, caption_justify="left", caption_style="",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=len(caption),
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=max(map(len, caption.plain.splitlines())),
     )  # fmt: skip
     cells = stage_columns(plan.stages)
     for header, (_, total) in cells.items():
-        justify: Literal["left", "right"] = "left" if header in ("device", "modules") else "right"
-        table.add_column(header, total, justify=justify, no_wrap=header != "modules", overflow="fold",
+        justify: Literal["left", "right"] = "left" if header in ("device", "modules", "forced") else "right"
+        table.add_column(header, total, justify=justify, no_wrap=header not in ("modules", "forced"), overflow="fold",
                          min_width=24 if header == "modules" else None)  # fmt: skip
     slowest = max(range(len(plan.stages)), key=lambda i: _seconds(plan.stages[i]), default=-1)
     for row in range(len(plan.stages)):
@@ -64,14 +64,19 @@ def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], 
         ("bwd", SECONDS, [s.backward for s in stages]),
         ("saved", BYTES, [s.saved_bytes for s in stages]),
         ("sent", BYTES, [s.sent_bytes for s in stages]),
+        ("held", BYTES, [s.memory for s in stages]),
     )
     for header, scale, values in measured:
+        if header == "held" and not any(values):
+            continue
         unit = fit(scale, values)
         columns[f"{header}\n{unit.name}".strip()] = (
             [unit.format(v, max(values)) for v in values],
             unit.format(sum(values), max(values)),
         )
     columns["skips\nin/out"] = ([f"{s.skips_in}/{s.skips_out}" for s in stages], "")
+    if any(s.forced for s in stages):
+        columns["forced"] = ([", ".join(s.forced) for s in stages], "")
     return columns
 
 
@@ -101,7 +106,10 @@ def stage_caption(plan: Plan, bubble: float | None) -> Text:
         f"balance {_balance(plan.stages):.0%}",
     ]
     parts += [] if bubble is None else [f"bubble {bubble:.1%}"]
-    return Text(" · ".join(parts))
+    text = " · ".join(parts)
+    if plan.price is not None:
+        text += f"\nwhat is forced makes the slowest stage {plan.price:.1%} slower"
+    return Text(text)
 
 
 def _balance(stages: Sequence[StageSummary]) -> float:

@@ -3,85 +3,179 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+from typing import Any
 
 from hypothesis import strategies as st
 
-from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners import Node, Problem, Shared, Tensor
 
 SMALL = st.one_of(st.integers(0, 9).map(float), st.floats(0.0, 9.0).map(lambda x: round(x, 3)))
 
 
-def loads_of(problem: Problem, stage_of: Mapping[str, int], n_stages: int) -> list[tuple[float, float]]:
-    """(load, memory) of every stage."""
-    rows = []
-    for s in range(n_stages):
-        here = [node for node in problem.nodes if stage_of[node.name] == s]
-        compute = sum(node.time for node in here) / (problem.speed[s] if problem.speed else 1.0)
-        sent = received = 0.0
-        for tensor in problem.tensors:
-            readers = {stage_of[name] for name in tensor.consumers}
-            if stage_of[tensor.source] != s:
-                received += tensor.time if s in readers else 0.0
-            elif away := readers - {s}:
-                sent += tensor.time if problem.multicast else tensor.time * len(away)
-        flying = problem.in_flight[s] if problem.in_flight else 1.0
-        memory = sum(node.bytes for node in here) + flying * sum(node.activation for node in here)
-        rows.append((max(compute, sent, received) if problem.overlap else compute + sent + received, memory))
-    return rows
+def loads_of(
+    problem: Problem, stage_of: Mapping[str, int], n_stages: int, recompute: Sequence[bool] | None = None
+) -> list[tuple[float, float]]:
+    """(load, memory) of every device."""
+    device = problem.placement or tuple(range(n_stages))
+    redo = recompute or (False,) * n_stages
+    return [_of_device(problem, stage_of, device, redo, d) for d in range(devices_of(problem, n_stages))]
+
+
+def _of_device(
+    problem: Problem, stage_of: Mapping[str, int], device: Sequence[int], redo: Sequence[bool], d: int
+) -> tuple[float, float]:
+    where = {name: device[stage] for name, stage in stage_of.items()}
+    here = [node for node in problem.nodes if where[node.name] == d]
+    compute = sum(node.time + node.forward * redo[stage_of[node.name]] for node in here)
+    compute /= problem.speed[d] if problem.speed else 1.0
+    sent = received = inbox = 0.0
+    for tensor in problem.tensors:
+        home = where[tensor.source]
+        readers = {where[name] for name in tensor.consumers} - {home}
+        if home == d and readers:
+            costs = [tensor.time * factor(problem, d, other) for other in readers]
+            sent += max(costs) if problem.multicast else sum(costs)
+        if d in readers:
+            received += tensor.time * factor(problem, home, d)
+        stages = {stage_of[name] for name in tensor.consumers} - {stage_of[tensor.source]}
+        inbox += sum(tensor.bytes * flying(problem, s) for s in stages if device[s] == d)
+    memory = inbox + sum(node.bytes for node in here)
+    for node in here:
+        s = stage_of[node.name]
+        memory += node.activation * (1.0 if redo[s] else flying(problem, s))
+    memory += sum(shared.bytes for shared in problem.shared if any(where[name] == d for name in shared.nodes))
+    return (max(compute, sent, received) if problem.overlap else compute + sent + received, memory)
+
+
+def devices_of(problem: Problem, n_stages: int) -> int:
+    lists = [problem.speed, problem.memory_limit, problem.links]
+    counts = [len(values) for values in lists if isinstance(values, tuple)]
+    return max([*counts, 1 + max(problem.placement or (n_stages - 1,))])
+
+
+def factor(problem: Problem, source: int, target: int) -> float:
+    return problem.links[source][target] if problem.links else 1.0
+
+
+def flying(problem: Problem, stage: int) -> float:
+    return problem.in_flight[stage] if problem.in_flight else 1.0
 
 
 def legal_assignments(problem: Problem, n_stages: int) -> Iterator[dict[str, int]]:
     names = [node.name for node in problem.nodes]
-    for stages in itertools.product(range(n_stages), repeat=len(names)):
+    choices = [[problem.pins[name]] if name in problem.pins else range(n_stages) for name in names]
+    for stages in itertools.product(*choices):
         stage_of = dict(zip(names, stages, strict=True))
         ordered = all(stage_of[a] <= stage_of[b] for a, b in problem.precedence)
+        ordered = ordered and all(stage_of[a] < stage_of[b] for a, b in problem.apart)
         if ordered and all(len({stage_of[name] for name in group}) <= 1 for group in problem.groups):
             yield stage_of
 
 
+def choices_of(problem: Problem, n_stages: int) -> list[tuple[bool, ...]]:
+    """Every choice of stages that recompute."""
+    if problem.recompute == "auto":
+        return list(itertools.product((False, True), repeat=n_stages))
+    return [problem.recompute or (False,) * n_stages]
+
+
+def limits_of(problem: Problem, n_stages: int) -> list[float]:
+    n = devices_of(problem, n_stages)
+    limits = problem.memory_limit if isinstance(problem.memory_limit, tuple) else (problem.memory_limit,) * n
+    return [inf if limit is None else limit for limit in limits]
+
+
 def brute_force(problem: Problem, n_stages: int) -> tuple[float, float]:
-    """The least bottleneck (infinite when nothing fits) and the least amount by which all limits must grow."""
-    limits = problem.memory_limit if isinstance(problem.memory_limit, tuple) else (problem.memory_limit,) * n_stages
-    room = [inf if limit is None else limit for limit in limits]
+    """The least bottleneck (infinite when nothing fits) and the least amount by which all limits must grow (infinite when
+    no assignment is legal).
+    """
+    room = limits_of(problem, n_stages)
     best = excess = inf
     for stage_of in legal_assignments(problem, n_stages):
-        rows = loads_of(problem, stage_of, n_stages)
-        excess = min(excess, max(memory - limit for (_, memory), limit in zip(rows, room, strict=True)))
-        if all(memory <= limit * (1 + 1e-9) for (_, memory), limit in zip(rows, room, strict=True)):
-            best = min(best, max(load for load, _ in rows))
+        for recompute in choices_of(problem, n_stages):
+            rows = loads_of(problem, stage_of, n_stages, recompute)
+            excess = min(excess, max(memory - limit for (_, memory), limit in zip(rows, room, strict=True)))
+            if all(memory <= limit * (1 + 1e-9) for (_, memory), limit in zip(rows, room, strict=True)):
+                best = min(best, max(load for load, _ in rows))
     return best, excess
+
+
+# -- random problems ------------------------------------------------------------------------------------------------
 
 
 @st.composite
 def problems(
-    draw: st.DrawFn, *, memory: bool = True, multicast: bool | None = None, most: int = 9
-) -> tuple[Problem, int]:
-    """A problem and a number of stages, small enough that all assignments can be tried."""
+    draw: st.DrawFn, *, memory: bool = True, multicast: bool | None = None, most: int = 9, rich: bool = True,
+    direct: bool = False, steered: bool = True,
+) -> tuple[Problem, int]:  # fmt: skip
+    """A problem and a number of stages, small enough that all assignments can be tried.
+
+    Half of them have only what the reference problems have. `rich` allows the other fields, of these `direct` none but
+    those with which a stage is still a device of its own, all links alike; `steered` pins and pairs apart.
+    """
     n_stages = draw(st.integers(1, 4))
     n = draw(st.integers(1, min(most, {1: 9, 2: 9, 3: 7, 4: 5}[n_stages])))
     names = draw(st.permutations([f"v{i}" for i in range(n)]))
     pairs = list(itertools.combinations(names, 2))
+    more = rich and draw(st.booleans())
+    n_devices = n_stages if direct or not more else draw(st.integers(1, n_stages))
+    per = lambda count, numbers: st.one_of(st.none(), st.tuples(*[numbers] * count))  # noqa: E731
+    fields: dict[str, Any] = {}
+    if more:
+        fields = draw(_placed(n_stages, n_devices, direct=direct))
+        fields |= draw(_steered(names, pairs, n_stages)) if steered else {}
     held = SMALL if memory else st.just(0.0)
-    nodes = tuple(Node(f"v{i}", draw(SMALL), draw(held), draw(held)) for i in range(n))
-    per_stage = lambda numbers: st.one_of(st.none(), st.tuples(*[numbers] * n_stages))  # noqa: E731
-    total = sum(node.bytes + node.activation for node in nodes)
+    nodes = tuple(draw(_node(f"v{i}", held, full=more)) for i in range(n))
+    crossing = tuple(draw(st.lists(tensors(names, held if more else st.just(0.0)), max_size=7))) if pairs else ()
+    shared = ()
+    if more and memory:
+        users = st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)
+        shared = tuple(draw(st.lists(st.builds(lambda u, b: Shared(tuple(u), b), users, SMALL), max_size=2)))
+        fields["recompute"] = draw(st.one_of(st.just("auto"), per(n_stages, st.booleans())))
+    total = sum(node.bytes + node.activation for node in nodes) + sum(tensor.bytes for tensor in crossing)
     limit = st.floats(0.2, 1.3).map(lambda share: round(share * total, 2))
     return Problem(
         nodes=nodes,
         precedence=tuple(draw(st.lists(st.sampled_from(pairs), max_size=2 * n, unique=True))) if pairs else (),
-        tensors=tuple(draw(st.lists(tensors(names), max_size=7))) if pairs else (),
+        tensors=crossing,
         groups=tuple(draw(st.lists(st.sampled_from(pairs), max_size=2))) if pairs else (),
-        memory_limit=draw(st.one_of(st.none(), limit, st.tuples(*[limit] * n_stages))) if memory else None,
-        in_flight=draw(per_stage(st.integers(1, 4).map(float))) if memory else None,
+        memory_limit=draw(st.one_of(st.none(), limit, st.tuples(*[limit] * n_devices))) if memory else None,
+        in_flight=draw(per(n_stages, st.integers(1, 4).map(float))) if memory else None,
         multicast=draw(st.booleans()) if multicast is None else multicast,
         overlap=draw(st.booleans()),
-        speed=draw(per_stage(st.sampled_from([0.5, 1.0, 2.0, 3.0]))),
+        speed=draw(per(n_devices, st.sampled_from([0.5, 1.0, 2.0, 3.0]))),
+        shared=shared,
+        **fields,
     ), n_stages
 
 
 @st.composite
-def tensors(draw: st.DrawFn, names: list[str]) -> Tensor:
+def _node(draw: st.DrawFn, name: str, held: st.SearchStrategy[float], *, full: bool) -> Node:
+    time = draw(SMALL)
+    forward = round(time * draw(st.sampled_from([0.0, 0.25, 0.5, 1.0])), 3) if full else 0.0
+    return Node(name, time, draw(held), draw(held), min(forward, time))
+
+
+@st.composite
+def _placed(draw: st.DrawFn, n_stages: int, n_devices: int, *, direct: bool) -> dict[str, Any]:
+    """A placement that uses every device, and links."""
+    if direct:
+        return {}
+    placement = draw(st.permutations([s % n_devices for s in range(n_stages)]))
+    factors = st.sampled_from([0.0, 0.5, 1.0, 2.0])
+    links = st.one_of(st.none(), st.tuples(*[st.tuples(*[factors] * n_devices)] * n_devices))
+    return {"placement": tuple(placement), "links": draw(links)}
+
+
+@st.composite
+def _steered(draw: st.DrawFn, names: list[str], pairs: list[tuple[str, str]], n_stages: int) -> dict[str, Any]:
+    pins = draw(st.dictionaries(st.sampled_from(names), st.integers(0, n_stages - 1), max_size=2))
+    return {"pins": pins, "apart": tuple(draw(st.lists(st.sampled_from(pairs), max_size=1))) if pairs else ()}
+
+
+@st.composite
+def tensors(draw: st.DrawFn, names: list[str], held: st.SearchStrategy[float]) -> Tensor:
     source, *consumers = draw(st.lists(st.sampled_from(names), min_size=2, max_size=4, unique=True))
-    return Tensor(source, tuple(consumers), draw(SMALL))
+    return Tensor(source, tuple(consumers), draw(SMALL), draw(held))

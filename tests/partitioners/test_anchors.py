@@ -10,7 +10,8 @@ from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.anchors import anchor_bound
-from pipecompile.partitioners.clusters import Stages, coarsen
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.stages import Stages
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,7 +8,8 @@ from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem
 from pipecompile.partitioners.bounds import lower_bound
-from pipecompile.partitioners.clusters import Stages, coarsen
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.stages import Stages
 
 
 @settings(max_examples=80, deadline=None)

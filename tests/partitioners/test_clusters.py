@@ -8,8 +8,9 @@ from partitioners.oracle import legal_assignments, loads_of, problems
 
 from pipecompile.errors import InputError
 from pipecompile.partitioners import Node, Problem, Tensor
-from pipecompile.partitioners.clusters import Flow, Stages, coarsen, merge
-from pipecompile.partitioners.loads import loads
+from pipecompile.partitioners.clusters import Flow, coarsen, merge
+from pipecompile.partitioners.loads import Ledger
+from pipecompile.partitioners.stages import Stages
 
 
 def test_a_group_takes_along_what_lies_between():
@@ -41,7 +42,7 @@ def test_cluster_assignments_are_the_legal_ones_with_the_same_loads(case):
     assert all(a < b for a, b in clusters.arcs)
     for stage_of in legal_assignments(problem, n_stages):
         assert all(len({stage_of[name] for name in names}) == 1 for names in clusters.members)
-        rows = loads(clusters, stages, [stage_of[names[0]] for names in clusters.members])
+        rows = Ledger(clusters, stages, [stage_of[names[0]] for names in clusters.members]).rows((False,) * n_stages)
         for row, (load, memory) in zip(rows, loads_of(problem, stage_of, n_stages), strict=True):
             assert row.load == pytest.approx(load, abs=1e-9)
             assert row.memory == pytest.approx(memory, abs=1e-9)

@@ -9,17 +9,21 @@ from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.clusters import Stages, coarsen
-from pipecompile.partitioners.lattice import cut_lattice
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.lattice import bands, cut_lattice
 from pipecompile.partitioners.loads import bottleneck
+from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.windows import windows
 
 
 @settings(max_examples=120, deadline=None)
-@given(problems())
+@given(problems(direct=True))
 def test_the_lattice_gives_the_optimum_or_without_multicast_a_bound(case):
     clusters, stages = coarsen(case[0]), Stages.of(*case)
     optimum, _ = brute_force(*case)
-    stage, bound = cut_lattice(clusters, stages)
+    left = windows(clusters, stages, inf)
+    assert not left.empty or optimum == inf
+    stage, bound = (None, inf) if left.empty else cut_lattice(clusters, stages, bands(clusters, left, len(stages)))
     found = inf if stage is None else bottleneck(clusters, stages, stage)
     assert bound <= optimum * (1 + 1e-9)
     assert found >= optimum * (1 - 1e-9)
@@ -29,10 +33,13 @@ def test_the_lattice_gives_the_optimum_or_without_multicast_a_bound(case):
         assert bound == pytest.approx(optimum)
 
 
-def test_too_many_down_sets_are_declined():
+def test_too_many_pairs_of_down_sets_are_declined():
     nodes = tuple(Node(str(i), 1.0) for i in range(6))  # no precedence: 2 ** 6 down-sets
     clusters, stages = coarsen(Problem(nodes)), Stages.of(Problem(nodes), 3)
-    assert cut_lattice(clusters, stages, most=63) is None
-    stage, bound = cut_lattice(clusters, stages, most=64)
+    found = bands(clusters, windows(clusters, stages, inf), 3)
+    assert [len(band) for band in found] == [1, 64, 64, 1]
+    pairs = 64 + 64 * 64 + 64
+    assert cut_lattice(clusters, stages, found, pairs=pairs - 1) is None
+    stage, bound = cut_lattice(clusters, stages, found, pairs=pairs)
     assert bound == 2.0
     assert sorted(stage) == [0, 0, 1, 1, 2, 2]

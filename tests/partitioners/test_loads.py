@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partitioners.oracle import loads_of, problems
+from partitioners.oracle import choices_of, limits_of, loads_of, problems
 
 from pipecompile.errors import VerifyError
-from pipecompile.partitioners import Node, Problem, Tensor, stage_loads
-from pipecompile.partitioners.loads import verify_assignment
+from pipecompile.partitioners import Node, Problem, Shared, Tensor, stage_loads
+from pipecompile.partitioners.clusters import clusters_of
+from pipecompile.partitioners.loads import Ledger, verify_assignment
+from pipecompile.partitioners.stages import Stages
 
 # stage     0        1        2
 #           a ─────▶ b ─────▶ c       a is read by b and c, and the gradient of b goes back to a
 FAN = Problem(
-    (Node("a", 4.0, 10.0, 1.0), Node("b", 6.0, 20.0, 2.0), Node("c", 8.0, 30.0, 3.0)),
-    tensors=(Tensor("a", ("b", "c"), 1.0), Tensor("b", ("a",), 0.5)),
+    (Node("a", 4.0, 10.0, 1.0, 2.0), Node("b", 6.0, 20.0, 2.0, 3.0), Node("c", 8.0, 30.0, 3.0, 4.0)),
+    tensors=(Tensor("a", ("b", "c"), 1.0, 7.0), Tensor("b", ("a",), 0.5)),
 )
 APART = {"a": 0, "b": 1, "c": 2}
 
@@ -30,9 +33,14 @@ APART = {"a": 0, "b": 1, "c": 2}
         ({"speed": (4.0, 1.0, 2.0)}, [1 + 1 + 0.5, 6 + 0.5 + 1, 4 + 1]),
         ({"speed": (8.0, 1.0, 2.0), "overlap": True}, [1, 6, 4]),
         ({"speed": (8.0, 1.0, 2.0), "overlap": True, "multicast": False}, [2, 6, 4]),
+        ({"links": ((9, 2, 3), (4, 9, 5), (6, 7, 9))}, [4 + 3 + 2, 6 + 2 + 2, 8 + 3]),
+        ({"links": ((9, 2, 3), (4, 9, 5), (6, 7, 9)), "multicast": False}, [4 + 5 + 2, 6 + 2 + 2, 8 + 3]),
+        ({"placement": (0, 1, 0)}, [12 + 1 + 0.5, 6 + 0.5 + 1]),  # c is on the device of a: a goes to b only
+        ({"placement": (0, 1, 1), "multicast": False}, [4 + 1 + 0.5, 14 + 0.5 + 1]),  # once for b and c
+        ({"recompute": (True, False, True)}, [6 + 1 + 0.5, 6 + 0.5 + 1, 12 + 1]),
     ],
 )
-def test_sent_and_received_are_charged_to_the_right_stages(change, loads):
+def test_who_computes_sends_and_receives_what(change, loads):
     assert [row.load for row in stage_loads(replace(FAN, **change), APART, 3)] == loads
 
 
@@ -41,20 +49,59 @@ def test_a_stage_with_both_consumers_receives_once_and_a_stage_of_its_own_pays_n
     assert [row.load for row in stage_loads(FAN, dict.fromkeys("abc", 0), 2)] == [18.0, 0.0]
 
 
-def test_memory_counts_activations_per_micro_batch_in_flight():
-    rows = stage_loads(replace(FAN, in_flight=(3.0, 2.0, 1.0)), APART, 3)
-    assert [row.memory for row in rows] == [13.0, 24.0, 33.0]
+@pytest.mark.parametrize(
+    ("change", "memory"),
+    [
+        ({}, [11, 20 + 2 + 7, 30 + 3 + 7]),
+        ({"in_flight": (3, 2, 1)}, [10 + 3 * 1, 20 + 2 * (2 + 7), 30 + 3 + 7]),
+        ({"in_flight": (3, 2, 1), "recompute": (True, True, True)}, [10 + 1, 20 + 2 * 7 + 2, 30 + 7 + 3]),
+        ({"placement": (0, 1, 0), "in_flight": (3, 2, 1)}, [10 + 3 + 30 + 3 + 7, 20 + 2 * 9]),
+        ({"shared": (Shared(("a", "c"), 100.0),)}, [111, 29, 140]),
+        ({"shared": (Shared(("a", "c"), 100.0),), "placement": (0, 1, 0)}, [11 + 40 + 100, 29]),
+    ],
+)
+def test_who_holds_what(change, memory):
+    assert [row.memory for row in stage_loads(replace(FAN, **change), APART, 3)] == memory
 
 
-@settings(max_examples=100, deadline=None)
+def test_only_as_many_stages_recompute_as_it_takes_to_fit():
+    nodes = (Node("a", 4.0, 0.0, 6.0, 1.0), Node("b", 4.0, 0.0, 6.0, 2.0), Node("c", 4.0, 0.0, 6.0, 3.0))
+    problem = Problem(nodes, in_flight=(3.0, 3.0, 3.0), placement=(0, 0, 0), recompute="auto")
+    for limit, loads, memory in ((54, 12, 54), (53, 13, 42), (41, 15, 30), (18, 18, 18)):
+        (row,) = stage_loads(replace(problem, memory_limit=float(limit)), APART, 3)
+        assert (row.load, row.memory) == (loads, memory)
+
+
+@settings(max_examples=150, deadline=None)
 @given(problems(), st.data())
 def test_loads_are_those_of_the_definition(case, data):
     problem, n_stages = case
     stage_of = {node.name: data.draw(st.integers(0, n_stages - 1)) for node in problem.nodes}
-    rows = stage_loads(problem, stage_of, n_stages)
-    expected = loads_of(problem, stage_of, n_stages)
-    assert [row.load for row in rows] == pytest.approx([load for load, _ in expected])
-    assert [row.memory for row in rows] == pytest.approx([memory for _, memory in expected])
+    for recompute in choices_of(problem, n_stages):
+        rows = stage_loads(problem, stage_of, n_stages, recompute)
+        expected = loads_of(problem, stage_of, n_stages, recompute)
+        assert [row.load for row in rows] == pytest.approx([load for load, _ in expected])
+        assert [row.memory for row in rows] == pytest.approx([memory for _, memory in expected])
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.data())
+def test_moves_keep_the_books_and_recomputation_is_chosen_well(case, data):
+    problem, n_stages = case
+    stages = st.integers(0, n_stages - 1)
+    ledger = Ledger(clusters_of(problem), Stages.of(*case), [data.draw(stages) for _ in problem.nodes])
+    for cluster, target in data.draw(st.lists(st.tuples(st.integers(0, len(problem.nodes) - 1), stages), max_size=5)):
+        ledger.move(cluster, target)
+    stage_of = {node.name: s for node, s in zip(problem.nodes, ledger.stage, strict=True)}
+    values = []
+    for recompute in choices_of(problem, n_stages):
+        rows = loads_of(problem, stage_of, n_stages, recompute)
+        room = limits_of(problem, n_stages)
+        fit = all(memory <= limit * (1 + 1e-9) for (_, memory), limit in zip(rows, room, strict=True))
+        values.append(max(load for load, _ in rows) if fit else inf)
+    assert ledger.bottleneck() == pytest.approx(min(values), abs=1e-9)
+    rows = loads_of(problem, stage_of, n_stages, ledger.recompute())
+    assert [row.load for row in ledger.rows()] == pytest.approx([load for load, _ in rows], abs=1e-9)
 
 
 def test_verify_assignment_names_memory_beside_the_other_faults():
@@ -63,6 +110,13 @@ def test_verify_assignment_names_memory_beside_the_other_faults():
         verify_assignment(problem, {"a": 1, "b": 0, "c": 0}, 2)
     assert caught.value.faults == (
         "'a' precedes 'b', yet is in stage 1 and 'b' in stage 0",
-        "stage 0 holds 55 bytes, its limit is 30",
+        "stage 0 holds 62 bytes, its limit is 30",
     )
-    verify_assignment(replace(problem, memory_limit=55.0), {"a": 0, "b": 1, "c": 1}, 2)
+    verify_assignment(replace(problem, memory_limit=62.0), {"a": 0, "b": 1, "c": 1}, 2)
+
+
+def test_verify_assignment_wants_the_stages_to_recompute_that_the_problem_names():
+    problem = replace(FAN, recompute=(True, False, False))
+    with pytest.raises(VerifyError, match="stage 0 does not recompute, the problem wants the opposite"):
+        verify_assignment(problem, APART, 3, (False, False, False))
+    verify_assignment(problem, APART, 3, (True, False, False))

@@ -12,8 +12,9 @@ from partitioners.oracle import brute_force, problems
 
 from pipecompile.errors import InfeasibleError
 from pipecompile.partitioners import Node, Problem, partition
-from pipecompile.partitioners.clusters import Stages, coarsen
+from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.memory import fit
+from pipecompile.partitioners.stages import Stages
 
 
 @settings(max_examples=120, deadline=None)
@@ -21,6 +22,8 @@ from pipecompile.partitioners.memory import fit
 def test_fits_exactly_when_some_assignment_does_and_the_hint_is_the_least_limit(case):
     problem, n_stages = case
     optimum, excess = brute_force(problem, n_stages)
+    if excess == inf:
+        return  # steered against itself
     clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
     if optimum < inf:
         partition(problem, n_stages).verify(problem, n_stages)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
-from partitioners.oracle import problems
+from partitioners.oracle import legal_assignments, problems
 
 from pipecompile.partitioners import Node, Problem
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.orders import orders, sorted_by
+from pipecompile.partitioners.steering import span_of
 
 
 @settings(max_examples=80, deadline=None)
 @given(problems())
 def test_orders_are_topological_and_distinct(case):
     clusters = coarsen(case[0])
-    found = [*orders(clusters), sorted_by(clusters, [0] * len(clusters))]
+    if not any(legal_assignments(*case)):
+        return
+    span = span_of(clusters, case[1])
+    found = [*orders(clusters, span), sorted_by(clusters, [0] * len(clusters), span)]
     assert len({tuple(order) for order in found[:-1]}) == len(found) - 1 >= 1
     for order in found:
         position = {cluster: number for number, cluster in enumerate(order)}
         assert sorted(order) == list(range(len(clusters)))
         assert all(position[a] < position[b] for a, b in clusters.arcs)
+        for (a, last), (b, first) in itertools.product(*map(enumerate, reversed(span or ([], [])))):
+            assert position[a] < position[b] or last >= first
 
 
 def test_two_branches_are_walked_by_level_and_depth_first():

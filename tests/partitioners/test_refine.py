@@ -6,26 +6,48 @@ from math import inf
 from time import monotonic
 
 from hypothesis import given, settings
-from partitioners.oracle import problems
+from partitioners.oracle import legal_assignments, problems
 
-from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.clusters import Stages, coarsen
+from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.faults import assignment_faults
 from pipecompile.partitioners.loads import bottleneck
 from pipecompile.partitioners.refine import refine
+from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.steering import span_of
 
 
 @settings(max_examples=100, deadline=None)
 @given(problems())
 def test_refined_is_legal_and_no_worse(case):
-    clusters, stages = coarsen(case[0]), Stages.of(*case)
-    start = [len(stages) - 1] * len(clusters)
-    stage = refine(clusters, stages, start, inf)
-    assert all(stage[a] <= stage[b] for a, b in clusters.arcs)
-    assert bottleneck(clusters, stages, stage) <= bottleneck(clusters, stages, start)
+    problem, n_stages = case
+    clusters, stages = coarsen(problem), Stages.of(*case)
+    for stage_of in list(legal_assignments(problem, n_stages))[:2]:
+        start = [stage_of[names[0]] for names in clusters.members]
+        stage = refine(clusters, stages, start, span_of(clusters, n_stages), inf)
+        assert not assignment_faults(problem, clusters.stage_of(stage), n_stages)
+        assert bottleneck(clusters, stages, stage) <= bottleneck(clusters, stages, start)
+
+
+def chain(*times: float, tensor: float = 0.0) -> Problem:
+    names = [f"v{i}" for i in range(len(times))]
+    pairs = tuple(zip(names, names[1:], strict=False))
+    nodes = tuple(Node(name, time) for name, time in zip(names, times, strict=True))
+    return Problem(nodes, precedence=pairs, tensors=tuple(Tensor(a, (b,), tensor) for a, b in pairs))
+
+
+def refined(problem: Problem, start: list[int], deadline: float = inf) -> list[int]:
+    return refine(coarsen(problem), Stages.of(problem, 1 + max(start)), start, None, deadline)
 
 
 def test_a_boundary_cluster_moves_and_a_passed_deadline_moves_nothing():
-    problem = Problem(tuple(Node(x, 1.0) for x in "abcd"), precedence=(("a", "b"), ("b", "c"), ("c", "d")))
-    clusters, stages = coarsen(problem), Stages.of(problem, 2)
-    assert refine(clusters, stages, [0, 0, 0, 1], inf) == [0, 0, 1, 1]
-    assert refine(clusters, stages, [0, 0, 0, 1], monotonic() - 1) == [0, 0, 0, 1]
+    assert refined(chain(1, 1, 1, 1), [0, 0, 0, 1]) == [0, 0, 1, 1]
+    assert refined(chain(1, 1, 1, 1), [0, 0, 0, 1], monotonic() - 1) == [0, 0, 0, 1]
+
+
+def test_what_must_go_along_goes_along():
+    #  0 ═══ 0 ─── 0 | 1      the tensor between the second and the third is dear: each step alone makes it worse
+    problem = chain(4, 4, 1, 3)
+    dear = (Tensor("v0", ("v1",), 1.0), Tensor("v1", ("v2",), 6.0), Tensor("v2", ("v3",), 1.0))
+    problem = Problem(problem.nodes, problem.precedence, dear)
+    assert refined(problem, [0, 0, 0, 1]) == [0, 1, 1, 1]

@@ -1,54 +1,53 @@
-"""Step variables, and an honest outcome of either solver."""
+"""Step variables: monotone, in order, numbers where windows say so."""
 
 from __future__ import annotations
 
 from math import inf
 
-import pulp
 import pytest
 
-from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.steps import Outcome, run, steps
+from pipecompile.partitioners.mip import Linear, Mip
+from pipecompile.partitioners.steps import Steps
 
-CHAIN = coarsen(Problem(tuple(Node(x) for x in "abc"), precedence=(("a", "b"), ("b", "c"), ("a", "c"))))
-
-
-@pytest.fixture(params=["HiGHS", "CBC"])
-def solver(request, monkeypatch):
-    if request.param == "CBC":
-        monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
-    return request.param
+ARCS = [(0, 1), (1, 2)]
 
 
-def test_precedence_pushes_all_that_follows(solver):
-    made = steps(CHAIN, [(0, 2)] * 3, 3)
-    made.model.setObjective(pulp.lpSum(made.inside(v, 2) for v in range(3)))
-    made.require(made.inside(1, 2), 1.0)  # b in the last stage: c too
-    outcome = run(made.model, 10.0)
-    assert (outcome.found, outcome.done) == (True, True)
+def chain(first: list[int], last: list[int], apart: tuple[tuple[int, int], ...] = ()) -> tuple[Mip, Steps]:
+    mip = Mip()
+    steps = Steps(mip, first, last)
+    steps.rise(range(3), range(-1, 1 + max(last)))
+    steps.order(ARCS, apart, range(-1, 1 + max(last)))
+    return mip, steps
+
+
+def test_precedence_pushes_all_that_follows():
+    mip, steps = chain([0] * 3, [2] * 3)
+    mip.require(steps.inside(1, 2), 1.0)  # the second in the last stage: the third too
+    late = steps.inside(0, 2) + steps.inside(1, 2) + steps.inside(2, 2)
+    outcome = mip.minimise(late, 10.0)
     assert outcome.bound == pytest.approx(2.0)
-    assert made.stages()[1:] == [2, 2]
-    assert made.stages()[0] < 2
+    assert steps.stages(outcome.values)[1:] == [2, 2]
+    assert steps.stages(outcome.values)[0] < 2
 
 
-def test_a_row_that_cannot_hold_makes_the_model_infeasible(solver):
-    made = steps(CHAIN, [(0, 1)] * 3, 2)
-    made.model.setObjective(made.inside(0, 1) + 0)
-    made.require(made.inside(0, 1), 1.0)  # a last,
-    made.require(made.inside(2, 0), 1.0)  # c first
-    assert run(made.model, 10.0) == Outcome(found=False, done=True, bound=inf)
+def test_pairs_apart_leave_room_between():
+    mip, steps = chain([0] * 3, [2] * 3, apart=((0, 1), (1, 2)))
+    assert steps.stages(mip.minimise(Linear(), 10.0).values) == [0, 1, 2]
+    mip, steps = chain([0] * 3, [1] * 3, apart=((0, 1), (1, 2)))
+    assert mip.minimise(Linear(), 10.0).bound == inf
+
+
+def test_against_the_order_there_is_nothing():
+    mip, steps = chain([0] * 3, [1] * 3)
+    mip.require(steps.inside(0, 1), 1.0)
+    mip.require(steps.inside(2, 0), 1.0)
+    assert mip.minimise(Linear(), 10.0).bound == inf
 
 
 def test_windows_fix_steps_and_leave_numbers():
-    made = steps(CHAIN, [(0, 0), (0, 1), (1, 1)], 2)
-    assert [made.inside(0, 0), made.inside(0, 1), made.inside(2, 0), made.inside(2, 1)] == [1, 0, 0, 1]
-    assert made.model.numVariables() == 0  # the free step of b is in no row,
-    assert made.stages() == [0, 1, 1]  # and may be anything
-
-
-def test_positive_is_a_number_when_all_terms_are():
-    made = steps(CHAIN, [(0, 0), (0, 1), (1, 1)], 2)
-    assert made.positive("x", [-1, 1, 0]) == 1
-    assert made.positive("y", [-1, -2]) == 0
-    assert isinstance(made.positive("z", [made.inside(1, 0)]), pulp.LpVariable)
+    mip, steps = chain([0, 0, 1], [0, 1, 1])
+    assert [steps.inside(*at).constant for at in ((0, 0), (0, 1), (2, 0), (2, 1))] == [1, 0, 0, 1]
+    assert steps.may_be(1, 0)
+    assert not steps.may_be(2, 0)
+    assert mip.n_rows == len(mip.low) == 0  # the free step of the second is in no row,
+    assert steps.stages([]) == [0, 1, 1]  # and may be anything

@@ -1,33 +1,102 @@
-"""No cut at or below the target leaves its windows."""
+"""No cut at or below the target leaves its windows, and rivals never share a stage of one."""
 
 from __future__ import annotations
 
+from math import inf
+
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partitioners.oracle import legal_assignments, loads_of, problems
+from partitioners.oracle import choices_of, legal_assignments, limits_of, loads_of, problems
 
-from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.clusters import Stages, coarsen
-from pipecompile.partitioners.windows import reachable, windows
+from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.frontiers import tighten
+from pipecompile.partitioners.reach import around, reachable, skeleton
+from pipecompile.partitioners.rivals import minimal, rivals
+from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.windows import windows
+
+
+def chain(*times: float, tensor: float = 0.0, **fields) -> Problem:
+    names = [f"v{i}" for i in range(len(times))]
+    pairs = tuple(zip(names, names[1:], strict=False))
+    nodes = tuple(Node(name, time) for name, time in zip(names, times, strict=True))
+    return Problem(nodes, precedence=pairs, tensors=tuple(Tensor(a, (b,), tensor) for a, b in pairs), **fields)
+
+
+def found(problem: Problem, n_stages: int, target: float) -> list[tuple[int, int]]:
+    left = windows(coarsen(problem), Stages.of(problem, n_stages), target)
+    return list(zip(left.first.tolist(), left.last.tolist(), strict=True))
 
 
 def test_work_before_and_after_bounds_a_chain_from_both_sides():
-    problem = Problem(tuple(Node(x, 1.0) for x in "abcd"), precedence=(("a", "b"), ("b", "c"), ("c", "d")))
-    clusters, stages = coarsen(problem), Stages.of(problem, 3)
-    assert windows(clusters, stages, 1.2) == [(0, -1), (1, 0), (2, 1), (3, 2)]  # nothing is that good
-    assert windows(clusters, stages, 2.0) == [(0, 1), (0, 1), (1, 2), (1, 2)]
-    assert windows(clusters, stages, 4.0) == [(0, 2)] * 4
-    assert reachable(clusters).sum() == 10
+    problem = chain(1, 1, 1, 1)
+    assert windows(coarsen(problem), Stages.of(problem, 3), 1.2).empty  # nothing is that good
+    assert found(problem, 3, 2.0) == [(0, 1), (0, 1), (1, 2), (1, 2)]
+    assert found(problem, 3, 4.0) == [(0, 2)] * 4
+    assert found(problem, 3, inf) == [(0, 2)] * 4
 
 
-@settings(max_examples=80, deadline=None)
+def test_pins_and_pairs_apart_push_through_precedence():
+    problem = chain(1, 1, 1, 1, pins={"v1": 1}, apart=(("v1", "v3"),))
+    assert found(problem, 4, inf) == [(0, 1), (1, 1), (1, 3), (2, 3)]
+
+
+def test_a_device_has_room_once_for_all_its_stages():
+    assert found(chain(2, 2, 2, placement=(0, 0, 1)), 3, 4.0)[2] == (2, 2)
+
+
+def test_rivals_are_too_much_for_one_stage_with_what_they_send():
+    #  2 ── 2 ── 2 ── 2    three make 6, so the inner two, 4, send and receive 1 each
+    problem = chain(2, 2, 2, 2, tensor=1.0)
+    clusters, stages = coarsen(problem), Stages.of(problem, 4)
+    reach = reachable(clusters)
+    assert minimal(clusters, rivals(clusters, stages, 5.5, reach)) == [(1, 2)]
+    assert minimal(clusters, rivals(clusters, stages, 7.5, reach)) == [(0, 3)]
+    assert not rivals(clusters, stages, 8.5, reach).any()
+
+
+def test_frontiers_close_what_windows_leave_open():
+    names = [f"{side}{i}" for i in range(20) for side in "ab"]  # two chains side by side
+    pairs = tuple(zip(names, names[2:], strict=False))
+    tensors = tuple(Tensor(a, (b,), 1.0) for a, b in pairs)
+    problem = Problem(tuple(Node(name, 1.0) for name in names), pairs, tensors)
+    clusters, stages = coarsen(problem), Stages.of(problem, 4)
+    for target, closed in ((10.5, True), (11.0, False)):  # one chain in two stages: 10 of work, and a tensor
+        left = windows(clusters, stages, target)
+        assert not left.empty
+        tighten(clusters, stages, left, target, inf)
+        assert left.empty == closed
+
+
+@settings(max_examples=120, deadline=None)
 @given(problems(most=7), st.floats(1.0, 30.0))
 def test_every_cut_that_meets_the_target_is_inside(case, target):
     problem, n_stages = case
     clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
-    allowed = windows(clusters, stages, target)
+    left = windows(clusters, stages, target)
+    tighten(clusters, stages, left, target, inf)
     for stage_of in legal_assignments(problem, n_stages):
-        rows = zip(loads_of(problem, stage_of, n_stages), stages.limit, strict=True)
-        if all(load <= target and memory <= limit for (load, memory), limit in rows):
-            for names, (first, last) in zip(clusters.members, allowed, strict=True):
-                assert first <= stage_of[names[0]] <= last
+        stage = np.array([stage_of[names[0]] for names in clusters.members])
+        for recompute in choices_of(problem, n_stages):
+            rows = zip(loads_of(problem, stage_of, n_stages, recompute), limits_of(problem, n_stages), strict=True)
+            if all(load <= target and memory <= limit for (load, memory), limit in rows):
+                assert ((left.first <= stage) & (stage <= left.last)).all()
+                assert all(stage[a] < stage[b] for a, b in left.apart)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(most=9))
+def test_ancestors_and_the_arcs_that_matter(case):
+    clusters = coarsen(case[0])
+    reach = reachable(clusters)
+    n = len(clusters)
+    step = np.eye(n, dtype=bool)
+    for a, b in skeleton(clusters):
+        step[a, b] = True
+    assert (np.linalg.matrix_power(step.astype(float), n) > 0).tolist() == reach.tolist()
+    before, after = around(clusters, np.array([clusters.time]))
+    assert before[0] == pytest.approx(reach.T @ np.array(clusters.time))
+    assert after[0] == pytest.approx(reach @ np.array(clusters.time))

@@ -1,0 +1,127 @@
+"""`compile`: from a model and what is wanted of it to a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipecompile.costs.given import Given
+from pipecompile.costs.optimizer_state import optimizer_state
+from pipecompile.ir import Schedule
+from pipecompile.links import checked
+from pipecompile.options import Options, load_plan, load_schedule, resolve_devices
+from pipecompile.passes.recompute import Checkpoint
+from pipecompile.pipeline import Pipeline
+from pipecompile.plan import Plan
+from pipecompile.schedules import Builder
+from pipecompile.steering import Steering, Together
+from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims
+from pipecompile.tracing.inputs.flat import validate_model
+
+__all__ = ["compile"]
+
+
+def compile(
+    model: nn.Module,
+    n_stages: int,
+    *,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    n_microbatches: int | None = None,
+    batch_dims: BatchDims | None = None,
+    schedule: str | Path | Schedule | Builder = "1f1b",
+    devices: Sequence[str | torch.device] | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    loss_reduction: str = "mean",
+    partitioner: str = "auto",
+    cost: str = "auto",
+    costs: Given | None = None,
+    memory_limit: float | Sequence[float] | None = None,
+    optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer] | None = None,
+    speeds: Sequence[float] | None = None,
+    bandwidth: float | Sequence[Sequence[float]] | None = None,
+    split_before: Sequence[str] = (),
+    keep_together: Sequence[Together] = (),
+    pin: Mapping[str, int] | None = None,
+    balance: Sequence[int] | None = None,
+    plan: Plan | str | Path | None = None,
+    dispatch: str = "auto",
+    time_limit: float = 30.0,
+    tied: str = "auto",
+    checkpoint: Checkpoint = "never",
+    restored: int = 1,
+    cache_size: int = 16,
+) -> Pipeline:
+    """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
+
+    **Arguments:**
+
+    - `example_args`, `example_kwargs`: a mini-batch, to compile at once; without, the first call supplies it.
+    - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
+    - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
+      what all samples share. `"target"` is the target of `step`.
+    - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...), "auto" to search for one under
+      the costs in the plan, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
+    - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
+      on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
+    - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
+      sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.
+    - `partitioner`: "dp", "ilp" or "auto". `cost`: "profile", "analytic" or "auto". `time_limit`: seconds for the solver.
+    - `costs`: seconds of modules, forward and backward, that you know better: `{"layer3": 2e-3}`; or a function of (graph,
+      inputs) that gives a NodeCost per node.
+    - `memory_limit`: bytes per device, one number or one per device. `optimizer`: whose state is counted with the parameters:
+      "adam", "sgd" ... or the optimizer.
+    - `speeds`: of the devices, relative to the first. `bandwidth`: bytes per second between devices, or of each pair.
+    - `split_before`: modules that begin a stage; `keep_together`: modules, lists of them, or classes, each in one stage;
+      `pin`: stages of modules, `{"head": 3}`; `balance`: how many of the model's children go into each stage.
+    - `plan`: a plan, or its file: nothing is measured or solved. It must be of the same graph.
+    - `dispatch`: "inline", "threads" or "auto".
+    - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets them be where they balance best,
+      with a mirror on each further device; "auto" is together where that costs nothing.
+    - `checkpoint`: which forwards keep only their inputs and run again before their backward: "never", "always",
+      "except_last" (all micro-batches but the last), or a flag per stage. `restored`: how many micro-batches a device may
+      have run again ahead of their gradients, while it would else wait.
+    - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
+      values) and mode; the least recently used goes first.
+
+    Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
+    TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
+    """
+    asked, model = load_schedule(schedule), validate_model(model)
+    places = resolve_devices(devices, n_stages, asked)
+    steering = Steering.of(
+        model, n_stages, split_before=split_before, keep_together=keep_together, pin=pin, balance=balance
+    )
+    options = Options(
+        n_stages=n_stages,
+        n_microbatches=n_microbatches,
+        batch_dims=dict(batch_dims or {}),
+        schedule=asked,
+        devices=places,
+        loss_fn=loss_fn,
+        loss_reduction=loss_reduction,
+        partitioner=partitioner,
+        cost=cost,
+        plan=load_plan(plan),
+        dispatch=dispatch,
+        time_limit=time_limit,
+        tied=tied,
+        checkpoint=checkpoint if isinstance(checkpoint, str) else tuple(checkpoint),
+        restored=restored,
+        cache_size=cache_size,
+        memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
+        steering=steering,
+        costs=costs,
+        optimizer_state=optimizer_state(optimizer),
+        speeds=None if speeds is None else tuple(speeds),
+        bandwidth=checked(bandwidth, len(places)),
+    )
+    check_batch_dims(options.batch_dims, model.forward, ("target",))
+    pipe = Pipeline(model, options)
+    if example_args or example_kwargs:
+        pipe.builds.find(pipe.flat(tuple(example_args), dict(example_kwargs or {})))
+    return pipe

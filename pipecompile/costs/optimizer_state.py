@@ -1,0 +1,53 @@
+"""How much an optimizer keeps of a parameter, as a multiple of the parameter itself.
+
+adam     exp_avg, exp_avg_sq                     2
+sgd      nothing, or with momentum its buffer    0 or 1
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+import torch
+
+from pipecompile.errors import InputError
+
+__all__ = ["optimizer_state"]
+
+_KEPT = {
+    "sgd": 0, "momentum": 1, "asgd": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adadelta": 2, "adam": 2, "adamax": 2,
+    "adamw": 2, "nadam": 2, "radam": 2, "rprop": 2, "sparseadam": 2, "amsgrad": 3,
+}  # fmt: skip
+
+
+def optimizer_state(optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer] | None) -> int:
+    """Copies of a parameter's size that are kept beside it; none of no optimizer. An optimizer that has stepped is asked what
+    it keeps; another one is known by its class and options. Raises InputError for one that is not known.
+    """
+    if optimizer is None:
+        return 0
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return _of_instance(optimizer)
+    name = optimizer if isinstance(optimizer, str) else optimizer.__name__
+    if (key := name.lower().replace("_", "").replace("-", "")) not in _KEPT:
+        near = get_close_matches(key, _KEPT) or sorted(_KEPT)
+        raise InputError(
+            f"optimizer={name!r} is not known", why="what it keeps of a parameter is counted as memory",
+            hint=f"one of {', '.join(map(repr, near))}, or the optimizer itself, after a step",
+        )  # fmt: skip
+    return _KEPT[key]
+
+
+def _of_instance(optimizer: torch.optim.Optimizer) -> int:
+    kept = [
+        sum(isinstance(value, torch.Tensor) and value.shape == parameter.shape for value in state.values())
+        for parameter, state in optimizer.state.items()
+        if isinstance(parameter, torch.Tensor) and parameter.dim()
+    ]
+    if kept:
+        return max(kept)
+    options = optimizer.defaults
+    more = bool(options.get("amsgrad"))
+    if type(optimizer).__name__ in ("SGD", "RMSprop"):
+        more = bool(options.get("momentum"))
+    return optimizer_state(type(optimizer)) + more + bool(options.get("centered"))

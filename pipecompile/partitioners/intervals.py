@@ -1,0 +1,89 @@
+"""What every interval of a linear order sends, receives and holds, column by column.
+
+An interval [i, j) is a point of the (i, j) plane, and each amount a sum of rectangles there. A tensor from p to q1 < p < q2:
+
+    sent      i <= p < j  and  (i > q1  or  j <= q2)          received      q in [i, j) for a q, p not in [i, j)
+
+What is received decides what is held of tensors, too; bytes that several nodes share are held where one of them is inside.
+Summed by second differences: O(rectangles + n * width), O(n) memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipecompile.partitioners.clusters import Clusters
+
+__all__ = ["Column", "columns"]
+
+Floats = NDArray[np.float64]
+Column = tuple[Floats, Floats, Floats, Floats]
+"""For one end j and the starts i from some least one to j - 1: sent, received, held of tensors received, shared."""
+
+Rectangle = tuple[int, int, int, int, float]
+"""Adds the last number where `i0 <= i < i1` and `j0 <= j < j1`."""
+
+
+def columns(clusters: Clusters, order: Sequence[int], low: Sequence[int], *, multicast: bool) -> Iterator[Column]:
+    """For the ends j = 1, 2, ... the amounts of all intervals [i, j) with low[j] <= i < j; `low` never falls.
+
+    Without multicast a tensor is charged once per side (before, after) to its sender, the least that it can cost.
+    """
+    n = len(order)
+    position = {cluster: p for p, cluster in enumerate(order)}
+    moved = [(position[flow.source], sorted(position[c] for c in flow.consumers), flow) for flow in clusters.flows]
+    users = [(sorted(position[v] for v in group), size) for group, size in clusters.shared]
+    sent = (r for p, q, flow in moved if flow.time for r in _sent(p, q, flow.time, n, multicast=multicast))
+    received = (r for p, q, flow in moved if flow.time for r in _received(p, q, flow.time, n))
+    inbox = (r for p, q, flow in moved if flow.bytes for r in _received(p, q, flow.bytes, n))
+    shared = (r for q, size in users for r in _containing(q, size, n))
+    return zip(*(_swept(rectangles, n, low) for rectangles in (sent, received, inbox, shared)), strict=True)
+
+
+def _sent(p: int, q: Sequence[int], amount: float, n: int, *, multicast: bool) -> Iterator[Rectangle]:
+    if q[0] < p:
+        yield q[0] + 1, p + 1, p + 1, n + 1, amount
+    if q[-1] > p:
+        yield 0, p + 1, p + 1, q[-1] + 1, amount
+    if multicast and q[0] < p < q[-1]:
+        yield q[0] + 1, p + 1, p + 1, q[-1] + 1, -amount
+
+
+def _received(p: int, q: Sequence[int], amount: float, n: int) -> Iterator[Rectangle]:
+    """Below the source a tensor is booked under the last consumer inside, above it under the first."""
+    middle = bisect_left(q, p)
+    for here, after in zip(q[:middle], [*q[:middle], p][1:], strict=True):
+        yield 0, here + 1, here + 1, after + 1, amount
+    for here, before in zip(q[middle:], [p, *q[middle:]][:-1], strict=True):
+        yield before + 1, here + 1, here + 1, n + 1, amount
+
+
+def _containing(q: Sequence[int], amount: float, n: int) -> Iterator[Rectangle]:
+    for here, after in zip(q, [*q[1:], n], strict=True):
+        yield 0, here + 1, here + 1, after + 1, amount
+
+
+def _swept(rectangles: Iterable[Rectangle], n: int, low: Sequence[int]) -> Iterator[Floats]:
+    """The sum of rectangles, column by column: second differences, summed along both axes."""
+    corners = [c for i0, i1, j0, j1, t in rectangles for c in ((j0, i0, t), (j0, i1, -t), (j1, i0, -t), (j1, i1, t))]
+    if not corners:
+        yield from (np.zeros(j - low[j]) for j in range(1, n + 1))
+        return
+    table = np.array(corners, dtype=np.float64)
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    ends = np.searchsorted(table[:, 0], np.arange(n + 2))
+    rows, amounts = table[:, 1].astype(np.int64), table[:, 2]
+    difference, base, passed = np.zeros(n + 2), 0.0, 0
+    for j in range(1, n + 1):
+        inside = slice(ends[j], ends[j + 1])
+        np.add.at(difference, rows[inside], amounts[inside])
+        base += amounts[inside][rows[inside] < passed].sum()
+        base += difference[passed : low[j]].sum()
+        passed = low[j]
+        column = np.cumsum(difference[passed:j])
+        column += base
+        yield column

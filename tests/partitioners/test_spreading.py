@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipecompile.partitioners import partition
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.loads import bottleneck
+from pipecompile.partitioners.problem import Node, Problem
+from pipecompile.partitioners.spreading import spread
+from pipecompile.partitioners.stages import Stages
+
+
+def chain(times: list[float]) -> Problem:
+    names = [f"n{i}" for i in range(len(times))]
+    nodes = tuple(Node(name, time) for name, time in zip(names, times, strict=True))
+    return Problem(nodes, precedence=tuple(zip(names, names[1:], strict=False)))
+
+
+@pytest.mark.parametrize("method", ["dp", "ilp", "auto"])
+@pytest.mark.parametrize("n_stages", range(1, 10))
+def test_no_stage_of_a_chain_is_empty(method: str, n_stages: int) -> None:
+    found = partition(chain([1.0] * 9), n_stages, method=method)
+    assert set(found.stage_of.values()) == set(range(n_stages))
+    assert found.bottleneck == -(-9 // n_stages)
+
+
+@pytest.mark.parametrize("stage", [[0, 0, 1, 1, 2, 2], [1, 1, 2, 2, 3, 3], [0, 0, 0, 3, 3, 3], [2, 2, 2, 2, 2, 2]])
+def test_the_bottleneck_does_not_rise(stage: list[int]) -> None:
+    problem = chain([1.0, 2.0, 1.0, 1.0, 3.0, 1.0])
+    clusters, stages = coarsen(problem), Stages.of(problem, 4)
+    found = spread(clusters, stages, stage)
+    assert set(found) == {0, 1, 2, 3}
+    assert found == sorted(found)
+    assert bottleneck(clusters, stages, found) <= bottleneck(clusters, stages, stage)
+
+
+def test_what_is_pinned_stays() -> None:
+    problem = replace(chain([1.0] * 4), pins={"n3": 2})
+    clusters, stages = coarsen(problem), Stages.of(problem, 4)
+    assert spread(clusters, stages, [0, 0, 2, 2])[3] == 2
