@@ -125,11 +125,20 @@ def _planned(plan: Plan, transfer: dict[str, float]) -> StageCosts:
 
 
 def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:
-    """The same graph in other stages, whatever they hold; None when it cannot be cut so often.
-
-    A node's time is forward and backward together: it is taken apart as that of the stage which the plan has it in.
+    """The same graph in other stages, whatever they hold, and with no wishes for stages that had other numbers; None when
+    it cannot be cut so often. A node's time is taken apart as that of the stage which the plan has it in.
     """
-    free = replace(problem, memory_limit=None, in_flight=None, speed=None, links=None, placement=None, recompute=None)
+    free = replace(
+        problem,
+        memory_limit=None,
+        in_flight=None,
+        speed=None,
+        links=None,
+        placement=None,
+        recompute=None,
+        pins={},
+        apart=(),
+    )
     try:
         stage_of = partition(free, n_stages, method="dp", time_limit=2.0).stage_of
     except (PartitionError, VerifyError):
