@@ -1,4 +1,4 @@
-"""Writes docs/schedules.md: every schedule of the catalogue, as its builder's docstring has it, and what it takes.
+"""Writes docs/schedules.md and its charts: every schedule of the catalogue, as its builder's docstring has it, and what it takes.
 
 python docs/schedules.py          a test compares: the page cannot go stale
 """
@@ -9,10 +9,13 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipecompile.ir import Schedule
 from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.show.notebook import timeline_chart
 from pipecompile.simulator import simulate
+from pipecompile.timeline import Timeline
 
-PAGE = Path(__file__).with_suffix(".md")
+PAGE, CHARTS = Path(__file__).with_suffix(".md"), Path(__file__).with_suffix("")
 DEVICES, MICROBATCHES, SLOW = 4, 8, 0.5
 
 HEAD = f"""# Schedules
@@ -24,6 +27,8 @@ micro-batch on all stages of a device, tB = tI + tW, T = tF + tB.
 All in one table, simulated for P = {DEVICES} and M = {MICROBATCHES} with T = 3 in three equal parts. *Bubble* is the idle part of the step, *peak* the most
 micro-batches that a device holds until their W, and *slow links* the step when every transfer takes {SLOW}. For other numbers, and for
 the costs of your model, look at the report (`pipe.report()`), or let `auto_schedule` search.
+
+The charts show the same runs: blue are forwards, orange backwards, yellow `I`, green `W`; darker is a device's second stage.
 """
 
 
@@ -37,16 +42,27 @@ def _table() -> Iterator[str]:
     yield "| schedule | stages on a device | step | bubble | peak | slow links |"
     yield "|---|---|---|---|---|---|"
     for name, entry in CATALOGUE.items():
-        chunks = entry.chunks or (1 if name in ("gpipe", "forward") else 2)
-        schedule = build_schedule(name, chunks * DEVICES, MICROBATCHES, n_devices=DEVICES)
-        part = 1 / chunks
-        plain, slow = (
-            simulate(schedule, forward=part, input_grad=part, weight_grad=part, transfer=transfer)
-            for transfer in (0.0, SLOW)
-        )
+        schedule = _shown(name)
+        chunks = schedule.n_stages // DEVICES
+        plain, slow = _run(schedule), _run(schedule, SLOW)
         peak = "" if name == "forward" else f"{max(plain.peak_in_flight):g}"
         dealt = f"{chunks}" if entry.chunks else f"any, here {chunks}"
         yield f"| [{name}](#{name}) | {dealt} | {plain.makespan:g} | {plain.bubble:.1%} | {peak} | {slow.makespan:g} |"
+
+
+def _shown(name: str) -> Schedule:
+    chunks = CATALOGUE[name].chunks or (1 if name in ("gpipe", "forward") else 2)
+    return build_schedule(name, chunks * DEVICES, MICROBATCHES, n_devices=DEVICES)
+
+
+def _run(schedule: Schedule, transfer: float = 0.0) -> Timeline:
+    part = schedule.n_devices / schedule.n_stages
+    return simulate(schedule, forward=part, input_grad=part, weight_grad=part, transfer=transfer)
+
+
+def charts() -> dict[str, str]:
+    """Per file its SVG."""
+    return {f"{name}.svg": timeline_chart(_run(_shown(name))) + "\n" for name in CATALOGUE}
 
 
 def _section(name: str) -> Iterator[str]:
@@ -66,7 +82,11 @@ def _section(name: str) -> Iterator[str]:
             yield line.removeprefix("    ") if is_drawn else line
     if drawing:
         yield "```"
+    yield f"\n![{name} for P = {DEVICES}, M = {MICROBATCHES}](schedules/{name}.svg)"
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    CHARTS.mkdir(exist_ok=True)
+    for file, chart in charts().items():
+        (CHARTS / file).write_text(chart, encoding="utf-8")

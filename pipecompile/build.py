@@ -100,7 +100,7 @@ class Build:
         ways = routes(graph, stage_of, n_microbatches)
         stages = split(graph, ways, stage_of, devices)
         names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
-        return cls(graph, mark, plan, options, devices, ways, stages, Outputs(graph), names)
+        return cls(graph, mark, plan, options.settled(plan.recompute), devices, ways, stages, Outputs(graph), names)
 
     def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
         """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
@@ -129,7 +129,7 @@ class Build:
 
     def reschedule(self, options: Options) -> None:
         """Other options: programs are made anew when they are asked for."""
-        self.options = options
+        self.options = options.settled(self.plan.recompute)
         self._executables.clear()
         self._schedules.clear()
 

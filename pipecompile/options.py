@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -121,7 +121,19 @@ class Options:
         then it is the one that its stages would run in order. Raises ScheduleError when a schedule given as such has
         another number of micro-batches.
         """
-        return insert_recompute(self._plain(n_microbatches, custom=custom), self.checkpoint)
+        checkpoint = "never" if self.checkpoint == "auto" else self.checkpoint  # until there is a plan
+        return insert_recompute(self._plain(n_microbatches, custom=custom), checkpoint)
+
+    def settled(self, recompute: tuple[bool, ...]) -> Options:
+        """With the stages that recompute, as the plan has them, when that was left to the solver."""
+        return replace(self, checkpoint=recompute or "never") if self.checkpoint == "auto" else self
+
+    @property
+    def recompute(self) -> Literal["auto"] | tuple[bool, ...] | None:
+        """Which stages recompute, as the partition problem has it."""
+        if self.checkpoint in ("auto", "never"):
+            return "auto" if self.checkpoint == "auto" else None
+        return (True,) * self.n_stages if isinstance(self.checkpoint, str) else tuple(self.checkpoint)
 
     @property
     def trains(self) -> bool:

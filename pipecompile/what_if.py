@@ -21,9 +21,9 @@ from pipecompile.schedules import CATALOGUE, build_schedule
 
 __all__ = ["Order", "StageCosts", "WhatIf", "unit_what_if", "what_if"]
 
-_DEVICES, _MICROBATCHES = (2, 4, 8), (4, 8, 16, 32)
-_MOST_ACTIONS, _ACTIONS = 60_000, 50
-"""In all orders together, some 6 bytes each; and in the catalogue, per device and micro-batch."""
+_DEVICES, _MICROBATCHES = (2, 4, 8, 16), (4, 8, 16, 32, 64)
+_MOST, _MOST_OF_OWN = 256, 1024
+"""Devices times micro-batches: the catalogue takes some 240 bytes for each, all sizes together 400 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,11 @@ def _order(schedule: Schedule) -> Order:
 
 
 def _orders(own: Order, devices: Sequence[int]) -> Iterator[Order]:
-    """The catalogue for these numbers of devices, nearest to `own` first, as long as there is room."""
-    sizes = {(p, m) for p in devices for m in (*_MICROBATCHES, own.microbatches)}
-    room = _MOST_ACTIONS
-    for p, m in sorted(sizes, key=lambda size: (size[0] != own.devices, size[1] != own.microbatches, size)):
-        room -= _ACTIONS * p * m
-        if room < 0:
-            break
-        yield from (order for order in _catalogue(p, m) if _key(order) != _key(own))
+    """The catalogue for these numbers of devices and some of micro-batches, as far as there is room."""
+    for p, m in sorted({(p, m) for p in devices for m in (*_MICROBATCHES, own.microbatches)}):
+        is_own = (p, m) == (own.devices, own.microbatches)
+        if p * m <= (_MOST_OF_OWN if is_own else _MOST):
+            yield from (order for order in _catalogue(p, m) if _key(order) != _key(own))
 
 
 def _key(order: Order) -> tuple[str, int, int, int]:
@@ -128,11 +125,20 @@ def _planned(plan: Plan, transfer: dict[str, float]) -> StageCosts:
 
 
 def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:
-    """The same graph in other stages, whatever they hold; None when it cannot be cut so often.
-
-    A node's time is forward and backward together: it is taken apart as that of the stage which the plan has it in.
+    """The same graph in other stages, whatever they hold, and with no wishes for stages that had other numbers; None when
+    it cannot be cut so often. A node's time is taken apart as that of the stage which the plan has it in.
     """
-    free = replace(problem, memory_limit=None, in_flight=None, speed=None, links=None, placement=None, recompute=None)
+    free = replace(
+        problem,
+        memory_limit=None,
+        in_flight=None,
+        speed=None,
+        links=None,
+        placement=None,
+        recompute=None,
+        pins={},
+        apart=(),
+    )
     try:
         stage_of = partition(free, n_stages, method="dp", time_limit=2.0).stage_of
     except (PartitionError, VerifyError):

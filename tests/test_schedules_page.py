@@ -20,6 +20,8 @@ def test_the_page_is_what_the_command_writes() -> None:
     command = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(command)
     assert (DOCS / "schedules.md").read_text(encoding="utf-8") == command.page(), "python docs/schedules.py"
+    found = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "schedules").iterdir()}
+    assert found == command.charts(), "python docs/schedules.py"
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -36,8 +36,8 @@ def test_its_own_order_comes_first_and_none_twice(pipe):
     assert found.orders[0] == Order("1f1b", 3, 6, (0, 1, 2), pipe.schedule.to_csv()) == found.own
     keys = [(order.name, order.devices, order.microbatches, len(order.placement)) for order in found.orders]
     assert len(set(keys)) == len(keys)
-    assert {order.devices for order in found.orders} == {2, 3, 4, 8}
-    for order in found.orders[:40]:
+    assert {order.devices for order in found.orders} == {2, 3, 4, 8}  # sixteen stages are more than it has layers
+    for order in found.orders[::7]:
         assert Schedule.from_csv(order.csv).placement == order.placement
 
 
@@ -59,5 +59,6 @@ def test_a_step_that_is_long_leaves_room_for_few_others():
     schedule = build_schedule("interleaved", 64, 256, n_devices=32)
     found = unit_what_if(schedule)
     assert found.own.csv == schedule.to_csv()
-    assert sum(order.csv.count(",") for order in found.orders[1:]) <= 60_000
+    assert all(order.devices * order.microbatches <= 256 for order in found.orders[1:])
+    assert len(found.orders) > 100
     assert simulate(Schedule.from_csv(found.own.csv)).makespan > 0

@@ -15,7 +15,7 @@ from pipecompile.show.colours import COPY, FAINT, INK, SHADES
 from pipecompile.show.table import stage_caption, stage_columns
 from pipecompile.timeline import COMPUTE, Span, Timeline
 
-__all__ = ["pipeline_html", "plan_html", "program_html", "schedule_html", "timeline_html"]
+__all__ = ["pipeline_html", "plan_html", "program_html", "schedule_html", "timeline_chart", "timeline_html"]
 
 _WIDTH, _LEFT, _ROW, _CELL = 1000, 64, 24, 18
 _MOST_CELLS, _MOST_LINES = 20_000, 2_000
@@ -62,15 +62,22 @@ def program_html(program: Program) -> str:
 
 
 def timeline_html(timeline: Timeline) -> str:
-    """A row per device; copies are thin bars at its lower edge."""
+    """Its figures and its chart."""
+    count = len(timeline.spans)
+    left_out = f", the first {_MOST_CELLS:,} of {count:,} cells" if count > _MOST_CELLS else ""
+    figures = f"makespan {timeline.makespan:.6g}, bubble {timeline.bubble:.1%}{left_out}"
+    return f"<div>{figures}</div>{timeline_chart(timeline)}"
+
+
+def timeline_chart(timeline: Timeline) -> str:
+    """A row per device as SVG; copies are thin bars at its lower edge."""
     spans = sorted(timeline.spans, key=lambda span: span.start)
     height = _ROW * timeline.n_devices + 4
     scale = (_WIDTH - _LEFT) / (timeline.makespan or 1.0)
     origin = spans[0].start if spans else 0.0
     shapes = "".join(_shapes(timeline, spans[:_MOST_CELLS], origin, scale))
-    left_out = f", the first {_MOST_CELLS:,} of {len(spans):,} cells" if len(spans) > _MOST_CELLS else ""
-    box = f"<svg viewBox='0 0 {_WIDTH} {height}' width='100%' style='max-width: {_WIDTH}px; {_FONT}'>{shapes}</svg>"
-    return f"<div>makespan {timeline.makespan:.6g}, bubble {timeline.bubble:.1%}{left_out}</div>{box}"
+    look = f"viewBox='0 0 {_WIDTH} {height}' width='100%' style='max-width: {_WIDTH}px; background: white; {_FONT}'"
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {look}>{shapes}</svg>"
 
 
 def _shapes(timeline: Timeline, spans: Sequence[Span], origin: float, scale: float) -> Iterator[str]:

@@ -62,7 +62,7 @@ def report_html(
         "cut": None if plan is None or graph is None else _cut(graph, plan),
         "whatIf": None if what_if is None else _what_if(what_if),
     }
-    text = msgspec.json.encode(data).decode().replace("</", "<\\/")
+    text = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     page = _read("page.html").replace("/*STYLE*/", _read("style.css"))
     script = 'const DATA = JSON.parse(document.getElementById("data").textContent);\n' + "\n".join(map(_read, _SCRIPTS))
     return page.replace("/*SCRIPT*/", script).replace("/*DATA*/", text)

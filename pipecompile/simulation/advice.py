@@ -1,7 +1,7 @@
 """What to improve first: by how much the step would shorten if a stage, or the way between two devices, were faster.
 
-    stage 2: 10 % faster, and the step is 4.8 % shorter          measured by walking the program once more, not estimated
-    link 0 -> 1: 10 % faster, and the step is 0.9 % shorter
+    stage 2: 0.1 of its time less, and the step is 4.8% shorter         measured by walking the program once more, not estimated
+    link 0 -> 1: 0.1 of its time less, and the step is 0.9% shorter
 
 Only what lies on the critical path can shorten it, and by no more than its own share of that, so few walks are needed: those
 places are looked at that have the largest shares.

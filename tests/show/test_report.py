@@ -100,9 +100,12 @@ def test_the_cut_has_all_nodes_in_the_order_of_stages_and_the_skip(pipe, page):
     assert skips
 
 
-def test_text_of_the_user_cannot_end_the_data(schedule, predicted):
-    page = report_html(schedule, predicted, title="</script><b>")
-    assert data_of(page)["title"].startswith("</script><b> · ")
+def test_text_of_the_user_cannot_end_the_data(schedule, predicted, tmp_path):
+    page = report_html(schedule, predicted, title="<!--<script></script><b>")
+    assert data_of(page)["title"].startswith("<!--<script></script><b> · ")
+    assert "&lt;!--&lt;script&gt;&lt;/script&gt;&lt;b&gt; · 1f1b</h1>" in opened(page, tmp_path).replace(
+        "1f1b, 4 stages on 4 devices, 8 micro-batches</h1>", "1f1b</h1>"
+    )
 
 
 def test_the_page_simulates_as_we_do():
