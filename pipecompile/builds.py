@@ -27,6 +27,7 @@ from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.batchnorm import defer_norms, updating_norms
 from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
+from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.tracing.fakes.symbols import Guard
 from pipecompile.tracing.inputs.batch_dims import pasted
 from pipecompile.tracing.inputs.flat import FlatInputs
@@ -170,12 +171,16 @@ class Builds:
             check_same(plan.graph, plan.fingerprint, graph)
             verify_as_is(plan.stage_of, graph, plan.n_stages)
         build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
-        build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
+        build.mirrors, build.seconds, build.divided = self._place(build), seconds, len(parts) > 1
         if self.options.batch_norm == "deferred":
             build.norms = defer_norms(build.stages, self.model)
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
         return build
+
+    def _place(self, build: Build) -> Mirrors:
+        """Parameters to where their stages are; the mirrors of those that are needed elsewhere, too."""
+        return place_stages(build, self._homes)
 
     def _recorded(self, whole: FlatInputs, part: FlatInputs) -> fx.GraphModule:
         """A recording of one micro-batch; a failure tells which inputs may not be batches at all."""
@@ -219,7 +224,7 @@ class Builds:
                     return other
         return None
 
-    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem]:
+    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         if self.plan is None:
             move_model(self.model, self.options)
         try:

@@ -1,0 +1,92 @@
+"""Messages between this rank and one other: threads send and receive them, in order, while the rank computes.
+
+    rank 0   0F0  put v#0 ──► outbox ──────────► inbox ──► take v#0  1F0   rank 1
+                  0F1                   c10d               1F1
+
+A message waits in the inbox from when it comes until it is taken, as in the boxes of one process.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from queue import Queue, SimpleQueue
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipecompile.distributed.parcels import HEADER, Parcel, room
+
+__all__ = ["Inbox", "Outbox"]
+
+
+class Outbox:
+    """What this rank sends to `peer` of `group`. `error` is why it cannot any more."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
+        self.queue: Queue[Parcel | None] = Queue()
+        self.error: list[Exception] = []
+        _start(_send_all, group, peer, tag, self.queue, self.error)
+        weakref.finalize(self, self.queue.put, None)
+
+    def put(self, parcel: Parcel) -> None:
+        self.queue.put(parcel)
+
+    def is_through(self, seconds: float) -> bool:
+        """Has everything been sent? Waits so long for it."""
+        with self.queue.all_tasks_done:
+            if self.queue.unfinished_tasks:
+                self.queue.all_tasks_done.wait(seconds)
+            return not self.queue.unfinished_tasks
+
+
+class Inbox:
+    """What `peer` of `group` sends to this rank: (header, content), or the exception that ended it."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
+        self.counts: SimpleQueue[int] = SimpleQueue()
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        _start(_receive_all, group, peer, tag, self.counts, self.queue)
+        weakref.finalize(self, self.counts.put, 0)
+
+    def expect(self, count: int) -> None:
+        """So many more messages will come."""
+        self.counts.put(count)
+
+
+def _start(job: Callable[..., None], group: dist.ProcessGroup, peer: int, *rest: Any) -> None:
+    Thread(target=job, args=(group, peer, *rest), name=f"pipecompile-{job.__name__}-{peer}", daemon=True).start()
+
+
+def _send_all(
+    group: dist.ProcessGroup, peer: int, tag: int, queue: Queue[Parcel | None], error: list[Exception]
+) -> None:
+    while (parcel := queue.get()) is not None:
+        try:
+            for part in parcel:
+                if part is not None and not error:
+                    group.send([part], peer, tag).wait()
+        except Exception as caught:
+            error.append(caught)
+        parcel = part = None
+        queue.task_done()
+
+
+def _receive_all(
+    group: dist.ProcessGroup, peer: int, tag: int, counts: SimpleQueue[int], queue: SimpleQueue[Any]
+) -> None:
+    while count := counts.get():
+        try:
+            for _ in range(count):
+                header = torch.empty(HEADER, dtype=torch.int64)
+                group.recv([header], peer, tag).wait()
+                content, space = room(header)
+                if space is not None:
+                    group.recv([space], peer, tag).wait()
+                queue.put((header, content))
+                del content, space
+        except Exception as caught:
+            queue.put(caught)
+            return

@@ -1,0 +1,48 @@
+"""The builds of a pipeline on ranks: the first member of the mesh makes the plan, all others take it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import fx, nn
+
+from pipecompile.build import Build
+from pipecompile.builds import Builds
+from pipecompile.distributed.line import Line
+from pipecompile.distributed.runner import RankExecutable
+from pipecompile.distributed.ties import place_on_ranks
+from pipecompile.fingerprints import fingerprint, node_lines
+from pipecompile.options import Options
+from pipecompile.partitioners import Problem
+from pipecompile.plan import Plan
+from pipecompile.runtime.mirrors import Mirrors
+from pipecompile.tracing.inputs.flat import FlatInputs
+
+__all__ = ["RankBuilds"]
+
+
+class RankBuilds(Builds):
+    def __init__(self, model: nn.Module, options: Options, line: Line) -> None:
+        super().__init__(model, options)
+        self.line = line
+
+    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
+        lines = node_lines(graph)
+        options = self.options
+        asked = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {options.n_stages} stages"
+        self.line.agree("graph of the model", f"{asked}, {count} micro-batches of {first.samples}")
+        if self.line.ranks.place == 0:
+            plan, problem = super()._new_plan(graph, first, count)
+            self.line.gathered("plan", plan.to_json())
+            return plan, problem
+        return Plan.from_json(self.line.gathered("plan", "")[0]), None
+
+    def _place(self, build: Build) -> Mirrors:
+        build.executable = partial(RankExecutable, line=self.line)
+        return place_on_ranks(build, self._homes, self.line)
+
+    def owner(self, tensor: torch.Tensor) -> int:
+        """The pipeline device that a tensor lives on; what no stage uses lives on the first."""
+        home = self._homes.known(tensor)
+        return home if isinstance(home, int) else 0
