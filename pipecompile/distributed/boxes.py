@@ -8,6 +8,7 @@ A message waits in the inbox from when it comes until it is taken, as in the box
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from queue import Queue, SimpleQueue
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.parcels import HEADER, Parcel, room
+from pipecompile.distributed.parcels import HEADER, Parcel, end, is_end, room
 
 __all__ = ["Inbox", "Outbox"]
 
@@ -28,11 +29,16 @@ class Outbox:
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
         self.queue: Queue[Parcel | None] = Queue()
         self.error: list[Exception] = []
-        _start(_send_all, group, peer, tag, self.queue, self.error)
+        self.thread = _start(_send_all, group, peer, tag, self.queue, self.error)
         weakref.finalize(self, self.queue.put, None)
 
     def put(self, parcel: Parcel) -> None:
         self.queue.put(parcel)
+
+    def close(self) -> None:
+        """Send nothing after what is there."""
+        self.queue.put(end())
+        self.queue.put(None)
 
     def is_through(self, seconds: float) -> bool:
         """Has everything been sent? Waits so long for it."""
@@ -48,16 +54,22 @@ class Inbox:
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
         self.counts: SimpleQueue[int] = SimpleQueue()
         self.queue: SimpleQueue[Any] = SimpleQueue()
-        _start(_receive_all, group, peer, tag, self.counts, self.queue)
+        self.thread = _start(_receive_all, group, peer, tag, self.counts, self.queue)
         weakref.finalize(self, self.counts.put, 0)
 
     def expect(self, count: int) -> None:
         """So many more messages will come."""
         self.counts.put(count)
 
+    def drain(self) -> None:
+        """Take what comes, until the other closes."""
+        self.counts.put(sys.maxsize)
 
-def _start(job: Callable[..., None], group: dist.ProcessGroup, peer: int, *rest: Any) -> None:
-    Thread(target=job, args=(group, peer, *rest), name=f"pipecompile-{job.__name__}-{peer}", daemon=True).start()
+
+def _start(job: Callable[..., None], group: dist.ProcessGroup, peer: int, *rest: Any) -> Thread:
+    thread = Thread(target=job, args=(group, peer, *rest), name=f"pipecompile-{job.__name__}-{peer}", daemon=True)
+    thread.start()
+    return thread
 
 
 def _send_all(
@@ -82,6 +94,8 @@ def _receive_all(
             for _ in range(count):
                 header = torch.empty(HEADER, dtype=torch.int64)
                 group.recv([header], peer, tag).wait()
+                if is_end(header):
+                    raise ConnectionError("it has stopped")
                 content, space = room(header)
                 if space is not None:
                     group.recv([space], peer, tag).wait()

@@ -31,7 +31,7 @@ class RankBuilds(Builds):
         lines = node_lines(graph)
         options = self.options
         asked = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {options.n_stages} stages"
-        self.line.agree("graph of the model", f"{asked}, {count} micro-batches of {first.samples}")
+        self.line.agree("graph of the model", f"{asked}, {count} micro-batches")
         if self.line.ranks.place == 0:
             plan, problem = super()._new_plan(graph, first, count)
             self.line.gathered("plan", plan.to_json())
@@ -39,7 +39,7 @@ class RankBuilds(Builds):
         return Plan.from_json(self.line.gathered("plan", "")[0]), None
 
     def _place(self, build: Build) -> Mirrors:
-        build.executable = partial(RankExecutable, line=self.line)
+        build.executable = partial(RankExecutable, line=self.line, placement=build.plan.placement)
         return place_on_ranks(build, self._homes, self.line)
 
     def owner(self, tensor: torch.Tensor) -> int:

@@ -64,9 +64,12 @@ class Line:
 
     def send(self, target: int, name: str, value: Any) -> None:
         """Hand a value over; it must stay as it is until `flush`."""
+        self._outbox(target).put(packed(mark_of(name), value))
+
+    def _outbox(self, target: int) -> Outbox:
         if target not in self._out:
             self._out[target] = Outbox(self.ranks.group, target, self.tag)
-        self._out[target].put(packed(mark_of(name), value))
+        return self._out[target]
 
     def take(self, source: int, name: str) -> Any:
         """The next value from `source`, which must be the one called so. Raises Lost."""
@@ -200,6 +203,7 @@ class Line:
             report = lost.report if lost.is_told else self._tell(lost.report)
             self._heard()
             self._broken = report.error()
+            self._close()
             raise self._broken from None
         except Exception as error:
             report = Report.of(error, self.rank, self.action)
@@ -208,6 +212,7 @@ class Line:
                 self._wait_for_hearers()
             else:
                 self._heard()
+            self._close()
             raise
         finally:
             self.action = ""
@@ -229,6 +234,17 @@ class Line:
         with suppress(RuntimeError):
             while monotonic() < end and self.store.add("heard", 0) < len(self.ranks.members) - 1:
                 sleep(0.05)
+
+    def _close(self) -> None:
+        """End all threads, as all peers do, so that none is left waiting for a message when the process ends."""
+        peers = [peer for peer in range(self.ranks.size) if peer != self.ranks.index]
+        for peer in peers:
+            self.expect(peer, 0)
+            self._in[peer].drain()
+            self._outbox(peer).close()
+        end = monotonic() + min(_GRACE, self.timeout)
+        for thread in [box.thread for box in self._in.values()] + [box.thread for box in self._out.values()]:
+            thread.join(max(end - monotonic(), 0.0))
 
     def _lost(self, peer: int, what: str, name: str = "") -> Lost:
         """Who is to blame for a message that does not come: a rank that waits itself is not."""

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-__all__ = ["HEADER", "Parcel", "mark_of", "opened", "packed", "room"]
+__all__ = ["HEADER", "Parcel", "end", "is_end", "mark_of", "opened", "packed", "room"]
 
 _MOST = 10
 HEADER = 6 + 2 * _MOST
@@ -33,6 +33,7 @@ class Kind(IntEnum):
     NOTHING = 0
     TENSOR = 1
     OBJECT = 2
+    END = 3
 
 
 def mark_of(text: str) -> int:
@@ -54,6 +55,15 @@ def packed(mark: int, value: Any) -> Parcel:
     header[6 : 6 + plain.dim()] = torch.tensor(plain.shape)
     header[6 + _MOST : 6 + _MOST + plain.dim()] = torch.tensor(plain.stride())
     return header, _bytes(plain) if plain.nbytes else None
+
+
+def end() -> Parcel:
+    """The last parcel: nothing comes any more."""
+    return _header(0, Kind.END), None
+
+
+def is_end(header: torch.Tensor) -> bool:
+    return int(header[1]) == Kind.END
 
 
 def room(header: torch.Tensor) -> Parcel:

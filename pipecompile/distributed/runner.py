@@ -16,6 +16,7 @@ from torch import fx
 
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.reports import Lost, Report
+from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Instruction, Op, Program
 from pipecompile.runtime.batchnorm import Norms
 from pipecompile.runtime.cells import Run
@@ -84,7 +85,14 @@ class RankExecutable(Executable):
         norms: Norms | None = None,
         *,
         line: Line,
+        placement: tuple[int, ...],
     ) -> None:
+        if program.placement != placement:
+            raise ScheduleError(
+                f"the schedule puts stages on ranks {program.placement}",
+                why=f"the plan has them on {placement}, and their parameters are there",
+                hint="compile with this schedule",
+            )
         super().__init__(program, cells, devices, graph, mirrors, norms)
         self.line, self.device, self._is_agreed = line, line.ranks.index, False
 
@@ -176,5 +184,7 @@ class RankExecutable(Executable):
 
 
 def _summary(program: Program) -> str:
-    mark = sha256(str(program).encode()).hexdigest()[:12]
-    return f"{program.n_stages} stages, {program.n_microbatches} micro-batches, {sum(map(len, program.rows))} instructions ({mark})"
+    """What the ranks must have in common; sizes of values are not, for copies of a pipeline may have unequal batches."""
+    lines = [f"{device} {instruction}" for device, row in enumerate(program.rows) for instruction in row]
+    mark = sha256("\n".join(lines).encode()).hexdigest()[:12]
+    return f"{program.n_stages} stages, {program.n_microbatches} micro-batches, {len(lines)} instructions ({mark})"

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -31,7 +32,9 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
     with file.open("w") as out:
         for name, case in cases.CASES.items():
+            start = perf_counter()
             out.write(json.dumps([name, result_of(case)]) + "\n")
+            print(f"{name}: {perf_counter() - start:.1f} s", flush=True)
             out.flush()
     cases.fail()
 
