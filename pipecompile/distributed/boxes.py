@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from queue import Queue, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -21,6 +22,9 @@ import torch.distributed as dist
 from pipecompile.distributed.parcels import HEADER, Parcel, end, is_end, room
 
 __all__ = ["Inbox", "Outbox"]
+
+_PATIENCE = timedelta(days=30)
+"""A message of the end of a step is waited for from its beginning; who wants it now, looks at the clock."""
 
 
 class Outbox:
@@ -79,7 +83,7 @@ def _send_all(
         try:
             for part in parcel:
                 if part is not None and not error:
-                    group.send([part], peer, tag).wait()
+                    group.send([part], peer, tag).wait(_PATIENCE)
         except Exception as caught:
             error.append(caught)
         parcel = part = None
@@ -93,12 +97,12 @@ def _receive_all(
         try:
             for _ in range(count):
                 header = torch.empty(HEADER, dtype=torch.int64)
-                group.recv([header], peer, tag).wait()
+                group.recv([header], peer, tag).wait(_PATIENCE)
                 if is_end(header):
                     raise ConnectionError("it has stopped")
                 content, space = room(header)
                 if space is not None:
-                    group.recv([space], peer, tag).wait()
+                    group.recv([space], peer, tag).wait(_PATIENCE)
                 queue.put((header, content))
                 del content, space
         except Exception as caught:

@@ -75,7 +75,7 @@ class Line:
         """The next value from `source`, which must be the one called so. Raises Lost."""
         got = self._next(source, name)
         if isinstance(got, Exception):
-            raise self._lost(source, f"the connection to it is gone: {str(got).splitlines()[0]}", name)
+            raise self._lost(source, _silence(got), name)
         header, content = got
         if int(header[0]) != mark_of(name):
             raise self._lost(source, "it sent another value: the ranks are not in the same step", name)
@@ -91,20 +91,22 @@ class Line:
                     raise self._lost(target, f"it took nothing for {self.timeout:.3g} s")
 
     def _next(self, source: int, name: str) -> Any:
+        """A message, or the exception that there is none. While a rank waits, others can read for whom."""
         queue, start, is_told = self._in[source].queue, monotonic(), False
-        try:
-            while True:
-                with suppress(Empty):
-                    return queue.get(timeout=_POLL)
-                self.look()
-                if not is_told:
-                    is_told = self._try_set(f"waits/{self.rank}", Report(self.ranks.rank_of(source), name).to_json())
-                if monotonic() - start > self.timeout:
-                    return TimeoutError(f"nothing came for {self.timeout:.3g} s")
-        finally:
-            if is_told:
-                with suppress(RuntimeError):
-                    self.store.delete_key(f"waits/{self.rank}")
+        while True:
+            with suppress(Empty):
+                got = queue.get(timeout=_POLL)
+                break
+            self.look()
+            if not is_told:
+                self._try_set(f"waits/{self.rank}", Report(self.ranks.rank_of(source), name).to_json())
+                is_told = True
+            if monotonic() - start > self.timeout:
+                return TimeoutError(f"it has been silent for {self.timeout:.3g} s")
+        if is_told and not isinstance(got, Exception):
+            with suppress(RuntimeError):
+                self.store.delete_key(f"waits/{self.rank}")
+        return got
 
     # -- the board ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +158,7 @@ class Line:
         for box in self._out.values():
             if box.error:
                 target = next(peer for peer, other in self._out.items() if other is box)
-                raise self._lost(target, f"the connection to it is gone: {str(box.error[0]).splitlines()[0]}")
+                raise self._lost(target, _silence(box.error[0]))
         if (report := self._failed()) is not None:
             raise Lost(report, is_told=True)
         with suppress(RuntimeError):
@@ -185,10 +187,9 @@ class Line:
                 return Report.from_json(self.store.get("failed"))
         return None
 
-    def _try_set(self, key: str, text: str) -> bool:
+    def _try_set(self, key: str, text: str) -> None:
         with suppress(RuntimeError):
             self.store.set(key, text)
-        return True
 
     # -- failing ------------------------------------------------------------------------------------------------------
 
@@ -258,8 +259,19 @@ class Line:
             rank, name = further.rank, further.what
         return Lost(Report(rank, what, where=f"{name} was to come from it" if name else ""), is_told=False)
 
+    def wanted(self, rank: int) -> set[str]:
+        """What others wait for that is to come from a rank."""
+        found = map(self._waits, self.ranks.members)
+        return {wait.what for wait in found if wait is not None and wait.rank == rank}
+
     def _waits(self, rank: int) -> Report | None:
         with suppress(RuntimeError):
             if self.store.check([f"waits/{rank}"]):
                 return Report.from_json(self.store.get(f"waits/{rank}"))
         return None
+
+
+def _silence(error: Exception) -> str:
+    """Why nothing comes from a rank."""
+    reason = str(error).partition("\n")[0]
+    return reason if isinstance(error, TimeoutError) else f"the connection to it is gone: {reason}"

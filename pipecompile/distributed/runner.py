@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -139,15 +140,14 @@ class RankExecutable(Executable):
         return failure.error if failure.error.is_told else Lost(self._blamed(report), is_told=False)
 
     def _blamed(self, report: Report) -> Report:
-        """With the action that was to make what did not come."""
-        name = report.where.partition(" ")[0]
+        """With the first action of the rank whose result somebody waits for."""
+        wanted = {name.partition(" ")[0] for name in (report.where, *self.line.wanted(report.rank))}
         device = next(d for d in range(self.program.n_devices) if self.line.ranks.rank_of(d) == report.rank)
         maker = None
         for instruction in self.program.rows[device]:
             maker = instruction.action or maker
-            if instruction.op is Op.SEND and str(instruction.reads[0].value) == name and maker is not None:
-                action = str(maker)
-                return Report(report.rank, report.what, report.where, action, maker.stage, maker.microbatch)
+            if instruction.op is Op.SEND and str(instruction.reads[0].value) in wanted and maker is not None:
+                return replace(report, action=f"or before {maker}", stage=maker.stage, microbatch=maker.microbatch)
         return report
 
     def _share(self, frame: Frame) -> None:
