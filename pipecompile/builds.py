@@ -25,6 +25,7 @@ from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
+from pipecompile.runtime.batchnorm import defer_norms, updating_norms
 from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
 from pipecompile.tracing.fakes.symbols import Guard
 from pipecompile.tracing.inputs.batch_dims import pasted
@@ -170,6 +171,8 @@ class Builds:
             verify_as_is(plan.stage_of, graph, plan.n_stages)
         build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
         build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
+        if self.options.batch_norm == "deferred":
+            build.norms = defer_norms(build.stages, self.model)
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
         return build
@@ -196,6 +199,8 @@ class Builds:
         """Raise InputError when micro-batches are no batches to the model; tell when they change what it computes."""
         check_sequences(graph)
         self._notices.mixed(meetings(graph))
+        if self.options.batch_norm is None:
+            self._notices.normalised(len({id(layer) for layer in updating_norms(graph, self.model).values()}))
 
     def join(self, build: Build, batch: MiniBatch) -> None:
         """Find out how outputs of several micro-batches are put together. Raises InputError when they cannot be."""
