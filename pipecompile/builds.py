@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -12,6 +11,7 @@ from torch import fx, nn
 
 from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut, verify_as_is
+from pipecompile.costs.cost import CostError
 from pipecompile.errors import InputError, TraceError
 from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
@@ -25,6 +25,7 @@ from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
+from pipecompile.runtime.batchnorm import defer_norms, updating_norms
 from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
 from pipecompile.tracing.fakes.symbols import Guard
 from pipecompile.tracing.inputs.batch_dims import pasted
@@ -163,13 +164,15 @@ class Builds:
         stage_of = self._cut.on(graph) if self._cut else None
         plan = self.plan
         if plan is None or (self._cut and not stage_of):
-            plan, problem = self._new_plan(graph, first.leaves, len(parts))
+            plan, problem = self._new_plan(graph, first, len(parts))
             self.problem = self.problem if self.plan else problem
         elif self._cut is None:
             check_same(plan.graph, plan.fingerprint, graph)
             verify_as_is(plan.stage_of, graph, plan.n_stages)
         build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
         build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
+        if self.options.batch_norm == "deferred":
+            build.norms = defer_norms(build.stages, self.model)
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
         return build
@@ -196,6 +199,8 @@ class Builds:
         """Raise InputError when micro-batches are no batches to the model; tell when they change what it computes."""
         check_sequences(graph)
         self._notices.mixed(meetings(graph))
+        if self.options.batch_norm is None:
+            self._notices.normalised(len({id(layer) for layer in updating_norms(graph, self.model).values()}))
 
     def join(self, build: Build, batch: MiniBatch) -> None:
         """Find out how outputs of several micro-batches are put together. Raises InputError when they cannot be."""
@@ -214,10 +219,18 @@ class Builds:
                     return other
         return None
 
-    def _new_plan(self, graph: fx.GraphModule, first: Sequence[Any], count: int) -> tuple[Plan, Problem]:
+    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem]:
         if self.plan is None:
             move_model(self.model, self.options)
-        return make_plan(graph, first, self.options, count)
+        try:
+            return make_plan(graph, first.leaves, self.options, count)
+        except CostError as error:
+            if count == 1:
+                raise
+            hint = (
+                f"n_microbatches=, fewer than {count}, if a micro-batch of {first.samples} is too small for the model"
+            )
+            raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__
 
     def _keep(self, build: Build) -> None:
         """Add a build; the least recently used one goes when there are too many."""

@@ -67,7 +67,13 @@ def _joined(
 
 def _solve(problem: Problem, options: Options, seconds: float) -> Partition:
     with solving(options.n_stages) as progress:
-        return partition(problem, options.n_stages, method=options.partitioner, time_limit=seconds, progress=progress)
+        try:
+            return partition(
+                problem, options.n_stages, method=options.partitioner, time_limit=seconds, progress=progress
+            )
+        except InfeasibleError as error:  # in words of compile's options
+            hint = error.hint.replace('recompute="auto"', 'checkpoint="auto"')
+            raise InfeasibleError(error.what, where=error.where, why=error.why, hint=hint) from None
 
 
 def tied_groups(graph: fx.GraphModule) -> dict[str, tuple[str, ...]]:

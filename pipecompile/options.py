@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,6 +30,7 @@ _CHOICES = {
     "dispatch": ("auto", "inline", "threads"),
     "loss_reduction": ("mean", "sum"),
     "tied": ("auto", "together", "apart"),
+    "batch_norm": (None, "each", "deferred"),
 }
 
 
@@ -54,6 +55,7 @@ class Options:
     tied: str = "auto"
     checkpoint: Checkpoint = "never"
     restored: int = 1
+    batch_norm: str | None = None
     steering: Steering = field(default_factory=Steering)
     costs: Given | None = None
     optimizer_state: int = 0
@@ -63,6 +65,7 @@ class Options:
     def __post_init__(self) -> None:
         _check_count("n_stages", self.n_stages)
         _check_count("cache_size", self.cache_size)
+        _check_count("restored", self.restored)
         if self.n_microbatches is not None:
             _check_count("n_microbatches", self.n_microbatches)
         for name, allowed in _CHOICES.items():
@@ -118,7 +121,19 @@ class Options:
         then it is the one that its stages would run in order. Raises ScheduleError when a schedule given as such has
         another number of micro-batches.
         """
-        return insert_recompute(self._plain(n_microbatches, custom=custom), self.checkpoint)
+        checkpoint = "never" if self.checkpoint == "auto" else self.checkpoint  # until there is a plan
+        return insert_recompute(self._plain(n_microbatches, custom=custom), checkpoint)
+
+    def settled(self, recompute: tuple[bool, ...]) -> Options:
+        """With the stages that recompute, as the plan has them, when that was left to the solver."""
+        return replace(self, checkpoint=recompute or "never") if self.checkpoint == "auto" else self
+
+    @property
+    def recompute(self) -> Literal["auto"] | tuple[bool, ...] | None:
+        """Which stages recompute, as the partition problem has it."""
+        if self.checkpoint in ("auto", "never"):
+            return "auto" if self.checkpoint == "auto" else None
+        return (True,) * self.n_stages if isinstance(self.checkpoint, str) else tuple(self.checkpoint)
 
     @property
     def trains(self) -> bool:

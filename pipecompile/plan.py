@@ -43,7 +43,7 @@ class Plan:
     """The partitioner's decision as data. `placement[s]` indexes `devices`; `stage_of` covers every compute node.
 
     `graph` is what it was made for, a line per node, `fingerprint` their hash. `unforced` is the bottleneck of the cut
-    without what the user forced.
+    without what the user forced. `recompute`: which stages the solver has recompute, when that was left to it.
     """
 
     fingerprint: str
@@ -60,6 +60,7 @@ class Plan:
     cost: str
     graph: tuple[str, ...] = ()
     unforced: float | None = None
+    recompute: tuple[bool, ...] = ()
     format: str = FORMAT
 
     @property

@@ -63,7 +63,13 @@ def _problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Opti
         optimizer_state=options.optimizer_state,
     )
     shared = options.devices_differ and placement != tuple(range(options.n_stages))
-    return replace(problem, speed=options.speeds, links=links.factors, placement=placement if shared else None)
+    return replace(
+        problem,
+        speed=options.speeds,
+        links=links.factors,
+        placement=placement if shared else None,
+        recompute=options.recompute,
+    )
 
 
 def _warn_of_gap(found: Partition, options: Options) -> None:
@@ -115,13 +121,16 @@ _KEPT = {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD
 
 
 def _in_flight(options: Options, n_microbatches: int) -> list[float]:
-    """Micro-batches in flight on each stage under the schedule: the most F (or R) without their B (or W) that a row reaches."""
+    """Micro-batches in flight on each stage under the schedule: the most F without their B (or W) that a row reaches; of a
+    schedule that comes with R, what those restore. What `checkpoint` recomputes is the problem's own affair.
+    """
     schedule = options.schedule_for(n_microbatches, custom=False)
-    again = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
+    cells = (a for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE and options.checkpoint == "never")
+    again = {(action.stage, action.microbatch) for action in cells}
     now, peak = [0] * options.n_stages, [1] * options.n_stages
     for row in schedule.rows:
         for action in row:
-            if action.kind is Kind.FORWARD and (action.stage, action.microbatch) in again:
+            if action.kind is (Kind.FORWARD if (action.stage, action.microbatch) in again else Kind.RECOMPUTE):
                 continue
             now[action.stage] += _KEPT.get(action.kind, 0)
             peak[action.stage] = max(peak[action.stage], now[action.stage])
@@ -143,7 +152,7 @@ def _plan(
     cost, costs = measured
     placement = options.schedule_for(n_microbatches, custom=False).placement
     lines = node_lines(graph)
-    rows = stage_loads(_each_alone(problem), found.stage_of, options.n_stages)
+    rows = stage_loads(_each_alone(problem), found.stage_of, options.n_stages, found.recompute or None)
     forced = options.steering.marks(graph, found.stage_of, options.n_stages)
     speeds = options.speeds or (1.0,) * len(options.devices)
     ways = routes(graph, found.stage_of, n_microbatches)
@@ -155,7 +164,7 @@ def _plan(
         for s, nodes in enumerate(members)
     )
     if options.schedule == "auto" and not options.devices_differ:
-        placement = searched(options, stages, ways, n_microbatches).placement
+        placement = searched(options.settled(found.recompute), stages, ways, n_microbatches).placement
     names = [str(options.devices[device]) for device in placement]
     stages = tuple(replace(stage, device=name) for stage, name in zip(stages, names, strict=True))
     return Plan(
@@ -173,6 +182,7 @@ def _plan(
         cost=cost,
         graph=lines,
         unforced=unforced,
+        recompute=found.recompute if options.checkpoint == "auto" else (),
     )
 
 

@@ -281,3 +281,10 @@ def test_dtypes_and_kinds_of_numbers_are_kinds_of_calls() -> None:
     for x, scale in itertools.product(tensors[::2], (1, 1.0, True, 2)):
         torch.testing.assert_close(pipe(x, scale), model(x, scale))
     assert pipe.explain().traces == 8
+
+
+def test_a_micro_batch_too_small_for_the_model_is_said_to_be() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with pytest.raises(pc.PipecompileError, match=r"n_microbatches=, fewer than 4, if a micro-batch of 1 is too small"):
+        piped(model)(torch.randn(4, 4))
+    assert piped(model, n_microbatches=2)(torch.randn(4, 4)).shape == (4, 4)

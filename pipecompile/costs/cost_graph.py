@@ -49,7 +49,13 @@ def cost_graph(
     ]
     return Problem(
         nodes=tuple(
-            Node(n.name, costs[n.name].forward + costs[n.name].backward, held[n.name], costs[n.name].saved_bytes)
+            Node(
+                n.name,
+                costs[n.name].forward + costs[n.name].backward,
+                held[n.name],
+                costs[n.name].saved_bytes,
+                costs[n.name].forward,
+            )
             for n in nodes
         ),
         precedence=tuple(dict.fromkeys([*edges, *ties.precedence])),

@@ -107,6 +107,9 @@ def stage_caption(plan: Plan, bubble: float | None) -> Text:
     ]
     parts += [] if bubble is None else [f"bubble {bubble:.1%}"]
     text = " · ".join(parts)
+    if any(plan.recompute):
+        again = ", ".join(str(s) for s, redone in enumerate(plan.recompute) if redone)
+        text += f"\nrecompute their forward: stages {again}"
     if plan.price is not None:
         text += f"\nwhat is forced makes the slowest stage {plan.price:.1%} slower"
     return Text(text)

@@ -116,7 +116,7 @@ def problems(
     those with which a stage is still a device of its own, all links alike; `steered` pins and pairs apart.
     """
     n_stages = draw(st.integers(1, 4))
-    n = draw(st.integers(1, min(most, {1: 9, 2: 9, 3: 7, 4: 5}[n_stages])))
+    n = draw(st.integers(1, min(most, {1: 12, 2: 12, 3: 7, 4: 5}[n_stages])))
     names = draw(st.permutations([f"v{i}" for i in range(n)]))
     pairs = list(itertools.combinations(names, 2))
     more = rich and draw(st.booleans())
@@ -179,3 +179,17 @@ def _steered(draw: st.DrawFn, names: list[str], pairs: list[tuple[str, str]], n_
 def tensors(draw: st.DrawFn, names: list[str], held: st.SearchStrategy[float]) -> Tensor:
     source, *consumers = draw(st.lists(st.sampled_from(names), min_size=2, max_size=4, unique=True))
     return Tensor(source, tuple(consumers), draw(SMALL), draw(held))
+
+
+@st.composite
+def dense_blocks(draw: st.DrawFn) -> tuple[Problem, int]:
+    """A chain in which later nodes read earlier ones again, as in a dense block; a sender pays per receiver or once."""
+    n = draw(st.integers(4, 8))
+    names = [f"v{i}" for i in range(n)]
+    nodes = tuple(Node(name, draw(st.integers(1, 4).map(float))) for name in names)
+    pairs = tuple(itertools.pairwise(names))
+    crossing = []
+    for place, name in enumerate(names[:-1]):
+        readers = draw(st.lists(st.sampled_from(names[place + 1 :]), min_size=1, unique=True))
+        crossing.append(Tensor(name, tuple(readers), draw(st.integers(0, 3).map(float))))
+    return Problem(nodes, pairs, tuple(crossing), multicast=draw(st.booleans())), draw(st.integers(2, 4))

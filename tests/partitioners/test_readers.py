@@ -6,15 +6,16 @@ from math import inf
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partitioners.oracle import choices_of, legal_assignments, loads_of, problems
+from partitioners.oracle import choices_of, dense_blocks, legal_assignments, loads_of, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
-from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.clusters import Clusters, coarsen
+from pipecompile.partitioners.frontiers import tighten
 from pipecompile.partitioners.mip import Mip
 from pipecompile.partitioners.readers import Readers
 from pipecompile.partitioners.stages import Stages
 from pipecompile.partitioners.steps import Steps
-from pipecompile.partitioners.windows import windows
+from pipecompile.partitioners.windows import Windows, windows
 
 
 def test_every_stage_reads_from_the_first_to_the_last_reader_when_no_stage_fits_between_two():
@@ -36,7 +37,7 @@ def test_every_stage_reads_from_the_first_to_the_last_reader_when_no_stage_fits_
 
 
 @settings(max_examples=60, deadline=None)
-@given(problems(most=6, memory=False, direct=True), st.floats(1.0, 2.0))
+@given(st.one_of(dense_blocks(), problems(most=6, memory=False, direct=True)), st.floats(1.0, 2.0))
 def test_no_cut_below_the_target_has_fewer_readers_than_said(case, factor):
     problem, n_stages = case
     clusters, stages = coarsen(problem), Stages.of(*case)
@@ -46,6 +47,8 @@ def test_no_cut_below_the_target_has_fewer_readers_than_said(case, factor):
     left = windows(clusters, stages, best * factor * (1 + 1e-9))
     if left.empty or best in (0.0, inf):
         return
+    tighten(clusters, stages, left, best * factor * (1 + 1e-6), inf)
+    narrow(left, cuts, best * factor, clusters)
     readers = Readers(clusters, left)
     for cut, value in cuts:
         if value > best * factor:
@@ -54,3 +57,11 @@ def test_no_cut_below_the_target_has_fewer_readers_than_said(case, factor):
         for number, flow in enumerate(clusters.flows):
             reading = {stage[c] for c in flow.consumers} - {stage[flow.source]}
             assert readers.fewest(number, flow, stage[flow.source]) <= len(reading)
+
+
+def narrow(left: Windows, cuts: list[tuple[dict[str, int], float]], target: float, clusters: Clusters) -> None:
+    """The tightest bounds on work that hold for all these cuts, as programs of single stages would find them."""
+    good = [[cut[names[0]] for names in clusters.members] for cut, value in cuts if value <= target]
+    for boundary in range(len(left.least)):
+        work = [sum(time for time, s in zip(clusters.time, stage, strict=True) if s <= boundary) for stage in good]
+        left.bound(boundary, least=min(work) * (1 - 1e-9), most=max(work) * (1 + 1e-9))

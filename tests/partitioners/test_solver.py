@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from partitioners.oracle import brute_force, loads_of, problems
+from hypothesis import strategies as st
+from partitioners.oracle import brute_force, dense_blocks, loads_of, problems
 
 import pipecompile.partitioners
 from pipecompile.errors import InfeasibleError, InputError, VerifyError
@@ -46,7 +47,17 @@ def test_published_optima(name, method, n_stages):
 @settings(max_examples=150, deadline=None)
 @given(problems())
 def test_all_methods_against_brute_force(case):
-    problem, n_stages = case
+    check_all_methods(*case)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.one_of(dense_blocks(), problems(most=12)))
+def test_all_methods_against_brute_force_up_to_twelve_nodes(case):
+    check_all_methods(*case)
+
+
+def check_all_methods(problem: Problem, n_stages: int) -> None:
+    """The dynamic program is no better than the integer program, which is the best there is; bounds are bounds."""
     optimum, _ = brute_force(problem, n_stages)
     if optimum == inf:
         with pytest.raises(InfeasibleError):

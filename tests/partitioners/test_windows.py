@@ -8,15 +8,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partitioners.oracle import choices_of, legal_assignments, limits_of, loads_of, problems
+from partitioners.oracle import (
+    brute_force,
+    choices_of,
+    dense_blocks,
+    legal_assignments,
+    limits_of,
+    loads_of,
+    problems,
+)  # fmt: skip
 
-from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners import Node, Problem, Tensor, frontiers
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.frontiers import tighten
+from pipecompile.partitioners.frontiers import push, tighten
 from pipecompile.partitioners.reach import around, reachable, skeleton
 from pipecompile.partitioners.rivals import minimal, rivals
 from pipecompile.partitioners.stages import Stages
-from pipecompile.partitioners.windows import windows
+from pipecompile.partitioners.windows import Windows, windows
 
 
 def chain(*times: float, tensor: float = 0.0, **fields) -> Problem:
@@ -78,6 +86,30 @@ def test_every_cut_that_meets_the_target_is_inside(case, target):
     clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
     left = windows(clusters, stages, target)
     tighten(clusters, stages, left, target, inf)
+    check_inside(problem, n_stages, target, left)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(dense_blocks(), problems(most=7, direct=True)), st.sampled_from([1.0, 1.05, 1.3]))
+def test_every_cut_that_meets_the_target_is_inside_what_programs_of_single_stages_leave(case, factor):
+    problem, n_stages = case
+    best, _ = brute_force(problem, n_stages)
+    if best == inf:
+        return
+    clusters, stages, target = coarsen(problem), Stages.of(problem, n_stages), max(best, 1e-3) * factor * (1 + 1e-6)
+    left = windows(clusters, stages, target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frontiers, "FEW", -1)  # however small
+        tighten(clusters, stages, left, target, inf)
+        push(clusters, stages, left, target, 5.0, inf)
+        tighten(clusters, stages, left, target, inf)
+    assert not left.empty
+    check_inside(problem, n_stages, target * (1 - 1e-9), left)
+
+
+def check_inside(problem: Problem, n_stages: int, target: float, left: Windows) -> None:
+    """No cut at or below the target lies outside."""
+    clusters = coarsen(problem)
     for stage_of in legal_assignments(problem, n_stages):
         stage = np.array([stage_of[names[0]] for names in clusters.members])
         for recompute in choices_of(problem, n_stages):
