@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from pipecompile.costs import NodeCost, chosen_cost, node_costs
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.costs.given import overridden, provided
 from pipecompile.cutting import cut, free_bottleneck
-from pipecompile.errors import PartitionError, PartitionWarning
+from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.fingerprints import fingerprint, node_lines
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.options import Options
@@ -27,6 +28,7 @@ from pipecompile.scheduling import searched
 from pipecompile.show.progress import working
 from pipecompile.stages import routes
 from pipecompile.tracing.writing.spelling import said
+from pipecompile.ways_out import with_enough_stages
 
 __all__ = ["make_plan"]
 
@@ -41,7 +43,11 @@ def make_plan(
     _check_bearable(graph, options.n_stages)
     cost, costs = _costs(graph, inputs, options)
     problem = _problem(graph, costs, options, n_microbatches)
-    found, solved = cut(graph, options.steering.on(graph, problem), options)
+    try:
+        found, solved = cut(graph, options.steering.on(graph, problem), options)
+    except InfeasibleError as error:
+        more = partial(_problem, graph, costs, n_microbatches=n_microbatches)
+        raise with_enough_stages(error, more, options) from None
     _warn_of_gap(found, options)
     unforced = free_bottleneck(graph, problem, found, options) if options.steering else None
     return _plan(graph, found, solved, (cost, costs), options, n_microbatches, unforced), solved
