@@ -26,22 +26,31 @@ __all__ = ["Inbox", "Outbox"]
 _PATIENCE = timedelta(days=30)
 """A message of the end of a step is waited for from its beginning; who wants it now, looks at the clock."""
 
+Sent = tuple[list[dist.Work], list[torch.Tensor]]
+"""What is under way, and its bytes."""
+
 
 class Outbox:
     """What this rank sends to `peer` of `group`. `error` is why it cannot any more."""
 
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
-        self.queue: Queue[Parcel | None] = Queue()
+        self.group, self.peer, self.tag = group, peer, tag
+        self.queue: Queue[Sent | None] = Queue()
         self.error: list[Exception] = []
-        self.thread = _start(_send_all, group, peer, tag, self.queue, self.error)
+        self.thread = _start(_hold_all, peer, self.queue, self.error)
         weakref.finalize(self, self.queue.put, None)
 
     def put(self, parcel: Parcel) -> None:
-        self.queue.put(parcel)
+        """Begin to send; a thread holds the parcel until it is sent."""
+        parts = [part for part in parcel if part is not None and not self.error]
+        try:
+            self.queue.put(([self.group.send([part], self.peer, self.tag) for part in parts], parts))
+        except RuntimeError as caught:
+            self.error.append(caught)
 
     def close(self) -> None:
         """Send nothing after what is there."""
-        self.queue.put(end())
+        self.put(end())
         self.queue.put(None)
 
     def is_through(self, seconds: float) -> bool:
@@ -58,7 +67,7 @@ class Inbox:
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
         self.counts: SimpleQueue[int] = SimpleQueue()
         self.queue: SimpleQueue[Any] = SimpleQueue()
-        self.thread = _start(_receive_all, group, peer, tag, self.counts, self.queue)
+        self.thread = _start(_receive_all, peer, group, peer, tag, self.counts, self.queue)
         weakref.finalize(self, self.counts.put, 0)
 
     def expect(self, count: int) -> None:
@@ -70,24 +79,25 @@ class Inbox:
         self.counts.put(sys.maxsize)
 
 
-def _start(job: Callable[..., None], group: dist.ProcessGroup, peer: int, *rest: Any) -> Thread:
-    thread = Thread(target=job, args=(group, peer, *rest), name=f"pipecompile-{job.__name__}-{peer}", daemon=True)
+def _start(job: Callable[..., None], peer: int, *rest: Any) -> Thread:
+    thread = Thread(target=job, args=rest, name=f"pipecompile-{job.__name__}-{peer}", daemon=True)
     thread.start()
     return thread
 
 
-def _send_all(
-    group: dist.ProcessGroup, peer: int, tag: int, queue: Queue[Parcel | None], error: list[Exception]
-) -> None:
-    while (parcel := queue.get()) is not None:
+def _hold_all(queue: Queue[Sent | None], error: list[Exception]) -> None:
+    while (sent := queue.get()) is not None:
         try:
-            for part in parcel:
-                if part is not None and not error:
-                    group.send([part], peer, tag).wait(_PATIENCE)
+            _wait(sent[0])
         except Exception as caught:
             error.append(caught)
-        parcel = part = None
+        sent = None
         queue.task_done()
+
+
+def _wait(works: list[dist.Work]) -> None:
+    for work in works:
+        work.wait(_PATIENCE)
 
 
 def _receive_all(

@@ -10,11 +10,13 @@ from torch import fx, nn
 from pipecompile.build import Build
 from pipecompile.builds import Builds
 from pipecompile.distributed.line import Line
+from pipecompile.distributed.replicas import align
 from pipecompile.distributed.runner import RankExecutable
 from pipecompile.distributed.ties import place_on_ranks
 from pipecompile.fingerprints import fingerprint, node_lines
 from pipecompile.options import Options
 from pipecompile.partitioners import Problem
+from pipecompile.placing import uses
 from pipecompile.plan import Plan
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.tracing.inputs.flat import FlatInputs
@@ -40,7 +42,11 @@ class RankBuilds(Builds):
 
     def _place(self, build: Build) -> Mirrors:
         build.executable = partial(RankExecutable, line=self.line, placement=build.plan.placement)
-        return place_on_ranks(build, self._homes, self.line)
+        copies = place_on_ranks(build, self._homes, self.line)
+        if not self:
+            held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
+            align(held.values(), self.line.ranks.replicas)
+        return copies
 
     def owner(self, tensor: torch.Tensor) -> int:
         """The pipeline device that a tensor lives on; what no stage uses lives on the first."""

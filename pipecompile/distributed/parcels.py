@@ -23,6 +23,7 @@ HEADER = 6 + 2 * _MOST
 """The length of a header."""
 
 _DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
 Parcel = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -47,14 +48,12 @@ def packed(mark: int, value: Any) -> Parcel:
         return _header(mark, Kind.NOTHING), None
     if not _is_plain(value):
         content = torch.frombuffer(bytearray(pickle.dumps(_detached(value))), dtype=torch.uint8)
-        return _header(mark, Kind.OBJECT, nbytes=len(content)), content
+        return _header(mark, Kind.OBJECT, (0, 0, 0, len(content))), content
     plain = value.detach().resolve_conj().resolve_neg().cpu()
     if not plain.permute(_order(plain.stride())).is_contiguous():
         plain = plain.contiguous()
-    header = _header(mark, Kind.TENSOR, value.requires_grad, _DTYPES.index(plain.dtype), plain.dim(), plain.nbytes)
-    header[6 : 6 + plain.dim()] = torch.tensor(plain.shape)
-    header[6 + _MOST : 6 + _MOST + plain.dim()] = torch.tensor(plain.stride())
-    return header, _bytes(plain) if plain.nbytes else None
+    numbers = (int(value.requires_grad), _NUMBERS[plain.dtype], plain.dim(), plain.nbytes)
+    return _header(mark, Kind.TENSOR, numbers, plain.shape, plain.stride()), _bytes(plain) if plain.nbytes else None
 
 
 def end() -> Parcel:
@@ -86,11 +85,12 @@ def opened(header: torch.Tensor, content: torch.Tensor) -> Any:
     return content.requires_grad_(bool(wants_gradient))
 
 
-def _header(mark: int, kind: Kind, *numbers: int, nbytes: int = 0) -> torch.Tensor:
-    header = torch.zeros(HEADER, dtype=torch.int64)
-    given = (mark, kind, *numbers) if numbers else (mark, kind, 0, 0, 0, nbytes)
-    header[: len(given)] = torch.tensor([int(number) for number in given])
-    return header
+def _header(
+    mark: int, kind: Kind, numbers: Sequence[int] = (0, 0, 0, 0), shape: Sequence[int] = (), strides: Sequence[int] = ()
+) -> torch.Tensor:
+    """`numbers`: wants a gradient, dtype, dimensions, bytes."""
+    rest = [0] * (_MOST - len(shape))
+    return torch.tensor([mark, kind, *numbers, *shape, *rest, *strides, *rest], dtype=torch.int64)
 
 
 def _is_plain(value: Any) -> bool:

@@ -7,7 +7,7 @@ pipeline 1    4 samples   gradient g1 ─┘
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, sleep
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from pipecompile.distributed.line import Line
 
-__all__ = ["Replicas"]
+__all__ = ["Replicas", "align"]
 
 
 class Replicas:
@@ -82,3 +82,10 @@ class Replicas:
                 looked = monotonic()
         work.wait()
         return made
+
+
+def align(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Make these tensors what they are in the first copy of the pipeline."""
+    if group is not None:
+        for tensor in tensors:
+            dist.broadcast(tensor.data, group=group, group_src=0)

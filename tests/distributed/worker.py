@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from distributed import cases  # noqa: E402
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 
 
 def main() -> None:
