@@ -18,7 +18,8 @@ FORMAT = "pipecompile.plan/1"
 @dataclass(frozen=True, slots=True)
 class StageSummary:
     """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch; `memory` is what the stage
-    holds at most in a step, `forced` what the user asked of it.
+    holds at most in a step, `forced` what the user asked of it. `weight` is the part of `backward` that W can do; half of
+    it when nobody knows.
     """
 
     stage: int
@@ -36,6 +37,17 @@ class StageSummary:
     skips_out: int
     memory: float = 0.0
     forced: tuple[str, ...] = ()
+    weight: float | None = None
+
+    @property
+    def weight_grad(self) -> float:
+        """Seconds of W."""
+        return self.backward / 2 if self.weight is None else self.weight
+
+    @property
+    def input_grad(self) -> float:
+        """Seconds of I."""
+        return max(self.backward - self.weight_grad, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pipecompile.costs.given import overridden, provided
 from pipecompile.cutting import cut, free_bottleneck
 from pipecompile.errors import PartitionError, PartitionWarning
 from pipecompile.fingerprints import fingerprint, node_lines
+from pipecompile.halving import wanting, weight_seconds
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
@@ -159,8 +160,14 @@ def _plan(
     members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
     for node in compute_nodes(graph):
         members[found.stage_of[node.name]].append(node)
+    wants = wanting(graph)
     stages = tuple(
-        replace(_summary(graph, s, nodes, costs, ways, speeds[placement[s]]), memory=rows[s].memory, forced=forced[s])
+        replace(
+            _summary(graph, s, nodes, costs, ways, speeds[placement[s]]),
+            memory=rows[s].memory,
+            forced=forced[s],
+            weight=weight_seconds(nodes, costs, wants) / speeds[placement[s]],
+        )
         for s, nodes in enumerate(members)
     )
     if options.schedule == "auto" and not options.devices_differ:

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch.autograd.graph import GradientEdge
 
-__all__ = ["Division", "divide", "explore"]
+__all__ = ["INPUT", "WORTH", "Division", "divide", "explore"]
 
 DIVISIBLE = frozenset(
     f"{name}Backward0"
