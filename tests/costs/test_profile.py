@@ -132,7 +132,9 @@ def test_grad_and_autocast_regions_are_respected(found: type) -> None:
     assert [cost.output_bytes for name, cost in costs.items() if name.startswith("_0")] == [48, 24, 24]
     assert costs["_0"].backward == costs["_0"].saved_bytes == 0
     assert costs["_0_1"].saved_bytes > 0
-    assert all(costs[name] == NodeCost(0.0, 0.0, 0, 0, weight=0.0) for name in costs if "autocast" in name or "grad" in name)
+    assert all(
+        costs[name] == NodeCost(0.0, 0.0, 0, 0, weight=0.0) for name in costs if "autocast" in name or "grad" in name
+    )
 
 
 def test_an_error_inside_a_region_leaves_it(found: type) -> None:
