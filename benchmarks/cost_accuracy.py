@@ -1,8 +1,9 @@
 """Stage times as the plan predicts them against those of a step, and the slowest stage beside that of other cuts.
 
-    python benchmarks/cost_accuracy.py [--only U-Net] [--markdown benchmarks/results/cost_accuracy.md]
+    python benchmarks/cost_accuracy.py [--only U-Net] [--cpu-time] [--markdown benchmarks/results/cost_accuracy.md]
 
-One thread, inline, so that stages do not disturb each other; 1F1B, four micro-batches. (a) Every stage's forward and backward:
+One thread, inline, so that stages do not disturb each other; 1F1B, four micro-batches. On a machine that is not idle,
+`--cpu-time` predicts and measures CPU time of that thread instead. (a) Every stage's forward and backward:
 the median over micro-batches and steps, against the profiled costs of its nodes. (b) The slowest stage, forward and
 backward, of our cut and of three others on the same profile: "chain" balances the measured times along the order of the calls, as
 torchgpipe does for a Sequential, exactly; "parameters" and "layers" give every stage as many of them. The cuts take turns;
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
+from time import thread_time
 
 import torch
 from partition_models import CUTS, cuts
@@ -25,6 +27,8 @@ from rich.table import Table
 from trained import SUBJECTS, Subject
 
 import pipecompile as pc
+from pipecompile.costs import profile
+from pipecompile.runtime import interpreter
 from pipecompile.stages import routes
 
 MODELS = ("ResNet-101, 64 px", "U-Net, depth 5", "ViT-small, 96 px", "GPT-2, 6 layers")
@@ -108,9 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the models' names")
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu-time", action="store_true", help="on a machine that is not idle")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args(arguments)
+    if options.cpu_time:
+        profile.perf_counter = interpreter.perf_counter = thread_time
     torch.set_num_threads(1)
     torch.manual_seed(0)
     results = {}
@@ -119,11 +126,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             subject = SUBJECTS[name]()
             for n_stages in options.stages:
                 results[name, n_stages] = measured(subject, n_stages, options.rounds)
+                print(name, n_stages, *(f"{ratio:.2f}" for ratio in results[name, n_stages].ratios), flush=True)
     console = Console(record=True, width=110)
     for table in tables(results):
         console.print(table)
     if options.markdown:
-        head = f"# Stage times\n\n`python benchmarks/cost_accuracy.py`, torch {torch.__version__}, {os.cpu_count()} cores.\n"
+        command = f"python benchmarks/cost_accuracy.py{' --cpu-time' * options.cpu_time}"
+        head = f"# Stage times\n\n`{command}`, torch {torch.__version__}, {os.cpu_count()} cores.\n"
         options.markdown.write_text(f"{head}\n```\n{console.export_text()}```\n")
 
 

@@ -52,7 +52,7 @@ def unet() -> Subject:
 def vit() -> Subject:
     import timm
 
-    return images(timm.create_model("vit_small_patch16_224", img_size=96), 16, 96)
+    return images(timm.create_model("vit_small_patch16_224", img_size=96), 8, 96)
 
 
 def gpt2() -> Subject:
@@ -60,14 +60,14 @@ def gpt2() -> Subject:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(vocab_size=8000, n_positions=128, n_embd=384, n_layer=6, n_head=6, use_cache=False)
-    words = torch.randint(0, 8000, (8, 128))
+    words = torch.randint(0, 8000, (4, 128))
     return Subject(GPT2LMHeadModel(config).train(), words, kwargs={"labels": words})
 
 
 SUBJECTS: Mapping[str, Callable[[], Subject]] = {
-    "ResNet-18, 96 px": lambda: resnet("resnet18", 16, 96),
-    "ResNet-50, 64 px": lambda: resnet("resnet50", 16, 64),
-    "ResNet-101, 64 px": lambda: resnet("resnet101", 16, 64),
+    "ResNet-18, 96 px": lambda: resnet("resnet18", 8, 96),
+    "ResNet-50, 64 px": lambda: resnet("resnet50", 8, 64),
+    "ResNet-101, 64 px": lambda: resnet("resnet101", 8, 64),
     "U-Net, depth 5": unet,
     "ViT-small, 96 px": vit,
     "GPT-2, 6 layers": gpt2,

@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import tree_map
 
 from pipecompile.costs.saved import SavedLedger
+from pipecompile.runtime.forks import INPUT, WORTH, divide, explore
 
-__all__ = ["ROOT", "Cell", "map_tensors", "settled", "tensors_in"]
+__all__ = ["Cell", "map_tensors", "settled", "tensors_in"]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -145,6 +146,18 @@ class Cell:
         ends = [*tensors_in(self._result), *self._aliases.values()]
         found = _distinct(t for t in ends if t.grad_fn is not None and t.grad_fn not in roots)
         self.ends = found if self._edges or self._wanting else []
+
+    def late(self, *, recorded: bool) -> set[Node]:
+        """Where gradients go that W can compute: those of weights alone. Known after `find_ends`; `recorded` when the last
+        run was the `first`.
+        """
+        if not self.ends:
+            return set()
+        nodes, (names, rows, count) = explore(map(get_gradient_edge, self.ends), frozenset())
+        named = tuple(INPUT if name == ROOT else name for name in names)
+        least = WORTH.get(self.ends[0].device.type, WORTH["cuda"])
+        division = divide(nodes, (named, rows, count), least, ours=recorded)
+        return {nodes[index] for _, weights in division.forks for index in weights}
 
     def seed(self) -> None:
         """Find the tensors where this node's backward starts, and gradients of ones for them. None: no backward."""

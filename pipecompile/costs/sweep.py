@@ -15,15 +15,14 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.fx import GraphModule
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pipecompile.costs.cell import ROOT, Cell
+from pipecompile.costs.cell import Cell
 from pipecompile.costs.walk import naming, walk
-from pipecompile.runtime.forks import INPUT, WORTH, divide, explore
 
-__all__ = ["Clock", "Seconds", "Sums", "late_weights", "sweep"]
+__all__ = ["Clock", "Seconds", "Sums", "sweep"]
 
 Clock = Callable[[Callable[[], None]], float]
 """Runs a function and says how many seconds that took."""
@@ -117,7 +116,7 @@ class _Forward:
         if not cell.computes or not cell.ends:
             return _Step(seconds if cell.computes else 0.0, [])
         step = _Step(seconds, [self._end(cell, end) for end in cell.ends])
-        late = late_weights([end.edge for end in step.ends], step.ends[0].device)
+        late = cell.late(recorded=False)
         for tensor, place in cell.sources:
             (step.late if place.node in late else step.early).append((place, self._sum(tensor)))
         return step
@@ -158,11 +157,3 @@ def sweep(
         with naming(nodes[name]):
             times[name] = *times[name][:2], clock(partial(step.backward, step.late, False))
     return times
-
-
-def late_weights(ends: Sequence[GradientEdge], device: torch.device) -> set[Node]:
-    """Where the gradients of those weights go that W can compute, in the graph of a single node of the model."""
-    nodes, (names, rows, count) = explore(ends, frozenset())
-    named = tuple(INPUT if name == ROOT else name for name in names)
-    division = divide(nodes, (named, rows, count), WORTH.get(device.type, WORTH["cuda"]))
-    return {nodes[index] for _, weights in division.forks for index in weights}
