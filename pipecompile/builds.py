@@ -11,7 +11,9 @@ from torch import fx, nn
 
 from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut, verify_as_is
+from pipecompile.choosing import choose
 from pipecompile.costs.cost import CostError
+from pipecompile.counts import counts_to_try, first_count
 from pipecompile.errors import InputError, TraceError
 from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
@@ -41,7 +43,7 @@ class Builds:
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
-        self.model, self.options = model, options
+        self.model, self.options = model, options.chosen(options.plan)
         self.plan: Plan | None = options.plan
         self.problem: Problem | None = None
         self._builds: list[Build] = []
@@ -67,16 +69,24 @@ class Builds:
         self._homes.clear()
 
     def reschedule(self, options: Options) -> None:
-        """Other options for all builds, now and to come; their programs are made anew."""
+        """Other options for all builds, now and to come; their programs are made anew. Raises InputError for a number of
+        micro-batches that would have to be chosen with another cut.
+        """
+        if options.n_microbatches == "auto" and self.plan is not None:
+            hint = "a number; or compile anew, which cuts anew as well"
+            raise InputError('n_microbatches="auto" is chosen with the cut, which stays', hint=hint)
         self.options = options
         for build in self._builds:
             build.reschedule(options)
 
     def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
         """The build for these inputs, made now if there is none, and the inputs in micro-batches."""
+        made = self._traces
+        if self.plan is None and self.options.chooses:
+            self._choose(inputs)
         batch = MiniBatch(inputs, self._sizes(inputs))
         mark = self._signature(batch)
-        found, made = self._kept(mark, batch.sizes), self._traces
+        found = self._kept(mark, batch.sizes)
         if found is None:
             found, batch = self._settle(batch, mark)
         self._hits += made == self._traces
@@ -87,6 +97,27 @@ class Builds:
         self._builds.remove(found)
         self._builds.append(found)
         return found, batch
+
+    def _choose(self, inputs: FlatInputs) -> None:
+        """The first build, with the number of micro-batches and the schedule that make the shortest step of this mini-batch."""
+        counts: tuple[int, ...] = (len(self._sizes(inputs)),)
+        first = counts[0]
+        if self.options.n_microbatches == "auto" and inputs.samples is not None and not inputs.lists:
+            counts = counts_to_try(inputs.samples, len(self.options.devices))
+            first = first_count(inputs.samples, self.options.default_microbatches)
+        batch = MiniBatch(inputs, (1,) if inputs.samples is None else sizes(inputs.samples, first))
+        mark, start = self._signature(batch), perf_counter()
+        graph = self._recorded(batch.whole, batch.first)
+        seconds = perf_counter() - start
+        if len(counts) == 1 and first > 1:
+            self._check_divided(graph)
+        move_model(self.model, self.options)
+        plan, self.problem, samples = choose(graph, inputs, self.options, counts)
+        options = self.options.chosen(plan)
+        build = Build.make(graph, mark, plan, options, samples=samples)
+        build.mirrors, build.seconds = place_stages(build, self._homes), seconds
+        self.plan, self.options, self._cut = plan, options, build.cut
+        self._keep(build)
 
     def _sizes(self, inputs: FlatInputs) -> tuple[int, ...]:
         """As many micro-batches as asked for, and as there are samples; with lists only so many that all are equally long."""
@@ -168,7 +199,7 @@ class Builds:
         elif self._cut is None:
             check_same(plan.graph, plan.fingerprint, graph)
             verify_as_is(plan.stage_of, graph, plan.n_stages)
-        build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
+        build = Build.make(graph, mark, plan, self.options, stage_of)
         build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
