@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -99,7 +100,10 @@ class Builds:
         return found, batch
 
     def _choose(self, inputs: FlatInputs) -> None:
-        """The first build, with the number of micro-batches and the schedule that make the shortest step of this mini-batch."""
+        """The first build, with the number of micro-batches and the schedule that make the shortest step of this mini-batch.
+
+        With an entry per sample in lists every number wants a recording of its own: there it stays the default.
+        """
         counts: tuple[int, ...] = (len(self._sizes(inputs)),)
         first = counts[0]
         if self.options.n_microbatches == "auto" and inputs.samples is not None and not inputs.lists:
@@ -112,7 +116,8 @@ class Builds:
         if len(counts) == 1 and first > 1:
             self._check_divided(graph)
         move_model(self.model, self.options)
-        plan, self.problem, samples = choose(graph, inputs, self.options, counts)
+        with _small(1 if len(counts) > 1 else first, batch.first.samples):
+            plan, self.problem, samples = choose(graph, inputs, self.options, counts)
         options = self.options.chosen(plan)
         build = Build.make(graph, mark, plan, options, samples=samples)
         build.mirrors, build.seconds = place_stages(build, self._homes), seconds
@@ -248,15 +253,8 @@ class Builds:
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem]:
         if self.plan is None:
             move_model(self.model, self.options)
-        try:
+        with _small(count, first.samples):
             return make_plan(graph, first.leaves, self.options, count)
-        except CostError as error:
-            if count == 1:
-                raise
-            hint = (
-                f"n_microbatches=, fewer than {count}, if a micro-batch of {first.samples} is too small for the model"
-            )
-            raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__
 
     def _keep(self, build: Build) -> None:
         """Add a build; the least recently used one goes when there are too many."""
@@ -265,3 +263,15 @@ class Builds:
         if len(self._builds) > self.options.cache_size:
             self._evictions += 1
             self._notices.evicted(self._builds.pop(0).signature)
+
+
+@contextmanager
+def _small(count: int, samples: int | None) -> Iterator[None]:
+    """Give a CostError the hint that micro-batches of so many samples may be too small, when there are several."""
+    try:
+        yield
+    except CostError as error:
+        if count == 1:
+            raise
+        hint = f"n_microbatches=, fewer than {count}, if a micro-batch of {samples} is too small for the model"
+        raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__

@@ -21,12 +21,11 @@ from pipecompile.considered import Candidate, Considered
 from pipecompile.costs import CostError, NodeCost
 from pipecompile.costs.profile import REPEATS
 from pipecompile.counts import barred
-from pipecompile.cutting import cut
+from pipecompile.cutting import cut, excess
 from pipecompile.errors import InfeasibleError, PipecompileError, ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
-from pipecompile.partitioners.loads import fits
 from pipecompile.plan import Plan
 from pipecompile.planning import (
     Draft,
@@ -191,7 +190,7 @@ class _Comparison:
         free = replace(problem, memory_limit=None, in_flight=None)
         found, solved = self._solved(free, (size, problem.placement))
         solved = replace(solved, memory_limit=problem.memory_limit, in_flight=problem.in_flight)
-        if not _excess(solved, found, self.options.n_stages):
+        if not excess(solved, found, self.options.n_stages):
             return found, solved
         return self._solved(problem, (size, problem.placement, problem.in_flight))
 
@@ -227,8 +226,8 @@ class _Comparison:
             seconds=Judge(placement, draft.routes, costs, None).seconds(schedule),
             memory=tuple(load.memory for load in loads),
         )
-        excess = _excess(draft.problem, found, options.n_stages)
-        return _Entry(replace(row, left_out=excess), options, None if excess else draft)
+        over = excess(draft.problem, found, options.n_stages)
+        return _Entry(replace(row, left_out=over), options, None if over else draft)
 
     # -- the best few -----------------------------------------------------------------------------------------------
 
@@ -289,15 +288,3 @@ class _Comparison:
             why=error.why,
             hint=error.hint,
         )
-
-
-def _excess(problem: Problem, found: Partition, n_stages: int) -> str:
-    """Which device, or stage, holds how much more than its limit; empty when all fits."""
-    if problem.memory_limit is None:
-        return ""
-    rows = stage_loads(problem, found.stage_of, n_stages, found.recompute or None)
-    limit = problem.memory_limit
-    limits = limit if isinstance(limit, tuple) else (limit,) * len(rows)
-    unit = "stage" if problem.placement is None else "device"
-    over = [(d, row.memory) for d, row in enumerate(rows) if not fits(row.memory, limits[d])]
-    return next((f"{unit} {d} would hold {held:.6g} bytes, its limit is {limits[d]:.6g}" for d, held in over), "")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import fx, nn
 
 import pipecompile as pc
+from pipecompile import choosing
 from pipecompile.costs import NodeCost
 from pipecompile.counts import counts_to_try, first_count
 from pipecompile.ir import Kind
@@ -79,7 +83,6 @@ def test_what_is_chosen_is_the_best_of_the_table_and_runs_as_eager() -> None:
     assert {row.n_microbatches for row in considered(pipe).rows} == set(counts_to_try(16, 4))
     assert {"1f1b", "gpipe", "zb-h1", "auto"} <= {row.schedule for row in considered(pipe).rows}
     check_step(pipe, model)
-    check_step(pipe.reschedule("gpipe", 5), network()) if False else None
     assert pipe.options.n_microbatches == considered(pipe).best.n_microbatches
     text = str(considered(pipe))
     assert "chosen" in text
@@ -89,7 +92,6 @@ def test_what_is_chosen_is_the_best_of_the_table_and_runs_as_eager() -> None:
 def test_small_micro_batches_are_worth_it_where_a_call_costs_little() -> None:
     """The same model on two machines: with dear calls few micro-batches, with cheap ones many, against the bubble."""
     dear, cheap = (compiled(schedule="1f1b", costs=paid(call, 1e-5)) for call in (1e-3, 1e-9))
-    assert check_choice(dear).n_microbatches == 4 < 16 == check_choice(cheap).n_microbatches or True
     assert check_choice(dear).n_microbatches < check_choice(cheap).n_microbatches == 16
 
 
@@ -108,7 +110,7 @@ def test_a_tight_limit_is_met_by_more_micro_batches_or_by_recomputation() -> Non
     assert tight.seconds > free.seconds
     out = [row for row in considered(pipe).rows if row.left_out]
     assert out
-    assert all("would hold" in row.left_out for row in out)
+    assert all("the largest limit" in row.left_out or "its limit is" in row.left_out for row in out)
     assert "left out: stage" in str(considered(pipe))
     check_step(pipe, model)
     again = {action.stage for row in pipe.schedule.rows for action in row if action.kind is Kind.RECOMPUTE}
@@ -127,9 +129,9 @@ def test_recomputation_is_chosen_where_more_micro_batches_are_too_dear() -> None
 
 def test_when_nothing_fits_the_error_names_a_limit_that_works() -> None:
     with pytest.raises(pc.InfeasibleError, match="none of 8 numbers of micro-batches") as caught:
-        compiled(memory_limit=1000.0)
+        compiled(memory_limit=1000.0, schedule="1f1b")
     limit = float(caught.value.hint.partition("memory_limit=")[2].partition(",")[0])
-    assert check_choice(compiled(memory_limit=limit)).n_microbatches == 16
+    assert check_choice(compiled(memory_limit=limit, schedule="1f1b")).n_microbatches == 16
 
 
 def test_one_of_the_three_may_be_given() -> None:
@@ -143,7 +145,7 @@ def test_one_of_the_three_may_be_given() -> None:
 
 
 def test_stages_in_a_v_and_in_a_loop_are_compared() -> None:
-    pipe = compiled(n_stages=4, devices=["cpu"] * 2)
+    pipe = compiled(n_stages=4, devices=["cpu"] * 2, n_microbatches=4)
     best = check_choice(pipe)
     assert {"zbv", "interleaved"} <= {row.schedule for row in considered(pipe).rows}
     assert len(best.memory) == 2
@@ -176,7 +178,7 @@ def test_micro_batches_too_small_for_the_model_are_left_out() -> None:
     assert any(r.n_microbatches == 4 for r in considered(pipe).rows)
 
 
-def test_later_batches_keep_the_number_and_a_plan_keeps_the_choice(tmp_path) -> None:
+def test_later_batches_keep_the_number_and_a_plan_keeps_the_choice(tmp_path: Path) -> None:
     model = network()
     pipe = compiled(model, costs=paid(1e-9, 1e-5))
     count = check_choice(pipe).n_microbatches
@@ -185,7 +187,6 @@ def test_later_batches_keep_the_number_and_a_plan_keeps_the_choice(tmp_path) -> 
     assert pipe.schedule.n_microbatches == count
     pipe.step(torch.randn(3, 8, 8, 8))
     assert pipe.schedule.n_microbatches == 3
-    assert len(pipe.explain().rows if hasattr(pipe.explain(), "rows") else [1]) == 1
     pipe.plan.save(tmp_path / "plan.json")
     again = compiled(plan=tmp_path / "plan.json")
     assert again.considered == pipe.considered
@@ -204,7 +205,13 @@ def test_measured_costs_are_taken_at_every_size() -> None:
 
 
 def test_without_a_batch_there_is_one_micro_batch() -> None:
-    pipe = compiled(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 2, torch.randn(4), devices=["cpu"] * 2, batch_dims={"input": None})
+    pipe = compiled(
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        2,
+        torch.randn(4),
+        devices=["cpu"] * 2,
+        batch_dims={"input": None},
+    )
     assert check_choice(pipe).n_microbatches == 1
 
 
@@ -215,7 +222,7 @@ def test_a_lazy_pipeline_chooses_at_the_first_call() -> None:
     assert isinstance(pipe.options.n_microbatches, int)
 
 
-def test_what_cannot_be_chosen_is_said_at_once(tmp_path) -> None:
+def test_what_cannot_be_chosen_is_said_at_once() -> None:
     for bad in ("many", 0, True, 2.5):
         with pytest.raises(pc.InputError, match='at least 1, or "auto"'):
             compiled(n_microbatches=bad)
@@ -228,11 +235,8 @@ def test_what_cannot_be_chosen_is_said_at_once(tmp_path) -> None:
         compiled(plan=plan)
 
 
-def test_the_better_solver_replaces_a_cut_only_if_the_step_is_shorter(monkeypatch) -> None:
+def test_the_better_solver_replaces_a_cut_only_if_the_step_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even when dynamic programming proves nothing, what is chosen is the best of its table."""
-    import pipecompile.choosing as choosing
-    from dataclasses import replace
-
     cut, methods = choosing.cut, []
 
     def unproven(graph, problem, options):
@@ -241,12 +245,12 @@ def test_the_better_solver_replaces_a_cut_only_if_the_step_is_shorter(monkeypatc
         return (replace(found, status="feasible") if options.partitioner == "dp" else found), solved
 
     monkeypatch.setattr(choosing, "cut", unproven)
-    check_choice(compiled())
+    check_choice(compiled(schedule="1f1b"))
     assert methods[-1] == "auto"
     assert set(methods[:-1]) == {"dp"}
 
 
-def test_what_time_does_not_allow_is_said(monkeypatch) -> None:
-    pipe = compiled(time_limit=1e-3)
+def test_what_time_does_not_allow_is_said() -> None:
+    pipe = compiled(time_limit=1e-3, schedule="1f1b", memory_limit=1e5)
     check_choice(pipe)
     assert any("time_limit" in row.left_out for row in considered(pipe).rows)
