@@ -103,7 +103,9 @@ _Weight = tuple[int, float, str]
 
 @dataclass(slots=True)
 class _Comparison:
-    """What is known so far: costs by size, cuts by problem, errors of what cannot be, and seconds spent on cuts."""
+    """What is known so far: costs by size, cuts by problem, errors of what cannot be, seconds spent on cuts, and whether
+    anything fits.
+    """
 
     graph: fx.GraphModule
     whole: FlatInputs
@@ -113,6 +115,7 @@ class _Comparison:
     cuts: dict[tuple[object, ...], tuple[Partition, Problem]] = field(default_factory=dict)
     errors: list[tuple[_Weight, PipecompileError]] = field(default_factory=list)
     spent: float = 0.0
+    fits: bool = False
 
     @property
     def half(self) -> float:
@@ -175,7 +178,7 @@ class _Comparison:
     def _entry(self, count: int, options: Options, schedule: Schedule) -> _Entry:
         """Cut and simulated, or why not."""
         row, size = Candidate(count, schedule.name), self._size(count)
-        if self.cuts and self.spent > self.half:
+        if self.fits and self.spent > self.half:
             return _Entry(replace(row, left_out="not tried: half of time_limit was up"), options)
         problem = make_problem(self.graph, self.costs[size][1], options, schedule)
         try:
@@ -227,6 +230,7 @@ class _Comparison:
             memory=tuple(load.memory for load in loads),
         )
         over = excess(draft.problem, found, options.n_stages)
+        self.fits = self.fits or not over
         return _Entry(replace(row, left_out=over), options, None if over else draft)
 
     # -- the best few -----------------------------------------------------------------------------------------------
