@@ -38,6 +38,7 @@ from pipecompile.planning import (
     unforced_bottleneck,
     warn_of_gap,
 )
+from pipecompile.runtime.executable import step_routes
 from pipecompile.runtime.microbatch import MiniBatch, sizes
 from pipecompile.schedules import CATALOGUE, Builder
 from pipecompile.schedules.judge import Judge
@@ -218,15 +219,16 @@ class _Comparison:
         if schedule is None:
             settled = options.settled(found.recompute)
             schedule = schedule_of(settled, draft.stages, draft.routes, placement, row.n_microbatches)
-        given = costs_of(draft.stages, draft.routes, options.links, placement)
-        costs = make_costs(options.n_stages, len(options.devices), draft.routes, **given)
+        ways = step_routes(draft.routes, options.n_stages, options.loss_fn is not None)  # outputs go to where the loss is
+        given = costs_of(draft.stages, ways, options.links, placement)
+        costs = make_costs(options.n_stages, len(options.devices), ways, **given)
         on_devices = replace(draft.problem, placement=placement, memory_limit=None)
         loads = stage_loads(on_devices, found.stage_of, options.n_stages, found.recompute or None)
         row = replace(
             row,
             recompute=found.recompute,
             bottleneck=found.bottleneck,
-            seconds=Judge(placement, draft.routes, costs, None).seconds(schedule),
+            seconds=Judge(placement, ways, costs, None).seconds(schedule),
             memory=tuple(load.memory for load in loads),
         )
         over = excess(draft.problem, found, options.n_stages)

@@ -161,6 +161,12 @@ class Branching(nn.Module):
         return self.body(x) if x.shape[0] < 5 else self.body(x) * 2
 
 
+def test_devices_and_links_that_differ_are_simulated_as_they_are() -> None:
+    """A slow device may be left without work, then the output travels to where the loss is."""
+    pipe = compiled(devices=["cpu"] * 2, speeds=[1, 0.25], bandwidth=1e9, n_microbatches=2)
+    check_choice(pipe)
+
+
 def test_numbers_that_the_recording_does_not_serve_are_left_out() -> None:
     pipe = compiled(Branching())
     assert check_choice(pipe).n_microbatches >= 4
