@@ -28,6 +28,7 @@ from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
+from pipecompile.runtime.batchnorm import defer_norms, updating_norms
 from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
 from pipecompile.tracing.fakes.symbols import Guard
 from pipecompile.tracing.inputs.batch_dims import pasted
@@ -120,7 +121,7 @@ class Builds:
             plan, self.problem, samples = choose(graph, inputs, self.options, counts)
         options = self.options.chosen(plan)
         build = Build.make(graph, mark, plan, options, samples=samples)
-        build.mirrors, build.seconds = place_stages(build, self._homes), seconds
+        self._place(build, seconds)
         self.plan, self.options, self._cut = plan, options, build.cut
         self._keep(build)
 
@@ -205,10 +206,16 @@ class Builds:
             check_same(plan.graph, plan.fingerprint, graph)
             verify_as_is(plan.stage_of, graph, plan.n_stages)
         build = Build.make(graph, mark, plan, self.options, stage_of)
-        build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
+        self._place(build, seconds)
+        build.divided = len(parts) > 1
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
         return build
+
+    def _place(self, build: Build, seconds: float) -> None:
+        build.mirrors, build.seconds = place_stages(build, self._homes), seconds
+        if self.options.batch_norm == "deferred":
+            build.norms = defer_norms(build.stages, self.model)
 
     def _recorded(self, whole: FlatInputs, part: FlatInputs) -> fx.GraphModule:
         """A recording of one micro-batch; a failure tells which inputs may not be batches at all."""
@@ -232,6 +239,8 @@ class Builds:
         """Raise InputError when micro-batches are no batches to the model; tell when they change what it computes."""
         check_sequences(graph)
         self._notices.mixed(meetings(graph))
+        if self.options.batch_norm is None:
+            self._notices.normalised(len({id(layer) for layer in updating_norms(graph, self.model).values()}))
 
     def join(self, build: Build, batch: MiniBatch) -> None:
         """Find out how outputs of several micro-batches are put together. Raises InputError when they cannot be."""

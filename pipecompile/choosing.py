@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import log
 from time import monotonic
 
@@ -29,6 +30,7 @@ from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.plan import Plan
 from pipecompile.planning import (
     Draft,
+    asked_problem,
     check_bearable,
     drafted,
     flying,
@@ -45,6 +47,7 @@ from pipecompile.schedules.judge import Judge
 from pipecompile.scheduling import costs_of, schedule_of
 from pipecompile.simulation.costs import make_costs
 from pipecompile.tracing.inputs.flat import FlatInputs
+from pipecompile.ways_out import with_enough_stages
 
 __all__ = ["choose"]
 
@@ -98,10 +101,6 @@ class _Entry:
         return self.row.n_microbatches, float("inf") if seconds is None else seconds
 
 
-_Weight = tuple[int, float, str]
-"""Number of micro-batches, how many fewer are in flight, schedule: what is greater needs less memory."""
-
-
 @dataclass(slots=True)
 class _Comparison:
     """What is known so far: costs by size, cuts by problem, errors of what cannot be, seconds spent on cuts, and whether
@@ -114,7 +113,7 @@ class _Comparison:
     counts: tuple[int, ...]
     costs: dict[int | None, tuple[str, dict[str, NodeCost]]] = field(default_factory=dict)
     cuts: dict[tuple[object, ...], tuple[Partition, Problem]] = field(default_factory=dict)
-    errors: list[tuple[_Weight, PipecompileError]] = field(default_factory=list)
+    errors: list[tuple[tuple[int, float, str], PipecompileError, Options]] = field(default_factory=list)
     spent: float = 0.0
     fits: bool = False
 
@@ -143,7 +142,7 @@ class _Comparison:
             try:
                 schedule = options.schedule_for(count)
             except ScheduleError as error:
-                self.errors.append(((count, 0.0, ""), error))
+                self.errors.append(((count, 0.0, ""), error, options))
                 yield _Entry(Candidate(count, str(name), left_out=error.what), options)
                 continue
             if (schedule.placement, schedule.rows) not in seen:  # some are the same for few stages
@@ -166,7 +165,7 @@ class _Comparison:
         try:
             self.costs[size] = measured(self.graph, part.leaves, self.options, repeats)
         except CostError as error:
-            self.errors.append(((count, 0.0, ""), error))
+            self.errors.append(((count, 0.0, ""), error, self.options))
             return error.what
         return ""
 
@@ -185,7 +184,7 @@ class _Comparison:
         try:
             found, solved = self._cut(options.steering.on(self.graph, problem), size)
         except InfeasibleError as error:
-            self.errors.append(((count, -sum(problem.in_flight or ()), row.schedule), error))
+            self.errors.append(((count, -sum(problem.in_flight or ()), row.schedule), error, options))
             return _Entry(replace(row, left_out=error.where or error.what), options)
         return self._simulated(row, options, self._draft(count, found, solved, schedule.placement), None)
 
@@ -219,7 +218,9 @@ class _Comparison:
         if schedule is None:
             settled = options.settled(found.recompute)
             schedule = schedule_of(settled, draft.stages, draft.routes, placement, row.n_microbatches)
-        ways = step_routes(draft.routes, options.n_stages, options.loss_fn is not None)  # outputs go to where the loss is
+        ways = step_routes(
+            draft.routes, options.n_stages, options.loss_fn is not None
+        )  # outputs go to where the loss is
         given = costs_of(draft.stages, ways, options.links, placement)
         costs = make_costs(options.n_stages, len(options.devices), ways, **given)
         on_devices = replace(draft.problem, placement=placement, memory_limit=None)
@@ -285,12 +286,14 @@ class _Comparison:
     def nothing_fits(self) -> PipecompileError:
         """The error of what needs the least memory: the most micro-batches, and the fewest of them in flight."""
         infeasible = [each for each in self.errors if isinstance(each[1], InfeasibleError)]
-        (count, _, schedule), error = max(infeasible or self.errors, key=lambda each: each[0])
+        (count, _, schedule), error, options = max(infeasible or self.errors, key=lambda each: each[0])
         if not infeasible:
             return error
-        return InfeasibleError(
+        told = InfeasibleError(
             error.what + f", with none of {len(self.counts)} numbers of micro-batches" * (len(self.counts) > 1),
             where=f"{count} micro-batches, {schedule}: {error.where}",
             why=error.why,
             hint=error.hint,
         )
+        more = partial(asked_problem, self.graph, self.costs[self._size(count)][1], count)
+        return with_enough_stages(told, more, options)

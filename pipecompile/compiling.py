@@ -54,6 +54,7 @@ def compile(
     tied: str = "auto",
     checkpoint: Checkpoint = "never",
     restored: int = 1,
+    batch_norm: str | None = None,
     cache_size: int = 16,
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
@@ -86,6 +87,8 @@ def compile(
     - `checkpoint`: which forwards keep only their inputs and run again before their backward: "never", "always",
       "except_last" (all micro-batches but the last), a flag per stage, or "auto": those that `memory_limit` demands. `restored`: how many micro-batches a device may
       have run again ahead of their gradients, while it would else wait.
+    - `batch_norm`: "deferred" updates running statistics once a step, to those of the whole mini-batch; "each", the default,
+      once a micro-batch, as a loop over micro-batches does; without it, the number of such layers is told once.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
 
@@ -113,6 +116,7 @@ def compile(
         tied=tied,
         checkpoint=checkpoint if isinstance(checkpoint, str) else tuple(checkpoint),
         restored=restored,
+        batch_norm=batch_norm,
         cache_size=cache_size,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
         steering=steering,

@@ -30,6 +30,7 @@ _CHOICES = {
     "dispatch": ("auto", "inline", "threads"),
     "loss_reduction": ("mean", "sum"),
     "tied": ("auto", "together", "apart"),
+    "batch_norm": (None, "each", "deferred"),
 }
 
 
@@ -54,6 +55,7 @@ class Options:
     tied: str = "auto"
     checkpoint: Checkpoint = "never"
     restored: int = 1
+    batch_norm: str | None = None
     steering: Steering = field(default_factory=Steering)
     costs: Given | None = None
     optimizer_state: int = 0
@@ -63,6 +65,7 @@ class Options:
     def __post_init__(self) -> None:
         _check_count("n_stages", self.n_stages)
         _check_count("cache_size", self.cache_size)
+        _check_count("restored", self.restored)
         if self.n_microbatches not in (None, "auto"):
             _check_count("n_microbatches", self.n_microbatches)
         for name, allowed in _CHOICES.items():

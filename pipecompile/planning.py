@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.costs.given import overridden, provided
 from pipecompile.costs.profile import REPEATS
 from pipecompile.cutting import cut, free_bottleneck
-from pipecompile.errors import PartitionError, PartitionWarning
+from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.fingerprints import fingerprint, node_lines
 from pipecompile.ir import HOST, Kind, Route, Schedule
 from pipecompile.options import Options
@@ -29,6 +30,7 @@ from pipecompile.scheduling import searched
 from pipecompile.show.progress import working
 from pipecompile.stages import routes
 from pipecompile.tracing.writing.spelling import said
+from pipecompile.ways_out import with_enough_stages
 
 __all__ = [
     "Draft",
@@ -66,13 +68,23 @@ def make_plan(
     cost, costs = measured(graph, inputs, options)
     schedule = options.schedule_for(n_microbatches, custom=False)
     problem = make_problem(graph, costs, options, schedule)
-    found, solved = cut(graph, options.steering.on(graph, problem), options)
+    try:
+        found, solved = cut(graph, options.steering.on(graph, problem), options)
+    except InfeasibleError as error:
+        raise with_enough_stages(error, partial(asked_problem, graph, costs, n_microbatches), options) from None
     warn_of_gap(found, options)
     draft = drafted(graph, found, solved, costs, options, schedule.placement)
     if options.schedule == "auto" and not options.devices_differ:
         there = searched(options.settled(found.recompute), draft.stages, draft.routes, n_microbatches).placement
         draft = replace(draft, placement=there)
     return plan_of(graph, draft, cost, options, unforced=unforced_bottleneck(graph, problem, found, options)), solved
+
+
+def asked_problem(
+    graph: fx.GraphModule, costs: Mapping[str, NodeCost], n_microbatches: int, options: Options
+) -> Problem:
+    """The problem under the schedule that options ask for."""
+    return make_problem(graph, costs, options, options.schedule_for(n_microbatches, custom=False))
 
 
 def make_problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Options, schedule: Schedule) -> Problem:

@@ -40,7 +40,8 @@ def check_choice(pipe: pc.Pipeline) -> pc.Candidate:
     table = considered(pipe)
     best = table.best
     assert not best.left_out
-    assert best.seconds == min(row.seconds for row in table.rows if not row.left_out)
+    shortest = min(row.seconds for row in table.rows if not row.left_out)
+    assert shortest <= best.seconds <= shortest * (1 + 1e-8)
     assert pipe.simulate().makespan == pytest.approx(best.seconds, rel=1e-6)
     assert pipe.plan.bottleneck == best.bottleneck
     assert (pipe.schedule.n_microbatches, pipe.schedule.name) == (best.n_microbatches, best.schedule)
