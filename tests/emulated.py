@@ -201,6 +201,7 @@ class EmulatedExecutable(Executable):
         super().__init__(program, cells, pipe.devices, build.graph, build.mirrors)
         self.streams, self.key = EmulatedStreams(), ("step", count, False)
         build._executables[self.key] = self
+        self.n_runs = 0
         self.bind(launches(program, self.streams.apart))
 
     def bind(self, planned: Launches) -> None:
@@ -222,6 +223,7 @@ class EmulatedExecutable(Executable):
         self.streams.delay({launch.waits[k], *readers}, seconds)
 
     def run(self, code: Any, frame: Frame, crew: Any = None) -> None:
+        self.n_runs += 1
         super().run(code, frame, crew)
         self.streams.finish()
         assert not any(register is not None for register in frame.registers), "something was not freed"
