@@ -69,7 +69,7 @@ def one_step(subject: Subject, pipe: pc.Pipeline) -> Times:
 
 
 def with_cut(subject: Subject, ours: pc.Pipeline, stage_of: dict[str, int]) -> pc.Pipeline:
-    plan = replace(ours.plan, stage_of=stage_of, routes=routes(ours.graph, stage_of, 4))
+    plan = replace(ours.plan, stage_of=stage_of, routes=routes(ours.graph, stage_of))
     return subject.compile(plan.n_stages, dispatch="inline", plan=plan)
 
 

@@ -185,13 +185,13 @@ class Case:
     n_stages: int
 
 
-def cases(seeds: int, only: str = "") -> Iterator[Case]:
+def cases(seeds: int, only: Sequence[str] = ("",)) -> Iterator[Case]:
     for name, shape in SHAPES.items():
         for tensors, scale in TENSORS.items():
             for seed in range(seeds):
                 for training in (False, True):
                     where = f"{name} {tensors} {'training' if training else 'inference'} {seed}"
-                    if only not in where:
+                    if not any(part in where for part in only):
                         continue
                     sketch = shape(random.Random(f"{name} {seed}"))
                     problem = sketch.problem(where, tensor=scale, training=training)
@@ -248,7 +248,7 @@ def summary(results: Sequence[Result]) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--markdown", type=Path, help="also write the table here")
-    parser.add_argument("--only", default="", help="part of the problems' names")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the problems' names")
     parser.add_argument("--seeds", type=int, default=3, help="networks of every shape")
     parser.add_argument("--method", default="auto")
     parser.add_argument("--time-limit", type=float, default=30.0)
@@ -268,9 +268,10 @@ def main() -> None:
     if arguments.markdown:
         lines = ["| " + " | ".join(row) + " |" for row in (HEADER, *rows(results))]
         lines.insert(1, "|" + "---|" * len(HEADER))
+        named = f", only {', '.join(arguments.only)}" if any(arguments.only) else ""
         machine = (
             f"Python {platform.python_version()}, {platform.machine()}, {arguments.seeds} networks of every shape, "
-            f"time_limit={arguments.time_limit:g}, written by `benchmarks/partition_family.py`."
+            f"time_limit={arguments.time_limit:g}{named}, written by `benchmarks/partition_family.py`."
         )
         arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
         arguments.markdown.write_text(

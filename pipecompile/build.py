@@ -17,11 +17,13 @@ from pipecompile.options import Options
 from pipecompile.passes import lower
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recording
+from pipecompile.runtime.batchnorm import Norms
 from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
 from pipecompile.runtime.interpreter import Cell
 from pipecompile.runtime.microbatch import MiniBatch
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
+from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.scheduling import schedule_of
 from pipecompile.stages import Stage, routes, split
 from pipecompile.tracing.fakes.symbols import Guard
@@ -72,6 +74,7 @@ class Build:
     outputs: Outputs
     inputs: tuple[str, ...]
     mirrors: Mirrors = field(default_factory=Mirrors)
+    norms: Norms = field(default_factory=Norms)
     seconds: float = 0.0
     calls: int = 0
     divided: bool = False
@@ -85,16 +88,18 @@ class Build:
         mark: tuple[Any, ...],
         plan: Plan,
         options: Options,
-        n_microbatches: int,
         stage_of: Mapping[str, int] | None = None,
+        samples: int | None = None,
     ) -> Build:
-        """`stage_of` is the cut on this graph, when it is not that of the plan."""
+        """`stage_of` is the cut on this graph, when it is not that of the plan; `samples` how many a micro-batch has, when not
+        as many as recorded.
+        """
         verify_plan(plan)
         if len(plan.devices) != len(options.devices):
             raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
         stage_of = stage_of or carried(plan.stage_of, graph, plan.n_stages)
         devices = tuple(options.devices[device] for device in plan.placement)
-        ways = routes(graph, stage_of, n_microbatches)
+        ways = routes(graph, stage_of, samples)
         stages = split(graph, ways, stage_of, devices)
         names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
         return cls(graph, mark, plan, options.settled(plan.recompute), devices, ways, stages, Outputs(graph), names)
@@ -168,18 +173,24 @@ class Build:
             self._schedules[n_microbatches] = made
         return self._schedules[n_microbatches]
 
+    @property
+    def overlap(self) -> bool:
+        """Do copies run beside compute?"""
+        return DeviceStreams(self.options.devices).overlap
+
     def _new_step(self, n_microbatches: int, with_target: bool) -> Executable:
         ways = step_routes(self.routes, len(self.stages), with_target)
-        program = lower(self.schedule(n_microbatches), ways)
+        program = lower(self.schedule(n_microbatches), ways, overlap=self.overlap)
         return self._executable(program, loss_cells(self.stages, ways, self.outputs, self.options.loss_fn))
 
     def _new_call(self, n_microbatches: int, with_backward: bool) -> Executable:
         order = breadth_first(self.plan.placement, n_microbatches, with_backward)
-        program = lower(order, self.routes, checkpoint=self.options.checkpoint if with_backward else "never")
+        checkpoint = self.options.checkpoint if with_backward else "never"
+        program = lower(order, self.routes, checkpoint=checkpoint, overlap=self.overlap)
         return self._executable(program, plain_cells(self.stages))
 
     def _executable(self, program: Program, cells: Sequence[Cell]) -> Executable:
-        return Executable(program, cells, self.options.devices, self.graph, self.mirrors)
+        return Executable(program, cells, self.options.devices, self.graph, self.mirrors, self.norms)
 
 
 def breadth_first(placement: Sequence[int], n_microbatches: int, with_backward: bool) -> Schedule:

@@ -26,7 +26,7 @@ def step_costs(pipe: Pipeline) -> CostOptions:
 def dump_all(pipe: Pipeline, directory: str | Path) -> list[Path]:
     """All files of `Pipeline.dump`."""
     changes: list[str] = []
-    lower(pipe.schedule, pipe.program.routes, dump=changes.append)
+    lower(pipe.schedule, pipe.program.routes, overlap=pipe.builds.latest.overlap, dump=changes.append)
     return dump(
         directory,
         plan=pipe.plan,

@@ -52,6 +52,16 @@ class Notices:
             text = f"every sample of a batch meets every other at {places[0]}; in micro-batches, only those of its own"
             _warn(f'{text}. If dimension 0 is not the batch, say so: compile(..., batch_dims={{"name": 1}})')
 
+    def normalised(self, layers: int) -> None:
+        """So many BatchNorm layers update their running statistics at every micro-batch, and nobody said that they should."""
+        if layers and ("normalised", "") not in self._told:
+            self._told.add(("normalised", ""))
+            some = "a BatchNorm layer updates its" if layers == 1 else f"{layers} BatchNorm layers update their"
+            text = f"{some} running statistics once a micro-batch, which moves them further than a mini-batch would"
+            _warn(
+                f"{text}. Try compile(..., batch_norm='deferred'), once a step; batch_norm='each' is this, and says nothing"
+            )
+
     def evicted(self, mark: tuple[Any, ...]) -> None:
         """A recording was dropped to make room."""
         self._gone.append(mark)

@@ -12,16 +12,17 @@ import torch
 from torch import fx, nn
 
 from pipecompile.builds import Builds
+from pipecompile.considered import Considered
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.looking import dump_all, step_costs, write_report
 from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recordings
-from pipecompile.runtime.dispatch import Crew, choose
+from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.drop_in import Call, pipelined
 from pipecompile.runtime.executable import Executable
-from pipecompile.runtime.frame import Frame, Spans
+from pipecompile.runtime.frame import Spans
 from pipecompile.runtime.gradients import return_input_gradients
 from pipecompile.runtime.microbatch import loss_weights, scatter_tree
 from pipecompile.schedules import Builder
@@ -40,11 +41,14 @@ class Pipeline(StandIn):
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         super().__init__(model)
-        self.options = options
         self.builds = Builds(model, options)
-        self._crew: Crew | None = None
-        self._dispatch = options.dispatch
+        self._dispatcher = Dispatcher(options.dispatch, options.devices)
         self._last: tuple[Executable, Spans] | None = None
+
+    @property
+    def options(self) -> Options:
+        """What was asked for; what was left open is filled in when it is chosen."""
+        return self.builds.options
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
         """A call's inputs as leaves with their batch dimensions."""
@@ -81,31 +85,20 @@ class Pipeline(StandIn):
         parts = batch.sizes
         build.require_loss(target is not None)
         executable = build.step(len(parts), target is not None)
-        threaded = self._dispatch == "threads" and len(executable.devices) > 1
+        threaded = self._dispatcher.threaded
         arrivals = build.arrivals(batch)
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
         weights, arrivals[LOSS, True] = loss_weights(parts, mean=self.options.loss_reduction == "mean")
         with torch.set_grad_enabled(trains):
-            frame = self._run(executable, executable.frame(parts, arrivals, threaded=threaded), threaded)
+            frame = executable.frame(parts, arrivals, threaded=threaded)
+            executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.crew)
+        self._dispatcher.settle(frame.spans)
+        self._last = executable, frame.spans
         losses = torch.stack(frame.departures[LOSS, False]).detach()
         return_input_gradients(build.inputs, batch, frame)
         executable.finished(frame, threaded=threaded)
         return reduce(torch.add, losses.mul(weights.to(losses)).unbind())
-
-    def _run(self, executable: Executable, frame: Frame, threaded: bool) -> Frame:
-        if threaded and self._crew is None:
-            self._crew = Crew(executable.devices)
-        executable.run(executable.threaded if threaded else executable.inline, frame, self._crew if threaded else None)
-        if self._dispatch == "auto" and self._last is not None:
-            self._settle_dispatch(frame.spans)
-        self._last = executable, frame.spans
-        return frame
-
-    def _settle_dispatch(self, spans: Spans) -> None:
-        """Once the time of a cell is known, "auto" becomes what suits it. The first step warms up and does not count."""
-        seconds = sorted(end - start for _, _, start, end in spans)
-        self._dispatch = choose(seconds[len(seconds) // 2], self.options.devices)
 
     def reschedule(
         self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
@@ -117,8 +110,7 @@ class Pipeline(StandIn):
         """
         schedule = self.options.schedule if schedule is None else load_schedule(schedule)
         count = self.options.n_microbatches if n_microbatches is None else n_microbatches
-        self.options = replace(self.options, schedule=schedule, n_microbatches=count)
-        self.builds.reschedule(self.options)
+        self.builds.reschedule(replace(self.options, schedule=schedule, n_microbatches=count))
         self._last = None
         return self
 
@@ -128,6 +120,11 @@ class Pipeline(StandIn):
     def plan(self) -> Plan:
         """Which node is in which stage, which stage on which device, and every route. `plan.save(path)` writes it."""
         return self.builds.latest.plan
+
+    @property
+    def considered(self) -> Considered | None:
+        """What was compared to choose `n_microbatches="auto"` and `schedule="auto"`; prints as a table. None when neither was."""
+        return self.plan.considered
 
     @property
     def problem(self) -> Problem | None:
@@ -165,7 +162,7 @@ class Pipeline(StandIn):
     @property
     def dispatch(self) -> str:
         """Who runs the program: "inline" or "threads"; "auto" until the second step has decided."""
-        return self._dispatch
+        return self._dispatcher.choice
 
     @property
     def measured(self) -> Timeline | None:

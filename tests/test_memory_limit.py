@@ -87,6 +87,17 @@ def test_what_is_too_much_is_proven_and_the_limit_that_is_named_works() -> None:
         compiled(layers(8), memory_limit=limit * 0.999)
 
 
+def test_the_number_of_stages_that_is_named_is_the_least_that_works() -> None:
+    limit = 2 * WEIGHT + 16 * SAVED  # two layers are too many
+    with pytest.raises(pc.InfeasibleError) as caught:
+        compiled(layers(6), memory_limit=limit)
+    enough = int(re.search(r"n_stages=(\d+)", str(caught.value))[1])
+    assert enough == 6
+    assert compiled(layers(6), enough, memory_limit=limit).plan.status == "optimal"
+    with pytest.raises(pc.InfeasibleError):
+        compiled(layers(6), enough - 1, memory_limit=limit)
+
+
 def test_a_limit_moves_the_cut_of_a_network() -> None:
     model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())])
     x = torch.randn(8, 8, 16, 16)

@@ -17,7 +17,7 @@ import torch
 
 import pipecompile as pc
 from pipecompile.ir import HOST, Op
-from pipecompile.runtime import interpreter
+from pipecompile.runtime import streams
 from pipecompile.runtime.transport import Link
 from tests.eager import accumulate, assert_same, square_loss
 
@@ -37,7 +37,7 @@ class CountingLink(Link):
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> pc.Pipeline:
     CountingLink.sent.clear()
-    monkeypatch.setattr(interpreter, "link", lambda *_: CountingLink())
+    monkeypatch.setattr(streams, "link", lambda *_: CountingLink())
     torch.manual_seed(0)
     model = smp.Unet("resnet18", encoder_weights=None, classes=2)
     x = torch.randn(6, 3, 64, 64)

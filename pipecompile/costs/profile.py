@@ -26,7 +26,7 @@ from pipecompile.costs.saved import SavedLedger
 from pipecompile.costs.sweep import Clock, Seconds, Sums, sweep
 from pipecompile.costs.walk import walk
 
-__all__ = ["Repeats", "profiled_costs"]
+__all__ = ["REPEATS", "Repeats", "profiled_costs"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,23 @@ Both run the same code on the same program, so both give the same numbers.
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
 import torch
 
-from pipecompile.runtime.frame import Frame
+from pipecompile.ir import Program
+from pipecompile.runtime.frame import Frame, Spans
 from pipecompile.runtime.interpreter import ABORT, Aborted, Code
 from pipecompile.tracing.writing.regions import contained
 
-__all__ = ["Ambience", "Crew", "Failure", "choose", "run_inline"]
+__all__ = ["Ambience", "Crew", "Dispatcher", "Failure", "choose", "run_inline"]
 
 
 class Failure(Exception):
@@ -90,12 +92,13 @@ class Crew:
         """Run every device's row. Returns when all threads are idle again; raises the first Failure."""
         ambience = Ambience.here(len(self.jobs), self.devices)
         done: SimpleQueue[Failure | None] = SimpleQueue()
+        at = [0] * len(self.jobs)
         for device, queue in enumerate(self.jobs):
-            queue.put(_job(code, frame, device, ambience, done))
+            queue.put(_job(code, frame, device, ambience, done, at))
         failures: list[Failure | None] = []
         try:
             while len(failures) < len(self.jobs):
-                failures.append(done.get())
+                failures.append(_watched(done, at, code.program))
         except BaseException:  # Ctrl-C: leave with all threads idle
             _abort(frame)
             while len(failures) < len(self.jobs):
@@ -104,6 +107,29 @@ class Crew:
         for failure in failures:
             if failure is not None:
                 raise failure
+
+
+PATIENCE = 60.0
+"""Seconds in which no device comes further, until that is told."""
+
+
+def _watched(done: SimpleQueue[Failure | None], at: list[int], program: Program) -> Failure | None:
+    """The next device that is through. Warns with where every device is when all stand still for long."""
+    seen, is_told = list(at), False
+    while True:
+        try:
+            return done.get(timeout=PATIENCE)
+        except Empty:
+            if seen == at and not is_told:
+                where = (
+                    f"device {d} at {row[i]}"
+                    for d, (i, row) in enumerate(zip(at, program.rows, strict=True))
+                    if i < len(row)
+                )
+                text = f"the step has stood still for {PATIENCE:.3g} s: {', '.join(where)}"
+                warnings.warn(f"{text}. Ctrl-C ends it and leaves the pipeline usable", RuntimeWarning, stacklevel=2)
+                is_told = True
+            seen = list(at)
 
 
 def _work(jobs: SimpleQueue[Job | None]) -> None:
@@ -117,7 +143,11 @@ def _dismiss(jobs: list[SimpleQueue[Job | None]]) -> None:
         queue.put(None)
 
 
-def _job(code: Code, frame: Frame, device: int, ambience: Ambience, done: SimpleQueue[Failure | None]) -> Job:
+def _job(
+    code: Code, frame: Frame, device: int, ambience: Ambience, done: SimpleQueue[Failure | None], at: list[int]
+) -> Job:
+    """`at[device]` is kept where the device is."""
+
     def job() -> None:
         failure, index = None, -1
         try:
@@ -126,7 +156,9 @@ def _job(code: Code, frame: Frame, device: int, ambience: Ambience, done: Simple
                 stack.enter_context(contained())
                 for run in code.rows[device]:
                     index += 1
+                    at[device] = index
                     run(frame)
+                at[device] = index + 1
         except Aborted:
             pass
         except BaseException as error:
@@ -153,3 +185,30 @@ def choose(cell_seconds: float, devices: tuple[torch.device, ...]) -> str:
 
 WORTH_A_THREAD = 300e-6
 """Seconds. Handing a cell to another thread costs 130 to 150 us (docs/architecture.md)."""
+
+
+class Dispatcher:
+    """Who runs the programs of one pipeline. "auto" begins inline and settles when the time of a cell is known."""
+
+    def __init__(self, choice: str, devices: tuple[torch.device, ...]) -> None:
+        self.choice, self.devices = choice, devices
+        self._crew: Crew | None = None
+        self._is_warm = False
+
+    @property
+    def threaded(self) -> bool:
+        return self.choice == "threads" and len(self.devices) > 1
+
+    @property
+    def crew(self) -> Crew | None:
+        """The threads, made when first asked for; None for this thread."""
+        if self.threaded and self._crew is None:
+            self._crew = Crew(self.devices)
+        return self._crew if self.threaded else None
+
+    def settle(self, spans: Spans) -> None:
+        """After a step. The first one warms up and does not count."""
+        if self.choice == "auto" and self._is_warm:
+            seconds = sorted(end - start for _, _, start, end in spans)
+            self.choice = choose(seconds[len(seconds) // 2], self.devices)
+        self._is_warm = True

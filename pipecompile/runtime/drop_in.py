@@ -57,6 +57,7 @@ class _Pipelined(torch.autograd.Function):
             arrivals = {(name, False): parts for name, parts in zip(call.names, given, strict=True)}
             frame = call.frame = call.executable.frame(call.batch.sizes, arrivals)
             call.executable.run(call.executable.halves[0], frame)
+        call.executable.norms.settle()
         made = call.outputs.gathered(
             {name: frame.departures[name, False] for name in call.outputs.names}, call.batch.sizes
         )

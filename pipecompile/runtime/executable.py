@@ -13,6 +13,7 @@ from torch import fx
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, LOSS, TARGET, Kind, Op, Program, Route
+from pipecompile.runtime.batchnorm import Norms
 from pipecompile.runtime.dispatch import Crew, Failure, run_inline
 from pipecompile.runtime.failure import explained
 from pipecompile.runtime.frame import Frame
@@ -106,9 +107,10 @@ class Executable:
         devices: Sequence[torch.device],
         graph: fx.GraphModule,
         mirrors: Mirrors,
+        norms: Norms | None = None,
     ) -> None:
         self.program, self.cells, self.devices, self.graph = program, cells, tuple(devices), graph
-        self.mirrors = mirrors
+        self.mirrors, self.norms = mirrors, norms or Norms()
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
 
     @cached_property
@@ -132,6 +134,7 @@ class Executable:
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """A frame for one mini-batch whose micro-batches have these sizes. Mirrors show their homes from now on."""
         self.mirrors.refresh()
+        self.norms.forget()
         code = self.threaded if threaded else self.inline
         idle = self._idle[threaded]
         boxes: list[Any] = [SimpleQueue() if threaded else None for _ in range(code.n_boxes)] if not idle else []
@@ -143,7 +146,8 @@ class Executable:
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
         """Take a frame back after a run that succeeded; what it left on mirrors goes home."""
         self.mirrors.settle()
-        frame.arrivals, frame.departures = {}, {}
+        self.norms.settle()
+        frame.arrivals, frame.departures, frame.events = {}, {}, {}
         self._idle[threaded].append(frame)
 
     @cached_property

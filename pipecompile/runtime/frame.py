@@ -16,7 +16,7 @@ class Frame:
     """Registers hold what instructions read and write, boxes what is between a SEND and its RECV.
 
     `arrivals` are what the host sends and `departures` what it gets back: per name, one entry per micro-batch;
-    of a gradient one per stage that it comes from.
+    of a gradient one per stage that it comes from. `events` are those that were recorded, by launch.
     """
 
     registers: list[Any]
@@ -25,3 +25,4 @@ class Frame:
     arrivals: dict[tuple[str, bool], Any] = field(default_factory=dict)
     departures: dict[tuple[str, bool], list[Any]] = field(default_factory=dict)
     spans: Spans = field(default_factory=list)
+    events: dict[tuple[int, int], Any] = field(default_factory=dict)

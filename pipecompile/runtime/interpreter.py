@@ -22,10 +22,12 @@ from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program
 from pipecompile.runtime.cells import Run, backward_cell, forward_cell, input_cell, weight_cell
 from pipecompile.runtime.divided import DividedBackward
 from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.launches import launches
 from pipecompile.runtime.order import merged
 from pipecompile.runtime.ports import Ports
-from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, recompute_cell
-from pipecompile.runtime.transport import Link, link, to_device
+from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, drawing_alone, recompute_cell
+from pipecompile.runtime.streams import Act, DeviceStreams, Streams, launched
+from pipecompile.runtime.transport import Link, to_device
 
 __all__ = ["Cell", "Code", "bind"]
 
@@ -58,10 +60,20 @@ class Code:
     threaded: bool
 
 
-def bind(program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], *, threaded: bool) -> Code:
-    """Resolve a program for `devices` (one per pipeline device). Linear in its instructions."""
-    binder = _Binder(program, cells, devices, threaded)
+def bind(
+    program: Program,
+    cells: Sequence[Cell],
+    devices: Sequence[torch.device],
+    *,
+    threaded: bool,
+    streams: Streams | None = None,
+) -> Code:
+    """Resolve a program for `devices` (one per pipeline device) and their streams. Linear in its instructions."""
+    beside = DeviceStreams(devices)
+    binder = _Binder(program, cells, devices, streams or beside, threaded)
     rows = tuple(tuple(binder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
+    if streams is not None or beside.overlap:
+        rows = binder.launched(rows)
     order = merged(program)
     flat = tuple(rows[d][i] for d, i in order)
     return Code(program, rows, order, flat, len(binder.registers), len(binder.boxes), threaded)
@@ -69,13 +81,21 @@ def bind(program: Program, cells: Sequence[Cell], devices: Sequence[torch.device
 
 class _Binder:
     def __init__(
-        self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], threaded: bool
+        self,
+        program: Program,
+        cells: Sequence[Cell],
+        devices: Sequence[torch.device],
+        streams: Streams,
+        threaded: bool,
     ) -> None:
         self.program, self.cells, self.devices, self.threaded = program, cells, devices, threaded
+        self.streams = streams
         self.registers: dict[tuple[int, str, int | None, int | None], int] = {}
         self.boxes: dict[tuple[Value, int, int], int] = {}
-        self.links: dict[tuple[torch.device, torch.device], Link] = {}
+        self.links: dict[tuple[int, int], Link] = {}
         self.divisions: dict[int, DividedBackward] = {}
+        actions = (instruction.action for row in program.rows for instruction in row)
+        self.recomputes = any(action is not None and action.kind is Kind.RECOMPUTE for action in actions)
 
     def register(self, operand: Operand, device: int) -> int:
         key = (device, operand.value.name, operand.value.consumer, operand.slot)
@@ -94,6 +114,24 @@ class _Binder:
                 return _free(index)
             case Op.BROADCAST | Op.REDUCE:
                 raise AssertionError("within one process, mirrors refresh and sum tied parameters")
+
+    def launched(self, rows: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
+        """Every instruction on its stream, after the events that it waits for."""
+        return tuple(
+            tuple(
+                launched(self.act(run, d, i), launch, self.streams.stream(launch.lane))
+                for i, (run, launch) in enumerate(zip(row, found, strict=True))
+            )
+            for d, (row, found) in enumerate(zip(rows, launches(self.program, self.streams.apart), strict=True))
+        )
+
+    def act(self, run: Run, device: int, index: int) -> Act:
+        instruction = self.program.rows[device][index]
+        reads, writes = (
+            tuple(self.register(operand, device) for operand in side)
+            for side in (instruction.reads, instruction.writes)
+        )
+        return Act((device, index), instruction.op, run, reads, writes)
 
     # -- compute --------------------------------------------------------------------------------------------------
 
@@ -115,7 +153,8 @@ class _Binder:
             case Kind.FORWARD if way in ports.writes:
                 return checkpointed_cell(ran, inputs, outputs, ports.writes[way])
             case Kind.FORWARD:
-                return forward_cell(ran.stage, inputs, outputs, ports.writes.get(kept), ran.size_of)
+                run = forward_cell(ran.stage, inputs, outputs, ports.writes.get(kept), ran.size_of)
+                return drawing_alone(run) if cell.prints.draws and self.recomputes and place.type == "cpu" else run
             case Kind.RECOMPUTE:
                 return recompute_cell(ran, inputs, ports.reads[way], ports.writes[kept])
             case Kind.BACKWARD:
@@ -152,10 +191,9 @@ class _Binder:
         return self.boxes.setdefault((value, source, target), len(self.boxes))
 
     def between(self, source: int, target: int) -> Link:
-        pair = self.devices[source], self.devices[target]
-        if pair not in self.links:
-            self.links[pair] = link(*pair)
-        return self.links[pair]
+        if (source, target) not in self.links:
+            self.links[source, target] = self.streams.link(source, target)
+        return self.links[source, target]
 
     def put(self, index: int, box: int, way: Link) -> Run:
         send = None if type(way) is Link else way.send

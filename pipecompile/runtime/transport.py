@@ -1,11 +1,8 @@
-"""How a value gets from one device to another: the thing itself within a device, a copy on a stream of its own between GPUs.
+"""How a value gets from one device to another: the thing itself where they share memory, else a copy.
 
-    compute stream of 0   ──2F0──■ produced                      the copy waits for the producer, the consumer waits
-    copy streams of 0 ► 1        └──► copy ──■ arrived           for the copy, and nobody waits for anybody else
-    compute stream of 1                      └──► 3F0 ──
+    0F0 ──► SEND: copied here, between two GPUs ──► RECV: copied here, between CPU and GPU ──► 1F0
 
-`Tensor.to` between devices synchronises with the current streams of both, so the copy streams are made current on both
-sides. The compute stream of a device is whatever stream is current there when the step begins.
+When and on which stream a copy runs is told by `launches.py`.
 """
 
 from __future__ import annotations
@@ -39,31 +36,14 @@ class BlockingCopy(Link):
         return None if parcel is None else _alike(parcel, lambda value: value.to(self.target))
 
 
-class StreamCopy(Link):
-    """Between two GPUs: a peer copy on copy streams, ordered by events."""
+class PeerCopy(Link):
+    """Between two GPUs: a copy on whatever streams are current, made by the sender."""
 
-    def __init__(self, source: torch.device, target: torch.device) -> None:
-        self.source, self.target = source, target
-        self.leaving, self.arriving = torch.cuda.Stream(source), torch.cuda.Stream(target)  # type: ignore[no-untyped-call]
+    def __init__(self, target: torch.device) -> None:
+        self.target = target
 
     def send(self, value: Any) -> Any:
-        if value is None:
-            return None, None
-        produced = torch.cuda.current_stream(self.source).record_event()
-        self.leaving.wait_event(produced)
-        self.arriving.wait_event(produced)
-        with torch.cuda.stream(self.leaving), torch.cuda.stream(self.arriving):
-            copy = _alike(value, lambda tensor: tensor.to(self.target, non_blocking=True))
-        value.record_stream(self.leaving)
-        return copy, self.arriving.record_event()
-
-    def receive(self, parcel: Any) -> Any:
-        copy, arrived = parcel
-        if copy is not None:
-            stream = torch.cuda.current_stream(self.target)
-            stream.wait_event(arrived)
-            copy.record_stream(stream)
-        return copy
+        return None if value is None else _alike(value, lambda tensor: tensor.to(self.target, non_blocking=True))
 
 
 def _alike(value: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -76,7 +56,7 @@ def link(source: torch.device, target: torch.device) -> Link:
     if source == target:
         return Link()
     both = source.type == target.type == "cuda"
-    return StreamCopy(source, target) if both else BlockingCopy(target)
+    return PeerCopy(target) if both else BlockingCopy(target)
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -27,11 +27,11 @@ def test_auto_takes_threads_for_large_cells_on_idle_cores(monkeypatch: pytest.Mo
 def test_auto_settles_at_the_second_step() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     pipe = pc.compile(model, 2, loss_fn=square_loss, cost="analytic", devices=["cpu"] * 2)
-    assert pipe._dispatch == "auto"
+    assert pipe.dispatch == "auto"
     pipe.step(torch.randn(8, 4))
-    assert pipe._dispatch == "auto", "the first step is slower than the rest"
+    assert pipe.dispatch == "auto", "the first step is slower than the rest"
     pipe.step(torch.randn(8, 4))
-    assert pipe._dispatch == "inline"
+    assert pipe.dispatch == "inline"
 
 
 class Ambient(nn.Module):

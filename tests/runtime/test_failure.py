@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import random
 import threading
+import time
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +17,8 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 import pipecompile as pc
+from pipecompile.runtime import dispatch as dispatching
+from pipecompile.runtime.interpreter import Code
 from tests.eager import accumulate, assert_same, square_loss
 
 pytestmark = pytest.mark.smoke
@@ -53,10 +58,10 @@ class Net(nn.Module):
         return x
 
 
-def piped(model: nn.Module, dispatch: str) -> pc.Pipeline:
+def piped(model: nn.Module, dispatch: str, **options: object) -> pc.Pipeline:
     return pc.compile(
         model, 4, example_args=(torch.randn(8, 4),), n_microbatches=4, loss_fn=square_loss, cost="analytic",
-        devices=["cpu"] * 4, dispatch=dispatch,
+        devices=["cpu"] * 4, dispatch=dispatch, **options,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -137,3 +142,80 @@ def test_a_keyboard_interrupt_stays_one() -> None:
         with pytest.raises(KeyboardInterrupt):
             pipe.step(torch.randn(8, 4))
         object.__setattr__(pipe.options, "loss_fn", loss_fn)
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+def test_faults_at_random_instructions(dispatch: str) -> None:
+    """Whatever fails, there is one error that names it, everything is idle again, and the next step is right."""
+    chance = random.Random(0)
+    for schedule, checkpoint in (("1f1b", "never"), ("zb-h1", "except_last"), ("gpipe", "always")):
+        torch.manual_seed(0)
+        model, x = Net(), torch.randn(8, 4)
+        eager = copy.deepcopy(model)
+        loss = accumulate(eager, x, 4)
+        pipe = piped(model, dispatch, schedule=schedule, checkpoint=checkpoint)
+        pipe.step(x)
+        executable = pipe.builds.latest.step(4, with_target=False)
+        name = "inline" if dispatch == "inline" else "threaded"
+        sound = getattr(executable, name)
+        threads = threading.active_count()
+        for _ in range(8):
+            device = chance.randrange(4)
+            index = chance.randrange(len(sound.rows[device]))
+            executable.__dict__[name] = harmed(sound, device, index)
+            with pytest.raises(pc.RunError) as caught:
+                pipe.step(x)
+            instruction = sound.program.rows[device][index]
+            value = (*instruction.reads, *instruction.writes)[0].value
+            assert caught.value.microbatch == (instruction.action or value).microbatch
+            assert caught.value.stage == (instruction.action.stage if instruction.action else None)
+            assert isinstance(caught.value.__cause__, MemoryError)
+            executable.__dict__[name] = sound
+            model.zero_grad()
+            torch.testing.assert_close(pipe.step(x), loss, rtol=1e-6, atol=0)
+            assert_same(model, eager, 0.0 if dispatch == "inline" else 1e-6)
+            assert threading.active_count() == threads
+
+
+def harmed(code: Code, device: int, index: int) -> Code:
+    """The same code, one instruction out of memory."""
+
+    def fail(frame: object) -> None:
+        raise MemoryError("no memory")
+
+    rows = [list(row) for row in code.rows]
+    rows[device][index] = fail
+    return replace(code, rows=tuple(map(tuple, rows)), flat=tuple(rows[d][i] for d, i in code.order))
+
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, FakeTensor):
+            time.sleep(0.3)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Sleeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(Slow.apply(self.a(x)))
+
+
+def test_a_step_that_stands_still_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = pc.compile(
+        Sleeps(), 2, example_args=(torch.randn(2, 4),), n_microbatches=1, loss_fn=square_loss, cost="analytic",
+        devices=["cpu"] * 2, dispatch="threads",
+    )  # fmt: skip
+    monkeypatch.setattr(dispatching, "PATIENCE", 0.1)
+    with pytest.warns(
+        RuntimeWarning, match=r"stood still for 0.1 s: device 0 at (0F0|SEND|RECV).*device 1 at (1F0|RECV)"
+    ):
+        pipe.step(torch.randn(2, 4))

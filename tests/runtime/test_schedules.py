@@ -131,10 +131,17 @@ def test_the_model_sees_the_order_that_is_dumped(n_devices: int, tmp_path: Path)
     x = torch.randn(COUNT * 2, 4)
     x[:, 0] = torch.arange(COUNT).repeat_interleave(2)
     x.requires_grad_()  # or the first stage would have no I to do
+    options = {"n_microbatches": COUNT, "loss_fn": square_loss, "devices": ["cpu"] * n_devices, "schedule": "gpipe"}
+    even = pc.compile(Noting(), N_STAGES, example_args=(x,), cost="analytic", **options).plan
     pipe = pc.compile(
-        Noting(), N_STAGES, example_args=(x,), n_microbatches=COUNT, loss_fn=square_loss, cost="analytic",
-        devices=["cpu"] * n_devices, dispatch="inline", schedule="gpipe", checkpoint=[False, True, True, False],
-    )  # fmt: skip
+        Noting(),
+        N_STAGES,
+        example_args=(x,),
+        plan=even,
+        dispatch="inline",
+        checkpoint=[False, True, True, False],
+        **options,
+    )
     marks = [node for node in pipe.graph.graph.nodes if node.name.startswith("Marked")]
     stage_of = {node.args[1]: pipe.plan.stage_of[node.name] for node in marks}
     assert sorted(stage_of.values()) == list(range(N_STAGES))
