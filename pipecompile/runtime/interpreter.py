@@ -25,7 +25,7 @@ from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.launches import launches
 from pipecompile.runtime.order import merged
 from pipecompile.runtime.ports import Ports
-from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, recompute_cell
+from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, drawing_alone, recompute_cell
 from pipecompile.runtime.streams import Act, DeviceStreams, Streams, launched
 from pipecompile.runtime.transport import Link, to_device
 
@@ -94,6 +94,8 @@ class _Binder:
         self.boxes: dict[tuple[Value, int, int], int] = {}
         self.links: dict[tuple[int, int], Link] = {}
         self.divisions: dict[int, DividedBackward] = {}
+        actions = (instruction.action for row in program.rows for instruction in row)
+        self.recomputes = any(action is not None and action.kind is Kind.RECOMPUTE for action in actions)
 
     def register(self, operand: Operand, device: int) -> int:
         key = (device, operand.value.name, operand.value.consumer, operand.slot)
@@ -151,7 +153,8 @@ class _Binder:
             case Kind.FORWARD if way in ports.writes:
                 return checkpointed_cell(ran, inputs, outputs, ports.writes[way])
             case Kind.FORWARD:
-                return forward_cell(ran.stage, inputs, outputs, ports.writes.get(kept), ran.size_of)
+                run = forward_cell(ran.stage, inputs, outputs, ports.writes.get(kept), ran.size_of)
+                return drawing_alone(run) if cell.prints.draws and self.recomputes and place.type == "cpu" else run
             case Kind.RECOMPUTE:
                 return recompute_cell(ran, inputs, ports.reads[way], ports.writes[kept])
             case Kind.BACKWARD:

@@ -26,7 +26,7 @@ from pipecompile.runtime.frame import Frame
 from pipecompile.stages import Stage
 from pipecompile.tracing.opaque.kept import Kept
 
-__all__ = ["Footprints", "Stint", "checkpointed_cell", "recompute_cell"]
+__all__ = ["Footprints", "Stint", "checkpointed_cell", "drawing_alone", "recompute_cell"]
 
 _DRAWING = RLock()
 """The CPU has one random state for all threads: who notes it draws from it alone until done."""
@@ -114,6 +114,16 @@ def checkpointed_cell(ran: Stint, inputs: Sequence[int], outputs: Sequence[int],
         for index, value in zip(outputs, made, strict=True):
             is_tensor = isinstance(value, torch.Tensor)
             registers[index] = value.detach().requires_grad_(value.requires_grad) if is_tensor else value
+
+    return forward
+
+
+def drawing_alone(run: Run) -> Run:
+    """A forward that is not run again, beside others whose random state is noted."""
+
+    def forward(frame: Frame) -> None:
+        with _DRAWING:
+            run(frame)
 
     return forward
 
