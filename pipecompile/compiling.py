@@ -34,7 +34,7 @@ def compile(
     *,
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
-    n_microbatches: int | None = None,
+    n_microbatches: int | str | None = None,
     batch_dims: BatchDims | None = None,
     schedule: str | Path | Schedule | Builder = "1f1b",
     devices: Sequence[str | torch.device] | None = None,
@@ -59,6 +59,8 @@ def compile(
     checkpoint: Checkpoint = "never",
     restored: int = 1,
     batch_norm: str | None = None,
+    has_aux: bool = False,
+    compile_stages: bool | str = False,
     cache_size: int = 16,
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
@@ -66,17 +68,19 @@ def compile(
     **Arguments:**
 
     - `example_args`, `example_kwargs`: a mini-batch, to compile at once; without, the first call supplies it.
-    - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
+    - `n_microbatches`: default twice the number of devices, never more than the batch has samples; or "auto", the number that
+      makes the shortest simulated step of the first mini-batch, chosen with schedule, recomputation and cut.
     - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
       what all samples share. `"target"` is the target of `step`.
-    - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...), "auto" to search for one under
-      the costs in the plan, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
+    - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...), "auto" for what is
+      fastest in simulation, of the catalogue or searched for, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
     - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
       on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
     - `mesh`: the ranks of `torch.distributed` to run on, one per pipeline device, with a dimension "pp", and "dp" if there are copies
       on parts of the batch; default all ranks, if there are several and no `devices` (docs/distributed.md).
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
-      sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.
+      sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself. `has_aux`: it returns (loss,
+      aux), and `step` returns (loss, a list with the aux of each micro-batch), tensors detached.
     - `partitioner`: "dp", "ilp" or "auto". `cost`: "profile", "analytic" or "auto". `time_limit`: seconds for the solver.
     - `costs`: seconds of modules, forward and backward, that you know better: `{"layer3": 2e-3}`; or a function of (graph,
       inputs) that gives a NodeCost per node.
@@ -94,6 +98,7 @@ def compile(
       have run again ahead of their gradients, while it would else wait.
     - `batch_norm`: "deferred" updates running statistics once a step, to those of the whole mini-batch; "each", the default,
       once a micro-batch, as a loop over micro-batches does; without it, the number of such layers is told once.
+    - `compile_stages`: True runs every stage through `torch.compile`; a string is the backend to use.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
 
@@ -123,6 +128,8 @@ def compile(
         checkpoint=checkpoint if isinstance(checkpoint, str) else tuple(checkpoint),
         restored=restored,
         batch_norm=batch_norm,
+        has_aux=has_aux,
+        compile_stages=compile_stages,
         cache_size=cache_size,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
         steering=steering,

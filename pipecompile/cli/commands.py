@@ -10,12 +10,16 @@ import typer
 
 from pipecompile.cli.outcome import conclude, working
 from pipecompile.cli.report import Report, explained, planned, scheduled, simulated, trained
-from pipecompile.cli.request import Request
+from pipecompile.cli.request import Checkpoint, Request, checkpoint_of, schedule_of, with_classes
+from pipecompile.cli.source import Source
+from pipecompile.cli.spread import spread
+from pipecompile.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
     from pipecompile.explanation import Explanation
+    from pipecompile.ir import Schedule
     from pipecompile.pipeline import Pipeline
 
 __all__ = ["app", "main"]
@@ -27,87 +31,68 @@ app = typer.Typer(
     help="Cut a PyTorch model into pipeline stages, schedule them, simulate and run them.",
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME or package.module:factory")]
-Inputs = Annotated[
-    list[str], typer.Option("--input", metavar="SHAPE[:DTYPE]", help="32x3x224x224, 2x128:int64; one each")
-]
-Stages = Annotated[int, typer.Option(help="pieces of the model")]
-Microbatches = Annotated[int | None, typer.Option(help="slices of the batch; default: twice the number of devices")]
-ScheduleName = Annotated[str, typer.Option("--schedule", help="gpipe, 1f1b, ..., or a file: mine.csv")]
-Partitioner = Annotated[str, typer.Option(help="auto, dp or ilp")]
-Cost = Annotated[str, typer.Option(help="auto, analytic or profile")]
-MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="of a stage, such as 2GiB")]
-Devices = Annotated[
-    str | None, typer.Option(metavar="D,D,...", help="one per stage, repeats allowed; default: the GPUs")
-]
-Seed = Annotated[int, typer.Option(help="of the weights and the random data")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="write everything there as files")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
 
 
 @app.command()
+@spread
 def check(
-    model: Model, inputs: Inputs,
+    source: Source,
     evaluate: Annotated[bool, typer.Option("--eval", help="in evaluation mode, not in training")] = False,
-    seed: Seed = 0, as_json: Json = False,
-) -> None:  # fmt: skip
+    as_json: Json = False,
+) -> None:
     """Can MODEL be recorded? Show what was, what stays whole and why, and what to look out for."""
-    conclude(as_json, lambda: explained(_explain(Request.of(model, inputs, seed), evaluate)))
+    conclude(as_json, lambda: explained(_explain(source, evaluate)))
 
 
 @app.command()
-def plan(
-    model: Model, inputs: Inputs, stages: Stages = 4, microbatches: Microbatches = None,
-    schedule: ScheduleName = "1f1b", partitioner: Partitioner = "auto", cost: Cost = "auto",
-    memory_limit: MemoryLimit = None, devices: Devices = None,
-    seed: Seed = 0, out: Out = None, as_json: Json = False,
-) -> None:  # fmt: skip
+@spread
+def plan(source: Source, request: Request, out: Out = None, as_json: Json = False) -> None:
     """Cut MODEL and show what every stage holds, takes and sends."""
-    request = Request(model, inputs, stages, microbatches, schedule, partitioner, cost, memory_limit, devices, seed)
-    conclude(as_json, lambda: planned(_compile(request).pipe, out))
+    conclude(as_json, lambda: planned(_compile(source, request).pipe, out))
 
 
 @app.command()
-def simulate(
-    model: Model, inputs: Inputs, stages: Stages = 4, microbatches: Microbatches = None,
-    schedule: ScheduleName = "1f1b", partitioner: Partitioner = "auto", cost: Cost = "auto",
-    memory_limit: MemoryLimit = None, devices: Devices = None,
-    seed: Seed = 0, out: Out = None, as_json: Json = False,
-) -> None:  # fmt: skip
+@spread
+def simulate(source: Source, request: Request, out: Out = None, as_json: Json = False) -> None:
     """Predict makespan, bubble and memory of MODEL under a schedule, and draw the schedule."""
-    request = Request(model, inputs, stages, microbatches, schedule, partitioner, cost, memory_limit, devices, seed)
 
     def work() -> Report:
         import pipecompile
 
-        pipe = _compile(request).pipe
+        pipe = _compile(source, request).pipe
         return simulated(pipe, pipecompile.simulate(pipe.schedule), out)
 
     conclude(as_json, work)
 
 
 @app.command()
+@spread
 def run(
-    model: Model, inputs: Inputs, stages: Stages = 4, microbatches: Microbatches = None,
-    schedule: ScheduleName = "1f1b", partitioner: Partitioner = "auto", cost: Cost = "auto",
-    memory_limit: MemoryLimit = None, devices: Devices = None,
+    source: Source,
+    request: Request,
     steps: Annotated[int, typer.Option(min=1, help="optimizer steps")] = 3,
     compare: Annotated[bool, typer.Option(help="train a copy without the pipeline beside it")] = True,
-    seed: Seed = 0, out: Out = None, as_json: Json = False,
-) -> None:  # fmt: skip
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
     """Train MODEL for some steps on random data and compare it with a plain micro-batched loop."""
-    request = Request(model, inputs, stages, microbatches, schedule, partitioner, cost, memory_limit, devices, seed)
-    conclude(as_json, lambda: _run(request, steps, compare, out))
+    conclude(as_json, lambda: _run(source, request, steps, compare, out))
 
 
 @app.command()
 def schedule(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="gpipe, 1f1b, ..., or a file of your own: mine.csv")],
-    stages: Stages = 4,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="gpipe, 1f1b, ...; auto: search for one; or a file of your own: mine.csv"),
+    ],
+    stages: Annotated[int, typer.Option(help="pieces of the model")] = 4,
     microbatches: Annotated[int, typer.Option(help="slices of the batch")] = 8,
     devices: Annotated[
         int | None, typer.Option(help="default: one per stage, or per two where they are in a V")
     ] = None,
+    checkpoint: Checkpoint = "never",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -116,10 +101,7 @@ def schedule(
     def work() -> Report:
         import pipecompile
 
-        if name.endswith(".csv"):
-            built = pipecompile.Schedule.load(name)
-        else:
-            built = pipecompile.build_schedule(name, stages, microbatches, n_devices=devices)
+        built = _schedule(name, stages, microbatches, devices, checkpoint_of(checkpoint))
         return scheduled(built, pipecompile.simulate(built), out)
 
     conclude(as_json, work)
@@ -140,32 +122,51 @@ class _Compiled:
     args: tuple[torch.Tensor, ...]
 
 
-def _explain(request: Request, evaluate: bool) -> Explanation:
+def _explain(source: Source, evaluate: bool) -> Explanation:
     import pipecompile
 
-    with working(f"recording {request.model}"):
-        model, args = request.load()
+    with working(f"recording {source.model}"):
+        model, args = source.load()
         return pipecompile.explain(model.train(not evaluate), *args)
 
 
-def _compile(request: Request, *, with_twin: bool = False) -> _Compiled:
+def _compile(source: Source, request: Request, *, with_twin: bool = False) -> _Compiled:
     import copy
 
     import pipecompile
     from pipecompile.cli.trial import synthetic_loss
 
-    options = request.options()
-    with working(f"compiling {request.model}"):
-        model, args = request.load()
+    wanted = request.arguments()
+    with working(f"compiling {source.model}"):
+        model, args = source.load()
         twin = copy.deepcopy(model) if with_twin else None
-        pipe = pipecompile.compile(model, request.stages, example_args=args, loss_fn=synthetic_loss, **options)
+        wanted["keep_together"] = with_classes(model, wanted["keep_together"])
+        pipe = pipecompile.compile(model, example_args=args, loss_fn=synthetic_loss, **wanted)
     return _Compiled(pipe, model, twin, args)
 
 
-def _run(request: Request, steps: int, compare: bool, out: Path | None) -> Report:
-    from pipecompile.cli.trial import train
+def _run(source: Source, request: Request, steps: int, compare: bool, out: Path | None) -> Report:
+    from pipecompile.cli.trial import optimizer_named, train
 
-    made = _compile(request, with_twin=compare)
+    optimizer = optimizer_named(request.optimizer or "sgd")
+    made = _compile(source, request, with_twin=compare)
     with working(f"training {steps} steps"):
-        trial = train(made.pipe, made.model, made.twin, made.args, steps, request.seed)
+        trial = train(made.pipe, made.model, made.twin, made.args, steps, source.seed, optimizer)
     return trained(made.pipe, trial, out)
+
+
+def _schedule(
+    name: str, stages: int, microbatches: int, devices: int | None, checkpoint: str | tuple[bool, ...]
+) -> Schedule:
+    """The schedule without a model, in which memory has no bytes that could demand anything."""
+    import pipecompile
+    from pipecompile.passes.recompute import insert_recompute
+
+    if checkpoint == "auto":
+        raise InputError("--checkpoint auto needs a model", why="its memory decides", hint="plan, simulate or run")
+    built = schedule_of(name)
+    if built == "auto":
+        built = pipecompile.auto_schedule(stages, microbatches, n_devices=devices)
+    elif isinstance(built, str):
+        built = pipecompile.build_schedule(built, stages, microbatches, n_devices=devices)
+    return insert_recompute(built, checkpoint)

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from pipecompile.cli.report import Report
+from pipecompile.cli.spoken import as_options
 from pipecompile.errors import (
     InputError,
     PartitionError,
@@ -31,10 +32,11 @@ def conclude(as_json: bool, work: Callable[[], Report]) -> None:
         with redirect_stdout(sys.stderr):
             report = work()
     except PipecompileError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        told = as_options(str(error)) if exit_code(error) in (2, 4) else str(error)
+        typer.echo(f"{type(error).__name__}: {told}", err=True)
         if as_json:
             code = {"code": error.code} if isinstance(error, TraceError) else {}
-            _print_json({"error": type(error).__name__, "message": str(error), **code})
+            _print_json({"error": type(error).__name__, "message": told, **code})
         raise typer.Exit(exit_code(error)) from None
     if as_json:
         _print_json(report.data)

@@ -16,7 +16,7 @@ from pipecompile.ir import Schedule
 from pipecompile.show.dump import dump
 from pipecompile.show.grid import timeline_grid
 from pipecompile.show.report import report_html
-from pipecompile.show.table import stage_table
+from pipecompile.show.table import remarks, stage_table
 from pipecompile.show.units import BYTES, SECONDS, written
 from pipecompile.timeline import Timeline
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipecompile.cli.trial import Trial
     from pipecompile.explanation import Explanation
     from pipecompile.pipeline import Pipeline
+    from pipecompile.plan import Plan
 
 __all__ = ["Report", "explained", "planned", "scheduled", "simulated", "trained"]
 
@@ -47,7 +48,7 @@ def planned(pipe: Pipeline, out: Path | None) -> Report:
     """The plan and its table."""
     bubble = pipe.simulate().bubble
     files = _files(pipe, out)
-    data = {"plan": msgspec.to_builtins(pipe.plan), "gap": pipe.plan.gap, "bubble": bubble, "files": files}
+    data = {"plan": msgspec.to_builtins(pipe.plan), "bubble": bubble, "files": files} | _cut(pipe.plan)
     return Report(data, (stage_table(pipe.plan, bubble), *_wrote(files)))
 
 
@@ -55,7 +56,7 @@ def simulated(pipe: Pipeline, unit: Timeline, out: Path | None) -> Report:
     """The predicted timeline; `unit` is the same schedule in unit time, which draws well."""
     timeline, schedule = pipe.simulate(), pipe.schedule
     files = _files(pipe, out)
-    data = _figures(timeline) | {
+    data = _figures(timeline) | _cut(pipe.plan) | {
         "schedule": schedule.name, "n_stages": schedule.n_stages, "n_microbatches": schedule.n_microbatches,
         "unit_time": _figures(unit), "csv": schedule.to_csv(), "files": files,
     }  # fmt: skip
@@ -63,6 +64,7 @@ def simulated(pipe: Pipeline, unit: Timeline, out: Path | None) -> Report:
         f"{_counts(schedule)}: makespan {written(SECONDS, timeline.makespan)}, bubble {timeline.bubble:.1%}, "
         f"longest device {written(SECONDS, timeline.span)}"
     )
+    summary = "\n".join([summary, *remarks(pipe.plan)])
     grid = f"In unit time (F = 1, B = 2; makespan {unit.makespan:g}, bubble {unit.bubble:.1%}):\n"
     return Report(
         data, (summary, _device_table(timeline, pipe.plan.devices), grid + timeline_grid(unit).rstrip(), *_wrote(files))
@@ -93,7 +95,7 @@ def scheduled(schedule: Schedule, timeline: Timeline, out: Path | None) -> Repor
 def trained(pipe: Pipeline, trial: Trial, out: Path | None) -> Report:
     """Losses, and how far they and the gradients are from the plain loop's."""
     files = _files(pipe, out)
-    data = msgspec.to_builtins(trial) | {"loss_difference": trial.loss_difference, "files": files}
+    data = msgspec.to_builtins(trial) | {"loss_difference": trial.loss_difference, "files": files} | _cut(pipe.plan)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     compared = bool(trial.eager_losses)
     for header in ("step", "loss", "time", *(("eager loss", "eager time") if compared else ())):
@@ -101,7 +103,15 @@ def trained(pipe: Pipeline, trial: Trial, out: Path | None) -> Report:
     for step, (loss, seconds) in enumerate(zip(trial.losses, trial.seconds, strict=True)):
         eager = (f"{trial.eager_losses[step]:.7g}", written(SECONDS, trial.eager_seconds[step])) if compared else ()
         table.add_row(str(step), f"{loss:.7g}", written(SECONDS, seconds), *eager)
-    return Report(data, (_counts(pipe.schedule), table, *((_comparison(trial),) if compared else ()), *_wrote(files)))
+    return Report(
+        data,
+        (
+            "\n".join([_counts(pipe.schedule), *remarks(pipe.plan)]),
+            table,
+            *((_comparison(trial),) if compared else ()),
+            *_wrote(files),
+        ),
+    )
 
 
 def _comparison(trial: Trial) -> str:
@@ -113,6 +123,14 @@ def _comparison(trial: Trial) -> str:
         ours, theirs = median(trial.seconds[1:]), median(trial.eager_seconds[1:])
         lines.append(f"a step takes {written(SECONDS, ours)}, eager {written(SECONDS, theirs)} ({theirs / ours:.2f}x)")
     return "\n".join(lines)
+
+
+def _cut(plan: Plan) -> dict[str, Any]:
+    """How good the cut is, what a stage holds, and what was forced on it at which price."""
+    return {
+        "gap": plan.gap, "price": plan.price, "held": [stage.memory for stage in plan.stages],
+        "forced": [list(stage.forced) for stage in plan.stages], "recompute": list(plan.recompute),
+    }  # fmt: skip
 
 
 def _figures(timeline: Timeline) -> dict[str, Any]:

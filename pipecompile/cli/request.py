@@ -1,16 +1,14 @@
-"""What a user types, made real: `torchvision:resnet18` becomes a module, `4x3x64x64` a random tensor."""
+"""The options of the commands that compile, declared once, and what they are as arguments of `pipecompile.compile`."""
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
-import re
-import sys
-import traceback
-from collections.abc import Callable, Sequence
+import csv
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from pipecompile.errors import InputError
 from pipecompile.show.units import parse_bytes
@@ -18,145 +16,211 @@ from pipecompile.show.units import parse_bytes
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Request", "load_model", "random_input"]
+    from pipecompile.ir import Schedule
 
-_SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
-_TOKENS = 10
-"""Random whole numbers are below this, so that they can index any embedding."""
+__all__ = ["Checkpoint", "Request", "checkpoint_of", "schedule_of", "with_classes"]
+
+_ORDER, _CUT, _MACHINE = "Schedule", "Cut", "Costs and machine"
+_STAGES = 4
+
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE", rich_help_panel=_ORDER,
+        help="forwards that run again before their backward: never, always, except_last (micro-batch), auto (where the memory limit demands it), or a flag per stage: 1,1,0,0",
+    ),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options that the commands about a model have in common, as typed."""
+    """What is wanted of `pipecompile.compile`, as typed."""
 
-    model: str
-    inputs: Sequence[str]
-    stages: int
-    microbatches: int | None
-    schedule: str
-    partitioner: str
-    cost: str
-    memory_limit: str | None
-    devices: str | None
-    seed: int
+    stages: Annotated[
+        int | None,
+        typer.Option(help=f"pieces of the model; default: as many as the plan, the schedule's file or --balance has, else {_STAGES}"),
+    ] = None  # fmt: skip
+    microbatches: Annotated[
+        int | None, typer.Option(help="slices of the batch; default: twice the number of devices")
+    ] = None
+    schedule: Annotated[
+        str, typer.Option(rich_help_panel=_ORDER, help="gpipe, 1f1b, ...; auto: search for one; or a file: mine.csv")
+    ] = "1f1b"
+    checkpoint: Checkpoint = "never"
+    restored: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=_ORDER, help="micro-batches that a waiting device may run again ahead of their gradients"
+        ),
+    ] = 1
+    dispatch: Annotated[
+        str, typer.Option(rich_help_panel=_ORDER, help="who drives the devices: inline, threads or auto")
+    ] = "auto"
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            rich_help_panel=_ORDER,
+            help="running statistics: deferred, once a step; each, the default, once a micro-batch",
+        ),
+    ] = None
+    partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="for the solver")
+    ] = 30.0  # fmt: skip
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", rich_help_panel=_CUT,
+                     help="a plan.json that --out wrote: nothing is measured or solved; --checkpoint auto recomputes what it says"),
+    ] = None  # fmt: skip
+    split_before: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME,...", rich_help_panel=_CUT, help="each of these modules begins a stage"),
+    ] = None
+    keep_together: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME,...", rich_help_panel=_CUT,
+                     help="these modules share a stage; a class: each of its modules is in one stage. Once per group"),
+    ] = None  # fmt: skip
+    pin: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=STAGE,...", rich_help_panel=_CUT, help="stages of modules: fc=3")
+    ] = None
+    balance: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", rich_help_panel=_CUT, help="how many of the model's children are in each stage"),
+    ] = None  # fmt: skip
+    tied: Annotated[
+        str,
+        typer.Option(rich_help_panel=_CUT,
+                     help="the uses of a tied weight: together in a stage, apart where they balance best, or auto"),
+    ] = "auto"  # fmt: skip
+    cost: Annotated[str, typer.Option(rich_help_panel=_MACHINE, help="auto, analytic or profile")] = "auto"
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE,...", rich_help_panel=_MACHINE,
+                     help="of every device, such as 16GiB or 500MB, or of each: 16GiB,8GiB"),
+    ] = None  # fmt: skip
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=_MACHINE,
+                     help="adam, sgd, momentum, ...: its state counts as memory, and run trains with it; default: sgd"),
+    ] = None  # fmt: skip
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="D,D,...", rich_help_panel=_MACHINE,
+                     help="one per pipeline device, repeats allowed: cuda:0,cuda:1; default: the GPUs, else CPU"),
+    ] = None  # fmt: skip
+    speeds: Annotated[
+        str | None,
+        typer.Option(metavar="X,X,...", rich_help_panel=_MACHINE, help="of the devices, relative to the first: 1,1,0.5,0.5"),
+    ] = None  # fmt: skip
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", rich_help_panel=_MACHINE,
+                     help="bytes per second between devices, such as 16GB, or a .csv file with a row per device"),
+    ] = None  # fmt: skip
 
-    @classmethod
-    def of(cls, model: str, inputs: Sequence[str], seed: int) -> Request:
-        """A request that compiles nothing."""
-        return cls(model, inputs, 1, None, "gpipe", "auto", "auto", None, None, seed)
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of `pipecompile.compile` that the options stand for. Raises InputError, PlanError or
+        ScheduleError for what cannot be read.
+        """
+        from pipecompile.plan import Plan
 
-    def load(self) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-        """The model and its inputs; equal seeds give equal weights and data."""
-        import torch
-
-        torch.manual_seed(self.seed)
-        model = load_model(self.model)
-        return model, tuple(random_input(text) for text in self.inputs)
-
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of `pipecompile.compile` that options stand for."""
+        schedule, plan = schedule_of(self.schedule), Plan.load(self.plan) if self.plan else None
+        balance = None if self.balance is None else _numbers("--balance", self.balance, int)
+        known = (plan and plan.n_stages, getattr(schedule, "n_stages", None), balance and len(balance))
         return {
+            "n_stages": next((n for n in known if n), _STAGES) if self.stages is None else self.stages,
             "n_microbatches": self.microbatches,
-            "schedule": self.schedule,
+            "schedule": schedule,
             "devices": self.devices.split(",") if self.devices else None,
             "partitioner": self.partitioner,
             "cost": self.cost,
-            "memory_limit": parse_bytes(self.memory_limit) if self.memory_limit else None,
+            "memory_limit": None if self.memory_limit is None else _limit(self.memory_limit),
+            "optimizer": self.optimizer,
+            "speeds": None if self.speeds is None else _numbers("--speeds", self.speeds, float),
+            "bandwidth": None if self.bandwidth is None else _bandwidth(self.bandwidth),
+            "split_before": _listed(self.split_before),
+            "keep_together": [names if len(names) > 1 else names[0] for names in map(_names, self.keep_together or ())],
+            "pin": _pins(self.pin),
+            "balance": balance,
+            "plan": plan,
+            "time_limit": self.time_limit,
+            "tied": self.tied,
+            "checkpoint": checkpoint_of(self.checkpoint),
+            "restored": self.restored,
+            "dispatch": self.dispatch,
+            "batch_norm": self.batch_norm,
         }
 
 
-def random_input(text: str) -> torch.Tensor:
-    """`4x3x64x64`, or with a dtype `2x128:int64`. Raises InputError."""
-    import torch
+def schedule_of(text: str) -> str | Schedule:
+    """A name, or the schedule in a file. Raises ScheduleError."""
+    if not text.endswith(".csv"):
+        return text
+    from pipecompile.ir import Schedule
 
-    match = _SHAPE.fullmatch(text)
-    dtype = getattr(torch, match[2] or "float32", None) if match else None
-    if match is None or not isinstance(dtype, torch.dtype):
-        hint = "sizes joined by x and, if it is not float32, a dtype of torch: 32x3x224x224 or 2x128:int64"
-        raise InputError(f"--input {text!r} is not a shape", hint=hint)
-    shape = [int(size) for size in match[1].split("x")]
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape).to(dtype)
-    return torch.randint(0, 2 if dtype is torch.bool else _TOKENS, shape).to(dtype)
+    return Schedule.load(text)
 
 
-def load_model(spec: str) -> torch.nn.Module:
-    """Random weights, nothing is downloaded. Raises InputError that says which name could not be found."""
-    import torch
-
-    source, colon, name = spec.partition(":")
-    if not colon or not source or not name:
-        raise InputError(f"{spec!r} names no model", hint="torchvision:resnet50, timm:NAME or package.module:factory")
-    build = {"torchvision": _torchvision, "timm": _timm}.get(source)
-    model = build(name) if build else _factory(source, name)
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"{spec} is no torch.nn.Module", why=f"it gave {type(model).__name__}")
-    return model
+def checkpoint_of(text: str) -> str | tuple[bool, ...]:
+    """A mode, or of `1,1,0,0` a flag per stage."""
+    flags = text.split(",")
+    return tuple(flag == "1" for flag in flags) if set(flags) <= {"0", "1"} else text
 
 
-def _torchvision(name: str) -> object:
-    from_torchvision = _import("torchvision.models", "pip install torchvision")
-    if name not in from_torchvision.list_models():
-        raise _unknown(name, "torchvision", from_torchvision.list_models())
-    taken = inspect.signature(from_torchvision.get_model_builder(name)).parameters
-    options = {"weights": None} | ({"weights_backbone": None} if "weights_backbone" in taken else {})
-    return from_torchvision.get_model(name, **options)
+def with_classes(model: torch.nn.Module, entries: Iterable[str | list[str]]) -> list[str | list[str] | type]:
+    """`keep_together` with the classes of the model in the place of their names; a module of that name goes before."""
+    modules = dict(model.named_modules())
+    found: list[str | list[str] | type] = []
+    for entry in entries:
+        kinds = dict.fromkeys(
+            type(module) for name, module in modules.items() if name and type(module).__name__ == entry
+        )
+        found += [entry] if not kinds or (isinstance(entry, str) and entry in modules) else kinds
+    return found
 
 
-def _timm(name: str) -> object:
-    timm = _import("timm", "pip install timm")
-    if not timm.is_model(name):
-        raise _unknown(name, "timm", timm.list_models())
-    return timm.create_model(name, pretrained=False)
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
-def _unknown(name: str, library: str, known: Sequence[str]) -> InputError:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    return InputError(f"{library} has no model {name!r}", hint=", ".join(near))
+def _listed(texts: Sequence[str] | None) -> list[str]:
+    return [name for text in texts or () for name in _names(text)]
 
 
-def _factory(module_name: str, name: str) -> object:
-    """A callable of a module (or an nn.Module there); the current directory counts, as it does for `python -m`."""
-    import torch
-
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    found: Any = _import(module_name, "run it where the module can be imported from, or set PYTHONPATH")
-    for part in name.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=3)
-            raise InputError(f"{module_name} has no {name!r}", where=_file(found), hint=", ".join(near))
-        found = getattr(found, part)
-    if isinstance(found, torch.nn.Module) or not callable(found):
-        return found
-    return _called(found, f"{module_name}:{name}")
-
-
-def _called(factory: Callable[[], object], spec: str) -> object:
+def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise InputError(
-            f"{spec} cannot be called without arguments", why=str(error), hint="wrap it in a function"
-        ) from None
+        return [kind(part) for part in text.split(",")]
     except ValueError:
-        pass
-    return factory()
+        what = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{option} {text!r} is not a list of {what}", hint=f"{option} 2,1,1") from None
 
 
-def _import(name: str, hint: str) -> Any:
-    """Import a module; a failure *inside* it is told as such, with the missing name and the line that wanted it."""
+def _limit(text: str) -> float | list[float]:
+    sizes: list[float] = [parse_bytes(part) for part in text.split(",")]
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
+def _bandwidth(text: str) -> float | list[list[float]]:
+    """One number, or of a file a row per device. Raises InputError."""
+    if not text.endswith(".csv"):
+        return parse_bytes(text.removesuffix("/s"))
     try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise InputError(f"there is no module {error.name!r}", hint=hint) from None
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        raise InputError(
-            f"importing {name!r} failed: {error}", where=where, why="the module itself was found"
-        ) from error
+        with Path(text).open(newline="") as file:
+            return [[parse_bytes(cell) for cell in row] for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("the bandwidths cannot be read", where=text, why=str(error)) from None
+    except InputError as error:
+        raise InputError(error.what, where=text, hint=error.hint) from None
 
 
-def _file(found: object) -> str:
-    return str(getattr(found, "__file__", "") or "")
+def _pins(texts: Sequence[str] | None) -> dict[str, int]:
+    pins: dict[str, int] = {}
+    for text in _listed(texts):
+        name, _, stage = text.rpartition("=")
+        if not name or not stage.isdecimal():
+            raise InputError(f"--pin {text!r} does not say a module and its stage", hint="--pin fc=3")
+        if pins.setdefault(name, int(stage)) != int(stage):
+            raise InputError(f"--pin puts {name!r} into stage {pins[name]} and into stage {stage}")
+    return pins

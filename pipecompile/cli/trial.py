@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pipecompile.costs.optimizer_state import optimizer_state
 from pipecompile.errors import InputError
 
 if TYPE_CHECKING:
     from pipecompile.pipeline import Pipeline
 
-__all__ = ["Trial", "eager_step", "synthetic_loss", "train"]
+__all__ = ["Trial", "eager_step", "optimizer_named", "synthetic_loss", "train"]
 
 _LEARNING_RATE = 1e-3
+
+MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +68,35 @@ def train(
     args: Sequence[torch.Tensor],
     steps: int,
     seed: int,
+    optimizer: MakeOptimizer,
 ) -> Trial:
-    """Take SGD steps on one mini-batch with the pipeline of `model` and, unless None, with its untouched `twin`."""
-    fast = _Side(model, torch.optim.SGD(model.parameters(), _LEARNING_RATE), lambda: pipe.step(*args))
+    """Take steps on one mini-batch with the pipeline of `model` and, unless None, with its untouched `twin`."""
+    fast = _Side(model, optimizer(model.parameters()), lambda: pipe.step(*args))
     if twin is None:
         losses, seconds = zip(*_alone(fast, steps, seed), strict=True)
         return Trial(losses, seconds)
     device = torch.device(pipe.devices[0])
     twin, parts = twin.to(device), pipe.schedule.n_microbatches
     near = [arg.to(device) for arg in args]
-    slow = _Side(twin, torch.optim.SGD(twin.parameters(), _LEARNING_RATE), lambda: eager_step(twin, near, parts))
+    slow = _Side(twin, optimizer(twin.parameters()), lambda: eager_step(twin, near, parts))
     return _together(fast, slow, steps, seed, device)
+
+
+def optimizer_named(name: str) -> MakeOptimizer:
+    """What makes an optimizer of torch, by the names that `pipecompile.compile` counts the state of. Raises InputError."""
+    optimizer_state(name)
+    key = name.lower().replace("_", "").replace("-", "")
+    variants: dict[str, tuple[str, dict[str, Any]]] = {
+        "momentum": ("sgd", {"momentum": 0.9}),
+        "amsgrad": ("adam", {"amsgrad": True}),
+    }
+    kind, options = variants.get(key, (key, {}))
+    known = {each.lower(): getattr(torch.optim, each) for each in torch.optim.__all__ if each != "SparseAdam"}
+    if kind not in known:
+        raise InputError(
+            f"run cannot train with {name!r}", why="torch has none for these gradients", hint="--optimizer adam"
+        )
+    return partial(known[kind], lr=_LEARNING_RATE, **options)
 
 
 def _alone(side: _Side, steps: int, seed: int) -> Iterator[tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -23,6 +24,8 @@ from pipecompile.tracing.inputs.flat import FlatInputs
 
 __all__ = ["RankBuilds"]
 
+Made = tuple[Plan, Problem | None, int | None]
+
 
 class RankBuilds(Builds):
     def __init__(self, model: nn.Module, options: Options, line: Line) -> None:
@@ -30,17 +33,31 @@ class RankBuilds(Builds):
         self.line = line
 
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
-        lines = node_lines(graph)
-        options = self.options
-        asked = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {options.n_stages} stages"
-        self.line.agree("graph of the model", f"{asked}, {count} micro-batches")
-        if self.line.ranks.place == 0:
-            plan, problem = super()._new_plan(graph, first, count)
-            self.line.gathered("plan", plan.to_json())
-            return plan, problem
-        return Plan.from_json(self.line.gathered("plan", "")[0]), None
+        self._agree(graph, f"{count} micro-batches")
+        plan, problem, _ = self._shared(lambda: (*super(RankBuilds, self)._new_plan(graph, first, count), None))
+        return plan, problem
 
-    def _place(self, build: Build) -> Mirrors:
+    def _chosen(
+        self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]
+    ) -> tuple[Plan, Problem | None, int | None]:
+        self._agree(graph, f"{' or '.join(map(str, counts))} micro-batches")
+        return self._shared(lambda: super(RankBuilds, self)._chosen(graph, inputs, counts))
+
+    def _agree(self, graph: fx.GraphModule, counts: str) -> None:
+        lines = node_lines(graph)
+        asked = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {self.options.n_stages} stages"
+        self.line.agree("graph of the model", f"{asked}, {counts}")
+
+    def _shared(self, make: Callable[[], Made]) -> Made:
+        """What the first member makes, on all: the plan, there alone its problem, and the samples of its micro-batches."""
+        if self.line.ranks.place == 0:
+            plan, problem, samples = make()
+            self.line.gathered("plan", f"{samples or ''}\n{plan.to_json()}")
+            return plan, problem, samples
+        number, _, text = self.line.gathered("plan", "")[0].partition("\n")
+        return Plan.from_json(text), None, int(number) if number else None
+
+    def _mirrors(self, build: Build) -> Mirrors:
         build.executable = partial(RankExecutable, line=self.line, placement=build.plan.placement)
         copies = place_on_ranks(build, self._homes, self.line)
         if not self:

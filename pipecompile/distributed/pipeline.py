@@ -53,7 +53,7 @@ class RankPipeline(Pipeline):
         with self.line.guarded():
             return super().forward(*args, **kwargs)
 
-    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> torch.Tensor:
+    def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
         """As `Pipeline.step`, on all ranks together; the loss is the same on all. With copies of the pipeline each gets
         its own part of the batch, and loss and gradients are those of the whole.
         """
@@ -62,7 +62,8 @@ class RankPipeline(Pipeline):
             samples = self.flat(args, kwargs).samples
             mean = self.options.loss_reduction == "mean"
             with self.replicas.reduced(self.parameters, samples if mean else None) as whole:
-                return whole(super().step(*args, target=target, **kwargs))
+                made = super().step(*args, target=target, scaler=scaler, **kwargs)
+                return (whole(made[0]), made[1]) if self.options.has_aux else whole(made)
 
     # -- the rank's part of the model -------------------------------------------------------------------------------
 

@@ -32,12 +32,13 @@ def tastes(work: Work, n_microbatches: int) -> Iterator[Taste]:
     for nth, patience, forward_first, shallow in sorted(choices, key=sum):
         stretch, deep = _STRETCH[nth], not shallow
         backward = tuple((-s if deep else s) + (_FIRST if forward_first else -_FIRST) for s in stages)
-        quotas = tuple(max(1.0, min(n_microbatches, _ceil(stretch * count))) for count in counts)
+        quotas = tuple(max(1.0, min(n_microbatches, _ceil(stretch, count))) for count in counts)
         yield Taste(quotas, forward, backward, _PATIENCE[patience])
 
 
-def _ceil(count: float) -> float:
-    return count if count == inf else ceil(count - 1e-9)
+def _ceil(stretch: float, count: float) -> float:
+    """Endless is endless, also of the count of a stage that takes no time, 0."""
+    return stretch if stretch == inf else ceil(stretch * count - 1e-9)
 
 
 def periods(work: Work) -> list[float]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from pipecompile.plan import Plan, StageSummary
 from pipecompile.show.units import BYTES, COUNT, SECONDS, fit, written
 
-__all__ = ["render", "stage_caption", "stage_columns", "stage_table"]
+__all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table"]
 
 _MODULES = 32
 """Characters: when the first and the last module of a stage are longer together, each gets a line of its own."""
@@ -31,10 +31,10 @@ def stage_table(plan: Plan, bubble: float | None) -> Table:
         caption=caption, caption_justify="left", caption_style="",
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=max(map(len, caption.plain.splitlines())),
     )  # fmt: skip
-    cells = stage_columns(plan.stages)
+    cells = _narrow(stage_columns(plan.stages))
     for header, (_, total) in cells.items():
-        justify: Literal["left", "right"] = "left" if header in ("device", "modules", "forced") else "right"
-        table.add_column(header, total, justify=justify, no_wrap=header not in ("modules", "forced"), overflow="fold",
+        justify: Literal["left", "right"] = "left" if header in ("device", "modules") else "right"
+        table.add_column(header, total, justify=justify, no_wrap=header != "modules", overflow="fold",
                          min_width=24 if header == "modules" else None)  # fmt: skip
     slowest = max(range(len(plan.stages)), key=lambda i: _seconds(plan.stages[i]), default=-1)
     for row in range(len(plan.stages)):
@@ -80,6 +80,15 @@ def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], 
     return columns
 
 
+def _narrow(columns: dict[str, tuple[list[str], str]]) -> dict[str, tuple[list[str], str]]:
+    """What is forced goes below the modules that it is about: a column for it would leave room for neither."""
+    if "forced" not in columns:
+        return columns
+    forced, (modules, total) = columns["forced"][0], columns["modules"]
+    below = [f"{words}\nforced: {marks}" if marks else words for words, marks in zip(modules, forced, strict=True)]
+    return {header: column for header, column in columns.items() if header != "forced"} | {"modules": (below, total)}
+
+
 def _modules(stage: StageSummary) -> str:
     first, last = stage.first or "(root)", stage.last or "(root)"
     if first == last:
@@ -106,13 +115,18 @@ def stage_caption(plan: Plan, bubble: float | None) -> Text:
         f"balance {_balance(plan.stages):.0%}",
     ]
     parts += [] if bubble is None else [f"bubble {bubble:.1%}"]
-    text = " · ".join(parts)
+    return Text("\n".join([" · ".join(parts), *remarks(plan)]))
+
+
+def remarks(plan: Plan) -> list[str]:
+    """What the solver has recomputed, and the price of what was forced; a line each."""
+    lines = []
     if any(plan.recompute):
         again = ", ".join(str(s) for s, redone in enumerate(plan.recompute) if redone)
-        text += f"\nrecompute their forward: stages {again}"
+        lines.append(f"recompute their forward: stages {again}")
     if plan.price is not None:
-        text += f"\nwhat is forced makes the slowest stage {plan.price:.1%} slower"
-    return Text(text)
+        lines.append(f"what is forced makes the slowest stage {plan.price:.1%} slower")
+    return lines
 
 
 def _balance(stages: Sequence[StageSummary]) -> float:

@@ -36,6 +36,16 @@ def with_dropout():
 def needs(width):
     return nn.Linear(width, width)
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(16, 64), nn.Linear(64, 16)
+    def forward(self, x):
+        return x + self.narrow(torch.tanh(self.wide(x)))
+
+def blocks():
+    return nn.Sequential(Block(), Block(), Block(), nn.Linear(16, 4))
+
 class Nested:
     ready = nn.Linear(3, 3)
     text = "no model"
@@ -125,12 +135,21 @@ def models(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def call(*words: str) -> Outcome:
+    """The command line, with whatever `pipecompile.compile` is now."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Outcome(result.exit_code, result.stdout, result.stderr)
+
+
 @pytest.fixture
 def cli(compiler):
-    def call(*words: str) -> Outcome:
-        result = CliRunner().invoke(app, [str(word) for word in words])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Outcome(result.exit_code, result.stdout, result.stderr)
+    return call
 
+
+@pytest.fixture
+def real(monkeypatch):
+    """The command line with the compiler itself, and no GPUs."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     return call

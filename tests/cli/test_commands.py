@@ -1,14 +1,19 @@
-"""The four commands from the words typed to stdout, stderr and the exit code."""
+"""The five commands from the words typed to stdout, stderr and the exit code."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+from torch import nn
+from typer.main import get_command
 
+from pipecompile import compiling
+from pipecompile.cli import app
 from pipecompile.errors import (
     InfeasibleError,
     InputError,
@@ -31,8 +36,22 @@ dev 1  .   1F0 1B0---- 1F1 1B1---- .   .
 def test_plan_passes_every_option_on(cli, compiler):
     inputs = ["--input", "12x8", "--input", "12x4:int64"]
     counts = ["--stages", "2", "--microbatches", "3", "--memory-limit", "2GiB", "--devices", "cpu,cpu"]
-    names = ["--schedule", "gpipe", "--partitioner", "ilp", "--cost", "profile"]
-    assert cli("plan", "mymodels:small", *inputs, *counts, *names).code == 0
+    names = ["--schedule", "gpipe", "--partitioner", "ilp", "--cost", "profile", "--tied", "apart"]
+    machine = ["--optimizer", "adam", "--speeds", "1,0.5", "--bandwidth", "16GB", "--checkpoint", "auto"]
+    steered = ["--split-before", "1", "--keep-together", "0,1", "--keep-together", "Linear", "--pin", "2=1"]
+    solved = [
+        "--balance",
+        "2,1",
+        "--time-limit",
+        "2.5",
+        "--restored",
+        "2",
+        "--dispatch",
+        "inline",
+        "--batch-norm",
+        "each",
+    ]
+    assert cli("plan", "mymodels:small", *inputs, *counts, *names, *machine, *steered, *solved).code == 0
     (call,) = compiler.calls
     first, second = call.pop("example_args")
     assert (first.shape, str(first.dtype), second.shape, str(second.dtype)) == (
@@ -45,8 +64,30 @@ def test_plan_passes_every_option_on(cli, compiler):
     assert call.pop("loss_fn")(first).ndim == 0
     assert call == {
         "n_stages": 2, "n_microbatches": 3, "schedule": "gpipe", "partitioner": "ilp", "cost": "profile",
-        "memory_limit": 2 * 2**30, "devices": ["cpu", "cpu"],
+        "memory_limit": 2 * 2**30, "devices": ["cpu", "cpu"], "tied": "apart", "optimizer": "adam",
+        "speeds": [1.0, 0.5], "bandwidth": 16_000_000_000, "checkpoint": "auto", "split_before": ["1"],
+        "keep_together": [["0", "1"], nn.Linear], "pin": {"2": 1}, "balance": [2, 1], "time_limit": 2.5, "plan": None,
+        "restored": 2, "dispatch": "inline", "batch_norm": "each",
     }  # fmt: skip
+
+
+@pytest.mark.usefixtures("models")
+def test_what_is_not_typed_is_as_compile_has_it(cli, compiler):
+    cli("plan", *SMALL)
+    (call,) = compiler.calls
+    usual = {name: p.default for name, p in inspect.signature(compiling.compile).parameters.items()}
+    given = call.keys() - {"model", "n_stages", "example_args", "loss_fn"}
+    assert {name: call[name] or None for name in given} == {name: usual[name] or None for name in given}
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "run"])
+def test_every_argument_of_compile_that_can_be_typed_is_an_option(command):
+    """What cannot: functions, tensors, and what is about those."""
+    options = {param.name for param in get_command(app).commands[command].params}
+    arguments = set(inspect.signature(compiling.compile).parameters)
+    not_typed = {"example_args", "example_kwargs", "batch_dims", "loss_fn", "loss_reduction", "costs", "cache_size"}
+    spelled = {"n_stages": "stages", "n_microbatches": "microbatches"}
+    assert {spelled.get(name, name) for name in arguments - not_typed} <= options
 
 
 @pytest.mark.usefixtures("models")
@@ -156,6 +197,14 @@ def test_devices_are_as_many_as_asked_for(cli):
     assert cli("schedule", "zbv", "--stages", "4", "--json").json["placement"] == [0, 1, 1, 0]
 
 
+def test_a_schedule_is_searched_for_or_recomputes(cli):
+    found = cli("schedule", "auto", "--stages", "2", "--microbatches", "4", "--json").json
+    built = cli("schedule", "1f1b", "--stages", "2", "--microbatches", "4", "--json").json
+    assert found["makespan"] < built["makespan"]
+    again = cli("schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--checkpoint", "1,0", "--json").json
+    assert again["csv"] == "0F0,0F1,0R0,0B0,0R1,0B1\n1F0,1B0,1F1,1B1\n"
+
+
 def test_an_unknown_schedule_is_a_usage_error_that_lists_the_known(cli):
     outcome = cli("schedule", "zigzag")
     assert outcome.code == 2
@@ -209,6 +258,12 @@ def test_a_bug_of_the_users_keeps_its_traceback(cli, compiler):
         (["plan", *SMALL, "--memory-limit", "lots"], "lots"),
         (["plan", "mymodels:small", "--input", "3xx4"], "3xx4"),
         (["run", *SMALL, "--steps", "0"], "--steps"),
+        (["run", *SMALL, "--optimizer", "lion"], "cannot train with 'lion'"),
+        (["run", *SMALL, "--optimizer", "adan"], "--optimizer adan is not known"),
+        (["plan", *SMALL, "--plan", "none.json"], "none.json"),
+        (["plan", *SMALL, "--pin", "fc"], "--pin 'fc'"),
+        (["schedule", "1f1b", "--checkpoint", "auto"], "--checkpoint auto needs a model"),
+        (["schedule", "1f1b", "--checkpoint", "sometimes"], "--checkpoint sometimes is not known"),
         (["draw", *SMALL], "draw"),
     ],
 )

@@ -1,135 +1,88 @@
-"""From MODEL and SHAPE as typed to modules and tensors."""
+"""From options as typed to arguments of compile."""
 
 from __future__ import annotations
 
-import sys
-import types
-
 import pytest
-import torch
 from torch import nn
 
-from pipecompile.cli.request import Request, load_model, random_input
-from pipecompile.errors import InputError
+from pipecompile.cli.request import Request, with_classes
+from pipecompile.errors import InputError, ScheduleError
+from pipecompile.schedules import build_schedule
 
 
 @pytest.mark.parametrize(
-    ("text", "shape", "dtype"),
+    ("options", "name", "value"),
     [
-        ("32x3x8x8", (32, 3, 8, 8), torch.float32),
-        ("7", (7,), torch.float32),
-        ("2x5:int64", (2, 5), torch.int64),
-        ("2x5:bool", (2, 5), torch.bool),
-        ("2x5:bfloat16", (2, 5), torch.bfloat16),
-        ("2x5:complex64", (2, 5), torch.complex64),
+        ({"memory_limit": "16GiB"}, "memory_limit", 16 * 2**30),
+        ({"memory_limit": "500MB"}, "memory_limit", 500_000_000),
+        ({"memory_limit": "1KiB, 2kB"}, "memory_limit", [1024, 2000]),
+        ({"bandwidth": "16GB/s"}, "bandwidth", 16_000_000_000),
+        ({"speeds": "1, .5"}, "speeds", [1.0, 0.5]),
+        ({"devices": "cpu,cuda:0"}, "devices", ["cpu", "cuda:0"]),
+        ({"split_before": ["a.b,c", "d"]}, "split_before", ["a.b", "c", "d"]),
+        ({"keep_together": ["a, b", "c"]}, "keep_together", [["a", "b"], "c"]),
+        ({"pin": ["a.b=0,c=12", "a.b=0"]}, "pin", {"a.b": 0, "c": 12}),
+        ({"checkpoint": "1,0,1"}, "checkpoint", (True, False, True)),
+        ({"checkpoint": "1"}, "checkpoint", (True,)),
+        ({"checkpoint": "except_last"}, "checkpoint", "except_last"),
+        ({}, "n_stages", 4),
+        ({"balance": "2,0,1"}, "n_stages", 3),
+        ({"balance": "2,0,1", "stages": 5}, "n_stages", 5),
     ],
 )
-def test_a_shape_becomes_a_random_tensor(text, shape, dtype):
-    tensor = random_input(text)
-    assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
-    assert len(tensor.unique() if not dtype.is_complex else tensor) > 1
+def test_what_is_typed_becomes_an_argument(options, name, value):
+    assert Request(**options).arguments()[name] == value
 
 
-@pytest.mark.parametrize("text", ["", "x", "3x", "3x-1", "3,4", "3x4:", "3x4:nothing", "3x4:nn", "3.5"])
-def test_what_is_no_shape_is_refused_by_name(text):
-    with pytest.raises(InputError, match="is not a shape"):
-        random_input(text)
-
-
-def test_a_torchvision_model_has_random_weights_throughout(monkeypatch):
-    monkeypatch.setattr("torch.hub.load_state_dict_from_url", lambda *a, **k: pytest.fail("downloads"))
-    assert type(load_model("torchvision:resnet18")).__name__ == "ResNet"
-    assert type(load_model("torchvision:lraspp_mobilenet_v3_large")).__name__ == "LRASPP"
-
-
-def test_a_name_that_torchvision_lacks_is_answered_with_near_ones():
-    with pytest.raises(InputError, match=r"(?s)no model 'resnet51'.*resnet5\d"):
-        load_model("torchvision:resnet51")
-
-
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(InputError, match="timm"):
-        load_model("timm:resnet18")
-
-
-def test_timm_is_asked_for_random_weights(monkeypatch):
-    asked = {}
-    fake = types.SimpleNamespace(
-        is_model=lambda name: name == "tiny",
-        list_models=lambda: ["tiny"],
-        create_model=lambda name, **options: asked.update(options, name=name) or nn.Linear(1, 1),
-    )
-    monkeypatch.setitem(sys.modules, "timm", fake)
-    assert isinstance(load_model("timm:tiny"), nn.Linear)
-    assert asked == {"name": "tiny", "pretrained": False}
-    with pytest.raises(InputError, match=r"(?s)no model 'tinny'.*tiny"):
-        load_model("timm:tinny")
-
-
-@pytest.mark.usefixtures("models")
-def test_a_factory_of_the_current_directory():
-    assert isinstance(load_model("mymodels:small"), nn.Sequential)
-    assert isinstance(load_model("mymodels:Nested.ready"), nn.Linear)
-
-
-@pytest.mark.usefixtures("models")
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("options", "told"),
     [
-        ("resnet50", "names no model"),
-        (":small", "names no model"),
-        ("mymodels:", "names no model"),
-        ("mymodels:smal", "(?s)mymodels has no 'smal'.*small"),
-        ("mymodels:Nested.gone", "mymodels has no 'Nested.gone'"),
-        ("mymodels:Nested.text", "(?s)no torch.nn.Module.*str"),
-        ("mymodels:needs", "(?s)cannot be called without arguments.*width"),
-        ("mymodel:small", "there is no module 'mymodel'"),
-        ("nowhere.at.all:small", "there is no module 'nowhere'"),
-        ("mymodels.deeper:small", "mymodels"),
+        ({"memory_limit": "16GiB,"}, "'' is not a size"),
+        ({"bandwidth": "fast"}, "'fast' is not a size"),
+        ({"bandwidth": "none.csv"}, "(?s)cannot be read.*none.csv"),
+        ({"speeds": "1,x"}, "--speeds '1,x' is not a list of numbers"),
+        ({"balance": "1.5"}, "--balance '1.5' is not a list of whole numbers"),
+        ({"pin": ["a"]}, "--pin 'a' does not say"),
+        ({"pin": ["=3"]}, "--pin '=3' does not say"),
+        ({"pin": ["a=-1"]}, "--pin 'a=-1' does not say"),
+        ({"pin": ["a=0", "a=1"]}, "--pin puts 'a' into stage 0 and into stage 1"),
     ],
 )
-def test_a_model_that_cannot_be_found_is_named(spec, told):
+def test_what_cannot_be_read_is_refused(options, told):
     with pytest.raises(InputError, match=told):
-        load_model(spec)
+        Request(**options).arguments()
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("import notthere_at_all", "No module named 'notthere_at_all'"),
-        ("from torch import notthere", "cannot import name 'notthere'"),
-    ],
-)
-def test_an_import_that_fails_inside_the_users_module_names_what_and_where(models, line, told):
-    (models / "broken.py").write_text(f"import torch\n{line}\n")
-    with pytest.raises(InputError, match="importing 'broken' failed") as caught:
-        load_model("broken:small")
-    assert told in str(caught.value)
-    assert "broken.py:2" in str(caught.value)
-    assert isinstance(caught.value.__cause__, ImportError)
+def test_a_schedule_of_ones_own_says_how_many_stages(tmp_path):
+    built = build_schedule("zbv", 6, 4)
+    built.save(tmp_path / "mine.csv")
+    found = Request(schedule=str(tmp_path / "mine.csv")).arguments()
+    assert found["schedule"].rows == built.rows
+    assert found["n_stages"] == 6
+    with pytest.raises(ScheduleError, match=r"none\.csv"):
+        Request(schedule="none.csv").arguments()
 
 
-def test_another_error_of_the_users_module_is_left_alone(models):
-    (models / "crooked.py").write_text("1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
-        load_model("crooked:small")
+def test_bandwidths_of_pairs_are_a_file(tmp_path):
+    (tmp_path / "links.csv").write_text("0,16GB\n1e9,0\n")
+    path = str(tmp_path / "links.csv")
+    assert Request(bandwidth=path).arguments()["bandwidth"] == [[0, 16_000_000_000], [1_000_000_000, 0]]
+    (tmp_path / "links.csv").write_text("0,fast\n")
+    with pytest.raises(InputError, match=r"(?s)'fast' is not a size.*links\.csv"):
+        Request(bandwidth=path).arguments()
 
 
-@pytest.mark.usefixtures("models")
-def test_a_type_error_inside_the_factory_is_left_alone(models):
-    (models / "odd.py").write_text("def build():\n    return len(3)\n")
-    with pytest.raises(TypeError, match="has no len"):
-        load_model("odd:build")
+def test_a_class_stands_for_its_modules_unless_a_module_has_its_name():
+    class Linear(nn.Linear):
+        """Another class of the same name."""
 
-
-@pytest.mark.usefixtures("models")
-def test_equal_seeds_give_equal_weights_and_data():
-    def loaded(seed):
-        request = Request("mymodels:small", ["4x8"], 2, None, "1f1b", "auto", "auto", None, None, seed)
-        model, (data,) = request.load()
-        return torch.cat([*(p.detach().flatten() for p in model.parameters()), data.flatten()])
-
-    loaded(0)  # importing the module draws numbers too
-    assert torch.equal(loaded(1), loaded(1))
-    assert not torch.equal(loaded(1), loaded(2))
+    model = nn.Sequential(nn.Linear(2, 2), Linear(2, 2), nn.ReLU())
+    assert with_classes(model, ["Linear", "1", ["0", "ReLU"], "Tanh"]) == [
+        nn.Linear,
+        Linear,
+        "1",
+        ["0", "ReLU"],
+        "Tanh",
+    ]
+    model.add_module("ReLU", nn.Identity())
+    assert with_classes(model, ["ReLU", "Sequential"]) == ["ReLU", "Sequential"]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.cli.trial import eager_step, synthetic_loss
+from pipecompile.cli.trial import eager_step, optimizer_named, synthetic_loss
+from pipecompile.costs.optimizer_state import optimizer_state
 from pipecompile.errors import InputError
 
 
@@ -33,3 +34,18 @@ def test_the_loss_looks_into_every_container_and_passes_over_whole_numbers():
 def test_nothing_to_train_is_said():
     with pytest.raises(InputError, match="no floating tensor"):
         synthetic_loss({"ids": torch.arange(3)})
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "AdamW", "amsgrad", "rms_prop", "adadelta", "rprop"])
+def test_an_optimizer_keeps_what_its_name_is_counted_for(name):
+    model = nn.Linear(3, 3)
+    optimizer = optimizer_named(name)(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert optimizer_state(optimizer) == optimizer_state(name)
+
+
+@pytest.mark.parametrize("name", ["lion", "sparseadam"])
+def test_what_torch_cannot_train_with_is_refused(name):
+    with pytest.raises(InputError, match="cannot train with"):
+        optimizer_named(name)
