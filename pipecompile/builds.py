@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +12,7 @@ from torch import fx, nn
 from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut, verify_as_is
 from pipecompile.choosing import choose
-from pipecompile.costs.cost import CostError
-from pipecompile.counts import counts_to_try, first_count
+from pipecompile.counts import counts_to_try, first_count, too_small
 from pipecompile.errors import InputError, TraceError
 from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
@@ -26,7 +24,7 @@ from pipecompile.partitioners import Problem
 from pipecompile.passes.graphs import prepare
 from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
-from pipecompile.planning import make_plan
+from pipecompile.planning import Chosen, make_plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.batchnorm import check_alone, defer_norms, updating_norms
 from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
@@ -136,7 +134,7 @@ class Builds:
         if len(counts) == 1 and first > 1:
             self._check_divided(graph)
         move_model(self.model, self.options)
-        with _small(1 if len(counts) > 1 else first, batch.first.samples):
+        with too_small(1 if len(counts) > 1 else first, batch.first.samples):
             plan, self.problem, samples = self._chosen(graph, inputs, counts)
         options = self.options.chosen(plan)
         build = Build.make(graph, mark, plan, options, samples=samples)
@@ -144,9 +142,7 @@ class Builds:
         self.plan, self.options, self._cut = plan, options, build.cut
         self._keep(build)
 
-    def _chosen(
-        self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]
-    ) -> tuple[Plan, Problem | None, int | None]:
+    def _chosen(self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]) -> Chosen:
         return choose(graph, inputs, self.options, counts)
 
     def _sizes(self, inputs: FlatInputs) -> tuple[int, ...]:
@@ -292,7 +288,7 @@ class Builds:
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         if self.plan is None:
             move_model(self.model, self.options)
-        with _small(count, first.samples):
+        with too_small(count, first.samples):
             return make_plan(graph, first.leaves, self.options, count)
 
     def _keep(self, build: Build) -> None:
@@ -302,15 +298,3 @@ class Builds:
         if len(self._builds) > self.options.cache_size:
             self._evictions += 1
             self._notices.evicted(self._builds.pop(0).signature)
-
-
-@contextmanager
-def _small(count: int, samples: int | None) -> Iterator[None]:
-    """Give a CostError the hint that micro-batches of so many samples may be too small, when there are several."""
-    try:
-        yield
-    except CostError as error:
-        if count == 1:
-            raise
-        hint = f"n_microbatches=, fewer than {count}, if a micro-batch of {samples} is too small for the model"
-        raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__
