@@ -39,19 +39,10 @@ def test_plan_passes_every_option_on(cli, compiler):
     names = ["--schedule", "gpipe", "--partitioner", "ilp", "--cost", "profile", "--tied", "apart"]
     machine = ["--optimizer", "adam", "--speeds", "1,0.5", "--bandwidth", "16GB", "--checkpoint", "auto"]
     steered = ["--split-before", "1", "--keep-together", "0,1", "--keep-together", "Linear", "--pin", "2=1"]
-    solved = [
-        "--balance",
-        "2,1",
-        "--time-limit",
-        "2.5",
-        "--restored",
-        "2",
-        "--dispatch",
-        "inline",
-        "--batch-norm",
-        "each",
-    ]
-    assert cli("plan", "mymodels:small", *inputs, *counts, *names, *machine, *steered, *solved).code == 0
+    solved = ["--balance", "2,1", "--time-limit", "2.5"]
+    trained = ["--restored", "2", "--dispatch", "inline", "--batch-norm", "each"]
+    words = [*inputs, *counts, *names, *machine, *steered, *solved, *trained]
+    assert cli("plan", "mymodels:small", *words).code == 0
     (call,) = compiler.calls
     first, second = call.pop("example_args")
     assert (first.shape, str(first.dtype), second.shape, str(second.dtype)) == (

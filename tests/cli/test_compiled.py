@@ -29,10 +29,12 @@ def test_held_memory_counts_the_optimizer_and_its_limit_makes_stages_recompute(r
     assert sum(adam["held"]) - sum(plain["held"]) == pytest.approx(2 * bytes_of)
     again = real("simulate", *BLOCKS, "--checkpoint", "always", "--json").json
     limit = ["--memory-limit", f"{max(again['held']):.0f}", "--checkpoint", "auto"]
-    tight = real("simulate", *BLOCKS, *limit, "--json").json
+    tight = real("simulate", *BLOCKS, *limit, "--out", "tight", "--json").json
     assert any(tight["recompute"])
     assert max(tight["held"]) <= max(again["held"]) < max(plain["held"])
     assert "R0" in tight["csv"]
+    planned = ["--plan", "tight/plan.json", "--checkpoint", "auto", "--json"]
+    assert real("simulate", *BLOCKS, *planned).json["csv"] == tight["csv"]
     assert "recompute their forward: stages" in real("run", *BLOCKS, *limit, "--no-compare").out
 
 
