@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipecompile.checks import verify as verify
     from pipecompile.compiling import compile as compile
+    from pipecompile.considered import Candidate as Candidate
+    from pipecompile.considered import Considered as Considered
     from pipecompile.costs import CostError as CostError
     from pipecompile.errors import InfeasibleError as InfeasibleError
     from pipecompile.errors import InputError as InputError
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "checks": ("verify",),
     "compiling": ("compile",),
+    "considered": ("Candidate", "Considered"),
     "costs": ("CostError",),
     "errors": (
         "InfeasibleError",

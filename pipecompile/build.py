@@ -88,16 +88,18 @@ class Build:
         mark: tuple[Any, ...],
         plan: Plan,
         options: Options,
-        n_microbatches: int,
         stage_of: Mapping[str, int] | None = None,
+        samples: int | None = None,
     ) -> Build:
-        """`stage_of` is the cut on this graph, when it is not that of the plan."""
+        """`stage_of` is the cut on this graph, when it is not that of the plan; `samples` how many a micro-batch has, when not
+        as many as recorded.
+        """
         verify_plan(plan)
         if len(plan.devices) != len(options.devices):
             raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
         stage_of = stage_of or carried(plan.stage_of, graph, plan.n_stages)
         devices = tuple(options.devices[device] for device in plan.placement)
-        ways = routes(graph, stage_of, n_microbatches)
+        ways = routes(graph, stage_of, samples)
         stages = split(graph, ways, stage_of, devices)
         names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
         return cls(graph, mark, plan, options.settled(plan.recompute), devices, ways, stages, Outputs(graph), names)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import fx, nn
 
 from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut, verify_as_is
+from pipecompile.choosing import choose
 from pipecompile.costs.cost import CostError
+from pipecompile.counts import counts_to_try, first_count
 from pipecompile.errors import InputError, TraceError
 from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
@@ -42,7 +45,7 @@ class Builds:
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
-        self.model, self.options = model, options
+        self.model, self.options = model, options.chosen(options.plan)
         self.plan: Plan | None = options.plan
         self.problem: Problem | None = None
         self._builds: list[Build] = []
@@ -68,16 +71,24 @@ class Builds:
         self._homes.clear()
 
     def reschedule(self, options: Options) -> None:
-        """Other options for all builds, now and to come; their programs are made anew."""
+        """Other options for all builds, now and to come; their programs are made anew. Raises InputError for a number of
+        micro-batches that would have to be chosen with another cut.
+        """
+        if options.n_microbatches == "auto" and self.plan is not None:
+            hint = "a number; or compile anew, which cuts anew as well"
+            raise InputError('n_microbatches="auto" is chosen with the cut, which stays', hint=hint)
         self.options = options
         for build in self._builds:
             build.reschedule(options)
 
     def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
         """The build for these inputs, made now if there is none, and the inputs in micro-batches."""
+        made = self._traces
+        if self.plan is None and self.options.chooses:
+            self._choose(inputs)
         batch = MiniBatch(inputs, self._sizes(inputs))
         mark = self._signature(batch)
-        found, made = self._kept(mark, batch.sizes), self._traces
+        found = self._kept(mark, batch.sizes)
         if found is None:
             found, batch = self._settle(batch, mark)
         self._hits += made == self._traces
@@ -88,6 +99,31 @@ class Builds:
         self._builds.remove(found)
         self._builds.append(found)
         return found, batch
+
+    def _choose(self, inputs: FlatInputs) -> None:
+        """The first build, with the number of micro-batches and the schedule that make the shortest step of this mini-batch.
+
+        With an entry per sample in lists every number wants a recording of its own: there it stays the default.
+        """
+        counts: tuple[int, ...] = (len(self._sizes(inputs)),)
+        first = counts[0]
+        if self.options.n_microbatches == "auto" and inputs.samples is not None and not inputs.lists:
+            counts = counts_to_try(inputs.samples, len(self.options.devices))
+            first = first_count(inputs.samples, self.options.default_microbatches)
+        batch = MiniBatch(inputs, (1,) if inputs.samples is None else sizes(inputs.samples, first))
+        mark, start = self._signature(batch), perf_counter()
+        graph = self._recorded(batch.whole, batch.first)
+        seconds = perf_counter() - start
+        if len(counts) == 1 and first > 1:
+            self._check_divided(graph)
+        move_model(self.model, self.options)
+        with _small(1 if len(counts) > 1 else first, batch.first.samples):
+            plan, self.problem, samples = choose(graph, inputs, self.options, counts)
+        options = self.options.chosen(plan)
+        build = Build.make(graph, mark, plan, options, samples=samples)
+        self._place(build, seconds)
+        self.plan, self.options, self._cut = plan, options, build.cut
+        self._keep(build)
 
     def _sizes(self, inputs: FlatInputs) -> tuple[int, ...]:
         """As many micro-batches as asked for, and as there are samples; with lists only so many that all are equally long."""
@@ -169,13 +205,17 @@ class Builds:
         elif self._cut is None:
             check_same(plan.graph, plan.fingerprint, graph)
             verify_as_is(plan.stage_of, graph, plan.n_stages)
-        build = Build.make(graph, mark, plan, self.options, len(parts), stage_of)
-        build.mirrors, build.seconds, build.divided = place_stages(build, self._homes), seconds, len(parts) > 1
-        if self.options.batch_norm == "deferred":
-            build.norms = defer_norms(build.stages, self.model)
+        build = Build.make(graph, mark, plan, self.options, stage_of)
+        self._place(build, seconds)
+        build.divided = len(parts) > 1
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
         self._keep(build)
         return build
+
+    def _place(self, build: Build, seconds: float) -> None:
+        build.mirrors, build.seconds = place_stages(build, self._homes), seconds
+        if self.options.batch_norm == "deferred":
+            build.norms = defer_norms(build.stages, self.model)
 
     def _recorded(self, whole: FlatInputs, part: FlatInputs) -> fx.GraphModule:
         """A recording of one micro-batch; a failure tells which inputs may not be batches at all."""
@@ -222,15 +262,8 @@ class Builds:
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem]:
         if self.plan is None:
             move_model(self.model, self.options)
-        try:
+        with _small(count, first.samples):
             return make_plan(graph, first.leaves, self.options, count)
-        except CostError as error:
-            if count == 1:
-                raise
-            hint = (
-                f"n_microbatches=, fewer than {count}, if a micro-batch of {first.samples} is too small for the model"
-            )
-            raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__
 
     def _keep(self, build: Build) -> None:
         """Add a build; the least recently used one goes when there are too many."""
@@ -239,3 +272,15 @@ class Builds:
         if len(self._builds) > self.options.cache_size:
             self._evictions += 1
             self._notices.evicted(self._builds.pop(0).signature)
+
+
+@contextmanager
+def _small(count: int, samples: int | None) -> Iterator[None]:
+    """Give a CostError the hint that micro-batches of so many samples may be too small, when there are several."""
+    try:
+        yield
+    except CostError as error:
+        if count == 1:
+            raise
+        hint = f"n_microbatches=, fewer than {count}, if a micro-batch of {samples} is too small for the model"
+        raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__

@@ -31,7 +31,7 @@ def compile(
     *,
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
-    n_microbatches: int | None = None,
+    n_microbatches: int | str | None = None,
     batch_dims: BatchDims | None = None,
     schedule: str | Path | Schedule | Builder = "1f1b",
     devices: Sequence[str | torch.device] | None = None,
@@ -62,11 +62,12 @@ def compile(
     **Arguments:**
 
     - `example_args`, `example_kwargs`: a mini-batch, to compile at once; without, the first call supplies it.
-    - `n_microbatches`: default twice the number of devices, never more than the batch has samples.
+    - `n_microbatches`: default twice the number of devices, never more than the batch has samples; or "auto", the number that
+      makes the shortest simulated step of the first mini-batch, chosen with schedule, recomputation and cut.
     - `batch_dims`: where a tensor's batch is not dimension 0, by parameter of forward: `{"src": 1, "mask": None}`; None for
       what all samples share. `"target"` is the target of `step`.
-    - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...), "auto" to search for one under
-      the costs in the plan, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
+    - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...), "auto" for what is
+      fastest in simulation, of the catalogue or searched for, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
     - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
       on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it

@@ -15,12 +15,13 @@ from torch import fx
 from pipecompile.costs.cost_graph import held_by
 from pipecompile.errors import InfeasibleError, PartitionError
 from pipecompile.options import Options
-from pipecompile.partitioners import Partition, Problem, partition
+from pipecompile.partitioners import Partition, Problem, partition, stage_loads
 from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.loads import fits
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.show.progress import solving
 
-__all__ = ["cut", "free_bottleneck", "tied_groups"]
+__all__ = ["cut", "excess", "free_bottleneck", "tied_groups"]
 
 _FREE = 1e-9
 """A bottleneck that is worse by less than this share is no worse."""
@@ -49,6 +50,18 @@ def free_bottleneck(graph: fx.GraphModule, problem: Problem, found: Partition, o
     """The bottleneck that the best cut of `problem` has, when `found` is the best with more that is forced."""
     groups = (*problem.groups, *tied_groups(graph).values()) if options.tied == "together" else problem.groups
     return min(_solve(replace(problem, groups=groups), options, options.time_limit).bottleneck, found.bottleneck)
+
+
+def excess(problem: Problem, found: Partition, n_stages: int) -> str:
+    """Which device, or stage, holds how much more than its limit; empty when all fits."""
+    if problem.memory_limit is None:
+        return ""
+    rows = stage_loads(problem, found.stage_of, n_stages, found.recompute or None)
+    limit = problem.memory_limit
+    limits = limit if isinstance(limit, tuple) else (limit,) * len(rows)
+    unit = "stage" if problem.placement is None else "device"
+    over = [(d, row.memory) for d, row in enumerate(rows) if not fits(row.memory, limits[d])]
+    return next((f"{unit} {d} would hold {held:.6g} bytes, its limit is {limits[d]:.6g}" for d, held in over), "")
 
 
 def _joined(

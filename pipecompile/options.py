@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,7 @@ class Options:
     """The keyword arguments of `compile`. Construction raises InputError or ScheduleError for what cannot be."""
 
     n_stages: int
-    n_microbatches: int | None
+    n_microbatches: int | str | None
     batch_dims: BatchDims
     schedule: str | Schedule | Builder
     devices: tuple[torch.device, ...]
@@ -67,7 +67,7 @@ class Options:
         _check_count("n_stages", self.n_stages)
         _check_count("cache_size", self.cache_size)
         _check_count("restored", self.restored)
-        if self.n_microbatches is not None:
+        if self.n_microbatches not in (None, "auto"):
             _check_count("n_microbatches", self.n_microbatches)
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in allowed:
@@ -82,7 +82,8 @@ class Options:
             )
         self._check_machine()
         self._check_plan()
-        schedule = self.schedule_for(self.n_microbatches or 1, custom=False)
+        self._check_open()
+        schedule = self.schedule_for(self._some_count, custom=False)
         if self.schedule is schedule or isinstance(self.schedule, Schedule):
             verify(schedule)
 
@@ -103,6 +104,30 @@ class Options:
             what = "what is forced on the cut" if self.steering else "costs"
             raise InputError(f"a plan is given, and {what}", why="nothing is solved with a plan", hint="one of the two")
 
+    def _check_open(self) -> None:
+        """Raise InputError where the number of micro-batches cannot be chosen."""
+        if self.n_microbatches != "auto":
+            return
+        if isinstance(self.schedule, Schedule):
+            count = self.schedule.n_microbatches
+            raise InputError(
+                'n_microbatches="auto", and a schedule is given',
+                why=f"it is for {count} micro-batches",
+                hint=f"n_microbatches={count}, or name a schedule: it is built for any number",
+            )
+        if isinstance(self.costs, Mapping):
+            raise InputError(
+                'n_microbatches="auto", and costs are given in seconds',
+                why="they hold for one size of micro-batches, and several are compared",
+                hint="costs= a function of (graph, inputs), or a number of micro-batches",
+            )
+        if self.plan is not None and self.plan.considered is None:
+            raise InputError(
+                'n_microbatches="auto", and a plan is given that does not say how many',
+                why="nothing is chosen with a plan",
+                hint="the number that the plan was made for",
+            )
+
     @property
     def links(self) -> Links:
         """What sending costs between the devices."""
@@ -118,7 +143,24 @@ class Options:
         """As asked for, as the schedule given has, or twice the number of devices."""
         if isinstance(self.schedule, Schedule):
             return self.schedule.n_microbatches
-        return self.n_microbatches or 2 * len(self.devices)
+        return self.n_microbatches if isinstance(self.n_microbatches, int) else 2 * len(self.devices)
+
+    @property
+    def chooses(self) -> bool:
+        """Is the number of micro-batches, or the schedule, to be chosen with the cut?"""
+        return self.plan is None and "auto" in (self.n_microbatches, self.schedule)
+
+    def chosen(self, plan: Plan | None) -> Options:
+        """With the number of micro-batches and the schedule that were chosen with the plan, where they were left open."""
+        if plan is None or plan.considered is None or "auto" not in (self.n_microbatches, self.schedule):
+            return self
+        best = plan.considered.best
+        count = best.n_microbatches if self.n_microbatches == "auto" else self.n_microbatches
+        return replace(self, n_microbatches=count, schedule=best.schedule if self.schedule == "auto" else self.schedule)
+
+    @property
+    def _some_count(self) -> int:
+        return self.n_microbatches if isinstance(self.n_microbatches, int) else 1
 
     def schedule_for(self, n_microbatches: int, *, custom: bool = True) -> Schedule:
         """The schedule for so many micro-batches, with what is recomputed. "auto" is searched for once there are costs; until
@@ -142,7 +184,7 @@ class Options:
     @property
     def trains(self) -> bool:
         """Has the schedule a backward?"""
-        rows = self.schedule_for(self.n_microbatches or 1, custom=False).rows
+        rows = self.schedule_for(self._some_count, custom=False).rows
         return any(action.kind is not Kind.FORWARD for row in rows for action in row)
 
     def _plain(self, n_microbatches: int, *, custom: bool) -> Schedule:
@@ -184,7 +226,8 @@ class Options:
 
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} is {value!r}; it must be a whole number, at least 1")
+        more = ', or "auto"' if name == "n_microbatches" else ""
+        raise InputError(f"{name} is {value!r}; it must be a whole number, at least 1{more}")
 
 
 def default_devices(schedule: str | Schedule | Builder, n_stages: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.builds import Builds
+from pipecompile.considered import Considered
 from pipecompile.ir import LOSS, TARGET, Program, Schedule
 from pipecompile.looking import dump_all, step_costs, write_report
 from pipecompile.options import Options, load_schedule
@@ -40,10 +41,14 @@ class Pipeline(StandIn):
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         super().__init__(model)
-        self.options = options
         self.builds = Builds(model, options)
         self._dispatcher = Dispatcher(options.dispatch, options.devices)
         self._last: tuple[Executable, Spans] | None = None
+
+    @property
+    def options(self) -> Options:
+        """What was asked for; what was left open is filled in when it is chosen."""
+        return self.builds.options
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
         """A call's inputs as leaves with their batch dimensions."""
@@ -105,8 +110,7 @@ class Pipeline(StandIn):
         """
         schedule = self.options.schedule if schedule is None else load_schedule(schedule)
         count = self.options.n_microbatches if n_microbatches is None else n_microbatches
-        self.options = replace(self.options, schedule=schedule, n_microbatches=count)
-        self.builds.reschedule(self.options)
+        self.builds.reschedule(replace(self.options, schedule=schedule, n_microbatches=count))
         self._last = None
         return self
 
@@ -116,6 +120,11 @@ class Pipeline(StandIn):
     def plan(self) -> Plan:
         """Which node is in which stage, which stage on which device, and every route. `plan.save(path)` writes it."""
         return self.builds.latest.plan
+
+    @property
+    def considered(self) -> Considered | None:
+        """What was compared to choose `n_microbatches="auto"` and `schedule="auto"`; prints as a table. None when neither was."""
+        return self.plan.considered
 
     @property
     def problem(self) -> Problem | None:

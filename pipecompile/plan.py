@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipecompile.considered import Considered
 from pipecompile.errors import PlanError
 from pipecompile.ir import Route
 
@@ -18,7 +19,8 @@ FORMAT = "pipecompile.plan/1"
 @dataclass(frozen=True, slots=True)
 class StageSummary:
     """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch; `memory` is what the stage
-    holds at most in a step, `forced` what the user asked of it.
+    holds at most in a step, `state_bytes` what it holds always: parameters with gradients and optimizer state, and buffers.
+    `forced` is what the user asked of it.
     """
 
     stage: int
@@ -35,6 +37,7 @@ class StageSummary:
     skips_in: int
     skips_out: int
     memory: float = 0.0
+    state_bytes: float = 0.0
     forced: tuple[str, ...] = ()
 
 
@@ -44,6 +47,7 @@ class Plan:
 
     `graph` is what it was made for, a line per node, `fingerprint` their hash. `unforced` is the bottleneck of the cut
     without what the user forced. `recompute`: which stages the solver has recompute, when that was left to it.
+    `considered`: what was compared, when the number of micro-batches or the schedule was left open.
     """
 
     fingerprint: str
@@ -61,6 +65,7 @@ class Plan:
     graph: tuple[str, ...] = ()
     unforced: float | None = None
     recompute: tuple[bool, ...] = ()
+    considered: Considered | None = None
     format: str = FORMAT
 
     @property

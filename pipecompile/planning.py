@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from pipecompile.costs import NodeCost, chosen_cost, node_costs
+from pipecompile.considered import Considered
+from pipecompile.costs import NodeCost, Repeats, chosen_cost, node_costs
 from pipecompile.costs.cost_graph import cost_graph, held_by
 from pipecompile.costs.given import overridden, provided
+from pipecompile.costs.profile import REPEATS
 from pipecompile.cutting import cut, free_bottleneck
 from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.fingerprints import fingerprint, node_lines
-from pipecompile.ir import HOST, Kind, Route
+from pipecompile.ir import HOST, Kind, Route, Schedule
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.passes.aliasing import compute_nodes
@@ -30,7 +32,29 @@ from pipecompile.stages import routes
 from pipecompile.tracing.writing.spelling import said
 from pipecompile.ways_out import with_enough_stages
 
-__all__ = ["make_plan"]
+__all__ = [
+    "Draft",
+    "check_bearable",
+    "drafted",
+    "flying",
+    "make_plan",
+    "make_problem",
+    "measured",
+    "plan_of",
+    "unforced_bottleneck",
+    "warn_of_gap",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A cut, the problem it solves, and what follows from both: what each stage costs and what travels between them."""
+
+    found: Partition
+    problem: Problem
+    placement: tuple[int, ...]
+    stages: tuple[StageSummary, ...]
+    routes: tuple[Route, ...]
 
 
 def make_plan(
@@ -40,32 +64,42 @@ def make_plan(
 
     Raises PartitionError when there are more stages than the graph can bear, InfeasibleError when no cut fits.
     """
-    _check_bearable(graph, options.n_stages)
-    cost, costs = _costs(graph, inputs, options)
-    problem = _problem(graph, costs, options, n_microbatches)
+    check_bearable(graph, options.n_stages)
+    cost, costs = measured(graph, inputs, options)
+    schedule = options.schedule_for(n_microbatches, custom=False)
+    problem = make_problem(graph, costs, options, schedule)
     try:
         found, solved = cut(graph, options.steering.on(graph, problem), options)
     except InfeasibleError as error:
-        more = partial(_problem, graph, costs, n_microbatches=n_microbatches)
-        raise with_enough_stages(error, more, options) from None
-    _warn_of_gap(found, options)
-    unforced = free_bottleneck(graph, problem, found, options) if options.steering else None
-    return _plan(graph, found, solved, (cost, costs), options, n_microbatches, unforced), solved
+        raise with_enough_stages(error, partial(asked_problem, graph, costs, n_microbatches), options) from None
+    warn_of_gap(found, options)
+    draft = drafted(graph, found, solved, costs, options, schedule.placement)
+    if options.schedule == "auto" and not options.devices_differ:
+        there = searched(options.settled(found.recompute), draft.stages, draft.routes, n_microbatches).placement
+        draft = replace(draft, placement=there)
+    return plan_of(graph, draft, cost, options, unforced=unforced_bottleneck(graph, problem, found, options)), solved
 
 
-def _problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Options, n_microbatches: int) -> Problem:
+def asked_problem(
+    graph: fx.GraphModule, costs: Mapping[str, NodeCost], n_microbatches: int, options: Options
+) -> Problem:
+    """The problem under the schedule that options ask for."""
+    return make_problem(graph, costs, options, options.schedule_for(n_microbatches, custom=False))
+
+
+def make_problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Options, schedule: Schedule) -> Problem:
     """What is to be cut, with the machine that it is cut for, before anything is forced.
 
     Where devices are alike and have no limit, every stage counts as a device: even stages make even devices.
     """
-    links, placement = options.links, options.schedule_for(n_microbatches, custom=False).placement
+    links, placement = options.links, schedule.placement
     problem = cost_graph(
         graph,
         costs,
         seconds_per_byte=links.seconds_per_byte,
         latency=links.latency,
         memory_limit=options.memory_limit,
-        in_flight=_in_flight(options, n_microbatches),
+        in_flight=flying(schedule, options),
         optimizer_state=options.optimizer_state,
     )
     shared = options.devices_differ and placement != tuple(range(options.n_stages))
@@ -78,7 +112,7 @@ def _problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Opti
     )
 
 
-def _warn_of_gap(found: Partition, options: Options) -> None:
+def warn_of_gap(found: Partition, options: Options) -> None:
     if found.status == "feasible" and options.partitioner != "dp":
         warnings.warn(
             f"the cut is not proven to be the best after {options.time_limit:g} s: its slowest stage is at most "
@@ -88,15 +122,17 @@ def _warn_of_gap(found: Partition, options: Options) -> None:
         )
 
 
-def _costs(graph: fx.GraphModule, inputs: Sequence[Any], options: Options) -> tuple[str, dict[str, NodeCost]]:
-    """The name of the cost model that was used, and what each node costs under it."""
+def measured(
+    graph: fx.GraphModule, inputs: Sequence[Any], options: Options, repeats: Repeats = REPEATS
+) -> tuple[str, dict[str, NodeCost]]:
+    """The name of the cost model that was used, and what each node costs under it for one micro-batch `inputs`."""
     device = options.devices[0]
     there, values = _moved(graph, inputs, device) if options.cost != "analytic" else (graph, inputs)
     if callable(options.costs):
         return "own", provided(there, values, options.costs)
     cost = chosen_cost(there, values, cost=options.cost, device=device)
     with working(f"{'measuring' if cost == 'profile' else 'estimating'} {len(compute_nodes(there))} operations"):
-        costs = node_costs(there, values, cost=cost, device=device)
+        costs = node_costs(there, values, cost=cost, device=device, repeats=repeats)
     return (f"{cost} and own", overridden(graph, costs, options.costs)) if options.costs else (cost, costs)
 
 
@@ -111,7 +147,7 @@ def _moved(graph: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -
     ]
 
 
-def _check_bearable(graph: fx.GraphModule, n_stages: int) -> None:
+def check_bearable(graph: fx.GraphModule, n_stages: int) -> None:
     tied = sum(len(group) - 1 for group in graph.meta["ties"].groups)
     units = len(compute_nodes(graph)) - tied
     if n_stages > units:
@@ -126,11 +162,10 @@ def _check_bearable(graph: fx.GraphModule, n_stages: int) -> None:
 _KEPT = {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}
 
 
-def _in_flight(options: Options, n_microbatches: int) -> list[float]:
+def flying(schedule: Schedule, options: Options) -> tuple[float, ...]:
     """Micro-batches in flight on each stage under the schedule: the most F without their B (or W) that a row reaches; of a
     schedule that comes with R, what those restore. What `checkpoint` recomputes is the problem's own affair.
     """
-    schedule = options.schedule_for(n_microbatches, custom=False)
     cells = (a for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE and options.checkpoint == "never")
     again = {(action.stage, action.microbatch) for action in cells}
     now, peak = [0] * options.n_stages, [1] * options.n_stages
@@ -140,47 +175,62 @@ def _in_flight(options: Options, n_microbatches: int) -> list[float]:
                 continue
             now[action.stage] += _KEPT.get(action.kind, 0)
             peak[action.stage] = max(peak[action.stage], now[action.stage])
-    return [float(count) for count in peak]
+    return tuple(map(float, peak))
+
+
+def unforced_bottleneck(graph: fx.GraphModule, problem: Problem, found: Partition, options: Options) -> float | None:
+    return free_bottleneck(graph, problem, found, options) if options.steering else None
 
 
 # -- the plan as data -----------------------------------------------------------------------------------------------
 
 
-def _plan(
+def drafted(
     graph: fx.GraphModule,
     found: Partition,
     problem: Problem,
-    measured: tuple[str, Mapping[str, NodeCost]],
+    costs: Mapping[str, NodeCost],
     options: Options,
-    n_microbatches: int,
-    unforced: float | None,
-) -> Plan:
-    cost, costs = measured
-    placement = options.schedule_for(n_microbatches, custom=False).placement
-    lines = node_lines(graph)
-    rows = stage_loads(_each_alone(problem), found.stage_of, options.n_stages, found.recompute or None)
+    placement: tuple[int, ...],
+    samples: int | None = None,
+) -> Draft:
+    """What follows from a cut, for micro-batches of so many samples, by default as many as were recorded."""
+    alone = _each_alone(problem)
+    rows = stage_loads(alone, found.stage_of, options.n_stages, found.recompute or None)
+    idle = replace(alone, in_flight=(0.0,) * options.n_stages)
+    always = stage_loads(idle, found.stage_of, options.n_stages, (False,) * options.n_stages)
     forced = options.steering.marks(graph, found.stage_of, options.n_stages)
     speeds = options.speeds or (1.0,) * len(options.devices)
-    ways = routes(graph, found.stage_of, n_microbatches)
+    ways = routes(graph, found.stage_of, samples)
     members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
     for node in compute_nodes(graph):
         members[found.stage_of[node.name]].append(node)
-    stages = tuple(
-        replace(_summary(graph, s, nodes, costs, ways, speeds[placement[s]]), memory=rows[s].memory, forced=forced[s])
-        for s, nodes in enumerate(members)
-    )
-    if options.schedule == "auto" and not options.devices_differ:
-        placement = searched(options.settled(found.recompute), stages, ways, n_microbatches).placement
-    names = [str(options.devices[device]) for device in placement]
-    stages = tuple(replace(stage, device=name) for stage, name in zip(stages, names, strict=True))
+    stages = [_summary(graph, s, nodes, costs, ways, speeds[placement[s]]) for s, nodes in enumerate(members)]
+    told = zip(stages, rows, always, forced, strict=True)
+    full = tuple(replace(s, memory=r.memory, state_bytes=a.memory, forced=f) for s, r, a, f in told)
+    return Draft(found, problem, placement, full, ways)
+
+
+def plan_of(
+    graph: fx.GraphModule,
+    draft: Draft,
+    cost: str,
+    options: Options,
+    *,
+    unforced: float | None = None,
+    considered: Considered | None = None,
+) -> Plan:
+    """A draft as a plan, with the names of things."""
+    found, lines = draft.found, node_lines(graph)
+    names = [str(options.devices[device]) for device in draft.placement]
     return Plan(
         fingerprint=fingerprint(lines),
         n_stages=options.n_stages,
         devices=tuple(map(str, options.devices)),
-        placement=placement,
+        placement=draft.placement,
         stage_of=dict(found.stage_of),
-        routes=ways,
-        stages=stages,
+        routes=draft.routes,
+        stages=tuple(replace(stage, device=name) for stage, name in zip(draft.stages, names, strict=True)),
         bottleneck=found.bottleneck,
         lower_bound=found.lower_bound,
         status=found.status,
@@ -189,6 +239,7 @@ def _plan(
         graph=lines,
         unforced=unforced,
         recompute=found.recompute if options.checkpoint == "auto" else (),
+        considered=considered,
     )
 
 

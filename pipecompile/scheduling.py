@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
-from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.ir import HOST, Action, Kind, Route, Schedule
 from pipecompile.links import Links
 from pipecompile.options import Options
 from pipecompile.passes.early_recompute import advance_recompute
@@ -53,7 +54,7 @@ def searched(
     n_microbatches: int,
     placement: Sequence[int] | None = None,
 ) -> Schedule:
-    """The fastest that a search finds, and where it puts the stages, if nobody says."""
+    """The fastest that a search finds within the memory limit, and where it puts the stages, if nobody says."""
     but_last = options.checkpoint == "except_last"
     found = auto_schedule(
         options.n_stages,
@@ -62,9 +63,27 @@ def searched(
         placement=placement,
         routes=routes,
         checkpoint="always" if but_last else options.checkpoint,
+        in_flight=_room(options, stages, routes, placement),
         **costs_of(stages, routes, options.links, placement),
     )
     return _kept(found, n_microbatches - 1) if but_last else found
+
+
+def _room(
+    options: Options, stages: Sequence[StageSummary], routes: Sequence[Route], placement: Sequence[int] | None
+) -> list[float] | None:
+    """How many micro-batches each device may have in flight, as the cut counts what they hold; None without a limit."""
+    limit = options.memory_limit
+    if limit is None or placement is None:
+        return None
+    flags = options.recompute if isinstance(options.recompute, tuple) else (False,) * len(stages)
+    limits = limit if isinstance(limit, tuple) else (limit,) * len(options.devices)
+    room, each = list(map(float, limits)), [0.0] * len(limits)
+    for device, stage, again in zip(placement, stages, flags, strict=True):
+        received = sum(way.nbytes for way in routes if way.source != HOST and stage.stage in way.consumers)
+        room[device] -= stage.state_bytes + again * stage.saved_bytes
+        each[device] += received + (not again) * stage.saved_bytes
+    return [free / held if held else inf for free, held in zip(room, each, strict=True)]
 
 
 def _kept(schedule: Schedule, microbatch: int) -> Schedule:

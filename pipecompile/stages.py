@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import sympy
 import torch
 from torch import fx
 
@@ -37,10 +38,10 @@ class Stage:
     nodes: tuple[str, ...]
 
 
-def routes(graph: fx.GraphModule, stage_of: Mapping[str, int], n_microbatches: int) -> tuple[Route, ...]:
+def routes(graph: fx.GraphModule, stage_of: Mapping[str, int], samples: int | None = None) -> tuple[Route, ...]:
     """A route for every value that a stage does not make itself, and for every output, in graph order.
 
-    `nbytes` is the size of one of `n_microbatches` micro-batches.
+    `nbytes` is the size with so many samples, by default with as many as were recorded.
     """
     wanted: defaultdict[fx.Node, set[int]] = defaultdict(set)
     for node in compute_nodes(graph):
@@ -54,22 +55,26 @@ def routes(graph: fx.GraphModule, stage_of: Mapping[str, int], n_microbatches: i
             continue
         consumers = sorted(wanted[node] - {source}) + [HOST] * (node in outputs and source != HOST)
         if consumers:
-            found.append(_route(node, source, consumers, n_microbatches))
+            found.append(_route(node, source, consumers, {graph.meta["symbol"]: samples} if samples else {}))
     return tuple(found)
 
 
-def _route(node: fx.Node, source: int, consumers: Sequence[int], n_microbatches: int) -> Route:
+def _route(node: fx.Node, source: int, consumers: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Route:
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return Route(node.name, source, tuple(consumers), 0.0, gradient=False)
     differentiable = value.dtype.is_floating_point or value.dtype.is_complex
-    nbytes = value.element_size() * float(_concrete(value)) / n_microbatches
+    nbytes = float(value.element_size() * _elements(value, sizes))
     return Route(node.name, source, tuple(consumers), nbytes, differentiable)
 
 
-def _concrete(value: torch.Tensor) -> int:
-    size = value.numel()
-    return size.node.hint if isinstance(size, torch.SymInt) else size
+def _elements(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> int:
+    """How many, with these sizes for symbols; as recorded where the data decide."""
+    count = value.numel()
+    if not isinstance(count, torch.SymInt):
+        return count
+    known = count.node.expr.xreplace(dict(sizes))
+    return int(known) if known.is_number else count.node.hint
 
 
 def split(

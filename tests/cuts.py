@@ -25,7 +25,7 @@ def cut(graph: fx.GraphModule, bounds: Sequence[int]) -> dict[str, int]:
 
 
 def stages_of(graph: fx.GraphModule, stage_of: Mapping[str, int]) -> tuple[tuple[Route, ...], tuple[Stage, ...]]:
-    ways = routes(graph, stage_of, 1)
+    ways = routes(graph, stage_of)
     devices = [torch.device("cpu")] * (1 + max(stage_of.values(), default=0))
     return ways, split(graph, ways, stage_of, devices)
 

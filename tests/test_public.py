@@ -12,6 +12,8 @@ import pipecompile as pc
 
 EXPECTED = [
     "Advice",
+    "Candidate",
+    "Considered",
     "CostError",
     "Explanation",
     "InfeasibleError",

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import pipecompile as pc
 from pipecompile.ir import HOST, Route
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.tracing import trace
@@ -135,7 +136,19 @@ def test_bytes_are_those_of_one_micro_batch():
     graph = trace(nn.Sequential(nn.Linear(4, 8)), torch.randn(6, 4))
     from pipecompile.stages import routes
 
-    assert [way.nbytes for way in routes(graph, {"_0": 0}, 3)] == [32.0, 64.0]
+    assert [way.nbytes for way in routes(graph, {"_0": 0}, 3)] == [48.0, 96.0]
+    assert [way.nbytes for way in routes(graph, {"_0": 0})] == [96.0, 192.0]
+
+
+def test_the_bytes_of_a_pipeline_are_those_of_one_micro_batch():
+    pipe = pc.compile(
+        nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)),
+        2,
+        example_args=(torch.randn(6, 4),),
+        n_microbatches=2,
+        cost="analytic",
+    )
+    assert [way.nbytes for way in pipe.plan.routes] == [3 * 4 * 4.0, 3 * 8 * 4.0, 3 * 4 * 4.0]
 
 
 def test_sizes_are_not_routed():

@@ -14,7 +14,7 @@ from pipecompile.costs.cell import tensors_in
 from pipecompile.costs.cost import CostProvider, NodeCost
 from pipecompile.costs.devices import DeviceSpec
 from pipecompile.costs.guard import state_tensors
-from pipecompile.costs.profile import profiled_costs
+from pipecompile.costs.profile import REPEATS, Repeats, profiled_costs
 from pipecompile.errors import InputError
 
 __all__ = ["chosen_cost", "node_costs"]
@@ -31,19 +31,21 @@ def node_costs(
     *,
     cost: str | CostProvider = "auto",
     device: DeviceSpec | torch.device | str | None = None,
+    repeats: Repeats = REPEATS,
 ) -> dict[str, NodeCost]:
     """The cost of every compute node of `graph` for one micro-batch `inputs`, by node name.
 
     **cost:** "profile" measures, "analytic" computes, "auto" measures when all tensors are real and on a `device` of
     the kind asked for, and computes otherwise. A provider of your own is called as it is.
     **device:** what "analytic" computes for: a name ("h100"), a torch.device, or a DeviceSpec. None: where it is.
+    **repeats:** how often "profile" measures.
 
     Raises InputError for an unknown name or device, and to measure what has no memory; CostError when a node fails.
     """
     if callable(cost):
         return cost(graph, inputs)
     if chosen_cost(graph, inputs, cost=cost, device=device) == "profile":
-        return profiled_costs(graph, inputs)
+        return profiled_costs(graph, inputs, repeats=repeats)
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     return analytic_costs(graph, inputs, device=_home(tensors) if device is None else device)
 

@@ -26,7 +26,7 @@ from pipecompile.costs.guard import preserved, state_tensors, untouched
 from pipecompile.costs.saved import SavedLedger
 from pipecompile.costs.walk import COMPUTE_OPS, walk
 
-__all__ = ["Repeats", "profiled_costs"]
+__all__ = ["REPEATS", "Repeats", "profiled_costs"]
 
 Clock = Callable[[Callable[[], None]], float]
 """Runs a function and says how many seconds that took."""

@@ -138,7 +138,7 @@ class _Search:
     def _from_catalogue(self, judge: Judge) -> Iterator[Found]:
         n_stages, n_devices = len(judge.placement), max(judge.placement) + 1
         for name, entry in CATALOGUE.items():
-            if name == "forward" or n_stages != (entry.chunks or n_stages // n_devices) * n_devices:
+            if name == "forward" or not entry.suits(n_stages, n_devices):
                 continue
             schedule = entry.build(n_stages, self.n_microbatches, n_devices)
             if schedule.placement == judge.placement and (self.split or not _is_split(schedule)):

@@ -38,6 +38,10 @@ class Entry:
         """How many devices it takes when nobody says."""
         return max(1, n_stages // (self.chunks or 1))
 
+    def suits(self, n_stages: int, n_devices: int) -> bool:
+        """Can it deal so many stages to so many devices?"""
+        return n_stages == (self.chunks or n_stages // n_devices) * n_devices
+
 
 CATALOGUE: dict[str, Entry] = {
     "gpipe": Entry(build_gpipe),

@@ -19,7 +19,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What was called: "profile", or the device that was computed for."""
     calls: list[object] = []
 
-    def note(_graph: object, _inputs: object, device: object = "profile") -> dict[str, NodeCost]:
+    def note(_graph: object, _inputs: object, device: object = "profile", **_options: object) -> dict[str, NodeCost]:
         calls.append(device)
         return {}
 

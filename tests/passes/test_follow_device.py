@@ -24,7 +24,7 @@ def as_stage(body, target: torch.device) -> nn.Module:
     model = Body(body)
     graph = trace(model, torch.randn(3, 4))
     stage_of = {node.name: 0 for node in compute_nodes(graph)}
-    (stage,) = split(graph, routes(graph, stage_of, 1), stage_of, [target])
+    (stage,) = split(graph, routes(graph, stage_of), stage_of, [target])
     model.to(target)
     return stage.module
 

@@ -140,6 +140,12 @@ def test_never_worse_than_a_catalogue_schedule_that_happens_to_be_best() -> None
     assert isinstance(schedule, Schedule)
 
 
+def test_stages_that_take_no_time_are_scheduled_as_well() -> None:
+    idle = [1.0, 1.0, 0.0, 0.0]
+    found = auto_schedule(4, 6, n_devices=2, forward=idle, input_grad=idle, weight_grad=idle)
+    assert found.n_microbatches == 6
+
+
 @pytest.mark.parametrize("times", [(2.0, 0.0), (0.0, 2.0), (0.0, 0.0)])
 def test_stages_that_take_no_time_are_scheduled(times: tuple[float, float]) -> None:
     """A stage is empty when its device is so slow, or its link, that the cut leaves it out."""
