@@ -247,6 +247,7 @@ def test_a_bug_of_the_users_keeps_its_traceback(cli, compiler):
         (["plan", "mymodels:small"], "--input"),
         (["plan", *SMALL, "--stages", "two"], "'--stages'"),
         (["plan", *SMALL, "--memory-limit", "lots"], "lots"),
+        (["plan", *SMALL, "--microbatches", "many"], "--microbatches 'many'"),
         (["plan", "mymodels:small", "--input", "3xx4"], "3xx4"),
         (["run", *SMALL, "--steps", "0"], "--steps"),
         (["run", *SMALL, "--optimizer", "lion"], "cannot train with 'lion'"),
