@@ -18,6 +18,7 @@ from pipecompile.ir import Kind, Schedule
 from pipecompile.links import Bandwidth, Links
 from pipecompile.passes.recompute import Checkpoint, insert_recompute
 from pipecompile.plan import Plan
+from pipecompile.runtime.compiled import check_backend
 from pipecompile.schedules import CATALOGUE, Builder, build_schedule
 from pipecompile.steering import Steering
 from pipecompile.tracing.inputs.batch_dims import BatchDims
@@ -57,6 +58,8 @@ class Options:
     checkpoint: Checkpoint = "never"
     restored: int = 1
     batch_norm: str | None = None
+    has_aux: bool = False
+    compile_stages: bool | str = False
     steering: Steering = field(default_factory=Steering)
     costs: Given | None = None
     optimizer_state: int = 0
@@ -80,6 +83,9 @@ class Options:
                 f"loss_fn is a {type(self.loss_fn).__name__}, not a function",
                 hint="for example torch.nn.functional.cross_entropy",
             )
+        if self.has_aux and self.loss_fn is None:
+            raise InputError("has_aux=True, and no loss_fn", hint="a loss_fn that returns (loss, aux)")
+        check_backend(self.compile_stages)
         self._check_machine()
         self._check_plan()
         self._check_open()
@@ -184,8 +190,22 @@ class Options:
     @property
     def trains(self) -> bool:
         """Has the schedule a backward?"""
+<<<<<<< HEAD
+        return any(kind is not Kind.FORWARD for kind in self._kinds)
+
+    @property
+    def divides(self) -> bool:
+        """Has the schedule backwards in two halves?"""
+        return Kind.INPUT_GRAD in self._kinds
+
+    @property
+    def _kinds(self) -> set[Kind]:
+        rows = self.schedule_for(self.n_microbatches or 1, custom=False).rows
+        return {action.kind for row in rows for action in row}
+=======
         rows = self.schedule_for(self._some_count, custom=False).rows
         return any(action.kind is not Kind.FORWARD for row in rows for action in row)
+>>>>>>> main
 
     def _plain(self, n_microbatches: int, *, custom: bool) -> Schedule:
         if not isinstance(self.schedule, Schedule):

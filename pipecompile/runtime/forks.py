@@ -23,7 +23,7 @@ from typing import Any
 
 from torch.autograd.graph import GradientEdge
 
-__all__ = ["Division", "divide", "explore"]
+__all__ = ["INPUT", "WORTH", "Division", "divide", "explore"]
 
 DIVISIBLE = frozenset(
     f"{name}Backward0"
@@ -36,9 +36,10 @@ INPUT, ACCUMULATE = "input", "torch::autograd::AccumulateGrad"
 WORTH = {"cpu": 2e6, "cuda": 2e9}
 """FLOPs of a weight's gradient, from which on W pays: some 50 us of a CPU's core, some 5 us of a GPU's full speed."""
 
-_WHOLE = "CheckpointFunctionBackward"
-"""A reentrant checkpoint refuses to be asked for some gradients only."""
-
+_WHOLE = frozenset({"CheckpointFunctionBackward", "CompiledFunctionBackward"})
+"""A reentrant checkpoint refuses to be asked for some gradients only; a compiled region may write into what it saved, so that
+its backward must be the last one.
+"""
 Structure = tuple[tuple[str, ...], tuple[tuple[int, ...], ...], int]
 """Names of the nodes, the numbers of those that follow each (-1: nothing), and how many of them are roots."""
 
@@ -83,21 +84,23 @@ def explore(roots: Iterable[GradientEdge], inputs: frozenset[int]) -> tuple[list
     return nodes, (tuple(names), tuple(rows), count)
 
 
-def divide(nodes: Sequence[Any], structure: Structure, least: float) -> Division:
+def divide(nodes: Sequence[Any], structure: Structure, least: float, *, ours: bool = False) -> Division:
     """Divide a structure; of `nodes` only sizes are asked. `least` is the FLOPs from which on a weight's gradient waits.
+    What a node saved may have been packed by somebody else, which keeps it from waiting, unless they were `ours`.
 
     Forks that share anything with another become early, until no two share anything. Linear in practice.
     """
     names, rows, n_roots = structure
     inward = _inward(names, rows)
-    if inward and _WHOLE in names:
+    if inward and not _WHOLE.isdisjoint(names):
         return Division((), (), (), ())
     late, early = {}, set[int]()
     for fork in sorted(inward):
         outward = [follower for follower in rows[fork] if follower >= 0 and follower not in inward]
         if outward and names[fork] != INPUT:
             reached = _below(rows, outward)
-            if names[fork] in DIVISIBLE and _pays(nodes, names, fork, reached, least) and not _is_packed(nodes[fork]):
+            free = ours or not _is_packed(nodes[fork])
+            if names[fork] in DIVISIBLE and _pays(nodes, names, fork, reached, least) and free:
                 late[fork] = reached
             else:
                 early |= reached
