@@ -70,6 +70,9 @@ class Request:
             help="running statistics: deferred, once a step; each, the default, once a micro-batch",
         ),
     ] = None
+    compile_stages: Annotated[
+        bool, typer.Option("--compile-stages", rich_help_panel=_ORDER, help="through torch.compile")
+    ] = False
     partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="for the solver")
@@ -157,6 +160,7 @@ class Request:
             "restored": self.restored,
             "dispatch": self.dispatch,
             "batch_norm": self.batch_norm,
+            "compile_stages": self.compile_stages,
         }
 
 
