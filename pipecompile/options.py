@@ -190,22 +190,13 @@ class Options:
     @property
     def trains(self) -> bool:
         """Has the schedule a backward?"""
-<<<<<<< HEAD
-        return any(kind is not Kind.FORWARD for kind in self._kinds)
+        return self.kinds != {Kind.FORWARD}
 
     @property
-    def divides(self) -> bool:
-        """Has the schedule backwards in two halves?"""
-        return Kind.INPUT_GRAD in self._kinds
-
-    @property
-    def _kinds(self) -> set[Kind]:
-        rows = self.schedule_for(self.n_microbatches or 1, custom=False).rows
-        return {action.kind for row in rows for action in row}
-=======
+    def kinds(self) -> set[Kind]:
+        """Which kinds of actions the schedule has."""
         rows = self.schedule_for(self._some_count, custom=False).rows
-        return any(action.kind is not Kind.FORWARD for row in rows for action in row)
->>>>>>> main
+        return {action.kind for row in rows for action in row}
 
     def _plain(self, n_microbatches: int, *, custom: bool) -> Schedule:
         if not isinstance(self.schedule, Schedule):

@@ -64,6 +64,12 @@ class Request:
             help="running statistics: deferred, once a step; each, the default, once a micro-batch",
         ),
     ] = None
+    compile_stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BACKEND", rich_help_panel=_ORDER, help="run stages through torch.compile: inductor, aot_eager ..."
+        ),
+    ] = None
     partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="for the solver")
@@ -151,6 +157,7 @@ class Request:
             "restored": self.restored,
             "dispatch": self.dispatch,
             "batch_norm": self.batch_norm,
+            "compile_stages": self.compile_stages or False,
         }
 
 

@@ -50,6 +50,8 @@ def test_plan_passes_every_option_on(cli, compiler):
         "inline",
         "--batch-norm",
         "each",
+        "--compile-stages",
+        "eager",
     ]
     assert cli("plan", "mymodels:small", *inputs, *counts, *names, *machine, *steered, *solved).code == 0
     (call,) = compiler.calls
@@ -67,7 +69,7 @@ def test_plan_passes_every_option_on(cli, compiler):
         "memory_limit": 2 * 2**30, "devices": ["cpu", "cpu"], "tied": "apart", "optimizer": "adam",
         "speeds": [1.0, 0.5], "bandwidth": 16_000_000_000, "checkpoint": "auto", "split_before": ["1"],
         "keep_together": [["0", "1"], nn.Linear], "pin": {"2": 1}, "balance": [2, 1], "time_limit": 2.5, "plan": None,
-        "restored": 2, "dispatch": "inline", "batch_norm": "each",
+        "restored": 2, "dispatch": "inline", "batch_norm": "each", "compile_stages": "eager",
     }  # fmt: skip
 
 
@@ -85,7 +87,16 @@ def test_every_argument_of_compile_that_can_be_typed_is_an_option(command):
     """What cannot: functions, tensors, and what is about those."""
     options = {param.name for param in get_command(app).commands[command].params}
     arguments = set(inspect.signature(compiling.compile).parameters)
-    not_typed = {"example_args", "example_kwargs", "batch_dims", "loss_fn", "loss_reduction", "costs", "cache_size"}
+    not_typed = {
+        "example_args",
+        "example_kwargs",
+        "batch_dims",
+        "loss_fn",
+        "loss_reduction",
+        "costs",
+        "cache_size",
+        "has_aux",
+    }
     spelled = {"n_stages": "stages", "n_microbatches": "microbatches"}
     assert {spelled.get(name, name) for name in arguments - not_typed} <= options
 
