@@ -30,6 +30,8 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/partition_scale.py --markdown benchmarks/results/partition_scale.md
 	$(BIN)/python benchmarks/overhead.py --markdown benchmarks/results/overhead.md
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
+	$(BIN)/python benchmarks/cost_accuracy.py --markdown benchmarks/results/cost_accuracy.md
+	$(BIN)/python benchmarks/prediction.py --markdown benchmarks/results/prediction.md
 	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md
 	$(BIN)/python benchmarks/recorders.py --markdown benchmarks/results/recorders.md
 

@@ -31,7 +31,10 @@ from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.loads import bottleneck
 from pipecompile.partitioners.stages import Stages
 
-HEADER = ("model", "nodes", "K", "bottleneck ms", "bound ms", "gap", "seconds", "chain", "parameters", "layers")
+CUTS = ("chain", "parameters", "layers")
+"""Other ways to cut."""
+
+HEADER = ("model", "nodes", "K", "bottleneck ms", "bound ms", "gap", "seconds", *CUTS)
 
 
 class UNet(nn.Module):
@@ -151,15 +154,27 @@ def along(weights: Sequence[float], n_stages: int) -> list[int]:
     return stage
 
 
-def others(problem: Problem, parameters: dict[str, int], n_stages: int) -> tuple[float, ...]:
-    """The slowest stage of a balanced chain, of even parameters and of even layers."""
-    clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
+def other_ways(problem: Problem, parameters: dict[str, int], n_stages: int) -> tuple[Sequence[int], ...]:
+    """The stage of every cluster: of a balanced chain, of even parameters and of even layers."""
+    clusters = coarsen(problem)
     silent = coarsen(Problem(problem.nodes, problem.precedence, groups=problem.groups))
-    chain = cut(silent, stages, range(len(silent))) or []
+    chain = cut(silent, Stages.of(problem, n_stages), range(len(silent))) or []
     sizes = [float(sum(parameters.get(name, 0) for name in names)) for names in clusters.members]
     layers = [float(sum(name in parameters for name in names)) for names in clusters.members]
-    ways = (chain, along(sizes, n_stages), along(layers, n_stages))
-    return tuple(bottleneck(clusters, stages, way) for way in ways)
+    return chain, along(sizes, n_stages), along(layers, n_stages)
+
+
+def others(problem: Problem, parameters: dict[str, int], n_stages: int) -> tuple[float, ...]:
+    """Their slowest stages."""
+    clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
+    return tuple(bottleneck(clusters, stages, way) for way in other_ways(problem, parameters, n_stages))
+
+
+def cuts(problem: Problem, parameters: dict[str, int], n_stages: int) -> list[dict[str, int]]:
+    """The stage of every node, in their order."""
+    members = coarsen(problem).members
+    ways = other_ways(problem, parameters, n_stages)
+    return [{name: stage for names, stage in zip(members, way, strict=True) for name in names} for way in ways]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ FORMAT = "pipecompile.plan/1"
 class StageSummary:
     """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch; `memory` is what the stage
     holds at most in a step, `state_bytes` what it holds always: parameters with gradients and optimizer state, and buffers.
-    `forced` is what the user asked of it.
+    `forced` is what the user asked of it. `weight` is the part of `backward` that W can do; half of it when nobody knows.
     """
 
     stage: int
@@ -39,6 +39,17 @@ class StageSummary:
     memory: float = 0.0
     state_bytes: float = 0.0
     forced: tuple[str, ...] = ()
+    weight: float | None = None
+
+    @property
+    def weight_grad(self) -> float:
+        """Seconds of W."""
+        return self.backward / 2 if self.weight is None else self.weight
+
+    @property
+    def input_grad(self) -> float:
+        """Seconds of I."""
+        return max(self.backward - self.weight_grad, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

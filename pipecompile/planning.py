@@ -19,6 +19,7 @@ from pipecompile.costs.profile import REPEATS
 from pipecompile.cutting import cut, free_bottleneck
 from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.fingerprints import fingerprint, node_lines
+from pipecompile.halving import wanting, weight_seconds
 from pipecompile.ir import HOST, Kind, Route, Schedule
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
@@ -205,7 +206,8 @@ def drafted(
     members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
     for node in compute_nodes(graph):
         members[found.stage_of[node.name]].append(node)
-    stages = [_summary(graph, s, nodes, costs, ways, speeds[placement[s]]) for s, nodes in enumerate(members)]
+    wants = wanting(graph)
+    stages = [_summary(graph, s, nodes, costs, ways, speeds[placement[s]], wants) for s, nodes in enumerate(members)]
     told = zip(stages, rows, always, forced, strict=True)
     full = tuple(replace(s, memory=r.memory, state_bytes=a.memory, forced=f) for s, r, a, f in told)
     return Draft(found, problem, placement, full, ways)
@@ -255,6 +257,7 @@ def _summary(
     costs: Mapping[str, NodeCost],
     ways: Sequence[Route],
     speed: float,
+    wants: set[fx.Node],
 ) -> StageSummary:
     parameters = {id(t): t for node in nodes for t in held_by(graph, node) if isinstance(t, torch.nn.Parameter)}
     sent = sum(way.nbytes * sum(end != HOST for end in way.consumers) for way in ways if way.source == stage)
@@ -274,6 +277,7 @@ def _summary(
         sent_bytes=sent,
         skips_in=sum(end == stage for _, end in skips),
         skips_out=sum(source == stage for source, _ in skips),
+        weight=weight_seconds(nodes, costs, wants) / speed,
     )
 
 

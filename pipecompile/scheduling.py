@@ -23,8 +23,8 @@ def costs_of(
     """What a simulation takes: the times of stages, what each route costs its link, one way, and the bytes saved."""
     return CostOptions(
         forward=[stage.forward for stage in stages],
-        input_grad=[stage.backward / 2 for stage in stages],
-        weight_grad=[stage.backward / 2 for stage in stages],
+        input_grad=[stage.input_grad for stage in stages],
+        weight_grad=[stage.weight_grad for stage in stages],
         transfer=links.seconds(routes, placement),
         saved_bytes=[stage.saved_bytes for stage in stages],
     )

@@ -119,9 +119,9 @@ def _catalogue(n_devices: int, n_microbatches: int) -> tuple[Order, ...]:
 
 def _planned(plan: Plan, transfer: dict[str, float]) -> StageCosts:
     sent = [sum(transfer.get(r.value, 0.0) for r in plan.routes if r.source == s) for s in range(plan.n_stages)]
-    half = tuple(stage.backward / 2 for stage in plan.stages)
-    forward, saved = tuple(s.forward for s in plan.stages), tuple(s.saved_bytes for s in plan.stages)
-    return StageCosts(forward, half, half, saved, tuple(sent))
+    rows = ((s.forward, s.input_grad, s.weight_grad, s.saved_bytes) for s in plan.stages)
+    forward, inward, weight, saved = zip(*rows, strict=True)
+    return StageCosts(forward, inward, weight, saved, tuple(sent))
 
 
 def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:

@@ -30,10 +30,11 @@ __all__ = ["Work", "analytic_costs", "node_work"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The kernels that one node launches, forward and backward."""
+    """The kernels that one node launches, forward and backward. Does the backward divide into I and W? None: unknown."""
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
+    divides: bool | None = None
 
     @property
     def flops(self) -> float:
@@ -54,12 +55,15 @@ def analytic_costs(
     Raises InputError for an unknown device, CostError when a node cannot be run on fake tensors.
     """
     spec = spec_for(device)
-    return {
-        name: NodeCost(
-            _seconds(v.reading.forward, spec), _seconds(v.reading.backward, spec), v.saved_bytes, v.output_bytes
-        )
-        for name, v in node_work(graph, inputs).items()
-    }
+    return {name: _cost(visit, spec) for name, visit in node_work(graph, inputs).items()}
+
+
+def _cost(visit: Visit[Work], spec: DeviceSpec) -> NodeCost:
+    """The gradients of a product's two factors are as dear, so W has half of a backward that divides."""
+    work = visit.reading
+    forward, backward = _seconds(work.forward, spec), _seconds(work.backward, spec)
+    weight = 0.0 if work.divides is False else backward / 2
+    return NodeCost(forward, backward, visit.saved_bytes, visit.output_bytes, weight=weight)
 
 
 def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[Work]]:
@@ -85,9 +89,10 @@ class _Tally:
         if isinstance(cell.call, Kept):
             return _of_kept(cell.call, cell.args)
         cell.seed()
+        divides = bool(cell.late(recorded=True))
         with self.log:
             cell.backward()
-        return Work(forward, self.log.take())
+        return Work(forward, self.log.take(), divides)
 
 
 def _of_kept(kept: Kept, args: Sequence[object]) -> Work:

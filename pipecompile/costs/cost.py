@@ -24,6 +24,7 @@ class NodeCost:
     `saved_bytes` is what autograd keeps for the backward of this node. Parameters and buffers are not counted, and a
     storage that several nodes save is counted once in the whole graph, at the first of them.
     `output_bytes` is the size of the tensors in the node's result, what sending them takes; a view has a size too.
+    `weight` is the part of `backward` that is spent on weights alone and may come later (W); half of it when nobody knows.
     `spread` is the interquartile range of the measured time over its median; 0 when nothing was measured.
     """
 
@@ -32,6 +33,11 @@ class NodeCost:
     saved_bytes: int
     output_bytes: int
     spread: float = 0.0
+    weight: float | None = None
+
+    @property
+    def weight_grad(self) -> float:
+        return self.backward / 2 if self.weight is None else self.weight
 
 
 class CostProvider(Protocol):

@@ -30,10 +30,11 @@ def overridden(graph: fx.GraphModule, costs: Mapping[str, NodeCost], given: Mapp
             cost = costs[node]
             if now:
                 share = seconds / now
-                result[node] = replace(cost, forward=cost.forward * share, backward=cost.backward * share, spread=0.0)
+                forward, backward, weight = (part * share for part in (cost.forward, cost.backward, cost.weight_grad))
+                result[node] = replace(cost, forward=forward, backward=backward, weight=weight, spread=0.0)
             else:  # as a backward usually takes twice the forward
                 each = seconds / len(nodes)
-                result[node] = replace(cost, forward=each / 3, backward=2 * each / 3, spread=0.0)
+                result[node] = replace(cost, forward=each / 3, backward=2 * each / 3, weight=None, spread=0.0)
     return result
 
 

@@ -65,20 +65,23 @@ def _attributes_untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def preserved(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put back, bit for bit, the contents of those tensors that were written to meanwhile. Costs a copy of them all.
+def preserved(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Put back, bit for bit, the contents of those tensors that were written to meanwhile, and list them on the way out.
+    Costs a copy of them all.
 
     The version alone does not tell: the kernel of batch norm updates its running statistics without a new version.
     Fake tensors have no contents.
     """
     with torch.no_grad():
         kept = [(t, t.detach().clone(), t._version) for t in tensors if not isinstance(t, FakeTensor)]
+    written: list[Tensor] = []
     try:
-        yield
+        yield written
     finally:
         for tensor, copy, version in kept:
             if tensor._version != version or not torch.equal(tensor, copy):
                 tensor.data.copy_(copy)  # through `data`, so that restoring is no new version either
+                written.append(tensor)
 
 
 def _attributes(module: nn.Module) -> Undo:

@@ -1,12 +1,11 @@
-"""Costs by measurement: every node is run on real tensors, forward and backward, until its time is stable.
+"""Costs by measurement: the whole graph is run on real tensors, node by node, until the times are stable.
 
-    first run (warm-up; its value goes on)  ─►  repeat: fresh roots │ forward │ seeds │ backward   ─►  medians
-                                                         untimed      timed    untimed   timed
+    first walk: saved bytes, what is written ─► warm-up sweep ─► sweeps: forward of all nodes, backward of all ─► medians
 
-Nothing of the model or of the thread is changed: parameters, `.grad`, buffers, RNG states, modes. The nodes' times do
-not contain what lies between nodes in eager Python, and inputs are warm in the cache, so their sum is a little
-optimistic. What it costs to enter autograd, which a stage pays once and not per node, is measured on a node that does
-nothing and taken off every backward.
+Nothing of the model or of the thread is changed: parameters, `.grad`, buffers, RNG states, modes. Whole sweeps, and not
+each node again and again, because a node that was just run finds its weights in the cache and its memory at hand, which
+it never does in a step. What it costs to enter autograd, which a stage pays once and not per node, is measured on a node
+that does nothing and taken off every backward.
 """
 
 from __future__ import annotations
@@ -24,18 +23,16 @@ from pipecompile.costs.cell import Cell, tensors_in
 from pipecompile.costs.cost import NodeCost
 from pipecompile.costs.guard import preserved, state_tensors, untouched
 from pipecompile.costs.saved import SavedLedger
-from pipecompile.costs.walk import COMPUTE_OPS, walk
+from pipecompile.costs.sweep import Clock, Seconds, Sums, sweep
+from pipecompile.costs.walk import walk
 
 __all__ = ["REPEATS", "Repeats", "profiled_costs"]
-
-Clock = Callable[[Callable[[], None]], float]
-"""Runs a function and says how many seconds that took."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """How often a node is measured: at least `least` times, then until the spread of its time (interquartile range over
-    median) is within `spread`, `most` measurements are made, or its even share of `budget` seconds is used up.
+    """How many sweeps are made: at least `least`, then until the spread of the nodes' times (interquartile range over
+    median, long nodes weighing more) is within `spread`, `most` sweeps are made, or `budget` seconds are used up.
     """
 
     least: int = 3
@@ -47,68 +44,64 @@ class Repeats:
 REPEATS = Repeats()
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Median seconds of one node, and their relative spread."""
-
-    forward: float
-    backward: float
-    spread: float
-
-
 def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Repeats = REPEATS) -> dict[str, NodeCost]:
-    """Measure every node of `graph` on `inputs`, where its parameters live. In grad mode the backward is measured too.
+    """Measure every node of `graph` on `inputs`, where its parameters live. In grad mode the backward is measured too,
+    which takes the memory of one micro-batch's activations, and of the parameters once more.
 
     Raises CostError, naming the node and its source line, when one fails; the model is put back then as well.
     """
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     contents = [tensor for tensor in state_tensors(graph) if not isinstance(tensor, nn.Parameter)]
-    nodes = sum(node.op in COMPUTE_OPS for node in graph.graph.nodes)
     clock = _clock(tensors)
     with untouched(graph), preserved(contents):
-        stopwatch = _Stopwatch(clock, repeats, repeats.budget / max(nodes, 1), _entry(clock, tensors))
-        visits = walk(graph, inputs, stopwatch)
-    return {
-        name: NodeCost(v.reading.forward, v.reading.backward, v.saved_bytes, v.output_bytes, v.reading.spread)
-        for name, v in visits.items()
-    }
+        visits = walk(graph, inputs, _first)
+        with preserved(tensor for visit in visits.values() for tensor in visit.reading):
+            sums, entry = Sums(graph.parameters() if torch.is_grad_enabled() else ()), _entry(clock, tensors)
+            sweep(graph, inputs, clock, sums)
+            times = repeated(lambda: sweep(graph, inputs, clock, sums), repeats)
+            halves = [sweep(graph, inputs, clock, sums, divided=True) for _ in range(repeats.least)]
+    costs = {}
+    for name, visit in visits.items():
+        forward, backward, _ = (median(column) for column in zip(*times[name], strict=True))
+        backward, spread = max(backward - entry, 0.0), _spread(times[name])
+        weight = backward * median(_late(one[name]) for one in halves)
+        costs[name] = NodeCost(forward, backward, visit.saved_bytes, visit.output_bytes, spread, weight)
+    return costs
 
 
-@dataclass(frozen=True, slots=True)
-class _Stopwatch:
-    """The meter of the walk."""
+def _late(seconds: Seconds) -> float:
+    """The share of W in the backward."""
+    _, inward, late = seconds
+    return late / (inward + late) if late else 0.0
 
-    clock: Clock
-    repeats: Repeats
-    share: float
-    entry: float
 
-    def __call__(self, cell: Cell) -> Reading:
+def repeated(once: Callable[[], dict[str, Seconds]], repeats: Repeats) -> dict[str, list[Seconds]]:
+    """The times of every node in as many sweeps as it takes."""
+    started, made = perf_counter(), [once()]
+    while True:
+        times = {name: [one[name] for one in made] for name in made[0]}
+        if len(made) >= repeats.least and (
+            len(made) >= repeats.most or perf_counter() - started > repeats.budget or unrest(times) <= repeats.spread
+        ):
+            return times
+        made.append(once())
+
+
+def unrest(times: dict[str, list[Seconds]]) -> float:
+    """The spread of all nodes, each weighing as much as it takes."""
+    takes = {name: median(map(sum, rows)) for name, rows in times.items()}
+    total = sum(takes.values())
+    return sum(_spread(rows) * takes[name] for name, rows in times.items()) / total if total else 0.0
+
+
+def _first(cell: Cell) -> list[Tensor]:
+    """The parameters that a node writes."""
+    with preserved(t for t in (*cell.parameters, *cell.given) if isinstance(t, nn.Parameter)) as written:
         cell.first()
-        if not cell.computes:
-            return Reading(0.0, 0.0, 0.0)
-        cell.seed()
-        cell.backward()
-        rows: list[tuple[float, float]] = []
-        started = perf_counter()
-        while not self._enough(rows, perf_counter() - started):
-            rows.append(self._measure(cell))
-        forward, backward = zip(*rows, strict=True)
-        return Reading(median(forward), median(backward), _spread(rows))
-
-    def _measure(self, cell: Cell) -> tuple[float, float]:
-        cell.prepare()
-        forward = self.clock(cell.forward)
-        cell.seed()
-        return forward, max(self.clock(cell.backward) - self.entry, 0.0) if cell.differentiable else 0.0
-
-    def _enough(self, rows: list[tuple[float, float]], spent: float) -> bool:
-        if len(rows) < self.repeats.least:
-            return False
-        return len(rows) >= self.repeats.most or spent > self.share or _spread(rows) <= self.repeats.spread
+    return written
 
 
-def _spread(rows: list[tuple[float, float]]) -> float:
+def _spread(rows: list[Seconds]) -> float:
     """Interquartile range over median of the whole times; 0 for a single measurement."""
     totals = [sum(row) for row in rows]
     if len(totals) < 2:

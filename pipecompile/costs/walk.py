@@ -6,7 +6,8 @@ because a node may write into them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -16,11 +17,11 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from pipecompile.costs.cell import Cell, map_tensors, settled, tensors_in
 from pipecompile.costs.cost import CostError
-from pipecompile.costs.guard import preserved, state_tensors
+from pipecompile.costs.guard import state_tensors
 from pipecompile.costs.saved import SavedLedger
 from pipecompile.errors import InputError
 
-__all__ = ["COMPUTE_OPS", "Visit", "walk"]
+__all__ = ["COMPUTE_OPS", "Visit", "naming", "walk"]
 
 T = TypeVar("T")
 
@@ -65,19 +66,15 @@ class _Walker(Interpreter, Generic[T]):
             return map_tensors(_copied, super().run_node(n))
         if n.op not in COMPUTE_OPS:
             return super().run_node(n)
-        try:
+        with naming(n):
             return self._visit(n)
-        except Exception as error:
-            raise _failed(n, error) from error
 
     def _visit(self, node: Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         call = self._callable(node)
         parameters = tuple(call.parameters()) if isinstance(call, nn.Module) else ()
-        held = [t for t in tensors_in((*args, *kwargs.values())) if isinstance(t, nn.Parameter)]
         cell = Cell(call, args, kwargs, parameters, self.ledger)
-        with preserved((*parameters, *held)):
-            reading = self.meter(cell)
+        reading = self.meter(cell)
         made = sum(t.numel() * t.element_size() for t in tensors_in(cell.value))
         self.visits[node.name] = Visit(reading, self.ledger.take(), made)
         return cell.value
@@ -103,6 +100,15 @@ def _some_gradients(_outputs: object, inputs: Any, *_: object, **__: object) -> 
 
 def _copied(tensor: Tensor) -> Tensor:
     return settled(tensor.clone())
+
+
+@contextmanager
+def naming(node: Node) -> Iterator[None]:
+    """Errors in here become a CostError that names the node."""
+    try:
+        yield
+    except Exception as error:
+        raise _failed(node, error) from error
 
 
 def _failed(node: Node, error: Exception) -> CostError:

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch.autograd.graph import GradientEdge
 
-__all__ = ["Division", "divide", "explore"]
+__all__ = ["INPUT", "WORTH", "Division", "divide", "explore"]
 
 DIVISIBLE = frozenset(
     f"{name}Backward0"
@@ -84,8 +84,9 @@ def explore(roots: Iterable[GradientEdge], inputs: frozenset[int]) -> tuple[list
     return nodes, (tuple(names), tuple(rows), count)
 
 
-def divide(nodes: Sequence[Any], structure: Structure, least: float) -> Division:
+def divide(nodes: Sequence[Any], structure: Structure, least: float, *, ours: bool = False) -> Division:
     """Divide a structure; of `nodes` only sizes are asked. `least` is the FLOPs from which on a weight's gradient waits.
+    What a node saved may have been packed by somebody else, which keeps it from waiting, unless they were `ours`.
 
     Forks that share anything with another become early, until no two share anything. Linear in practice.
     """
@@ -98,7 +99,8 @@ def divide(nodes: Sequence[Any], structure: Structure, least: float) -> Division
         outward = [follower for follower in rows[fork] if follower >= 0 and follower not in inward]
         if outward and names[fork] != INPUT:
             reached = _below(rows, outward)
-            if names[fork] in DIVISIBLE and _pays(nodes, names, fork, reached, least) and not _is_packed(nodes[fork]):
+            free = ours or not _is_packed(nodes[fork])
+            if names[fork] in DIVISIBLE and _pays(nodes, names, fork, reached, least) and free:
                 late[fork] = reached
             else:
                 early |= reached

@@ -133,3 +133,9 @@ def test_a_70b_model_on_meta_takes_no_memory() -> None:
     assert grown < 64 * 1024  # KiB
     whole = 6 * 4096 * parameters / 989.5e12
     assert sum(cost.forward + cost.backward for cost in costs.values()) == pytest.approx(whole, rel=0.3)
+
+
+def test_w_has_half_of_a_product_that_leads_inward_and_nothing_of_a_norm() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64))
+    costs = analytic_costs(symbolic_trace(model), [torch.randn(512, 64)], device="cpu")
+    assert [costs[name].weight_grad / costs[name].backward for name in ("_0", "_1", "_2")] == [0.0, 0.0, 0.5]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from statistics import median
 from time import perf_counter
 
 import pytest
@@ -12,10 +12,8 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torchvision.models import VisionTransformer, densenet121, resnet18, swin_t
 
 from pipecompile.costs.analytic import analytic_costs
-from pipecompile.costs.cell import Cell
 from pipecompile.costs.cost import CostError, NodeCost
-from pipecompile.costs.profile import Reading, Repeats, _Stopwatch, profiled_costs
-from pipecompile.costs.saved import SavedLedger
+from pipecompile.costs.profile import Repeats, profiled_costs, repeated, unrest
 
 QUICK = Repeats(least=2, most=3, budget=1.0)
 
@@ -78,7 +76,7 @@ def test_the_zoo_is_measured_and_left_as_it_was(zoo: nn.Module, tokens: Tensor, 
     again = [costs, *(profiled_costs(graph, [tokens], repeats=QUICK) for _ in range(4))]  # small ones drown in noise
     for name in ("embed", "lstm", "attention", "norm", "linear", "frozen"):
         assert any(each[name].backward > 0 for each in again), name
-    assert costs["size"] == NodeCost(0.0, 0.0, 0, 0)
+    assert costs["size"] == NodeCost(0.0, 0.0, 0, 0, weight=0.0)
     assert costs["arange"].backward == 0.0
 
 
@@ -134,7 +132,9 @@ def test_grad_and_autocast_regions_are_respected(found: type) -> None:
     assert [cost.output_bytes for name, cost in costs.items() if name.startswith("_0")] == [48, 24, 24]
     assert costs["_0"].backward == costs["_0"].saved_bytes == 0
     assert costs["_0_1"].saved_bytes > 0
-    assert all(costs[name] == NodeCost(0.0, 0.0, 0, 0) for name in costs if "autocast" in name or "grad" in name)
+    assert all(
+        costs[name] == NodeCost(0.0, 0.0, 0, 0, weight=0.0) for name in costs if "autocast" in name or "grad" in name
+    )
 
 
 def test_an_error_inside_a_region_leaves_it(found: type) -> None:
@@ -154,36 +154,31 @@ def test_inference_mode_of_the_caller_does_not_matter() -> None:
     assert costs["_0"].backward == 0.0
 
 
-def readings(times: list[float], repeats: Repeats) -> tuple[Reading, int]:
-    """What the stopwatch reads off a clock that shows `times` for the forwards, and how often it looked."""
-    runs = iter(times)
-    reading = _Stopwatch(lambda work: next(runs), repeats, 60.0, 0.0)(
-        Cell(torch.neg, (torch.ones(1),), {}, (), SavedLedger(()))
-    )
-    return reading, len(times) - len(list(runs))
+def looks(times: list[float], repeats: Repeats) -> tuple[float, int]:
+    """The median of what sweeps of one node show, and how many sweeps were made."""
+    runs = [{"node": (seconds, 0.0, 0.0)} for seconds in times]
+    left = iter(runs)
+    rows = repeated(lambda: next(left), repeats)["node"]
+    return median(forward for forward, *_ in rows), len(rows)
 
 
 @pytest.mark.parametrize(
-    ("times", "looked", "median"),
+    ("times", "sweeps", "middle"),
     [
         ([2.0, 2.0, 2.0, 9.0], 3, 2.0),  # stable at once
         ([1.0, 9.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0], 5, 2.0),  # one outlier on each side is outvoted
         ([1.0, 2.0] * 10, 8, 1.5),  # never stable: `most`
     ],
 )
-def test_it_is_repeated_until_stable(times: list[float], looked: int, median: float) -> None:
-    reading, count = readings(times, Repeats(least=3, most=8, spread=0.1))
-    assert (count, reading.forward) == (looked, median)
+def test_sweeps_are_made_until_the_times_are_stable(times: list[float], sweeps: int, middle: float) -> None:
+    assert looks(times, Repeats(least=3, most=8, spread=0.1)) == (middle, sweeps)
 
 
-def _look(looked: list[float], _work: object) -> float:
-    looked.append(1.0)
-    return 1.0
+def test_the_budget_ends_the_sweeps_but_not_before_the_least() -> None:
+    assert looks([1.0] * 9, Repeats(least=2, most=10**9, spread=-1.0, budget=0.0)) == (1.0, 2)
 
 
-def test_the_budget_ends_the_repeats_but_not_before_the_least() -> None:
-    repeats = Repeats(least=2, most=10**9, spread=-1.0, budget=0.0)
-    looked = list[float]()
-    stopwatch = _Stopwatch(partial(_look, looked), repeats, 0.0, 0.0)
-    stopwatch(Cell(torch.neg, (torch.ones(1),), {}, (), SavedLedger(())))
-    assert len(looked) == 2
+def test_a_long_node_weighs_more_in_the_spread() -> None:
+    steady, restless = [(10.0, 0.0, 0.0)] * 4, [(0.1, 0.0, 0.0), (0.3, 0.0, 0.0)] * 2
+    assert unrest({"long": steady, "short": restless}) < 0.02
+    assert unrest({"long": [(t * 50, 0.0, 0.0) for t, *_ in restless], "short": steady}) > 0.1

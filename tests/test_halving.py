@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import pipecompile as pc
+from pipecompile.costs import NodeCost
+from pipecompile.halving import wanting, weight_seconds
+from pipecompile.passes.aliasing import compute_nodes
+from pipecompile.plan import StageSummary
+
+
+class Branches(nn.Module):
+    """`a` and `b` in a line, `c` joins it, `d` is a head of its own on the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.b(self.a(x)) + self.c(x), self.d(x)
+
+
+def test_w_has_what_is_for_weights_and_all_that_leads_nowhere() -> None:
+    graph = pc.trace(Branches(), torch.randn(2, 4))
+    nodes = {node.name: node for node in compute_nodes(graph)}
+    assert set(nodes) == {"a", "b", "c", "d", "add"}
+    costs = {name: NodeCost(1.0, 10.0, 0, 0, weight=4.0 if name in "abcd" else 0.0) for name in nodes}
+    wants = wanting(graph)
+    assert {node.name for node in wants} >= set(nodes)
+    assert graph.graph.find_nodes(op="placeholder")[0] not in wants
+    order = list(nodes.values())
+    assert weight_seconds(order, costs, wants) == 50  # a first stage: nobody waits for any gradient
+    second = [node for node in order if node.name != "a"]
+    assert weight_seconds(second, costs, wants) == 4 + 10  # of b; c comes along with add; d is not on the way
+
+
+def test_frozen_layers_want_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    graph = pc.trace(model, torch.randn(2, 4))
+    first, second = compute_nodes(graph)
+    wants = wanting(graph)
+    assert first not in wants
+    costs = {first.name: NodeCost(1.0, 0.0, 0, 0), second.name: NodeCost(1.0, 2.0, 0, 0)}
+    assert weight_seconds([second], costs, wants) == 2.0
+
+
+def test_half_of_the_backward_is_ws_when_nobody_knows() -> None:
+    stage = StageSummary(0, "cpu", "a", "b", 1, 1, 4.0, 1.0, 3.0, 0.0, 0.0, 0, 0)
+    assert (stage.input_grad, stage.weight_grad, NodeCost(1.0, 3.0, 0, 0).weight_grad) == (1.5, 1.5, 1.5)
+
+
+def test_a_first_stage_is_predicted_to_do_everything_in_w() -> None:
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(4)))
+    pipe = pc.compile(
+        model, 2, example_args=(torch.randn(1024, 128),), loss_fn=torch.Tensor.sum, schedule="zb-h1", cost="profile"
+    )
+    first, second = pipe.plan.stages
+    assert first.input_grad == 0 < first.weight_grad
+    assert 0 < second.input_grad < second.backward
