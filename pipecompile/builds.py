@@ -30,6 +30,7 @@ from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.batchnorm import check_alone, defer_norms, updating_norms
 from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
+from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.tracing.fakes.symbols import Guard
 from pipecompile.tracing.inputs.batch_dims import pasted
 from pipecompile.tracing.inputs.flat import FlatInputs
@@ -131,12 +132,17 @@ class Builds:
             self._check_divided(graph)
         move_model(self.model, self.options)
         with _small(1 if len(counts) > 1 else first, batch.first.samples):
-            plan, self.problem, samples = choose(graph, inputs, self.options, counts)
+            plan, self.problem, samples = self._chosen(graph, inputs, counts)
         options = self.options.chosen(plan)
         build = Build.make(graph, mark, plan, options, samples=samples)
         self._place(build, seconds)
         self.plan, self.options, self._cut = plan, options, build.cut
         self._keep(build)
+
+    def _chosen(
+        self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]
+    ) -> tuple[Plan, Problem | None, int | None]:
+        return choose(graph, inputs, self.options, counts)
 
     def _sizes(self, inputs: FlatInputs) -> tuple[int, ...]:
         """As many micro-batches as asked for, and as there are samples; with lists only so many that all are equally long."""
@@ -227,9 +233,13 @@ class Builds:
         return build
 
     def _place(self, build: Build, seconds: float) -> None:
-        build.mirrors, build.seconds = place_stages(build, self._homes), seconds
+        """Parameters to where their stages are, and mirrors of those that are needed elsewhere, too."""
+        build.mirrors, build.seconds = self._mirrors(build), seconds
         if self.options.batch_norm == "deferred":
             build.norms = defer_norms(build.stages, self.model)
+
+    def _mirrors(self, build: Build) -> Mirrors:
+        return place_stages(build, self._homes)
 
     def _recorded(self, whole: FlatInputs, part: FlatInputs) -> fx.GraphModule:
         """A recording of one micro-batch; a failure tells which inputs may not be batches at all."""
@@ -273,7 +283,7 @@ class Builds:
                     return other
         return None
 
-    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem]:
+    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         if self.plan is None:
             move_model(self.model, self.options)
         with _small(count, first.samples):
