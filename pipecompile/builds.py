@@ -38,7 +38,6 @@ from pipecompile.tracing.recording import record
 __all__ = ["Builds", "Decided"]
 
 Decided = tuple[Plan | None, Problem | None, Cut | None]
-"""What all builds of a model have in common."""
 
 
 class Builds:
@@ -55,7 +54,7 @@ class Builds:
         self._cut: Cut | None = None
         self._notices = Notices()
         self._homes = Homes()
-        self._tell()
+        self._notices.undivided(options)
 
     def __bool__(self) -> bool:
         return bool(self._builds)
@@ -90,13 +89,9 @@ class Builds:
             hint = "a number; or compile anew, which cuts anew as well"
             raise InputError('n_microbatches="auto" is chosen with the cut, which stays', hint=hint)
         self.options = options
-        self._tell()
+        self._notices.undivided(options)
         for build in self._builds:
             build.reschedule(options)
-
-    def _tell(self) -> None:
-        if self.options.compile_stages and self.options.divides:
-            self._notices.undivided()
 
     def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
         """The build for these inputs, made now if there is none, and the inputs in micro-batches."""
@@ -212,8 +207,7 @@ class Builds:
         alike = [build for build in self._builds if build.signature == mark]
         parts, first = batch.sizes, batch.first
         self._notices.anew(mark, alike, parts, self.options.cache_size)
-        options = self.options
-        check_alone(self.model, deferred=options.batch_norm == "deferred", threaded=options.dispatch == "threads")
+        check_alone(self.model, self.options.batch_norm, self.options.dispatch)
         start = perf_counter()
         graph = self._recorded(batch.whole, first)
         seconds = perf_counter() - start

@@ -33,7 +33,6 @@ _CHOICES = {
     "tied": ("auto", "together", "apart"),
     "batch_norm": (None, "each", "deferred"),
 }
-_CHECKPOINTS = ("never", "always", "except_last", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +74,6 @@ class Options:
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in allowed:
                 raise InputError(f"{name}={given!r} is not known", hint="one of " + ", ".join(map(repr, allowed)))
-        if isinstance(self.checkpoint, str) and self.checkpoint not in _CHECKPOINTS:
-            hint = f"one of {', '.join(map(repr, _CHECKPOINTS))}, or a flag per stage"
-            raise ScheduleError(f"checkpoint={self.checkpoint!r} is not known", hint=hint)
         if self.loss_fn is not None and not callable(self.loss_fn):
             raise InputError(
                 f"loss_fn is a {type(self.loss_fn).__name__}, not a function",
@@ -190,15 +186,11 @@ class Options:
     @property
     def trains(self) -> bool:
         """Has the schedule a backward?"""
-        return any(kind is not Kind.FORWARD for kind in self._kinds)
+        return self.kinds != {Kind.FORWARD}
 
     @property
-    def divides(self) -> bool:
-        """Has the schedule backwards in two halves?"""
-        return Kind.INPUT_GRAD in self._kinds
-
-    @property
-    def _kinds(self) -> set[Kind]:
+    def kinds(self) -> set[Kind]:
+        """Which kinds of actions the schedule has."""
         rows = self.schedule_for(self._some_count, custom=False).rows
         return {action.kind for row in rows for action in row}
 
