@@ -154,5 +154,11 @@ def test_layers_that_speak_to_other_processes_are_refused_where_they_would_be_wr
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group=None: 2)
     with pytest.raises(pc.InputError, match="SyncBatchNorm layer of several processes"):
         pc.compile(
-            model, 2, devices=["cpu"] * 2, example_args=(torch.randn(8, 8),), n_microbatches=2, cost="analytic", **options
+            model,
+            2,
+            devices=["cpu"] * 2,
+            example_args=(torch.randn(8, 8),),
+            n_microbatches=2,
+            cost="analytic",
+            **options,
         )
