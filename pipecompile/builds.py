@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +12,7 @@ from torch import fx, nn
 from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut, verify_as_is
 from pipecompile.choosing import choose
-from pipecompile.costs.cost import CostError
-from pipecompile.counts import counts_to_try, first_count
+from pipecompile.counts import counts_to_try, first_count, small
 from pipecompile.errors import InputError, TraceError
 from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
@@ -131,7 +129,7 @@ class Builds:
         if len(counts) == 1 and first > 1:
             self._check_divided(graph)
         move_model(self.model, self.options)
-        with _small(1 if len(counts) > 1 else first, batch.first.samples):
+        with small(1 if len(counts) > 1 else first, batch.first.samples):
             plan, self.problem, samples = self._chosen(graph, inputs, counts)
         options = self.options.chosen(plan)
         build = Build.make(graph, mark, plan, options, samples=samples)
@@ -286,7 +284,7 @@ class Builds:
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         if self.plan is None:
             move_model(self.model, self.options)
-        with _small(count, first.samples):
+        with small(count, first.samples):
             return make_plan(graph, first.leaves, self.options, count)
 
     def _keep(self, build: Build) -> None:
@@ -296,15 +294,3 @@ class Builds:
         if len(self._builds) > self.options.cache_size:
             self._evictions += 1
             self._notices.evicted(self._builds.pop(0).signature)
-
-
-@contextmanager
-def _small(count: int, samples: int | None) -> Iterator[None]:
-    """Give a CostError the hint that micro-batches of so many samples may be too small, when there are several."""
-    try:
-        yield
-    except CostError as error:
-        if count == 1:
-            raise
-        hint = f"n_microbatches=, fewer than {count}, if a micro-batch of {samples} is too small for the model"
-        raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__
