@@ -12,7 +12,7 @@ from torch import fx, nn
 from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut, verify_as_is
 from pipecompile.choosing import choose
-from pipecompile.counts import counts_to_try, first_count, small
+from pipecompile.counts import counts_to_try, first_count, too_small
 from pipecompile.errors import InputError, TraceError
 from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
@@ -24,7 +24,7 @@ from pipecompile.partitioners import Problem
 from pipecompile.passes.graphs import prepare
 from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
-from pipecompile.planning import make_plan
+from pipecompile.planning import Chosen, make_plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.batchnorm import check_alone, defer_norms, updating_norms
 from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
@@ -129,7 +129,7 @@ class Builds:
         if len(counts) == 1 and first > 1:
             self._check_divided(graph)
         move_model(self.model, self.options)
-        with small(1 if len(counts) > 1 else first, batch.first.samples):
+        with too_small(1 if len(counts) > 1 else first, batch.first.samples):
             plan, self.problem, samples = self._chosen(graph, inputs, counts)
         options = self.options.chosen(plan)
         build = Build.make(graph, mark, plan, options, samples=samples)
@@ -137,9 +137,7 @@ class Builds:
         self.plan, self.options, self._cut = plan, options, build.cut
         self._keep(build)
 
-    def _chosen(
-        self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]
-    ) -> tuple[Plan, Problem | None, int | None]:
+    def _chosen(self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]) -> Chosen:
         return choose(graph, inputs, self.options, counts)
 
     def _sizes(self, inputs: FlatInputs) -> tuple[int, ...]:
@@ -284,7 +282,7 @@ class Builds:
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         if self.plan is None:
             move_model(self.model, self.options)
-        with small(count, first.samples):
+        with too_small(count, first.samples):
             return make_plan(graph, first.leaves, self.options, count)
 
     def _keep(self, build: Build) -> None:

@@ -16,7 +16,7 @@ from pipecompile.distributed.pipeline import RankPipeline
 from pipecompile.distributed.ranks import Ranks
 from pipecompile.ir import Schedule
 from pipecompile.links import checked
-from pipecompile.options import Options, load_plan, load_schedule, resolve_devices
+from pipecompile.options import Options, load_schedule, resolve_devices
 from pipecompile.passes.recompute import Checkpoint
 from pipecompile.pipeline import Pipeline
 from pipecompile.plan import Plan
@@ -121,7 +121,7 @@ def compile(
         loss_reduction=loss_reduction,
         partitioner=partitioner,
         cost=cost,
-        plan=load_plan(plan),
+        plan=Plan.load(plan) if isinstance(plan, (str, Path)) else plan,
         dispatch=dispatch if ranks is None else "inline",
         time_limit=time_limit,
         tied=tied,

@@ -12,7 +12,7 @@ from pipecompile.errors import InputError
 from pipecompile.mixing import check_sequences
 from pipecompile.tracing.fakes.symbols import Guard
 
-__all__ = ["barred", "counts_to_try", "first_count", "small"]
+__all__ = ["barred", "counts_to_try", "first_count", "too_small"]
 
 _PER_DEVICE = 4
 """As many micro-batches are tried as this times the devices: the bubble is small then."""
@@ -48,7 +48,7 @@ def barred(graph: fx.GraphModule, parts: Sequence[int]) -> str:
 
 
 @contextmanager
-def small(count: int, samples: int | None) -> Iterator[None]:
+def too_small(count: int, samples: int | None) -> Iterator[None]:
     """Give a CostError the hint that micro-batches of so many samples may be too small, when there are several."""
     try:
         yield

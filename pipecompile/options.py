@@ -287,8 +287,3 @@ def load_schedule(schedule: str | Path | Schedule | Builder) -> str | Schedule |
     if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith(".csv")):
         return Schedule.load(schedule)
     return schedule
-
-
-def load_plan(plan: Plan | str | Path | None) -> Plan | None:
-    """A plan as given, or read from its file. Raises PlanError."""
-    return Plan.load(plan) if isinstance(plan, (str, Path)) else plan

@@ -34,6 +34,7 @@ from pipecompile.tracing.writing.spelling import said
 from pipecompile.ways_out import with_enough_stages
 
 __all__ = [
+    "Chosen",
     "Draft",
     "check_bearable",
     "drafted",
@@ -45,6 +46,9 @@ __all__ = [
     "unforced_bottleneck",
     "warn_of_gap",
 ]
+
+Chosen = tuple[Plan, Problem | None, int | None]
+"""A plan, the problem it solves where that was made, and the samples of a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)

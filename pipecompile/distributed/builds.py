@@ -19,12 +19,11 @@ from pipecompile.options import Options
 from pipecompile.partitioners import Problem
 from pipecompile.placing import uses
 from pipecompile.plan import Plan
+from pipecompile.planning import Chosen
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.tracing.inputs.flat import FlatInputs
 
 __all__ = ["RankBuilds"]
-
-Made = tuple[Plan, Problem | None, int | None]
 
 
 class RankBuilds(Builds):
@@ -37,9 +36,7 @@ class RankBuilds(Builds):
         plan, problem, _ = self._shared(lambda: (*super(RankBuilds, self)._new_plan(graph, first, count), None))
         return plan, problem
 
-    def _chosen(
-        self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]
-    ) -> tuple[Plan, Problem | None, int | None]:
+    def _chosen(self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]) -> Chosen:
         self._agree(graph, f"{' or '.join(map(str, counts))} micro-batches")
         return self._shared(lambda: super(RankBuilds, self)._chosen(graph, inputs, counts))
 
@@ -48,7 +45,7 @@ class RankBuilds(Builds):
         asked = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {self.options.n_stages} stages"
         self.line.agree("graph of the model", f"{asked}, {counts}")
 
-    def _shared(self, make: Callable[[], Made]) -> Made:
+    def _shared(self, make: Callable[[], Chosen]) -> Chosen:
         """What the first member makes, on all: the plan, there alone its problem, and the samples of its micro-batches."""
         if self.line.ranks.place == 0:
             plan, problem, samples = make()
