@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from pipecompile.passes import lower
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recording
 from pipecompile.runtime.batchnorm import Norms
+from pipecompile.runtime.compiled import stage_functions
 from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
 from pipecompile.runtime.interpreter import Cell
 from pipecompile.runtime.microbatch import MiniBatch
@@ -78,6 +79,7 @@ class Build:
     seconds: float = 0.0
     calls: int = 0
     divided: bool = False
+    _functions: tuple[Callable[..., Any], ...] = ()
     _executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     _schedules: dict[int, Schedule] = field(default_factory=dict)
 
@@ -174,20 +176,27 @@ class Build:
         return self._schedules[n_microbatches]
 
     @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """What computes each stage; asked for when nothing rewrites the stages any more."""
+        self._functions = self._functions or stage_functions(self.stages, self.options.compile_stages)
+        return self._functions
+
+    @property
     def overlap(self) -> bool:
         """Do copies run beside compute?"""
         return DeviceStreams(self.options.devices).overlap
 
     def _new_step(self, n_microbatches: int, with_target: bool) -> Executable:
-        ways = step_routes(self.routes, len(self.stages), with_target)
+        ways = step_routes(self.routes, len(self.stages), with_target, self.options.has_aux)
         program = lower(self.schedule(n_microbatches), ways, overlap=self.overlap)
-        return self._executable(program, loss_cells(self.stages, ways, self.outputs, self.options.loss_fn))
+        cells = loss_cells(self.stages, self.functions, ways, self.outputs, self.options.loss_fn)
+        return self._executable(program, cells)
 
     def _new_call(self, n_microbatches: int, with_backward: bool) -> Executable:
         order = breadth_first(self.plan.placement, n_microbatches, with_backward)
         checkpoint = self.options.checkpoint if with_backward else "never"
         program = lower(order, self.routes, checkpoint=checkpoint, overlap=self.overlap)
-        return self._executable(program, plain_cells(self.stages))
+        return self._executable(program, plain_cells(self.stages, self.functions))
 
     def _executable(self, program: Program, cells: Sequence[Cell]) -> Executable:
         return Executable(program, cells, self.options.devices, self.graph, self.mirrors, self.norms)

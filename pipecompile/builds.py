@@ -28,7 +28,7 @@ from pipecompile.placing import Homes, move_model, place_stages
 from pipecompile.plan import Plan
 from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
-from pipecompile.runtime.batchnorm import defer_norms, updating_norms
+from pipecompile.runtime.batchnorm import check_alone, defer_norms, updating_norms
 from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
 from pipecompile.tracing.fakes.symbols import Guard
 from pipecompile.tracing.inputs.batch_dims import pasted
@@ -36,7 +36,10 @@ from pipecompile.tracing.inputs.flat import FlatInputs
 from pipecompile.tracing.inputs.lists import different, lists_of_tensors
 from pipecompile.tracing.recording import record
 
-__all__ = ["Builds"]
+__all__ = ["Builds", "Decided"]
+
+Decided = tuple[Plan | None, Problem | None, Cut | None]
+"""What all builds of a model have in common."""
 
 
 class Builds:
@@ -53,6 +56,7 @@ class Builds:
         self._cut: Cut | None = None
         self._notices = Notices()
         self._homes = Homes()
+        self._tell()
 
     def __bool__(self) -> bool:
         return bool(self._builds)
@@ -64,6 +68,15 @@ class Builds:
             hint = "compile(..., example_args=(x,)), or call it once"
             raise InputError("the pipeline is not compiled yet", why="no inputs have been seen", hint=hint)
         return self._builds[-1]
+
+    @property
+    def decided(self) -> Decided:
+        """Plan, problem and cut; a copy of the model takes them over."""
+        return self.plan, self.problem, self._cut
+
+    @decided.setter
+    def decided(self, decided: Decided) -> None:
+        self.plan, self.problem, self._cut = decided
 
     def clear(self) -> None:
         """Record anew at the next call; the plan stays."""
@@ -78,8 +91,13 @@ class Builds:
             hint = "a number; or compile anew, which cuts anew as well"
             raise InputError('n_microbatches="auto" is chosen with the cut, which stays', hint=hint)
         self.options = options
+        self._tell()
         for build in self._builds:
             build.reschedule(options)
+
+    def _tell(self) -> None:
+        if self.options.compile_stages and self.options.divides:
+            self._notices.undivided()
 
     def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
         """The build for these inputs, made now if there is none, and the inputs in micro-batches."""
@@ -192,6 +210,8 @@ class Builds:
         alike = [build for build in self._builds if build.signature == mark]
         parts, first = batch.sizes, batch.first
         self._notices.anew(mark, alike, parts, self.options.cache_size)
+        options = self.options
+        check_alone(self.model, deferred=options.batch_norm == "deferred", threaded=options.dispatch == "threads")
         start = perf_counter()
         graph = self._recorded(batch.whole, first)
         seconds = perf_counter() - start

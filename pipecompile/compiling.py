@@ -55,6 +55,8 @@ def compile(
     checkpoint: Checkpoint = "never",
     restored: int = 1,
     batch_norm: str | None = None,
+    has_aux: bool = False,
+    compile_stages: bool | str = False,
     cache_size: int = 16,
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
@@ -71,7 +73,8 @@ def compile(
     - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
       on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
-      sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself.
+      sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself. `has_aux`: it returns (loss,
+      aux), and `step` returns (loss, a list with the aux of each micro-batch), tensors detached.
     - `partitioner`: "dp", "ilp" or "auto". `cost`: "profile", "analytic" or "auto". `time_limit`: seconds for the solver.
     - `costs`: seconds of modules, forward and backward, that you know better: `{"layer3": 2e-3}`; or a function of (graph,
       inputs) that gives a NodeCost per node.
@@ -89,6 +92,7 @@ def compile(
       have run again ahead of their gradients, while it would else wait.
     - `batch_norm`: "deferred" updates running statistics once a step, to those of the whole mini-batch; "each", the default,
       once a micro-batch, as a loop over micro-batches does; without it, the number of such layers is told once.
+    - `compile_stages`: True runs every stage through `torch.compile`; a string is the backend to use.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
 
@@ -117,6 +121,8 @@ def compile(
         checkpoint=checkpoint if isinstance(checkpoint, str) else tuple(checkpoint),
         restored=restored,
         batch_norm=batch_norm,
+        has_aux=has_aux,
+        compile_stages=compile_stages,
         cache_size=cache_size,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
         steering=steering,

@@ -62,6 +62,13 @@ class Notices:
                 f"{text}. Try compile(..., batch_norm='deferred'), once a step; batch_norm='each' is this, and says nothing"
             )
 
+    def undivided(self) -> None:
+        """The schedule splits backwards of stages that are compiled."""
+        if ("undivided", "") not in self._told:
+            self._told.add(("undivided", ""))
+            text = "the schedule splits backwards, and a compiled stage computes all its gradients at once: all in I, W does nothing"
+            _warn(f"{text}. Try schedule='1f1b', or compile_stages=False")
+
     def evicted(self, mark: tuple[Any, ...]) -> None:
         """A recording was dropped to make room."""
         self._gone.append(mark)

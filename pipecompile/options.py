@@ -18,6 +18,7 @@ from pipecompile.ir import Kind, Schedule
 from pipecompile.links import Bandwidth, Links
 from pipecompile.passes.recompute import Checkpoint, insert_recompute
 from pipecompile.plan import Plan
+from pipecompile.runtime.compiled import check_backend
 from pipecompile.schedules import CATALOGUE, Builder, build_schedule
 from pipecompile.steering import Steering
 from pipecompile.tracing.inputs.batch_dims import BatchDims
@@ -32,7 +33,6 @@ _CHOICES = {
     "tied": ("auto", "together", "apart"),
     "batch_norm": (None, "each", "deferred"),
 }
-_CHECKPOINTS = ("never", "always", "except_last", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,8 @@ class Options:
     checkpoint: Checkpoint = "never"
     restored: int = 1
     batch_norm: str | None = None
+    has_aux: bool = False
+    compile_stages: bool | str = False
     steering: Steering = field(default_factory=Steering)
     costs: Given | None = None
     optimizer_state: int = 0
@@ -72,14 +74,14 @@ class Options:
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in allowed:
                 raise InputError(f"{name}={given!r} is not known", hint="one of " + ", ".join(map(repr, allowed)))
-        if isinstance(self.checkpoint, str) and self.checkpoint not in _CHECKPOINTS:
-            hint = f"one of {', '.join(map(repr, _CHECKPOINTS))}, or a flag per stage"
-            raise ScheduleError(f"checkpoint={self.checkpoint!r} is not known", hint=hint)
         if self.loss_fn is not None and not callable(self.loss_fn):
             raise InputError(
                 f"loss_fn is a {type(self.loss_fn).__name__}, not a function",
                 hint="for example torch.nn.functional.cross_entropy",
             )
+        if self.has_aux and self.loss_fn is None:
+            raise InputError("has_aux=True, and no loss_fn", hint="a loss_fn that returns (loss, aux)")
+        check_backend(self.compile_stages)
         self._check_machine()
         self._check_plan()
         self._check_open()
@@ -184,8 +186,17 @@ class Options:
     @property
     def trains(self) -> bool:
         """Has the schedule a backward?"""
+        return any(kind is not Kind.FORWARD for kind in self._kinds)
+
+    @property
+    def divides(self) -> bool:
+        """Has the schedule backwards in two halves?"""
+        return Kind.INPUT_GRAD in self._kinds
+
+    @property
+    def _kinds(self) -> set[Kind]:
         rows = self.schedule_for(self._some_count, custom=False).rows
-        return any(action.kind is not Kind.FORWARD for row in rows for action in row)
+        return {action.kind for row in rows for action in row}
 
     def _plain(self, n_microbatches: int, *, custom: bool) -> Schedule:
         if not isinstance(self.schedule, Schedule):

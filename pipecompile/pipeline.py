@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pipecompile.builds import Builds
+from pipecompile.builds import Builds, Decided
 from pipecompile.considered import Considered
-from pipecompile.ir import LOSS, TARGET, Program, Schedule
+from pipecompile.ir import AUX, LOSS, TARGET, Program, Schedule
 from pipecompile.looking import dump_all, step_costs, write_report
 from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
@@ -24,7 +24,7 @@ from pipecompile.runtime.drop_in import Call, pipelined
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.frame import Spans
 from pipecompile.runtime.gradients import return_input_gradients
-from pipecompile.runtime.microbatch import loss_weights, scatter_tree
+from pipecompile.runtime.microbatch import loss_weights, scaled, scatter_tree
 from pipecompile.schedules import Builder
 from pipecompile.show import pipeline_html, render, stage_table
 from pipecompile.simulator import simulate
@@ -74,10 +74,12 @@ class Pipeline(StandIn):
             executable.finished(frame)
         return build.outputs.whole(made, batch.sizes)
 
-    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> torch.Tensor:
+    def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
         """Forward and backward of all micro-batches under the schedule; gradients are added to `.grad`, if it has a backward.
 
         Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size (or their sum).
+        With `has_aux` also a list of what `loss_fn` returned beside it, an entry per micro-batch. The gradients are those of
+        the loss times the scale of `scaler`; the loss returned is not scaled.
         """
         inputs, trains = self.flat(args, kwargs), self.options.trains
         with torch.set_grad_enabled(trains):
@@ -89,16 +91,19 @@ class Pipeline(StandIn):
         arrivals = build.arrivals(batch)
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
-        weights, arrivals[LOSS, True] = loss_weights(parts, mean=self.options.loss_reduction == "mean")
+        weights, ahead = loss_weights(parts, mean=self.options.loss_reduction == "mean")
+        arrivals[LOSS, True] = ahead if scaler is None else scaled(weights, scaler, build.stage_devices[-1])
         with torch.set_grad_enabled(trains):
             frame = executable.frame(parts, arrivals, threaded=threaded)
             executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.crew)
         self._dispatcher.settle(frame.spans)
         self._last = executable, frame.spans
         losses = torch.stack(frame.departures[LOSS, False]).detach()
+        aux = frame.departures.get((AUX, False))
         return_input_gradients(build.inputs, batch, frame)
         executable.finished(frame, threaded=threaded)
-        return reduce(torch.add, losses.mul(weights.to(losses)).unbind())
+        loss = reduce(torch.add, losses.mul(weights.to(losses)).unbind())
+        return (loss, aux) if self.options.has_aux else loss
 
     def reschedule(
         self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
@@ -113,6 +118,10 @@ class Pipeline(StandIn):
         self.builds.reschedule(replace(self.options, schedule=schedule, n_microbatches=count))
         self._last = None
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy (`copy.deepcopy`, `pickle`) has a model of its own and the same cut, and records at its first call."""
+        return _copied, (self.model, self.options, self.builds.decided)
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -208,6 +217,12 @@ class Pipeline(StandIn):
 
     def place_names(self) -> str:
         return ", ".join(f"stage {stage}: {device}" for stage, device in enumerate(self.options.devices))
+
+
+def _copied(model: nn.Module, options: Options, decided: Decided) -> Pipeline:
+    pipe = Pipeline(model, options)
+    pipe.builds.decided = decided
+    return pipe
 
 
 def _tensors(inputs: FlatInputs) -> list[torch.Tensor]:

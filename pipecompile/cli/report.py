@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 
 from pipecompile.ir import Schedule
+from pipecompile.show.considered import considered_table
 from pipecompile.show.dump import dump
 from pipecompile.show.grid import timeline_grid
 from pipecompile.show.report import report_html
@@ -45,11 +46,12 @@ def explained(found: Explanation) -> Report:
 
 
 def planned(pipe: Pipeline, out: Path | None) -> Report:
-    """The plan and its table."""
+    """The plan and its table, and what was compared where something was left to choose."""
     bubble = pipe.simulate().bubble
     files = _files(pipe, out)
     data = {"plan": msgspec.to_builtins(pipe.plan), "bubble": bubble, "files": files} | _cut(pipe.plan)
-    return Report(data, (stage_table(pipe.plan, bubble), *_wrote(files)))
+    compared = () if pipe.plan.considered is None else (considered_table(pipe.plan.considered),)
+    return Report(data, (stage_table(pipe.plan, bubble), *compared, *_wrote(files)))
 
 
 def simulated(pipe: Pipeline, unit: Timeline, out: Path | None) -> Report:

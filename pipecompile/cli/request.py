@@ -41,10 +41,16 @@ class Request:
         typer.Option(help=f"pieces of the model; default: as many as the plan, the schedule's file or --balance has, else {_STAGES}"),
     ] = None  # fmt: skip
     microbatches: Annotated[
-        int | None, typer.Option(help="slices of the batch; default: twice the number of devices")
+        str | None,
+        typer.Option(
+            metavar="N", help="slices of the batch; auto: as many as are fastest; default: twice the number of devices"
+        ),
     ] = None
     schedule: Annotated[
-        str, typer.Option(rich_help_panel=_ORDER, help="gpipe, 1f1b, ...; auto: search for one; or a file: mine.csv")
+        str,
+        typer.Option(
+            rich_help_panel=_ORDER, help="gpipe, 1f1b, ...; auto: the fastest, also of a search; or a file: mine.csv"
+        ),
     ] = "1f1b"
     checkpoint: Checkpoint = "never"
     restored: Annotated[
@@ -64,6 +70,9 @@ class Request:
             help="running statistics: deferred, once a step; each, the default, once a micro-batch",
         ),
     ] = None
+    compile_stages: Annotated[
+        bool, typer.Option("--compile-stages", rich_help_panel=_ORDER, help="through torch.compile")
+    ] = False
     partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="for the solver")
@@ -131,7 +140,7 @@ class Request:
         known = (plan and plan.n_stages, getattr(schedule, "n_stages", None), balance and len(balance))
         return {
             "n_stages": next((n for n in known if n), _STAGES) if self.stages is None else self.stages,
-            "n_microbatches": self.microbatches,
+            "n_microbatches": _count(self.microbatches),
             "schedule": schedule,
             "devices": self.devices.split(",") if self.devices else None,
             "partitioner": self.partitioner,
@@ -151,6 +160,7 @@ class Request:
             "restored": self.restored,
             "dispatch": self.dispatch,
             "batch_norm": self.batch_norm,
+            "compile_stages": self.compile_stages,
         }
 
 
@@ -187,6 +197,15 @@ def _names(text: str) -> list[str]:
 
 def _listed(texts: Sequence[str] | None) -> list[str]:
     return [name for text in texts or () for name in _names(text)]
+
+
+def _count(text: str | None) -> int | str | None:
+    """A number, or "auto". Raises InputError."""
+    if text is None or text == "auto":
+        return text
+    if not text.isdecimal():
+        raise InputError(f"--microbatches {text!r} is no whole number", hint="--microbatches 8, or --microbatches auto")
+    return int(text)
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

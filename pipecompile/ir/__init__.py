@@ -22,10 +22,11 @@ that it does. Plain frozen data, no torch.
 from __future__ import annotations
 
 from pipecompile.ir.program import Instruction, Op, Operand, Program, Value, part_of, recipe, saved, weight_saved
-from pipecompile.ir.routes import HOST, LOSS, TARGET, Route, Tie, chain, place
+from pipecompile.ir.routes import AUX, HOST, LOSS, TARGET, Route, Tie, chain, place
 from pipecompile.ir.schedule import Action, Kind, Schedule
 
 __all__ = [
+    "AUX",
     "HOST",
     "LOSS",
     "TARGET",

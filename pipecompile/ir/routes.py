@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["HOST", "LOSS", "TARGET", "Route", "Tie", "chain", "place"]
+__all__ = ["AUX", "HOST", "LOSS", "TARGET", "Route", "Tie", "chain", "place"]
 
 HOST = -1
 """The place where model inputs come from and outputs go to: a peer, and a route's end, like any other."""
 
-TARGET, LOSS = "@target", "@loss"
+TARGET, LOSS, AUX = "@target", "@loss", "@aux"
 """Names of the two values that a training step adds to those of the model."""
 
 

@@ -43,7 +43,7 @@ def _flags(n_stages: int, checkpoint: Checkpoint) -> tuple[bool, ...]:
         if checkpoint not in ("never", "always", "except_last"):
             raise ScheduleError(
                 f"checkpoint={checkpoint!r} is not known",
-                hint="'never', 'always', 'except_last', or a flag per stage",
+                hint="'never', 'always', 'except_last', a flag per stage, or, with a model, 'auto'",
             )
         return (checkpoint != "never",) * n_stages
     if len(checkpoint) != n_stages:

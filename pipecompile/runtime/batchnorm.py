@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import distributed, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pipecompile.errors import InputError
 from pipecompile.recomputing import is_recomputing
 from pipecompile.stages import Stage
 
-__all__ = ["Norms", "defer_norms", "updating_norms"]
+__all__ = ["DeferredNorm", "Norms", "check_alone", "defer_norms", "updating_norms"]
 
 
 @dataclass(slots=True)
@@ -143,7 +144,31 @@ def updating_norms(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, _Ba
             owner = owners.get(id(_attribute(graph, str(mean.target)))) if is_buffer else None
             if owner is not None:
                 found[node] = owner
-    return {node: layer for node, layer in found.items() if not isinstance(layer, nn.SyncBatchNorm)}
+    return {node: layer for node, layer in found.items() if not _speaks(layer)}
+
+
+def check_alone(model: nn.Module, *, deferred: bool, threaded: bool) -> None:
+    """Raise InputError when SyncBatchNorm layers would meet other processes in a way that is wrong, or waits for ever. In one
+    process they are BatchNorm layers like any other.
+    """
+    name = next((n for n, module in model.named_modules() if isinstance(module, _BatchNorm) and _speaks(module)), None)
+    if name is not None and (deferred or threaded):
+        raise InputError(
+            "a SyncBatchNorm layer of several processes cannot be " + ("deferred" if deferred else "run in threads"),
+            where=name,
+            why="its statistics are those of other processes too"
+            if deferred
+            else "the stages of one process may meet those of another in different orders, and wait for ever",
+            hint="batch_norm='each'" if deferred else "dispatch='inline'",
+        )
+
+
+def _speaks(layer: _BatchNorm) -> bool:
+    """Does it exchange statistics with other processes?"""
+    if not isinstance(layer, nn.SyncBatchNorm) or not layer.training:
+        return False
+    group = layer.process_group
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size(group) > 1
 
 
 def defer_norms(stages: Sequence[Stage], model: nn.Module) -> Norms:

@@ -76,8 +76,18 @@ def attached(
             leaves[place] = values[place] = value.detach().requires_grad_()
     before = hooks_registered()
     made = stage(*values, *size)
-    edges = [get_gradient_edge(v) if isinstance(v, torch.Tensor) and v.requires_grad else None for v in made]
+    edges = [_edge(v) if isinstance(v, torch.Tensor) and v.requires_grad else None for v in made]
     return made, Saved(leaves, edges, hooks_registered() != before)
+
+
+def _edge(made: torch.Tensor) -> GradientEdge | None:
+    """Where its gradient goes. A view made without gradients says that it requires them, and leads nowhere."""
+    if made.grad_fn is None:
+        with torch.enable_grad():
+            viewed = made.view_as(made).grad_fn
+        if viewed is None or viewed.next_functions[0][0] is None:
+            return None
+    return get_gradient_edge(made)
 
 
 def backward_cell(saved: int, gradients: Gradients, sent: Sent) -> Run:

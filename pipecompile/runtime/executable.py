@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
-from pipecompile.ir import HOST, LOSS, TARGET, Kind, Op, Program, Route
+from pipecompile.ir import AUX, HOST, LOSS, TARGET, Kind, Op, Program, Route
 from pipecompile.runtime.batchnorm import Norms
 from pipecompile.runtime.dispatch import Crew, Failure, run_inline
 from pipecompile.runtime.failure import explained
@@ -26,8 +27,10 @@ from pipecompile.tracing.writing.regions import contained
 
 __all__ = ["Executable", "loss_cells", "plain_cells", "step_routes"]
 
+Function = Callable[..., Any]
 
-def step_routes(routes: Sequence[Route], n_stages: int, with_target: bool) -> tuple[Route, ...]:
+
+def step_routes(routes: Sequence[Route], n_stages: int, with_target: bool, has_aux: bool = False) -> tuple[Route, ...]:
     """Routes of a training step: outputs go to the last stage instead of the host; target and loss join in.
 
     The loss is computed in the last stage, and its gradient, the weight of the micro-batch, comes from the host.
@@ -40,50 +43,68 @@ def step_routes(routes: Sequence[Route], n_stages: int, with_target: bool) -> tu
             found.append(replace(route, consumers=tuple(sorted(ends))))
     if with_target:
         found.append(Route(TARGET, HOST, (last,), gradient=False))
+    if has_aux:
+        found.append(Route(AUX, last, (HOST,), gradient=False))
     return (*found, Route(LOSS, last, (HOST,)))
 
 
-def plain_cells(stages: Sequence[Stage]) -> list[Cell]:
-    """Each stage as it is."""
+def plain_cells(stages: Sequence[Stage], functions: Sequence[Function]) -> list[Cell]:
+    """Each stage as it is, computed by these functions."""
     return [
-        Cell(stage.module.forward, stage.inputs, stage.outputs, stage.sized, Footprints.of(stage)) for stage in stages
+        Cell(function, stage.inputs, stage.outputs, stage.sized, Footprints.of(stage))
+        for stage, function in zip(stages, functions, strict=True)
     ]
 
 
 def loss_cells(
-    stages: Sequence[Stage], routes: Sequence[Route], outputs: Outputs, loss_fn: Callable[..., Any] | None
+    stages: Sequence[Stage],
+    functions: Sequence[Function],
+    routes: Sequence[Route],
+    outputs: Outputs,
+    loss_fn: Function | None,
 ) -> list[Cell]:
     """Each stage as it is, the last one followed by the loss."""
     last = len(stages) - 1
     inputs = tuple(route.value for route in routes if last in route.consumers)
-    *others, plain = plain_cells(stages)
+    *others, plain = plain_cells(stages, functions)
     written = tuple(inputs.index(plain.inputs[place]) for place in plain.prints.inputs)
-    function = _with_loss(stages[-1], inputs, outputs, loss_fn)
-    return [*others, Cell(function, inputs, (LOSS,), sized=True, prints=replace(plain.prints, inputs=written))]
+    has_aux = any(route.value == AUX for route in routes)
+    function = _with_loss(stages[-1], plain.function, inputs, outputs, _losses(loss_fn, has_aux=has_aux))
+    named = (LOSS, AUX) if has_aux else (LOSS,)
+    return [*others, Cell(function, inputs, named, sized=True, prints=replace(plain.prints, inputs=written))]
 
 
-def _with_loss(
-    stage: Stage, inputs: tuple[str, ...], outputs: Outputs, loss_fn: Callable[..., Any] | None
-) -> Callable[..., Any]:
+def _with_loss(stage: Stage, module: Function, inputs: tuple[str, ...], outputs: Outputs, losses: Function) -> Function:
     position = {name: i for i, name in enumerate(inputs)}
     taken = [position[name] for name in stage.inputs]
-    module, target = stage.module.forward, position.get(TARGET)
+    target = position.get(TARGET)
 
-    def function(*values: Any) -> tuple[torch.Tensor]:
+    def function(*values: Any) -> tuple[Any, ...]:
         *given, size = values
         arguments = [given[i] for i in taken]
         made = dict(zip(stage.outputs, module(*arguments, size) if stage.sized else module(*arguments), strict=True))
         output = outputs.assemble(lambda name: made[name] if name in made else given[position[name]], size)
-        loss = (
-            own_loss(output)
-            if loss_fn is None
-            else loss_fn(output)
-            if target is None
-            else loss_fn(output, given[target])
-        )
-        return (_scalar(loss),)
+        found: tuple[Any, ...] = losses(output) if target is None else losses(output, given[target])
+        return found
 
     return function
+
+
+def _losses(loss_fn: Function | None, *, has_aux: bool) -> Function:
+    """The loss as a tuple, with what comes beside it, which keeps no graph."""
+    if not has_aux:
+        loss_of = loss_fn or (lambda output, *_: own_loss(output))
+        return lambda *given: (_scalar(loss_of(*given)),)
+    assert loss_fn is not None
+
+    def with_aux(*given: Any) -> tuple[Any, ...]:
+        pair = loss_fn(*given)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InputError(f"loss_fn gave a {type(pair).__name__}", hint="(loss, aux), as has_aux=True says")
+        loss, aux = pair
+        return _scalar(loss), pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, aux)
+
+    return with_aux
 
 
 def _scalar(loss: Any) -> torch.Tensor:
@@ -91,9 +112,10 @@ def _scalar(loss: Any) -> torch.Tensor:
         what = (
             f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
         )
-        raise InputError(
-            f"the loss is {what}, not a scalar", hint="loss_fn(output, target) must return the mean over its samples"
-        )
+        hint = "loss_fn(output, target) must return the mean over its samples"
+        if isinstance(loss, tuple):
+            hint += "; compile(..., has_aux=True) if it returns (loss, aux)"
+        raise InputError(f"the loss is {what}, not a scalar", hint=hint)
     return loss if loss.dim() == 0 else loss.reshape(())
 
 

@@ -36,9 +36,10 @@ INPUT, ACCUMULATE = "input", "torch::autograd::AccumulateGrad"
 WORTH = {"cpu": 2e6, "cuda": 2e9}
 """FLOPs of a weight's gradient, from which on W pays: some 50 us of a CPU's core, some 5 us of a GPU's full speed."""
 
-_WHOLE = "CheckpointFunctionBackward"
-"""A reentrant checkpoint refuses to be asked for some gradients only."""
-
+_WHOLE = frozenset({"CheckpointFunctionBackward", "CompiledFunctionBackward"})
+"""A reentrant checkpoint refuses to be asked for some gradients only; a compiled region may write into what it saved, so that
+its backward must be the last one.
+"""
 Structure = tuple[tuple[str, ...], tuple[tuple[int, ...], ...], int]
 """Names of the nodes, the numbers of those that follow each (-1: nothing), and how many of them are roots."""
 
@@ -91,7 +92,7 @@ def divide(nodes: Sequence[Any], structure: Structure, least: float, *, ours: bo
     """
     names, rows, n_roots = structure
     inward = _inward(names, rows)
-    if inward and _WHOLE in names:
+    if inward and not _WHOLE.isdisjoint(names):
         return Division((), (), (), ())
     late, early = {}, set[int]()
     for fork in sorted(inward):

@@ -20,7 +20,7 @@ from pipecompile.errors import InputError
 from pipecompile.tracing.inputs.batch_dims import BatchDims, Dims, scatter
 from pipecompile.tracing.inputs.flat import FlatInputs, count_leaves, flatten_target
 
-__all__ = ["How", "Join", "MiniBatch", "fewer", "gather", "loss_weights", "scatter_tree", "sizes", "ungather"]
+__all__ = ["How", "Join", "MiniBatch", "fewer", "gather", "loss_weights", "scaled", "scatter_tree", "sizes", "ungather"]
 
 
 def sizes(samples: int, count: int) -> tuple[int, ...]:
@@ -103,6 +103,12 @@ def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[torch.Tensor, S
     with torch.inference_mode(False):
         weights = torch.tensor([size / sum(parts) if mean else 1.0 for size in parts], dtype=torch.float64)
         return weights, weights.unbind()  # float64: autograd rounds to the loss's dtype
+
+
+def scaled(weights: torch.Tensor, scaler: torch.amp.GradScaler, device: torch.device) -> Sequence[torch.Tensor]:
+    """The gradients of the micro-batches' losses under a scaler, which keeps its scale on `device`."""
+    with torch.inference_mode(False), torch.no_grad():
+        return scaler.scale(weights.to(device)).unbind()
 
 
 class How(Enum):

@@ -39,19 +39,10 @@ def test_plan_passes_every_option_on(cli, compiler):
     names = ["--schedule", "gpipe", "--partitioner", "ilp", "--cost", "profile", "--tied", "apart"]
     machine = ["--optimizer", "adam", "--speeds", "1,0.5", "--bandwidth", "16GB", "--checkpoint", "auto"]
     steered = ["--split-before", "1", "--keep-together", "0,1", "--keep-together", "Linear", "--pin", "2=1"]
-    solved = [
-        "--balance",
-        "2,1",
-        "--time-limit",
-        "2.5",
-        "--restored",
-        "2",
-        "--dispatch",
-        "inline",
-        "--batch-norm",
-        "each",
-    ]
-    assert cli("plan", "mymodels:small", *inputs, *counts, *names, *machine, *steered, *solved).code == 0
+    solved = ["--balance", "2,1", "--time-limit", "2.5"]
+    trained = ["--restored", "2", "--dispatch", "inline", "--batch-norm", "each", "--compile-stages"]
+    words = [*inputs, *counts, *names, *machine, *steered, *solved, *trained]
+    assert cli("plan", "mymodels:small", *words).code == 0
     (call,) = compiler.calls
     first, second = call.pop("example_args")
     assert (first.shape, str(first.dtype), second.shape, str(second.dtype)) == (
@@ -67,7 +58,7 @@ def test_plan_passes_every_option_on(cli, compiler):
         "memory_limit": 2 * 2**30, "devices": ["cpu", "cpu"], "tied": "apart", "optimizer": "adam",
         "speeds": [1.0, 0.5], "bandwidth": 16_000_000_000, "checkpoint": "auto", "split_before": ["1"],
         "keep_together": [["0", "1"], nn.Linear], "pin": {"2": 1}, "balance": [2, 1], "time_limit": 2.5, "plan": None,
-        "restored": 2, "dispatch": "inline", "batch_norm": "each",
+        "restored": 2, "dispatch": "inline", "batch_norm": "each", "compile_stages": True,
     }  # fmt: skip
 
 
@@ -85,7 +76,16 @@ def test_every_argument_of_compile_that_can_be_typed_is_an_option(command):
     """What cannot: functions, tensors, and what is about those."""
     options = {param.name for param in get_command(app).commands[command].params}
     arguments = set(inspect.signature(compiling.compile).parameters)
-    not_typed = {"example_args", "example_kwargs", "batch_dims", "loss_fn", "loss_reduction", "costs", "cache_size"}
+    not_typed = {
+        "example_args",
+        "example_kwargs",
+        "batch_dims",
+        "loss_fn",
+        "loss_reduction",
+        "has_aux",
+        "costs",
+        "cache_size",
+    }
     spelled = {"n_stages": "stages", "n_microbatches": "microbatches"}
     assert {spelled.get(name, name) for name in arguments - not_typed} <= options
 
@@ -256,6 +256,7 @@ def test_a_bug_of_the_users_keeps_its_traceback(cli, compiler):
         (["plan", "mymodels:small"], "--input"),
         (["plan", *SMALL, "--stages", "two"], "'--stages'"),
         (["plan", *SMALL, "--memory-limit", "lots"], "lots"),
+        (["plan", *SMALL, "--microbatches", "many"], "--microbatches 'many'"),
         (["plan", "mymodels:small", "--input", "3xx4"], "3xx4"),
         (["run", *SMALL, "--steps", "0"], "--steps"),
         (["run", *SMALL, "--optimizer", "lion"], "cannot train with 'lion'"),

@@ -29,10 +29,12 @@ def test_held_memory_counts_the_optimizer_and_its_limit_makes_stages_recompute(r
     assert sum(adam["held"]) - sum(plain["held"]) == pytest.approx(2 * bytes_of)
     again = real("simulate", *BLOCKS, "--checkpoint", "always", "--json").json
     limit = ["--memory-limit", f"{max(again['held']):.0f}", "--checkpoint", "auto"]
-    tight = real("simulate", *BLOCKS, *limit, "--json").json
+    tight = real("simulate", *BLOCKS, *limit, "--out", "tight", "--json").json
     assert any(tight["recompute"])
     assert max(tight["held"]) <= max(again["held"]) < max(plain["held"])
     assert "R0" in tight["csv"]
+    planned = ["--plan", "tight/plan.json", "--checkpoint", "auto", "--json"]
+    assert real("simulate", *BLOCKS, *planned).json["csv"] == tight["csv"]
     assert "recompute their forward: stages" in real("run", *BLOCKS, *limit, "--no-compare").out
 
 
@@ -62,9 +64,19 @@ def test_the_machine_is_as_told(real):
     slow = real(
         "simulate", *BLOCKS, "--speeds", "1,0.1", "--bandwidth", "1MB", "--pin", "3=1", "--schedule", "auto", "--json"
     ).json
-    assert slow["schedule"] == "auto"
     assert slow["makespan"] > 2 * even["makespan"]
     nowhere = real("simulate", *BLOCKS, "--speeds", "1,0.1", "--bandwidth", "1MB", "--schedule", "auto", "--json").json
     assert nowhere["held"][1] == 0  # a device so slow and far is left out
     fewer = real("plan", *BLOCKS, "--schedule", "gpipe", "--devices", "cpu", "--json").json
     assert fewer["plan"]["placement"] == [0, 0]
+
+
+def test_micro_batches_and_schedule_are_chosen_and_the_choice_is_shown(real):
+    model = [*BLOCKS[:-2], "--microbatches", "auto", "--schedule", "auto"]
+    data = real("plan", *model, "--json").json
+    considered = data["plan"]["considered"]
+    chosen = considered["rows"][considered["chosen"]]
+    assert chosen["seconds"] == min(row["seconds"] for row in considered["rows"] if not row["left_out"])
+    made = real("simulate", *model, "--json").json
+    assert (made["n_microbatches"], made["schedule"]) == (chosen["n_microbatches"], chosen["schedule"])
+    assert f"{len(considered['rows'])} candidates" in real("plan", *model).out

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from tests.eager import accumulate, square_loss
+from tests.eager import accumulate, assert_same, square_loss
 from tests.models import UNet
 
 
@@ -132,3 +132,25 @@ def test_who_did_not_say_is_told_how_many_layers_there_are() -> None:
         piped(UNet(depth=2), example_args=(x,), batch_norm=None, n_microbatches=1).step(x)
     with pytest.raises(pc.InputError, match="batch_norm='sync' is not known"):
         piped(UNet(depth=2), batch_norm="sync")
+
+
+@pytest.mark.parametrize("batch_norm", ["each", "deferred"])
+def test_in_one_process_synchronised_layers_are_like_any_other(batch_norm: str) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
+    x = torch.randn(9, 8)
+    for m in (model, plain):
+        pc.compile(m, 2, n_microbatches=4, batch_norm=batch_norm, cost="analytic", loss_fn=square_loss).step(x)
+    assert_same(model, plain)
+
+
+@pytest.mark.parametrize("options", [{"batch_norm": "deferred"}, {"dispatch": "threads"}], ids=str)
+def test_layers_that_speak_to_other_processes_are_refused_where_they_would_be_wrong(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.SyncBatchNorm(8))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group=None: 2)
+    with pytest.raises(pc.InputError, match="SyncBatchNorm layer of several processes"):
+        pc.compile(model, 2, example_args=(torch.randn(8, 8),), n_microbatches=2, cost="analytic", **options)
