@@ -62,7 +62,7 @@ def _leaf_signature(leaf: Any, dim: Any) -> Any:
 class Build:
     """`plan` may come from another build: then `stage_of` is its cut, carried over to this graph. `inputs` names the flat inputs.
     `seconds` is what the recording took, `calls` how many mini-batches it served; `divided`: some came in
-    several micro-batches.
+    several micro-batches; `executable` makes what runs a program.
     """
 
     graph: fx.GraphModule
@@ -79,6 +79,7 @@ class Build:
     seconds: float = 0.0
     calls: int = 0
     divided: bool = False
+    executable: Callable[..., Executable] = Executable
     _functions: tuple[Callable[..., Any], ...] = ()
     _executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     _schedules: dict[int, Schedule] = field(default_factory=dict)
@@ -199,7 +200,7 @@ class Build:
         return self._executable(program, plain_cells(self.stages, self.functions))
 
     def _executable(self, program: Program, cells: Sequence[Cell]) -> Executable:
-        return Executable(program, cells, self.options.devices, self.graph, self.mirrors, self.norms)
+        return self.executable(program, cells, self.options.devices, self.graph, self.mirrors, self.norms)
 
 
 def breadth_first(placement: Sequence[int], n_microbatches: int, with_backward: bool) -> Schedule:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +12,7 @@ from torch import fx, nn
 from pipecompile.build import Build, signature
 from pipecompile.carrying import Cut, verify_as_is
 from pipecompile.choosing import choose
-from pipecompile.costs.cost import CostError
-from pipecompile.counts import counts_to_try, first_count
+from pipecompile.counts import counts_to_try, first_count, small
 from pipecompile.errors import InputError, TraceError
 from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
@@ -30,6 +28,7 @@ from pipecompile.planning import make_plan
 from pipecompile.recordings import Recordings
 from pipecompile.runtime.batchnorm import check_alone, defer_norms, updating_norms
 from pipecompile.runtime.microbatch import MiniBatch, fewer, sizes
+from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.tracing.fakes.symbols import Guard
 from pipecompile.tracing.inputs.batch_dims import pasted
 from pipecompile.tracing.inputs.flat import FlatInputs
@@ -39,7 +38,6 @@ from pipecompile.tracing.recording import record
 __all__ = ["Builds", "Decided"]
 
 Decided = tuple[Plan | None, Problem | None, Cut | None]
-"""What all builds of a model have in common."""
 
 
 class Builds:
@@ -56,7 +54,7 @@ class Builds:
         self._cut: Cut | None = None
         self._notices = Notices()
         self._homes = Homes()
-        self._tell()
+        self._notices.undivided(options)
 
     def __bool__(self) -> bool:
         return bool(self._builds)
@@ -91,13 +89,9 @@ class Builds:
             hint = "a number; or compile anew, which cuts anew as well"
             raise InputError('n_microbatches="auto" is chosen with the cut, which stays', hint=hint)
         self.options = options
-        self._tell()
+        self._notices.undivided(options)
         for build in self._builds:
             build.reschedule(options)
-
-    def _tell(self) -> None:
-        if self.options.compile_stages and self.options.divides:
-            self._notices.undivided()
 
     def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
         """The build for these inputs, made now if there is none, and the inputs in micro-batches."""
@@ -135,13 +129,18 @@ class Builds:
         if len(counts) == 1 and first > 1:
             self._check_divided(graph)
         move_model(self.model, self.options)
-        with _small(1 if len(counts) > 1 else first, batch.first.samples):
-            plan, self.problem, samples = choose(graph, inputs, self.options, counts)
+        with small(1 if len(counts) > 1 else first, batch.first.samples):
+            plan, self.problem, samples = self._chosen(graph, inputs, counts)
         options = self.options.chosen(plan)
         build = Build.make(graph, mark, plan, options, samples=samples)
         self._place(build, seconds)
         self.plan, self.options, self._cut = plan, options, build.cut
         self._keep(build)
+
+    def _chosen(
+        self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]
+    ) -> tuple[Plan, Problem | None, int | None]:
+        return choose(graph, inputs, self.options, counts)
 
     def _sizes(self, inputs: FlatInputs) -> tuple[int, ...]:
         """As many micro-batches as asked for, and as there are samples; with lists only so many that all are equally long."""
@@ -210,8 +209,7 @@ class Builds:
         alike = [build for build in self._builds if build.signature == mark]
         parts, first = batch.sizes, batch.first
         self._notices.anew(mark, alike, parts, self.options.cache_size)
-        options = self.options
-        check_alone(self.model, deferred=options.batch_norm == "deferred", threaded=options.dispatch == "threads")
+        check_alone(self.model, self.options.batch_norm, self.options.dispatch)
         start = perf_counter()
         graph = self._recorded(batch.whole, first)
         seconds = perf_counter() - start
@@ -233,9 +231,13 @@ class Builds:
         return build
 
     def _place(self, build: Build, seconds: float) -> None:
-        build.mirrors, build.seconds = place_stages(build, self._homes), seconds
+        """Parameters to where their stages are, and mirrors of those that are needed elsewhere, too."""
+        build.mirrors, build.seconds = self._mirrors(build), seconds
         if self.options.batch_norm == "deferred":
             build.norms = defer_norms(build.stages, self.model)
+
+    def _mirrors(self, build: Build) -> Mirrors:
+        return place_stages(build, self._homes)
 
     def _recorded(self, whole: FlatInputs, part: FlatInputs) -> fx.GraphModule:
         """A recording of one micro-batch; a failure tells which inputs may not be batches at all."""
@@ -279,10 +281,10 @@ class Builds:
                     return other
         return None
 
-    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem]:
+    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         if self.plan is None:
             move_model(self.model, self.options)
-        with _small(count, first.samples):
+        with small(count, first.samples):
             return make_plan(graph, first.leaves, self.options, count)
 
     def _keep(self, build: Build) -> None:
@@ -292,15 +294,3 @@ class Builds:
         if len(self._builds) > self.options.cache_size:
             self._evictions += 1
             self._notices.evicted(self._builds.pop(0).signature)
-
-
-@contextmanager
-def _small(count: int, samples: int | None) -> Iterator[None]:
-    """Give a CostError the hint that micro-batches of so many samples may be too small, when there are several."""
-    try:
-        yield
-    except CostError as error:
-        if count == 1:
-            raise
-        hint = f"n_microbatches=, fewer than {count}, if a micro-batch of {samples} is too small for the model"
-        raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__

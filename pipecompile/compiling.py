@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from pipecompile.costs.given import Given
 from pipecompile.costs.optimizer_state import optimizer_state
+from pipecompile.distributed.pipeline import RankPipeline
+from pipecompile.distributed.ranks import Ranks
 from pipecompile.ir import Schedule
 from pipecompile.links import checked
 from pipecompile.options import Options, load_plan, load_schedule, resolve_devices
@@ -35,6 +38,7 @@ def compile(
     batch_dims: BatchDims | None = None,
     schedule: str | Path | Schedule | Builder = "1f1b",
     devices: Sequence[str | torch.device] | None = None,
+    mesh: DeviceMesh | None = None,
     loss_fn: Callable[..., Any] | None = None,
     loss_reduction: str = "mean",
     partitioner: str = "auto",
@@ -72,6 +76,8 @@ def compile(
       fastest in simulation, of the catalogue or searched for, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
     - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
       on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
+    - `mesh`: the ranks of `torch.distributed` to run on, one per pipeline device, with a dimension "pp", and "dp" if there are copies
+      on parts of the batch; default all ranks, if there are several and no `devices` (docs/distributed.md).
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
       sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself. `has_aux`: it returns (loss,
       aux), and `step` returns (loss, a list with the aux of each micro-batch), tensors detached.
@@ -100,7 +106,8 @@ def compile(
     TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
     """
     asked, model = load_schedule(schedule), validate_model(model)
-    places = resolve_devices(devices, n_stages, asked)
+    ranks = Ranks.of(mesh, devices)
+    places = resolve_devices(devices, n_stages, asked) if ranks is None else ranks.devices
     steering = Steering.of(
         model, n_stages, split_before=split_before, keep_together=keep_together, pin=pin, balance=balance
     )
@@ -115,7 +122,7 @@ def compile(
         partitioner=partitioner,
         cost=cost,
         plan=load_plan(plan),
-        dispatch=dispatch,
+        dispatch=dispatch if ranks is None else "inline",
         time_limit=time_limit,
         tied=tied,
         checkpoint=checkpoint if isinstance(checkpoint, str) else tuple(checkpoint),
@@ -132,7 +139,7 @@ def compile(
         bandwidth=checked(bandwidth, len(places)),
     )
     check_batch_dims(options.batch_dims, model.forward, ("target",))
-    pipe = Pipeline(model, options)
+    pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, options, ranks)
     if example_args or example_kwargs:
-        pipe.builds.find(pipe.flat(tuple(example_args), dict(example_kwargs or {})))
+        pipe.prepare(pipe.flat(tuple(example_args), dict(example_kwargs or {})))
     return pipe

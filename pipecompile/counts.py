@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import fx
 
+from pipecompile.costs.cost import CostError
 from pipecompile.errors import InputError
 from pipecompile.mixing import check_sequences
 from pipecompile.tracing.fakes.symbols import Guard
 
-__all__ = ["barred", "counts_to_try", "first_count"]
+__all__ = ["barred", "counts_to_try", "first_count", "small"]
 
 _PER_DEVICE = 4
 """As many micro-batches are tried as this times the devices: the bubble is small then."""
@@ -43,3 +45,15 @@ def barred(graph: fx.GraphModule, parts: Sequence[int]) -> str:
     except InputError as error:
         return error.what
     return ""
+
+
+@contextmanager
+def small(count: int, samples: int | None) -> Iterator[None]:
+    """Give a CostError the hint that micro-batches of so many samples may be too small, when there are several."""
+    try:
+        yield
+    except CostError as error:
+        if count == 1:
+            raise
+        hint = f"n_microbatches=, fewer than {count}, if a micro-batch of {samples} is too small for the model"
+        raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__

@@ -9,6 +9,8 @@ from typing import Any
 
 from pipecompile.build import Build
 from pipecompile.errors import RecordingWarning
+from pipecompile.ir import Kind
+from pipecompile.options import Options
 from pipecompile.tracing.fakes.symbols import Guard
 
 __all__ = ["Notices"]
@@ -62,9 +64,9 @@ class Notices:
                 f"{text}. Try compile(..., batch_norm='deferred'), once a step; batch_norm='each' is this, and says nothing"
             )
 
-    def undivided(self) -> None:
-        """The schedule splits backwards of stages that are compiled."""
-        if ("undivided", "") not in self._told:
+    def undivided(self, options: Options) -> None:
+        """The schedule may split backwards of stages that are compiled."""
+        if options.compile_stages and Kind.INPUT_GRAD in options.kinds and ("undivided", "") not in self._told:
             self._told.add(("undivided", ""))
             text = "the schedule splits backwards, and a compiled stage computes all its gradients at once: all in I, W does nothing"
             _warn(f"{text}. Try schedule='1f1b', or compile_stages=False")

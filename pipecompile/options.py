@@ -186,15 +186,11 @@ class Options:
     @property
     def trains(self) -> bool:
         """Has the schedule a backward?"""
-        return any(kind is not Kind.FORWARD for kind in self._kinds)
+        return self.kinds != {Kind.FORWARD}
 
     @property
-    def divides(self) -> bool:
-        """Has the schedule backwards in two halves?"""
-        return Kind.INPUT_GRAD in self._kinds
-
-    @property
-    def _kinds(self) -> set[Kind]:
+    def kinds(self) -> set[Kind]:
+        """Which kinds of actions the schedule has."""
         rows = self.schedule_for(self._some_count, custom=False).rows
         return {action.kind for row in rows for action in row}
 

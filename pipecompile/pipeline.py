@@ -54,6 +54,10 @@ class Pipeline(StandIn):
         """A call's inputs as leaves with their batch dimensions."""
         return flatten(self.model.forward, args, kwargs, self.options.batch_dims)
 
+    def prepare(self, inputs: FlatInputs) -> None:
+        """Compile for these inputs."""
+        self.builds.find(inputs)
+
     # -- running ----------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.runtime.mirrors import Borrowing, Mirror, Mirrors
 from pipecompile.stages import Stage
 
-__all__ = ["Homes", "move_model", "place_stages"]
+__all__ = ["Homes", "move_model", "place_stages", "uses"]
 
 
 def move_model(model: nn.Module, options: Options) -> None:
@@ -41,6 +41,10 @@ class Homes:
         """The memory that a tensor lives in; the one it is asked for in when nobody asked before."""
         return self._known.setdefault(id(tensor), (tensor, memory))[1]
 
+    def known(self, tensor: torch.Tensor) -> Hashable | None:
+        """The memory that a tensor lives in; None when nobody asked for it."""
+        return self._known.get(id(tensor), (tensor, None))[1]
+
     def clear(self) -> None:
         self._known.clear()
 
@@ -48,7 +52,7 @@ class Homes:
 def place_stages(build: Build, homes: Homes) -> Mirrors:
     """Move every parameter and buffer to its home, and give the stages mirrors of those that live elsewhere."""
     mirrors: dict[tuple[Hashable, int], Mirror] = {}
-    for stage, tensor in _uses(build):
+    for stage, tensor in uses(build):
         memory, device = memory_of(build, stage), build.stage_devices[stage.index]
         if homes.of(tensor, memory) == memory:
             if tensor.device != device:
@@ -65,7 +69,8 @@ def memory_of(build: Build, stage: Stage) -> Hashable:
     return build.stage_devices[stage.index]
 
 
-def _uses(build: Build) -> Iterator[tuple[Stage, torch.Tensor]]:
+def uses(build: Build) -> Iterator[tuple[Stage, torch.Tensor]]:
+    """Every tensor that a node uses, with the stage it is used in."""
     stage_of = {name: stage for stage in build.stages for name in stage.nodes}
     for node in compute_nodes(build.graph):
         for tensor in held_by(build.graph, node):

@@ -71,3 +71,16 @@ def test_the_skips_of_the_unet_are_shown(printed: tuple[str, Path]) -> None:
     if "skips, each copied once" in text:
         assert shown
     assert all(int(target) > int(source) + 1 for source, target in shown)
+
+
+def test_training_on_two_ranks(tmp_path: Path) -> None:
+    script = [str(ROOT / "examples" / "train_distributed.py"), "--out", str(tmp_path), "--steps", "3"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launch, "--image-size", "32", "--batch", "9"], env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+    assert len(list(tmp_path.glob("*.distcp"))) == 2

@@ -71,8 +71,11 @@ class Request:
         ),
     ] = None
     compile_stages: Annotated[
-        bool, typer.Option("--compile-stages", rich_help_panel=_ORDER, help="through torch.compile")
-    ] = False
+        str | None,
+        typer.Option(
+            metavar="BACKEND", rich_help_panel=_ORDER, help="run stages through torch.compile: inductor, aot_eager ..."
+        ),
+    ] = None
     partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="for the solver")
@@ -160,7 +163,7 @@ class Request:
             "restored": self.restored,
             "dispatch": self.dispatch,
             "batch_norm": self.batch_norm,
-            "compile_stages": self.compile_stages,
+            "compile_stages": self.compile_stages or False,
         }
 
 

@@ -147,12 +147,13 @@ def updating_norms(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, _Ba
     return {node: layer for node, layer in found.items() if not _speaks(layer)}
 
 
-def check_alone(model: nn.Module, *, deferred: bool, threaded: bool) -> None:
+def check_alone(model: nn.Module, batch_norm: str | None, dispatch: str) -> None:
     """Raise InputError when SyncBatchNorm layers would meet other processes in a way that is wrong, or waits for ever. In one
     process they are BatchNorm layers like any other.
     """
     name = next((n for n, module in model.named_modules() if isinstance(module, _BatchNorm) and _speaks(module)), None)
-    if name is not None and (deferred or threaded):
+    deferred = batch_norm == "deferred"
+    if name is not None and (deferred or dispatch == "threads"):
         raise InputError(
             "a SyncBatchNorm layer of several processes cannot be " + ("deferred" if deferred else "run in threads"),
             where=name,

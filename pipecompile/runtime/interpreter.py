@@ -29,7 +29,7 @@ from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, 
 from pipecompile.runtime.streams import Act, DeviceStreams, Streams, launched
 from pipecompile.runtime.transport import Link, to_device
 
-__all__ = ["Cell", "Code", "bind"]
+__all__ = ["Binder", "Cell", "Code", "bind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def bind(
 ) -> Code:
     """Resolve a program for `devices` (one per pipeline device) and their streams. Linear in its instructions."""
     beside = DeviceStreams(devices)
-    binder = _Binder(program, cells, devices, streams or beside, threaded)
+    binder = Binder(program, cells, devices, streams or beside, threaded)
     rows = tuple(tuple(binder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
     if streams is not None or beside.overlap:
         rows = binder.launched(rows)
@@ -79,7 +79,7 @@ def bind(
     return Code(program, rows, order, flat, len(binder.registers), len(binder.boxes), threaded)
 
 
-class _Binder:
+class Binder:
     def __init__(
         self,
         program: Program,

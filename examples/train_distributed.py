@@ -1,0 +1,57 @@
+"""Train torchvision's ResNet-18 as it is on several processes, one pipeline stage each. The same script on any number of them:
+
+torchrun --standalone --nproc-per-node=2 examples/train_distributed.py
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.nn.functional import cross_entropy
+from torchvision.models import resnet18
+
+import pipecompile as pc
+
+
+def main() -> None:
+    options = parse_options()
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)  # the same weights on every rank, and here the same data
+    x = torch.randn(options.batch, 3, options.image_size, options.image_size)
+    y = torch.randint(0, 10, (options.batch,))
+
+    pipe = pc.compile(
+        resnet18(num_classes=10),
+        dist.get_world_size(),
+        example_args=(x,),
+        n_microbatches=4,
+        loss_fn=cross_entropy,
+        batch_norm="deferred",
+        cost="analytic",
+    )
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-3)  # those of this rank's stage
+    for step in range(options.steps):
+        optimizer.zero_grad()
+        loss = pipe.step(x, target=y)  # the same on every rank
+        optimizer.step()
+        if dist.get_rank() == 0:
+            print(f"{step:4d}  {loss:.4f}", flush=True)
+
+    if options.out:
+        dcp.save({"model": pipe.state_dict()}, checkpoint_id=options.out)  # under the model's own names
+    dist.destroy_process_group()
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="directory for a checkpoint")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
+    parser.add_argument("--image-size", type=int, default=64, help="height and width of the random images")
+    parser.add_argument("--batch", type=int, default=16, help="images in a mini-batch")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

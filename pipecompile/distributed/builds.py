@@ -1,0 +1,71 @@
+"""The builds of a pipeline on ranks: the first member of the mesh makes the plan, all others take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import fx, nn
+
+from pipecompile.build import Build
+from pipecompile.builds import Builds
+from pipecompile.distributed.line import Line
+from pipecompile.distributed.replicas import align
+from pipecompile.distributed.runner import RankExecutable
+from pipecompile.distributed.ties import place_on_ranks
+from pipecompile.fingerprints import fingerprint, node_lines
+from pipecompile.options import Options
+from pipecompile.partitioners import Problem
+from pipecompile.placing import uses
+from pipecompile.plan import Plan
+from pipecompile.runtime.mirrors import Mirrors
+from pipecompile.tracing.inputs.flat import FlatInputs
+
+__all__ = ["RankBuilds"]
+
+Made = tuple[Plan, Problem | None, int | None]
+
+
+class RankBuilds(Builds):
+    def __init__(self, model: nn.Module, options: Options, line: Line) -> None:
+        super().__init__(model, options)
+        self.line = line
+
+    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
+        self._agree(graph, f"{count} micro-batches")
+        plan, problem, _ = self._shared(lambda: (*super(RankBuilds, self)._new_plan(graph, first, count), None))
+        return plan, problem
+
+    def _chosen(
+        self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]
+    ) -> tuple[Plan, Problem | None, int | None]:
+        self._agree(graph, f"{' or '.join(map(str, counts))} micro-batches")
+        return self._shared(lambda: super(RankBuilds, self)._chosen(graph, inputs, counts))
+
+    def _agree(self, graph: fx.GraphModule, counts: str) -> None:
+        lines = node_lines(graph)
+        asked = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {self.options.n_stages} stages"
+        self.line.agree("graph of the model", f"{asked}, {counts}")
+
+    def _shared(self, make: Callable[[], Made]) -> Made:
+        """What the first member makes, on all: the plan, there alone its problem, and the samples of its micro-batches."""
+        if self.line.ranks.place == 0:
+            plan, problem, samples = make()
+            self.line.gathered("plan", f"{samples or ''}\n{plan.to_json()}")
+            return plan, problem, samples
+        number, _, text = self.line.gathered("plan", "")[0].partition("\n")
+        return Plan.from_json(text), None, int(number) if number else None
+
+    def _mirrors(self, build: Build) -> Mirrors:
+        build.executable = partial(RankExecutable, line=self.line, placement=build.plan.placement)
+        copies = place_on_ranks(build, self._homes, self.line)
+        if not self:
+            held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
+            align(held.values(), self.line.ranks.replicas)
+        return copies
+
+    def owner(self, tensor: torch.Tensor) -> int:
+        """The pipeline device that a tensor lives on; what no stage uses lives on the first."""
+        home = self._homes.known(tensor)
+        return home if isinstance(home, int) else 0

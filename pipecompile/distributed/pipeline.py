@@ -1,0 +1,101 @@
+"""The Pipeline on ranks: every rank has one, and they step together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipecompile.distributed.builds import RankBuilds
+from pipecompile.distributed.line import Line
+from pipecompile.distributed.ranks import Ranks
+from pipecompile.distributed.replicas import Replicas
+from pipecompile.distributed.state import full_state, load_own, own_state
+from pipecompile.errors import InputError
+from pipecompile.options import Options
+from pipecompile.pipeline import Pipeline
+from pipecompile.tracing.inputs.flat import FlatInputs
+
+__all__ = ["RankPipeline"]
+
+
+class RankPipeline(Pipeline):
+    """One pipeline on several ranks. All call it alike and may give it the batch; each takes of it what its stages need.
+
+    `parameters()`, `buffers()` and `state_dict()` have what lives on this rank, under the model's own names.
+    """
+
+    def __init__(self, model: nn.Module, options: Options, ranks: Ranks) -> None:
+        super().__init__(model, options)
+        self.ranks, self.line = ranks, Line(ranks)
+        self.builds: RankBuilds = RankBuilds(model, options, self.line)
+        self.replicas = Replicas(ranks.replicas, self.line)
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, inputs: FlatInputs) -> None:
+        """Compile for these inputs."""
+        self.line.begin()
+        with self.line.guarded():
+            super().prepare(inputs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output on every rank, without gradients; training is `step`. Raises InputError in grad mode."""
+        if torch.is_grad_enabled():
+            raise InputError(
+                "pipe(x) has no backward when its stages are on several ranks",
+                why="the loss is on one rank, and the others would not know when to run their backward",
+                hint="pipe.step(x, target=...), or torch.no_grad() around it",
+            )
+        self.line.begin()
+        with self.line.guarded():
+            return super().forward(*args, **kwargs)
+
+    def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
+        """As `Pipeline.step`, on all ranks together; the loss is the same on all. With copies of the pipeline each gets
+        its own part of the batch, and loss and gradients are those of the whole.
+        """
+        self.line.begin()
+        with self.line.guarded():
+            samples = self.flat(args, kwargs).samples
+            mean = self.options.loss_reduction == "mean"
+            with self.replicas.reduced(self.parameters, samples if mean else None) as whole:
+                made = super().step(*args, target=target, scaler=scaler, **kwargs)
+                return (whole(made[0]), made[1]) if self.options.has_aux else whole(made)
+
+    # -- the rank's part of the model -------------------------------------------------------------------------------
+
+    def is_here(self, tensor: torch.Tensor) -> bool:
+        """Does this tensor live on this rank? Before the first call nobody knows, and all do."""
+        return not self.builds or self.builds.owner(tensor) == self.ranks.index
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        found = self.model.named_parameters(prefix, recurse, remove_duplicate)
+        yield from ((name, parameter) for name, parameter in found if self.is_here(parameter))
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        found = self.model.named_buffers(prefix, recurse, remove_duplicate)
+        yield from ((name, buffer) for name, buffer in found if self.is_here(buffer))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """What lives on this rank, under the names that the model has for it."""
+        return own_state(self, self.model.state_dict(*args, **kwargs))
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The state of the whole model, on every rank, each of which must call this. Tensors are on the CPU."""
+        self.line.begin()
+        with self.line.guarded():
+            return full_state(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take over a whole state or the part of this rank. Raises RuntimeError, as a module does, for other keys."""
+        result = load_own(self, state_dict, strict=strict, assign=assign)
+        if assign:
+            self.forget()
+        return result

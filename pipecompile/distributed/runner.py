@@ -1,0 +1,190 @@
+"""One rank's part of a bound program: the row of its device, with SEND and RECV bound to the line.
+
+device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   take v#0 of rank 0, run the cell, send w#0 to rank 2
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.distributed.line import Line
+from pipecompile.distributed.reports import Lost, Report
+from pipecompile.errors import ScheduleError
+from pipecompile.ir import HOST, Instruction, Op, Program
+from pipecompile.runtime.batchnorm import Norms
+from pipecompile.runtime.cells import Run
+from pipecompile.runtime.dispatch import Crew, Failure, run_inline
+from pipecompile.runtime.executable import Executable
+from pipecompile.runtime.failure import explained
+from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.interpreter import Binder, Cell, Code
+from pipecompile.runtime.mirrors import Mirrors
+from pipecompile.runtime.streams import DeviceStreams
+from pipecompile.runtime.transport import to_device
+from pipecompile.tracing.writing.regions import contained
+
+__all__ = ["RankExecutable"]
+
+
+class RankBinder(Binder):
+    """Messages to and from other devices go by the line."""
+
+    def __init__(self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], line: Line) -> None:
+        super().__init__(program, cells, devices, DeviceStreams(devices), threaded=False)
+        self.line = line
+
+    def send(self, instruction: Instruction, device: int) -> Run:
+        peer, line = instruction.peer, self.line
+        if peer is None or peer == HOST:
+            return super().send(instruction, device)
+        (operand,) = instruction.reads
+        index, name = self.register(operand, device), str(operand.value)
+
+        def put(frame: Frame) -> None:
+            line.send(peer, name, frame.registers[index])
+
+        return put
+
+    def receive(self, instruction: Instruction, device: int) -> Run:
+        peer, line, here = instruction.peer, self.line, self.devices[device]
+        if peer is None or peer == HOST:
+            return super().receive(instruction, device)
+        (operand,) = instruction.writes
+        index, name = self.register(operand, device), str(operand.value)
+
+        def take(frame: Frame) -> None:
+            frame.registers[index] = _there(line.take(peer, name), here)
+
+        return take
+
+
+def _there(value: Any, device: torch.device) -> Any:
+    """On the device, a leaf as it came."""
+    if not isinstance(value, torch.Tensor) or value.device == device:
+        return value
+    return to_device(value.detach(), device).requires_grad_(value.requires_grad)
+
+
+class RankExecutable(Executable):
+    """A program of which this rank runs one row. What departs to the host reaches all ranks, but gradients of inputs."""
+
+    def __init__(
+        self,
+        program: Program,
+        cells: Sequence[Cell],
+        devices: Sequence[torch.device],
+        graph: fx.GraphModule,
+        mirrors: Mirrors,
+        norms: Norms | None = None,
+        *,
+        line: Line,
+        placement: tuple[int, ...],
+    ) -> None:
+        if program.placement != placement:
+            raise ScheduleError(
+                f"the schedule puts stages on ranks {program.placement}",
+                why=f"the plan has them on {placement}, and their parameters are there",
+                hint="compile with this schedule",
+            )
+        super().__init__(program, cells, devices, graph, mirrors, norms)
+        self.line, self.device, self._is_agreed = line, line.ranks.index, False
+
+    @cached_property
+    def inline(self) -> Code:
+        binder = RankBinder(self.program, self.cells, self.devices, self.line)
+        row = tuple(binder.run(instruction, self.device) for instruction in self.program.rows[self.device])
+        order = tuple((self.device, index) for index in range(len(row)))
+        return Code(self.program, (row,), order, row, len(binder.registers), 0, threaded=False)
+
+    def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
+        """As in one process; before its first run the ranks agree that it is the same program everywhere."""
+        if not self._is_agreed:
+            self.line.agree("program of the step", _summary(self.program))
+            self._is_agreed = True
+        return super().frame(sizes, arrivals, threaded=threaded)
+
+    def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
+        """Run the row, then let all ranks have what departed. Raises RunError for a failure here, Lost for one elsewhere."""
+        assert crew is None
+        for source, count in self._incoming.items():
+            self.line.expect(source, count)
+        error: BaseException | None = None
+        try:
+            with contained():
+                run_inline(code, frame)
+                self._share(frame)
+        except Failure as failure:
+            error = self._explained(failure)
+        if error is not None:
+            raise error
+        self.line.flush()
+
+    def finished(self, frame: Frame, *, threaded: bool = False) -> None:
+        super().finished(frame, threaded=threaded)
+        self.line.flush()
+
+    def _explained(self, failure: Failure) -> BaseException:
+        instruction = self.program.rows[failure.device][failure.index]
+        if not isinstance(failure.error, Lost):
+            self.line.action = str(instruction.action or instruction)
+            return explained(failure, self.program, self.graph)
+        report = failure.error.report
+        return failure.error if failure.error.is_told else Lost(self._blamed(report), is_told=False)
+
+    def _blamed(self, report: Report) -> Report:
+        """With the first action of the rank whose result somebody waits for."""
+        wanted = {name.partition(" ")[0] for name in (report.where, *self.line.wanted(report.rank))}
+        device = next(d for d in range(self.program.n_devices) if self.line.ranks.rank_of(d) == report.rank)
+        maker = None
+        for instruction in self.program.rows[device]:
+            maker = instruction.action or maker
+            if instruction.op is Op.SEND and str(instruction.reads[0].value) in wanted and maker is not None:
+                return replace(report, action=f"or before {maker}", stage=maker.stage, microbatch=maker.microbatch)
+        return report
+
+    def _share(self, frame: Frame) -> None:
+        for device, name, microbatch in self._departures:
+            mark, found = f"{name}#{microbatch} for all", frame.departures[name, False]
+            if device == self.device:
+                for peer in self._others:
+                    self.line.send(peer, mark, found[microbatch])
+            else:
+                found[microbatch] = _there(self.line.take(device, mark), self.devices[self.device])
+
+    @property
+    def _others(self) -> list[int]:
+        return [peer for peer in range(self.program.n_devices) if peer != self.device]
+
+    @cached_property
+    def _departures(self) -> tuple[tuple[int, str, int], ...]:
+        """Which device lets which value go to the host, gradients left out."""
+        values = [
+            (device, instruction.reads[0].value)
+            for device, row in enumerate(self.program.rows)
+            for instruction in row
+            if instruction.op is Op.SEND and instruction.peer == HOST
+        ]
+        return tuple((device, value.name, value.microbatch) for device, value in values if value.consumer is None)
+
+    @cached_property
+    def _incoming(self) -> Counter[int]:
+        """How many messages come from each peer in a run."""
+        row = self.program.rows[self.device]
+        found = Counter(i.peer for i in row if i.op is Op.RECV and i.peer is not None and i.peer != HOST)
+        found.update(device for device, _, _ in self._departures if device != self.device)
+        return found
+
+
+def _summary(program: Program) -> str:
+    """What the ranks must have in common; sizes of values are not, for copies of a pipeline may have unequal batches."""
+    lines = [f"{device} {instruction}" for device, row in enumerate(program.rows) for instruction in row]
+    mark = sha256("\n".join(lines).encode()).hexdigest()[:12]
+    return f"{program.n_stages} stages, {program.n_microbatches} micro-batches, {len(lines)} instructions ({mark})"

@@ -1,0 +1,136 @@
+"""Four processes under gloo, started once, run all cases (cases.py); here is what they must have found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from pipecompile.schedules import CATALOGUE
+
+WORLD = 4
+LIMIT = 400.0
+ROOT = Path(__file__).parents[2]
+
+pytest.importorskip("transformers")
+
+
+class Ran:
+    """What the ranks wrote and how they ended."""
+
+    def __init__(self, directory: Path) -> None:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CASES_OUT": str(directory)}
+        worker = [sys.executable, str(Path(__file__).parent / "worker.py")]
+        logs = [(directory / f"{rank}.log").open("wb") for rank in range(WORLD)]
+        ranks = [
+            subprocess.Popen([*worker, str(rank), str(WORLD), str(store.port), str(directory / f"{rank}.json")],
+                             env=environment, stdout=log, stderr=log)
+            for rank, log in enumerate(logs)
+        ]  # fmt: skip
+        try:
+            self.codes = [process.wait(LIMIT) for process in ranks]
+        finally:
+            for process, log in zip(ranks, logs, strict=True):
+                process.kill()
+                process.wait()
+                log.close()
+        self.logs = [(directory / f"{rank}.log").read_text() for rank in range(WORLD)]
+        self._found = [_lines(directory / f"{rank}.json") for rank in range(WORLD)]
+
+    def of(self, case: str) -> list[Any]:
+        """Per rank, what it found in a case."""
+        found = [lines.get(case) for lines in self._found]
+        for rank, each in enumerate(found):
+            assert each is not None, self.logs[rank][-2000:]
+            assert not (isinstance(each, dict) and "raised" in each), each["raised"]
+        return found
+
+
+def _lines(path: Path) -> dict[str, Any]:
+    return dict(map(json.loads, path.read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return Ran(tmp_path_factory.mktemp("ranks"))
+
+
+PAIRS, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
+
+
+@pytest.mark.parametrize(
+    ("case", "groups"),
+    [("plain", PAIRS), ("looped", PAIRS), ("vee", PAIRS), ("resnet", PAIRS), ("tied on four", ALL), ("skips on four", ALL),
+     ("always", PAIRS), ("except_last", PAIRS)],
+)  # fmt: skip
+def test_ranks_equal_one_process_bit_for_bit(ran: Ran, case: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    """Losses, gradients, buffers, and weights after AdamW: a ResNet-18, a U-Net with skips, a GPT-2 with tied weights, a model
+    whose values are integers, transposed, or without a gradient; uneven micro-batches; split backward; recomputation.
+    """
+    found = ran.of(case)
+    for group in groups:
+        for schedule, first in found[group[0]].items():
+            assert first["differ"] == [], schedule
+            assert first["cut"] > 1
+            assert all(found[rank][schedule]["loss"] == first["expected"] for rank in group)
+
+
+def test_every_schedule_ran(ran: Ran) -> None:
+    names = {name for case in ("plain", "looped", "vee") for name in ran.of(case)[0]}
+    assert names == set(CATALOGUE) - {"forward"}
+
+
+def test_ranks_that_disagree_all_say_so(ran: Ran) -> None:
+    for first, second in ran.of("disagreeing"):
+        assert "the ranks disagree about the graph of the model" in first
+        assert "rank 0, 1, 3: " in first
+        assert "rank 2: " in first
+        assert "rank 1: " in second
+        assert "2 micro-batches" in second
+
+
+def test_copies_of_a_pipeline_have_the_gradients_of_the_whole_batch(ran: Ran) -> None:
+    found = ran.of("replicated")
+    for each in found:
+        assert each["worst"] < 1e-14
+        assert each["loss"] < 1e-14
+        assert each["reductions"] == 2  # two steps, one dtype
+    assert [each["own"] for each in found[:2]] == [each["own"] for each in found[2:]]
+    assert sum(each["own"] for each in found[:2]) == 8
+
+
+def test_a_checkpoint_of_four_ranks_is_loaded_by_two_and_by_one(ran: Ran) -> None:
+    found = ran.of("saved")
+    for each in found:
+        assert each["losses"] == pytest.approx([each["expected"]] * 2, rel=1e-6)
+    keys = [key for each in found for key in each["keys"]]
+    assert sorted(keys) == found[0]["all"]
+
+
+def test_outputs_are_on_every_rank_and_a_backward_is_refused(ran: Ran) -> None:
+    for each in ran.of("predicted"):
+        assert each["worst"] < 1e-5
+        assert "pipe.step" in each["refused"]
+
+
+def test_another_schedule_must_leave_stages_where_they_are(ran: Ran) -> None:
+    assert all("the schedule puts stages on ranks (0, 1, 1, 0)" in said for said in ran.of("elsewhere"))
+
+
+def test_a_rank_that_raises_ends_all_of_them(ran: Ran) -> None:
+    """The last thing that the ranks do; each says which rank, stage, micro-batch and action."""
+    assert ran.codes == [1] * WORLD
+    for rank, log in enumerate(ran.logs):
+        end = log.splitlines()[-8:]
+        assert any("stage 2 failed in forward of micro-batch 1: ValueError: the data are wrong" in line for line in end)
+        if rank != 2:
+            assert any("rank 2 failed at 2F1" in line for line in end)

@@ -1,0 +1,50 @@
+"""One rank of the tests: runs every case in turn, with all others, and writes what it found as a line of JSON per case.
+
+python tests/distributed/worker.py RANK WORLD PORT FILE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from distributed import cases  # noqa: E402
+
+TIMEOUT = 120.0
+
+
+def main() -> None:
+    rank, world, port, file = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
+    with file.open("w") as out:
+        for name, case in cases.CASES.items():
+            start = perf_counter()
+            out.write(json.dumps([name, result_of(case)]) + "\n")
+            print(f"{name}: {perf_counter() - start:.1f} s", flush=True)
+            out.flush()
+    cases.fail()
+
+
+def result_of(case: Callable[[], Any]) -> Any:
+    try:
+        return case()
+    except Exception:
+        return {"raised": traceback.format_exc()}
+
+
+if __name__ == "__main__":
+    main()
