@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for n_stages in options.stages:
                 results[name, n_stages] = measured(subject, n_stages, options.rounds)
                 print(name, n_stages, *(f"{ratio:.2f}" for ratio in results[name, n_stages].ratios), flush=True)
-    console = Console(record=True, width=110)
+    console = Console(record=True, width=130)
     for table in tables(results):
         console.print(table)
     if options.markdown:
