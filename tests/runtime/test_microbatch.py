@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import pipecompile as pc
 from pipecompile.errors import InputError
 from pipecompile.runtime.microbatch import How, Join, gather, scatter, scatter_tree, sizes, ungather
 
@@ -56,3 +60,32 @@ def test_nested_targets() -> None:
     assert second["b"][1] == "word"
     with pytest.raises(InputError, match="target_a: 4, inputs: 5"):
         scatter_tree({"a": torch.arange(4)}, 2, 5, {})
+
+
+class Padded(nn.Module):
+    """Writes into its tokens, as models of translation do with padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.body, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        tokens.masked_fill_(tokens == 8, 0)
+        return self.head(self.body(self.embedding(tokens)))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_a_model_may_write_into_its_micro_batch_while_others_wait(schedule: str) -> None:
+    model, tokens = Padded(), torch.arange(24).view(8, 3) % 9
+    eager = copy.deepcopy(model)
+    mine = tokens.clone()
+    pipe = pc.compile(
+        model, 3, n_microbatches=4, schedule=schedule, cost="analytic", devices=["cpu"] * 3,
+        loss_fn=lambda out: out.square().mean(),
+    )  # fmt: skip
+    pipe.step(mine)
+    for part in tokens.tensor_split(4):
+        (eager(part).square().mean() / 4).backward()
+    assert torch.equal(mine, tokens)
+    for a, b in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)

@@ -70,8 +70,14 @@ def default_dims(leaves: Sequence[Any]) -> Dims:
 
 
 def scatter(leaf: Any, dim: Any, count: int) -> Sequence[Any]:
-    """The micro-batches of one flat leaf: slices along its batch dimension, or the thing itself for each."""
-    return torch.tensor_split(leaf, count, dim) if isinstance(dim, int) else (leaf,) * count
+    """The micro-batches of one flat leaf: slices along its batch dimension, or the thing itself for each.
+
+    Slices share memory and not the count of its versions: when the model writes into one, autograd has no quarrel with the others.
+    """
+    if not isinstance(dim, int):
+        return (leaf,) * count
+    parts = torch.tensor_split(leaf, count, dim)
+    return parts if leaf.requires_grad else tuple([part.data for part in parts])
 
 
 def overruled(dims: Dims, leaves: Sequence[Any], slots: Sequence[Slot], batch_dims: BatchDims) -> tuple[Dims, Dims]:
