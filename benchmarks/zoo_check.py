@@ -152,13 +152,15 @@ def _state(specimen: Specimen, model: nn.Module, pipe: pc.Pipeline, tell: Tell) 
 
 
 def _shape_of(state: dict[str, Any]) -> list[Any]:
-    """Keys, shapes, and for each tensor the first key that names the same memory."""
+    """Keys, shapes, and for each tensor the first key that names the same memory; no dtypes: some models change those of their
+    own parameters in forward.
+    """
     first: dict[Any, str] = {}
     rows = []
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
             place = value.data_ptr(), value.shape, value.stride()
-            rows.append((key, value.shape, value.dtype, first.setdefault(place, key) if value.numel() else key))
+            rows.append((key, value.shape, first.setdefault(place, key) if value.numel() else key))
         else:
             rows.append((key, type(value)))
     return rows
