@@ -38,7 +38,8 @@ gradient is from that of a plain loop over the same micro-batches, relative to t
 held to the same. 0 is bit-equal. Training runs in float64 where the model can, so that another order of the same sum (a value
 that is used twice in a later stage) is told from an error: *equal* is {equal}, by the coarsest dtype inside the model. Random
 draws are off. *State* is equal keys, order, shapes and ties, and strict loading both ways. The last columns say whether
-`torch.fx.symbolic_trace` and `torch.export.export(strict=False)` take the same model in evaluation mode, and the seconds of export.
+`torch.fx.symbolic_trace` and `torch.export.export(strict=False)` take the same model in evaluation mode, and the seconds of export;
+a sweep with `--ours` does not ask them.
 """
 
 
@@ -95,7 +96,10 @@ def _total(name: str, rows: Sequence[Row]) -> str:
     def count(holds: Callable[[Row], bool]) -> int:
         return sum(map(holds, rows))
 
-    asked = any("export" in row or "export_error" in row for row in rows)
+    def taken(tracer: str) -> str:
+        asked = count(lambda row: tracer in row or f"{tracer}_error" in row)
+        return f"{count(lambda row: tracer in row)} of {asked}" if asked else ""
+
     cells = [
         name,
         len(rows),
@@ -103,8 +107,8 @@ def _total(name: str, rows: Sequence[Row]) -> str:
         count(lambda row: row.get("output", 1.0) <= EQUAL["float32"]),
         count(is_equal),
         count(lambda row: "state" in row),
-        count(lambda row: "symbolic_trace" in row) if asked else "",
-        count(lambda row: "export" in row) if asked else "",
+        taken("symbolic_trace"),
+        taken("export"),
         _median(row["trace"] for row in rows if "trace" in row),
         _median(row["export"] for row in rows if "export" in row),
     ]
