@@ -120,6 +120,7 @@ def train(specimen: Specimen, model: nn.Module, tell: Tell) -> None:
     wanted = _plain_loop(model, specimen, batch, samples, loss_fn)
     gradients = {name: p.grad for name, p in model.named_parameters()}
     after = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    dtypes = {name: p.dtype for name, p in model.named_parameters()}  # a forward may change some
     model.zero_grad(set_to_none=True)
     _restore(model, buffers)
     start = time.process_time()
@@ -136,12 +137,14 @@ def train(specimen: Specimen, model: nn.Module, tell: Tell) -> None:
     tell(rounding=_rounding(pipe.graph))
     gradients.clear()
     model.zero_grad(set_to_none=True)
-    _state(specimen, model, pipe, tell)
+    _state(specimen, model, pipe, dtypes, tell)
 
 
-def _state(specimen: Specimen, model: nn.Module, pipe: pc.Pipeline, tell: Tell) -> None:
-    """The state_dict: keys in order, shapes, ties, and strictly both ways."""
+def _state(specimen: Specimen, model: nn.Module, pipe: pc.Pipeline, dtypes: dict[str, torch.dtype], tell: Tell) -> None:
+    """The state_dict: keys in order, shapes, dtypes, ties, and strictly both ways. `dtypes` are those that eager leaves."""
     fresh = specimen.build().to(next((p.dtype for p in model.parameters()), torch.float32))
+    for name, parameter in fresh.named_parameters():
+        parameter.data = parameter.data.to(dtypes[name])
     if _shape_of(pipe.state_dict()) != _shape_of(fresh.state_dict()):
         raise AssertionError("the state_dict of the pipeline is not that of the model")
     fresh.load_state_dict(pipe.state_dict(), strict=True)
@@ -152,15 +155,13 @@ def _state(specimen: Specimen, model: nn.Module, pipe: pc.Pipeline, tell: Tell) 
 
 
 def _shape_of(state: dict[str, Any]) -> list[Any]:
-    """Keys, shapes, and for each tensor the first key that names the same memory; no dtypes: some models change those of their
-    own parameters in forward.
-    """
+    """Keys, shapes, dtypes, and for each tensor the first key that names the same memory."""
     first: dict[Any, str] = {}
     rows = []
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
             place = value.data_ptr(), value.shape, value.stride()
-            rows.append((key, value.shape, first.setdefault(place, key) if value.numel() else key))
+            rows.append((key, value.shape, value.dtype, first.setdefault(place, key) if value.numel() else key))
         else:
             rows.append((key, type(value)))
     return rows

@@ -61,7 +61,13 @@ def main() -> None:
     y = torch.randint(0, 3, (options.batch, options.image_size, options.image_size))
 
     pipe = pc.compile(
-        model, N_STAGES, example_args=(x,), n_microbatches=N_MICROBATCHES, schedule="1f1b", loss_fn=cross_entropy
+        model,
+        N_STAGES,
+        example_args=(x,),
+        n_microbatches=N_MICROBATCHES,
+        schedule="1f1b",
+        loss_fn=cross_entropy,
+        batch_norm="each",
     )
     print(pipe)
 

@@ -188,9 +188,9 @@ class Options:
         """Has the schedule a backward?"""
         return self.kinds != {Kind.FORWARD}
 
-    @property
+    @cached_property
     def kinds(self) -> set[Kind]:
-        """Which kinds of actions the schedule has."""
+        """Which kinds of actions the schedule has; asked in every step."""
         rows = self.schedule_for(self._some_count, custom=False).rows
         return {action.kind for row in rows for action in row}
 

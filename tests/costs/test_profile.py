@@ -71,11 +71,9 @@ def test_the_zoo_is_measured_and_left_as_it_was(zoo: nn.Module, tokens: Tensor, 
     zoo.get_parameter("linear.weight").grad = torch.ones(16, 16)
     graph = symbolic_trace(zoo)
     before = found(zoo)
-    costs = profiled_costs(graph, [tokens], repeats=QUICK)
+    costs = profiled_costs(graph, [tokens.repeat(64, 1)], repeats=QUICK)  # so much that it does not drown in noise
     before.check()
-    again = [costs, *(profiled_costs(graph, [tokens], repeats=QUICK) for _ in range(4))]  # small ones drown in noise
-    for name in ("embed", "lstm", "attention", "norm", "linear", "frozen"):
-        assert any(each[name].backward > 0 for each in again), name
+    assert all(costs[name].backward > 0 for name in ("embed", "lstm", "attention", "norm", "linear", "frozen"))
     assert costs["size"] == NodeCost(0.0, 0.0, 0, 0, weight=0.0)
     assert costs["arange"].backward == 0.0
 
