@@ -3,7 +3,7 @@
     python benchmarks/prediction.py [--only U-Net] [--markdown benchmarks/results/prediction.md]
 
 One thread a device, four micro-batches. Predicted: the makespan of `pipe.simulate()`. Measured: wall-clock time of
-`pipe.step`, all of it, the schedules taking turns; the median over the rounds, and their middle half.
+`pipe.step`, all of it, warm, the schedules taking turns; the median over all steps, and their middle half.
 """
 
 from __future__ import annotations
@@ -19,30 +19,40 @@ from rich.console import Console
 from rich.table import Table
 from trained import SUBJECTS, Subject
 
+import pipecompile as pc
+
 MODELS = ("ResNet-18, 96 px", "ResNet-50, 64 px", "U-Net, depth 5", "ViT-small, 96 px", "GPT-2, 6 layers")
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+
+WARM, STEPS = 2, 3
+"""Steps of a turn: the first ones lower the schedule and start its threads, the others are timed."""
 
 
 def ratios(subject: Subject, rounds: int) -> dict[str, tuple[float, list[float]]]:
     """Per schedule the predicted seconds, and the measured ones of every round."""
     pipe = subject.compile(2, dispatch="threads")
     predicted, taken = dict[str, float](), {name: list[float]() for name in SCHEDULES}
-    for turn in range(rounds + 1):
+    for turn in range(rounds):
         for name in SCHEDULES:
             pipe.reschedule(name)
             predicted[name] = pipe.simulate().makespan
-            start = perf_counter()
-            subject.step(pipe)
+            steps = [_seconds(subject, pipe) for _ in range(WARM + STEPS)]
             if turn:
-                taken[name].append(perf_counter() - start)
+                taken[name] += steps[WARM:]
     return {name: (predicted[name], taken[name]) for name in SCHEDULES}
+
+
+def _seconds(subject: Subject, pipe: pc.Pipeline) -> float:
+    start = perf_counter()
+    subject.step(pipe)
+    return perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the models' names")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)

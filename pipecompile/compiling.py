@@ -20,6 +20,7 @@ from pipecompile.options import Options, load_schedule, resolve_devices
 from pipecompile.passes.recompute import Checkpoint
 from pipecompile.pipeline import Pipeline
 from pipecompile.plan import Plan
+from pipecompile.runtime.heap import keep_freed_memory
 from pipecompile.schedules import Builder
 from pipecompile.steering import Steering, Together
 from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims
@@ -102,7 +103,8 @@ def compile(
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
 
-    Parameters keep their identity and move in place, so an optimizer built before stays valid. Raises InputError,
+    Parameters keep their identity and move in place, so an optimizer built before stays valid. On CPUs with glibc the
+    process's heap is set to keep freed memory (`pipecompile/runtime/heap.py`). Raises InputError,
     TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
     """
     asked, model = load_schedule(schedule), validate_model(model)
@@ -140,6 +142,8 @@ def compile(
     )
     check_batch_dims(options.batch_dims, model.forward, ("target",))
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, options, ranks)
+    if any(place.type == "cpu" for place in places):
+        keep_freed_memory()
     if example_args or example_kwargs:
         pipe.prepare(pipe.flat(tuple(example_args), dict(example_kwargs or {})))
     return pipe
