@@ -5,7 +5,8 @@
 
 A low target is easy to refute: contraction, windows and frontiers leave little or nothing to the integer program. What is refuted
 is a bound. The first target that is not gives the best cut there is, since the program minimises. So the cut at hand is
-tried first, as it often is the best; then targets from below, by bisection as long as frontiers alone refute them.
+tried first, as it often is the best. Then stages are filled for a better one, and targets between bound and cut are bisected, with
+more effort as soon as none is refuted with less.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ FAR = 1.5
 
 @dataclass(slots=True)
 class Attempt:
-    """What is left of the problem below a target. What it says of the work before boundaries holds for lower targets too."""
+    """What is left of the problem below a target. The work that it leaves to boundaries bounds that of lower targets too."""
 
     target: float
     clusters: Clusters
@@ -109,11 +110,11 @@ def _narrow(search: Search, known: Sequence[Attempt]) -> None:
 
 
 def _filled(search: Search, attempt: Attempt, seconds: float, *, forwards: bool) -> bool:
-    """Whether filling stages gives a better cut."""
+    """Whether filling stages gives a cut below the target."""
     search.enter("filling")
     clusters, left, target = attempt.clusters, attempt.windows, attempt.target
     stage = fill(clusters, search.stages, left, target, seconds, search.deadline, forwards=forwards)
-    return stage is not None and search.offer(stage, clusters, "ilp")
+    return stage is not None and search.offer(stage, clusters, "ilp") and search.value <= target
 
 
 def _below(search: Search, target: float, known: Sequence[Attempt]) -> Attempt | None:

@@ -107,7 +107,7 @@ def _possible(
     outcome = single(clusters, stages, Readers(clusters, part), arcs, target, s).mip.minimise(Linear(), seconds)
     if outcome.interrupted:
         raise KeyboardInterrupt
-    return outcome.bound < inf
+    return not (outcome.done and outcome.bound == inf)
 
 
 def _note(windows: Windows, boundary: int, bound: float, target: float, *, right: bool) -> None:
