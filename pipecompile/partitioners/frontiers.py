@@ -80,18 +80,20 @@ def _push_end(
         least, most = windows.least[b], windows.most[b]
         step = min(step, most - least)
         part = windows.copy()
-        part.bound(b, **({"least": most - step} if right else {"most": least + step}))
+        part.bound(b, least=most - step if right else least, most=most if right else least + step)
         if not part.empty and _possible(clusters, stages, part, arcs, target, s, min(seconds, deadline - monotonic())):
-            resisted += 1
-            step /= 4
-        elif step >= most - least:
+            resisted, step = resisted + 1, step / 4
+            continue
+        if step >= most - least:
             windows.last[:] = -1
             return
-        elif step <= 2 * beyond:
+        if step <= 2 * beyond:
             return
+        if right:
+            windows.bound(b, most=most - step + beyond)
         else:
-            windows.bound(b, **({"most": most - step + beyond} if right else {"least": least + step - beyond}))
-            step *= 1 if resisted else 2
+            windows.bound(b, least=least + step - beyond)
+        step *= 1 if resisted else 2
 
 
 def _possible(
