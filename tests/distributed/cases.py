@@ -32,6 +32,7 @@ divided.WORTH["cpu"] = 0.0  # every weight is worth a W
 placing.memory_of = lambda build, stage: build.plan.placement[stage.index]  # one process with a memory per device
 
 COUNT, SAMPLES = 5, 13
+FULL = "CASES_FULL" in os.environ
 TRAINING = [name for name in CATALOGUE if name != "forward"]
 
 Example = tuple[nn.Module, dict[str, Any]]
@@ -60,6 +61,16 @@ def gpt2() -> Example:
         use_cache=False,
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config), {"input_ids": torch.randint(40, (SAMPLES, 8))}
+
+
+def t5() -> Example:
+    """Its word embeddings are those of the encoder, of the decoder, and the head; the encoder's output goes to every decoder layer."""
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2, dropout_rate=0,
+        decoder_start_token_id=0, tie_word_embeddings=True, use_cache=False,
+    )  # fmt: skip
+    inputs = {"input_ids": torch.randint(40, (SAMPLES, 8)), "labels": torch.randint(40, (SAMPLES, 6))}
+    return transformers.T5ForConditionalGeneration(config), inputs
 
 
 class Mixed(nn.Module):
@@ -119,7 +130,8 @@ def compare(
     """A step of an optimizer under each schedule in turn, on ranks and in one process; the losses, and what differs."""
     torch.manual_seed(1)
     model, inputs = make()
-    reference, n_stages = copy.deepcopy(model), stages_of(schedules[0], mesh.size())
+    reference, eager = copy.deepcopy(model), copy.deepcopy(model)
+    n_stages = stages_of(schedules[0], mesh.size())
     options = {"n_microbatches": COUNT, "loss_fn": mean_square, "cost": "analytic", "tied": "apart"} | options
     options |= {"example_kwargs": inputs, "schedule": schedules[0]}
     pipe = pc.compile(model, n_stages, mesh=mesh, **options)
@@ -136,7 +148,21 @@ def compare(
                 "differ": alike(found, state_of(alone)),
                 "cut": len(set(pipe.plan.stage_of.values())),
             }
+        results[schedules[0]]["off"] = _off(steps[0][1], accumulated(eager, inputs))
     return results
+
+
+def accumulated(model: nn.Module, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The gradients that a plain loop over the micro-batches leaves."""
+    for parts in zip(*(value.tensor_split(COUNT) for value in inputs.values()), strict=True):
+        share = len(parts[0]) / SAMPLES
+        (mean_square(model(**dict(zip(inputs, parts, strict=True)))) * share).backward()
+    return {f"{name}.grad": p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _off(found: dict[str, Any], expected: dict[str, torch.Tensor]) -> float:
+    """How far the worst gradient is from what is expected, in parts of its size."""
+    return max(float((found[name] - g).abs().max() / g.abs().max().clamp(min=1e-6)) for name, g in expected.items())
 
 
 def _losses(pipe: Pipeline, inputs: dict[str, Any], schedules: Sequence[str]) -> Iterator[float]:
@@ -273,7 +299,10 @@ CASES: dict[str, Callable[[], Any]] = {
     "plain": lambda: by_pairs(unet, gpt2, *PLAIN),
     "looped": lambda: by_pairs(unet, gpt2, *LOOPED),
     "vee": lambda: by_pairs(unet, gpt2, *VEE),
-    "resnet": lambda: by_pairs(resnet18, mixed, "1f1b", "zb-h1"),
+    "deep plain": lambda: by_pairs(t5, resnet18, *PLAIN),
+    "deep looped": lambda: by_pairs(t5, resnet18 if FULL else mixed, *LOOPED),
+    "deep vee": lambda: by_pairs(t5, resnet18 if FULL else mixed, *VEE),
+    "mixed": lambda: by_pairs(mixed, mixed, "1f1b", "zb-h1"),
     "tied on four": lambda: by_all(gpt2, "gpipe", "zb-h1"),
     "skips on four": lambda: by_all(unet, "1f1b", "zb-h2"),
     "always": lambda: by_pairs(unet, gpt2, "1f1b", checkpoint="always", batch_norm="deferred"),
