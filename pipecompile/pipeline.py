@@ -109,6 +109,12 @@ class Pipeline(StandIn):
         loss = reduce(torch.add, losses.mul(weights.to(losses)).unbind())
         return (loss, aux) if self.options.has_aux else loss
 
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` of all parameters, wherever they are. Returns the norm that there was."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+
     def reschedule(
         self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
     ) -> Pipeline:

@@ -10,9 +10,12 @@ from torch import fx, nn
 
 from pipecompile.build import Build
 from pipecompile.builds import Builds
+from pipecompile.distributed.circles import Circle
 from pipecompile.distributed.line import Line
+from pipecompile.distributed.norms import SharedNorms
 from pipecompile.distributed.replicas import align
 from pipecompile.distributed.runner import RankExecutable
+from pipecompile.distributed.shards import Shards
 from pipecompile.distributed.ties import place_on_ranks
 from pipecompile.fingerprints import fingerprint, node_lines
 from pipecompile.options import Options
@@ -29,7 +32,13 @@ __all__ = ["RankBuilds"]
 class RankBuilds(Builds):
     def __init__(self, model: nn.Module, options: Options, line: Line) -> None:
         super().__init__(model, options)
-        self.line = line
+        self.line, self.shards = line, Shards(line.ranks.sharing, line)
+        self.copies = None if line.ranks.replicas is None else Circle(line.ranks.replicas, line)
+
+    def _place(self, build: Build, seconds: float) -> None:
+        super()._place(build, seconds)
+        if self.copies is not None:
+            build.norms = SharedNorms(build.norms, self.copies)
 
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         self._agree(graph, f"{count} micro-batches")
@@ -60,6 +69,7 @@ class RankBuilds(Builds):
         if not self:
             held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
             align(held.values(), self.line.ranks.replicas)
+            self.shards.share_out(tensor for tensor in held.values() if isinstance(tensor, nn.Parameter))
         return copies
 
     def owner(self, tensor: torch.Tensor) -> int:

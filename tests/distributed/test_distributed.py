@@ -112,6 +112,55 @@ def test_copies_of_a_pipeline_have_the_gradients_of_the_whole_batch(ran: Ran) ->
     assert sum(each["own"] for each in found[:2]) == 8
 
 
+@pytest.mark.parametrize(
+    ("case", "reductions"),
+    [
+        ("dp x pp", 6),
+        ("zero x pp", 6),
+        ("dp_shard x pp", 6),
+        ("hsdp", 6),
+        ("hsdp x pp", 6),
+        ("pp x tp", 0),
+        ("dp x tp", 6),
+    ],
+)
+def test_a_mesh_trains_as_eager_does_on_the_whole_batch(ran: Ran, case: str, reductions: int) -> None:
+    """Losses, norms that gradients are clipped to, gradients and weights after three steps of two backwards each, and outputs."""
+    for each in ran.of(case):
+        assert each["worst"] < 1e-12
+        assert each["reductions"] == reductions  # one per backward of the whole batch
+
+
+def test_parts_of_parameters_are_those_of_fully_shard(ran: Ran) -> None:
+    found = ran.of("kept")
+    for each in found:
+        assert all(each["same"])
+        assert each["changed"]
+        assert each["zero"]
+        assert sorted(each["hollow"])[:2] == [4, 4]  # of what lives here, a number is left
+    assert found[0]["keys"] + found[1]["keys"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+def test_deferred_statistics_are_those_of_the_whole_batch(ran: Ran) -> None:
+    assert all(worst < 1e-14 for worst in ran.of("deferred"))
+
+
+@pytest.mark.parametrize("case", ["scaler", "scaler of parts"])
+def test_an_infinite_gradient_on_one_rank_is_a_step_for_none(ran: Ran, case: str) -> None:
+    for each in ran.of(case):
+        assert each["mine"] == each["eager"] == [2.0**20, 2.0**19, 2.0**19, 2.0**20]
+        assert each["worst"] < 1e-14
+
+
+def test_a_mesh_that_cannot_be_is_refused(ran: Ran) -> None:
+    for names, both, early, half, copied in ran.of("refused"):
+        assert "the dimensions of the mesh are ('copies', 'pp')" in names
+        assert "parts of parts" in both
+        assert "example_args" in early
+        assert half == copied
+        assert "kept in parts" in half
+
+
 def test_a_checkpoint_of_four_ranks_is_loaded_by_two_and_by_one(ran: Ran) -> None:
     found = ran.of("saved")
     for each in found:
