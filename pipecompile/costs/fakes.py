@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from pipecompile.distributed.dtensors import like
+from pipecompile.dtensors import like
 from pipecompile.tracing.fakes.data import with_unknown_data
 
 __all__ = ["OneDevice", "Twins"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -12,7 +13,7 @@ from pipecompile.build import Build
 from pipecompile.builds import Builds
 from pipecompile.distributed.circles import Circle
 from pipecompile.distributed.line import Line
-from pipecompile.distributed.norms import SharedNorms
+from pipecompile.distributed.norms import SharedNorms, check_groups, left_alone, speaking
 from pipecompile.distributed.replicas import align
 from pipecompile.distributed.runner import RankExecutable
 from pipecompile.distributed.shards import Shards
@@ -23,6 +24,8 @@ from pipecompile.partitioners import Problem
 from pipecompile.placing import uses
 from pipecompile.plan import Plan
 from pipecompile.planning import Chosen
+from pipecompile.runtime.batchnorm import check_alone
+from pipecompile.runtime.microbatch import MiniBatch
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.tracing.inputs.flat import FlatInputs
 
@@ -34,6 +37,21 @@ class RankBuilds(Builds):
         super().__init__(model, options)
         self.line, self.shards = line, Shards(line.ranks.sharing, line)
         self.copies = None if line.ranks.replicas is None else Circle(line.ranks.replicas, line)
+
+    def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
+        with self._left_alone():
+            return super().find(inputs)
+
+    def join(self, build: Build, batch: MiniBatch) -> None:
+        with self._left_alone():
+            super().join(build, batch)
+
+    def _left_alone(self) -> AbstractContextManager[None]:
+        """Recording and measuring, ranks do not wait for each other. Raises InputError for layers that always would."""
+        if layers := speaking(self.model):
+            check_alone(self.model, self.options.batch_norm, self.options.dispatch)
+            check_groups(layers, self.line.ranks.replicas)
+        return left_alone([*layers.values()])
 
     def _place(self, build: Build, seconds: float) -> None:
         super()._place(build, seconds)

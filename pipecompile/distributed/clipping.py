@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from pipecompile.distributed.circles import Circle
-from pipecompile.distributed.dtensors import local
+from pipecompile.dtensors import local
 
 __all__ = ["scaled_to_norm", "spread_infinities", "total_norm"]
 

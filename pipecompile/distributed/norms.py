@@ -6,12 +6,61 @@ copy 1    n, mean, squared deviations of its part  ─┴─► those of the bat
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipecompile.distributed.circles import Circle
-from pipecompile.runtime.batchnorm import Norms, Seen
+from pipecompile.errors import InputError
+from pipecompile.runtime.batchnorm import Norms, Seen, speaks
 
-__all__ = ["SharedNorms"]
+__all__ = ["SharedNorms", "check_groups", "left_alone", "speaking"]
+
+
+def speaking(model: nn.Module) -> dict[str, nn.SyncBatchNorm]:
+    """The layers that exchange statistics with other processes."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)}
+    return {name: layer for name, layer in layers.items() if speaks(layer)}
+
+
+def check_groups(layers: dict[str, nn.SyncBatchNorm], copies: dist.ProcessGroup | None) -> None:
+    """Raise InputError for a layer that would wait for ranks that do not have it."""
+    having = {dist.get_rank()} if copies is None else set(dist.get_process_group_ranks(copies))
+    for name, layer in layers.items():
+        asked = set(dist.get_process_group_ranks(layer.process_group or dist.group.WORLD))
+        if asked != having:
+            raise InputError(
+                f"a SyncBatchNorm layer is of ranks {sorted(asked)}",
+                where=name,
+                why=f"ranks {sorted(having)} have its stage, the others it would wait for in vain",
+                hint='nn.SyncBatchNorm.convert_sync_batchnorm(model, mesh.get_group("dp"))',
+            )
+
+
+class Alone(_BatchNorm):
+    """What a SyncBatchNorm is meanwhile."""
+
+    _check_input_dim = nn.SyncBatchNorm._check_input_dim
+
+
+Alone.__module__ = nn.SyncBatchNorm.__module__  # it is recorded as what it stands for: a layer of torch
+
+
+@contextmanager
+def left_alone(layers: Sequence[nn.SyncBatchNorm]) -> Iterator[None]:
+    """In this context the layers wait for nobody."""
+    kinds = [type(layer) for layer in layers]
+    try:
+        for layer in layers:
+            layer.__class__ = Alone  # type: ignore[assignment]
+        yield
+    finally:
+        for layer, kind in zip(layers, kinds, strict=True):
+            layer.__class__ = kind
 
 
 class SharedNorms(Norms):

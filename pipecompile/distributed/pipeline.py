@@ -12,11 +12,11 @@ from torch import nn
 from pipecompile.distributed.builds import RankBuilds
 from pipecompile.distributed.circles import Circle
 from pipecompile.distributed.clipping import scaled_to_norm, spread_infinities, total_norm
-from pipecompile.distributed.dtensors import whole_of
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.ranks import Ranks
 from pipecompile.distributed.replicas import Replicas
 from pipecompile.distributed.state import full_state, load_own, own_state
+from pipecompile.dtensors import whole_of
 from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.pipeline import Pipeline

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pipecompile.distributed.circles import Circle
-from pipecompile.distributed.dtensors import gradient_of, like, local
 from pipecompile.distributed.shards import Shards
+from pipecompile.dtensors import gradient_of, like, local
 
 __all__ = ["Replicas", "align"]
 

@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from pipecompile.distributed.circles import Circle
-from pipecompile.distributed.dtensors import like, local
 from pipecompile.distributed.line import Line
+from pipecompile.dtensors import like, local
 
 __all__ = ["Shards"]
 

@@ -141,8 +141,9 @@ def test_parts_of_parameters_are_those_of_fully_shard(ran: Ran) -> None:
     assert found[0]["keys"] + found[1]["keys"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
 
 
-def test_deferred_statistics_are_those_of_the_whole_batch(ran: Ran) -> None:
-    assert all(worst < 1e-14 for worst in ran.of("deferred"))
+@pytest.mark.parametrize("case", ["deferred", "synchronised", "synchronised, divided"])
+def test_statistics_are_those_of_the_whole_batch(ran: Ran, case: str) -> None:
+    assert all(worst < 1e-14 for worst in ran.of(case))
 
 
 @pytest.mark.parametrize("case", ["scaler", "scaler of parts"])
@@ -153,9 +154,10 @@ def test_an_infinite_gradient_on_one_rank_is_a_step_for_none(ran: Ran, case: str
 
 
 def test_a_mesh_that_cannot_be_is_refused(ran: Ran) -> None:
-    for names, both, early, half, copied in ran.of("refused"):
+    for names, both, group, early, half, copied in ran.of("refused"):
         assert "the dimensions of the mesh are ('copies', 'pp')" in names
         assert "parts of parts" in both
+        assert "a SyncBatchNorm layer is of ranks [0, 1, 2, 3]" in group
         assert "example_args" in early
         assert half == copied
         assert "kept in parts" in half
