@@ -77,8 +77,8 @@ def compile(
       fastest in simulation, of the catalogue or searched for, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
     - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
       on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
-    - `mesh`: the ranks of `torch.distributed` to run on, one per pipeline device, with a dimension "pp", and "dp" if there are copies
-      on parts of the batch; default all ranks, if there are several and no `devices` (docs/distributed.md).
+    - `mesh`: the ranks of `torch.distributed` to run on, one per pipeline device, with a dimension "pp"; "dp" if there are copies on
+      parts of the batch, "dp_shard" if these keep parameters in parts, "tp" if layers are in parts; default all ranks, if there are several and no `devices` (docs/distributed.md).
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
       sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself. `has_aux`: it returns (loss,
       aux), and `step` returns (loss, a list with the aux of each micro-batch), tensors detached.

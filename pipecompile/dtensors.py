@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["gradient_of", "like", "local", "whole_of"]
+__all__ = ["fitted", "gradient_of", "like", "local", "whole_of"]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -34,6 +36,18 @@ def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
     return gradient
 
 
-def whole_of(value: Any) -> Any:
-    """All of a tensor, on every rank, each of which must ask; anything else as it is."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All of it, on every rank, each of which must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def fitted(state: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """A state for a model with these tensors: in parts what is in parts there, and whole what is whole; all ranks must ask."""
+    found: Any = copy.copy(state)  # with its metadata
+    for key, value in state.items():
+        pattern = tensors.get(key)
+        if isinstance(pattern, DTensor) and isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+            found[key] = distribute_tensor(value, pattern.device_mesh, pattern.placements, src_data_rank=None)
+        elif isinstance(value, DTensor) and not isinstance(pattern, DTensor):
+            found[key] = value.full_tensor()
+    return found  # type: ignore[no-any-return]

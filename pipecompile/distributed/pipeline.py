@@ -14,9 +14,9 @@ from pipecompile.distributed.circles import Circle
 from pipecompile.distributed.clipping import scaled_to_norm, spread_infinities, total_norm
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.ranks import Ranks
-from pipecompile.distributed.replicas import Replicas
+from pipecompile.distributed.replicas import Replicas, check_unwrapped
 from pipecompile.distributed.state import full_state, load_own, own_state
-from pipecompile.dtensors import whole_of
+from pipecompile.dtensors import fitted
 from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.pipeline import Pipeline
@@ -32,6 +32,7 @@ class RankPipeline(Pipeline):
     """
 
     def __init__(self, model: nn.Module, options: Options, ranks: Ranks) -> None:
+        check_unwrapped(model)
         super().__init__(model, options)
         self.ranks, self.line = ranks, Line(ranks)
         self.builds: RankBuilds = RankBuilds(model, options, self.line)
@@ -137,8 +138,8 @@ class RankPipeline(Pipeline):
         """Take over a whole state or the part of this rank. Raises RuntimeError, as a module does, for other keys."""
         if assign:
             self._refuse_for_shards()
-        if self.shards:
-            state_dict = {key: whole_of(value) for key, value in state_dict.items()}
+        if self.shards or self.ranks.layers is not None:
+            state_dict = fitted(state_dict, self.model.state_dict(keep_vars=True))
         with self.shards.whole():
             result = load_own(self, state_dict, strict=strict, assign=assign)
         if assign:

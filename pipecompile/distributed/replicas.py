@@ -13,12 +13,15 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from pipecompile.distributed.circles import Circle
 from pipecompile.distributed.shards import Shards
 from pipecompile.dtensors import gradient_of, like, local
+from pipecompile.errors import InputError
 
-__all__ = ["Replicas", "align"]
+__all__ = ["Replicas", "align", "check_unwrapped"]
 
 
 class Replicas:
@@ -83,3 +86,16 @@ def align(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> N
     if group is not None:
         for tensor in tensors:
             dist.broadcast(local(tensor.detach()), group=group, group_src=0)
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Raise InputError for a model that another keeper of copies acts on already."""
+    for name, module in model.named_modules():
+        if isinstance(module, (FSDPModule, DistributedDataParallel)):
+            shards = isinstance(module, FSDPModule)
+            raise InputError(
+                f"{'fully_shard' if shards else 'DistributedDataParallel'} has been called on the model",
+                where=name,
+                why="it acts when a module's own forward is called, and stages are cut from a recording",
+                hint=f'the model as it was, and a mesh with the dimension "{"dp_shard" if shards else "dp"}"',
+            )

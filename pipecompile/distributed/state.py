@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pipecompile.dtensors import whole_of
+
 if TYPE_CHECKING:
     from pipecompile.distributed.pipeline import RankPipeline
 
@@ -39,7 +41,7 @@ def full_state(pipe: RankPipeline) -> dict[str, Any]:
     for key, owner in owners.items():
         if owner == here:
             value = kept[key]
-            found[key] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+            found[key] = whole_of(value.detach()).cpu().clone() if isinstance(value, torch.Tensor) else value
             for peer in others:
                 pipe.line.send(peer, key, found[key])
         else:

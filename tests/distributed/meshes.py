@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import pipecompile as pc
 from pipecompile.recomputing import is_recomputing
-from tests.distributed.cases import distance, pair_mesh
+from tests.distributed.cases import distance, gpt2, mean_square, pair_mesh
 
 STEPS, SAMPLES = 3, 13
 PARTS = {1: (0, 13), 2: (0, 8, 13), 4: (0, 4, 7, 10, 13)}
@@ -95,6 +95,27 @@ def trained(
     return {"worst": max(map(abs, off)), "reductions": pipe.replicas.reductions, "own": len([*pipe.parameters()])}
 
 
+def tied() -> Any:
+    """A GPT-2, whose word embeddings are used on both ranks of a pipeline, in parts, with a backward in two and recomputation."""
+    torch.manual_seed(5)
+    model, inputs = gpt2()
+    eager, mesh = copy.deepcopy(model), mesh_of((2, 2), "dp_shard", "pp")
+    part = {"input_ids": inputs["input_ids"][part_of(mesh)]}
+    options: dict[str, Any] = {"loss_fn": mean_square, "schedule": "zb-h1", "checkpoint": "always", "tied": "apart"}
+    pipe = pc.compile(model, 2, mesh=mesh, example_kwargs=part, n_microbatches=2, cost="analytic", **options)
+    mine, theirs, off = adam(pipe.parameters()), adam(eager.parameters()), []
+    for _ in range(STEPS):
+        whole = mean_square(eager(**inputs))
+        whole.backward()
+        off.append(float(pipe.step(**part) - whole))
+        for optimizer in (mine, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = dict(eager.named_parameters())
+    off += [distance_of(parameter, expected[name]) for name, parameter in pipe.named_parameters()]
+    return {"worst": max(map(abs, off)), "copies": len(pipe.builds.latest.mirrors.copies)}
+
+
 def part_of(mesh: DeviceMesh) -> slice:
     names = [name for name in ("dp", "dp_shard") if name in (mesh.mesh_dim_names or ())]
     size, index = 1, 0
@@ -119,11 +140,12 @@ def zero() -> Any:
 
 
 def tensor_parallel(mesh: DeviceMesh) -> Any:
-    def prepare(model: nn.Module) -> None:
-        for block in model[:4]:  # type: ignore[index]
-            parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return trained(mesh, prepare=lambda model: in_parts(model, mesh), cost="auto")
 
-    return trained(mesh, prepare=prepare, cost="auto")
+
+def in_parts(model: nn.Module, mesh: DeviceMesh) -> None:
+    for block in model[:4]:  # type: ignore[index]
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
 def kept_as_fully_shard_does() -> Any:
@@ -146,6 +168,23 @@ def kept_as_fully_shard_does() -> Any:
     zeros = pipe.full_state_dict().values()
     return {"same": same, "keys": sorted(state), "hollow": hollow,
             "changed": all(torch.equal(full[key], changed[key]) for key in changed),
+            "zero": all(not value.any() for value in zeros)}  # fmt: skip
+
+
+def layers_loaded() -> Any:
+    """The state of a model with layers in parts is had and given whole, and in parts."""
+    torch.manual_seed(9)
+    model, mesh, x = blocks(), mesh_of((2, 2), "pp", "tp"), torch.randn(8, 6).double()
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+    in_parts(model, mesh)
+    pipe = pc.compile(model, 2, mesh=mesh, example_args=(x,), loss_fn=lambda y: y.mean(), n_microbatches=2)
+    was = pipe.full_state_dict()
+    pipe.load_state_dict({key: value + 1 for key, value in expected.items()})
+    now = pipe.full_state_dict()
+    pipe.load_state_dict({key: value.detach() * 0 for key, value in pipe.state_dict().items()})
+    zeros = pipe.full_state_dict().values()
+    return {"same": [torch.equal(was[key], expected[key]) for key in expected],
+            "changed": all(torch.equal(now[key], expected[key] + 1) for key in expected),
             "zero": all(not value.any() for value in zeros)}  # fmt: skip
 
 
@@ -243,7 +282,7 @@ def refused() -> list[str]:
     """What is said to what cannot be."""
     said, model = [], nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     shared = mesh_of((2, 2), "dp_shard", "pp")
-    kept = pc.compile(model, 2, mesh=shared, example_args=(torch.randn(4, 4),), cost="analytic")
+    kept = pc.compile(copy.deepcopy(model), 2, mesh=shared, example_args=(torch.randn(4, 4),), cost="analytic")
     for ask in (
         lambda: pc.compile(model, 2, mesh=mesh_of((2, 2), "copies", "pp")),
         lambda: pc.compile(model, 2, mesh=mesh_of((2, 1, 2), "dp_shard", "pp", "tp")),
@@ -251,6 +290,7 @@ def refused() -> list[str]:
             nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)), 2, mesh=pair_mesh(), example_args=(torch.randn(4, 4),)
         ),
         lambda: [*pc.compile(copy.deepcopy(model), 2, mesh=shared).parameters()],
+        lambda: pc.compile(fully_shard(copy.deepcopy(model), mesh=shared["dp_shard"]), 2, mesh=shared),
         kept.half,
         lambda: copy.deepcopy(kept),
     ):
@@ -269,7 +309,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "hsdp x pp": lambda: trained(mesh_of((2, 1, 2), "dp", "dp_shard", "pp")),
     "pp x tp": lambda: tensor_parallel(mesh_of((2, 2), "pp", "tp")),
     "dp x tp": lambda: tensor_parallel(mesh_of((2, 1, 2), "dp", "pp", "tp")),
+    "tied": tied,
     "kept": kept_as_fully_shard_does,
+    "layers loaded": layers_loaded,
     "deferred": deferred,
     "synchronised": lambda: synchronised("1f1b", "never"),
     "synchronised, divided": lambda: synchronised("zb-h1", "always"),

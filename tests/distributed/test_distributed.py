@@ -131,13 +131,24 @@ def test_a_mesh_trains_as_eager_does_on_the_whole_batch(ran: Ran, case: str, red
         assert each["reductions"] == reductions  # one per backward of the whole batch
 
 
-def test_parts_of_parameters_are_those_of_fully_shard(ran: Ran) -> None:
+def test_a_tied_weight_that_is_kept_in_parts(ran: Ran) -> None:
+    for each in ran.of("tied"):
+        assert each["worst"] < 1e-5
+        assert each["copies"] == 1
+
+
+def test_states_of_parts(ran: Ran) -> None:
+    """Parts of parameters are those of `fully_shard`, bit for bit; whole states and parts are given and taken."""
     found = ran.of("kept")
     for each in found:
         assert all(each["same"])
         assert each["changed"]
         assert each["zero"]
         assert sorted(each["hollow"])[:2] == [4, 4]  # of what lives here, a number is left
+    for each in ran.of("layers loaded"):
+        assert all(each["same"])
+        assert each["changed"]
+        assert each["zero"]
     assert found[0]["keys"] + found[1]["keys"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
 
 
@@ -154,11 +165,12 @@ def test_an_infinite_gradient_on_one_rank_is_a_step_for_none(ran: Ran, case: str
 
 
 def test_a_mesh_that_cannot_be_is_refused(ran: Ran) -> None:
-    for names, both, group, early, half, copied in ran.of("refused"):
+    for names, both, group, early, wrapped, half, copied in ran.of("refused"):
         assert "the dimensions of the mesh are ('copies', 'pp')" in names
         assert "parts of parts" in both
         assert "a SyncBatchNorm layer is of ranks [0, 1, 2, 3]" in group
         assert "example_args" in early
+        assert "fully_shard has been called" in wrapped
         assert half == copied
         assert "kept in parts" in half
 
