@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
+from pipecompile.distributed.bridge import torch_stages
 from pipecompile.distributed.builds import RankBuilds
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.ranks import Ranks
@@ -64,6 +66,12 @@ class RankPipeline(Pipeline):
             with self.replicas.reduced(self.parameters, samples if mean else None) as whole:
                 made = super().step(*args, target=target, scaler=scaler, **kwargs)
                 return (whole(made[0]), made[1]) if self.options.has_aux else whole(made)
+
+    def torch_stages(self) -> list[PipelineStage]:
+        """The stages of this rank for the schedules of `torch.distributed.pipelining`. Raises PlanError, naming what they hand
+        on that those cannot: values that skip a stage, tied weights, sizes.
+        """
+        return torch_stages(self)
 
     # -- the rank's part of the model -------------------------------------------------------------------------------
 
