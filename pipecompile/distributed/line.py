@@ -100,7 +100,7 @@ class Line:
         try:
             self._out[target].put(name, value, once=once)
         except RuntimeError as error:
-            raise self._gone(target, name, error) from None
+            raise self._gone(target, "", error) from None
 
     def take(self, source: int, name: str, *, once: bool = False) -> Any:
         """The next value from `source`, which must be the one called so. Raises Lost."""
@@ -130,9 +130,11 @@ class Line:
                 self._hide()
 
     def _gone(self, peer: int, name: str, error: Exception) -> Lost:
-        """Why a message does not come, or go."""
+        """Why a message of this name does not come, or one does not go."""
         if self._verdict is not None:
             return self._verdict
+        if not name:
+            sleep(POLL)  # who waits for something of that rank, can say for what
         reason = str(error).partition("\n")[0]
         return self._lost(
             peer, reason if isinstance(error, ConnectionError) else f"the connection to it is gone: {reason}", name

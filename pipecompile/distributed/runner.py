@@ -6,7 +6,8 @@ device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   take v#0 of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -116,42 +117,51 @@ class RankExecutable(Executable):
         """Run the row, then let all ranks have what departed. Raises RunError for a failure here, Lost for one elsewhere."""
         assert crew is None
         error: BaseException | None = None
-        try:
-            with contained():
-                for source, names in self._incoming.items():
-                    self.line.expect(source, names)
-                run_inline(code, frame)
-                self._share(frame)
-        except Failure as failure:
-            error = self._explained(failure)
-        except Lost as lost:
-            error = lost if lost.is_told else Lost(self._blamed(lost.report), is_told=False)
-        if error is not None:
-            raise error
-        self.line.flush()
+        with self._blaming():
+            try:
+                with contained():
+                    for source, names in self._incoming.items():
+                        self.line.expect(source, names)
+                    run_inline(code, frame)
+                    self._share(frame)
+            except Failure as failure:
+                error = self._explained(failure)
+            if error is not None:
+                raise error
+            self.line.flush()
 
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
-        super().finished(frame, threaded=threaded)
-        self.line.flush()
+        with self._blaming():
+            super().finished(frame, threaded=threaded)
+            self.line.flush()
+
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Say of a rank that is lost what it was about to do."""
+        try:
+            yield
+        except Lost as lost:
+            raise lost if lost.is_told else Lost(self._blamed(lost.report), is_told=False) from None
 
     def _explained(self, failure: Failure) -> BaseException:
         instruction = self.program.rows[failure.device][failure.index]
         if not isinstance(failure.error, Lost):
             self.line.action = str(instruction.action or instruction)
             return explained(failure, self.program, self.graph)
-        report = failure.error.report
-        return failure.error if failure.error.is_told else Lost(self._blamed(report), is_told=False)
+        return failure.error
 
     def _blamed(self, report: Report) -> Report:
-        """With the first action of the rank whose result somebody waits for."""
+        """With the first action of the rank whose result somebody waits for; its last one, if that is nothing it sends in its row."""
         wanted = {name.partition(" ")[0] for name in (report.where, *self.line.wanted(report.rank))}
         device = next(d for d in range(self.program.n_devices) if self.line.ranks.rank_of(d) == report.rank)
         maker = None
         for instruction in self.program.rows[device]:
             maker = instruction.action or maker
             if instruction.op is Op.SEND and str(instruction.reads[0].value) in wanted and maker is not None:
-                return replace(report, action=f"or before {maker}", stage=maker.stage, microbatch=maker.microbatch)
-        return report
+                break
+        if maker is None:
+            return report
+        return replace(report, action=f"or before {maker}", stage=maker.stage, microbatch=maker.microbatch)
 
     def _share(self, frame: Frame) -> None:
         for device, name, microbatch in self._departures:
