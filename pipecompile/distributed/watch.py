@@ -1,16 +1,21 @@
-"""A thread that glances at the board for a line, as long as there is one."""
+"""A thread that glances at the board for every line there is. It ends before the interpreter does: a thread that Python stops
+inside c10d takes the process with it.
+"""
 
 from __future__ import annotations
 
-import weakref
-from threading import Thread
-from time import sleep
+import atexit
+from threading import Event, Thread
 from typing import Protocol
+from weakref import WeakSet
 
 __all__ = ["POLL", "watch"]
 
 POLL = 0.5
 """Seconds between two glances."""
+
+_AT_MOST = 10.0
+"""Seconds that the end of the interpreter waits for a glance."""
 
 
 class Watched(Protocol):
@@ -19,13 +24,27 @@ class Watched(Protocol):
     def glance(self) -> None: ...
 
 
+_LINES: WeakSet[Watched] = WeakSet()
+_THREADS: list[Thread] = []
+_ENDED = Event()
+
+
 def watch(line: Watched) -> None:
-    """Begin; the thread ends when nobody else knows the line."""
-    Thread(target=_watch, args=(weakref.ref(line),), name="pipecompile-watch", daemon=True).start()
+    """From now on, for as long as somebody else knows the line."""
+    _LINES.add(line)
+    if not _THREADS:
+        _THREADS.append(Thread(target=_watch, name="pipecompile-watch", daemon=True))
+        _THREADS[0].start()
+        atexit.register(_end)
 
 
-def _watch(line: weakref.ref[Watched]) -> None:
-    while (watched := line()) is not None:
-        watched.glance()
-        del watched
-        sleep(POLL)
+def _watch() -> None:
+    while not _ENDED.wait(POLL):
+        for line in list(_LINES):
+            line.glance()
+            del line
+
+
+def _end() -> None:
+    _ENDED.set()
+    _THREADS[0].join(_AT_MOST)
