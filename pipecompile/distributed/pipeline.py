@@ -8,10 +8,13 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
+from pipecompile.distributed.bridge import torch_stages
 from pipecompile.distributed.builds import RankBuilds
 from pipecompile.distributed.circles import Circle
 from pipecompile.distributed.clipping import scaled_to_norm, spread_infinities, total_norm
+from pipecompile.distributed.clocks import gathered_spans
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.ranks import Ranks
 from pipecompile.distributed.replicas import Replicas, check_unwrapped
@@ -20,6 +23,7 @@ from pipecompile.dtensors import fitted
 from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.pipeline import Pipeline
+from pipecompile.timeline import Timeline
 from pipecompile.tracing.inputs.flat import FlatInputs
 
 __all__ = ["RankPipeline"]
@@ -40,6 +44,7 @@ class RankPipeline(Pipeline):
         self.replicas = Replicas(self.builds.copies, self.shards)
         groups = (ranks.group, ranks.replicas, ranks.layers)
         self.circles = tuple(Circle(group, self.line) for group in groups if group is not None)
+        self.clock_error = 0.0
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -98,6 +103,28 @@ class RankPipeline(Pipeline):
                 why="what a rank keeps of the parameters has to be known before there is an optimizer",
                 hint="compile(..., example_args=(x,))",
             )
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def gathered(self) -> Timeline | None:
+        """The last step on all ranks, each of which must call this; until the next step it is what `measured` is, and what
+        `dump` and `report` show, on any rank. None before the first step.
+
+        Times are of the first rank's clock; `clock_error` says by how many seconds those of other ranks may be wrong.
+        """
+        self.line.begin()
+        with self.line.guarded():
+            self.line.agree("timelines to gather", "none" if self._last is None else "those of the last step")
+            if self._last is not None:
+                spans, self.clock_error = gathered_spans(self.line, self._last[1])
+                self._last = self._last[0], spans
+        return self.measured
+
+    def torch_stages(self) -> list[PipelineStage]:
+        """The stages of this rank for the schedules of `torch.distributed.pipelining`. Raises PlanError, naming what they hand
+        on that those cannot: values that skip a stage, tied weights, sizes.
+        """
+        return torch_stages(self)
 
     # -- the rank's part of the model -------------------------------------------------------------------------------
 
