@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
+from pipecompile.distributed.pipeline import RankPipeline
 from pipecompile.pipeline import Pipeline
 
 from .cases import SAMPLES, Example, alike, gpt2, mean_square, merged, pair_mesh, state_of, unet
@@ -56,23 +56,26 @@ def born(make: Callable[[], Example]) -> Any:
     torch.manual_seed(dist.get_rank())
     pipe = pc.compile(model, 4, example_kwargs=inputs, init="reset_parameters", **OPTIONS)
     losses = [step(pipe, adam(pipe), inputs) for _ in range(2)]
-    found = merged({name: value for name, value in state_of(pipe).items() if value is None or not value.is_meta})
+    found = merged(with_values(pipe))
     here = {id(value) for value in (*pipe.parameters(), *pipe.buffers())}
     real = [value for value in (*model.parameters(), *model.buffers()) if not value.is_meta]
-    result: dict[str, Any] = {"losses": losses, "copies": sum(id(value) not in here for value in real),
-                              "real": sum(value.numel() for value in real)}  # fmt: skip
-    torch.manual_seed(0)
+    copies = sum(value.numel() for value in real if id(value) not in here)
+    result: dict[str, Any] = {"losses": losses, "copies": copies, "real": sum(value.numel() for value in real)}
+    if found is not None:
+        result |= _alone(make, pipe, inputs, found)
+    return result | {"again": _again(make, pipe, inputs), "next": pipe.step(**inputs).item()}
+
+
+def _alone(
+    make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any], found: dict[str, Any]
+) -> dict[str, Any]:
     whole, _ = on_meta(make)
     torch.manual_seed(0)
     alone = pc.compile(whole, 4, devices=["cpu"] * 4, plan=pipe.plan, example_kwargs=inputs, dispatch="inline",
                        init="reset_parameters", **OPTIONS)  # fmt: skip
-    result["expected"] = [step(alone, adam(alone), inputs) for _ in range(2)]
-    if found is not None:
-        result["differ"] = alike(
-            found, {key: value for key, value in state_of(alone).items() if value is None or not value.is_meta}
-        )
-        result["numbers"] = sum(value.numel() for value in alone.parameters())
-    return result | {"again": _again(make, pipe, inputs), "next": pipe.step(**inputs).item()}
+    losses = [step(alone, adam(alone), inputs) for _ in range(2)]
+    numbers = sum(value.numel() for value in found.values())
+    return {"expected": losses, "differ": alike(found, with_values(alone)), "numbers": numbers}
 
 
 def _again(make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any]) -> float:
@@ -104,6 +107,12 @@ def measured() -> Any:
     except (pc.InputError, pc.RunError) as error:
         return str(error)
     return ""
+
+
+def with_values(pipe: Pipeline) -> dict[str, torch.Tensor | None]:
+    """Weights and buffers; no stage uses one that is on meta still, and `state_dict` has not got it."""
+    found = {name: value for name, value in state_of(pipe).items() if value is not None and not name.endswith(".grad")}
+    return {name: value for name, value in found.items() if not value.is_meta}
 
 
 # -- from layout to layout ------------------------------------------------------------------------------------------
@@ -152,53 +161,46 @@ def resumed(model: nn.Module, pipe: nn.Module, path: Path, *, alone: bool = Fals
 
 
 def carried(make: Callable[[], Example]) -> Any:
-    """Six steps of four ranks, saved after two; others go on from there, each in another layout, and from each other."""
+    """Six steps of four ranks, saved after two. Others go on from there in other layouts, two steps each."""
     torch.manual_seed(5)
     model, inputs = make()
-    first = Path(os.environ["CASES_OUT"]) / f"carried-{make.__name__}"
-    other = first.with_name(f"{first.name}-other")
-    pipe = pc.compile(model, 4, example_kwargs=inputs, **OPTIONS)
+    saved = Path(os.environ["CASES_OUT"]) / f"carried-{make.__name__}"
+    pipe = pc.compile(copy.deepcopy(model), 4, example_kwargs=inputs, **OPTIONS)
     optimizer = adam(pipe)
     losses = [step(pipe, optimizer, inputs) for _ in range(2)]
-    dcp.save(state(model, pipe, optimizer), checkpoint_id=first)
+    dcp.save(state(pipe.model, pipe, optimizer), checkpoint_id=saved)
     losses += [step(pipe, optimizer, inputs) for _ in range(4)]
-    found: dict[str, Any] = {"losses": losses}
-    for name, layout in (("pair", pair_mesh()["pp"]), ("square", pair_mesh())):
-        went = _of_two(copy.deepcopy(model), layout, inputs, first, other if name == "square" else None)
-        found[name] = [next(went) for _ in range(2)]
-    dist.barrier()
+    found = {"losses": losses, "pair": _went_on(copy.deepcopy(model), inputs, 2, saved, mesh=pair_mesh()["pp"])}
+    if make is gpt2:  # BatchNorm would normalise over other samples
+        mesh, square = pair_mesh(), saved.with_name("square")
+        half = {name: value.tensor_split(2)[mesh.get_local_rank("dp")] for name, value in inputs.items()}
+        found["square"] = _went_on(copy.deepcopy(model), half, 2, saved, square, mesh=mesh)
     if dist.get_rank() == 0:
-        found |= _alone(copy.deepcopy(model), inputs, first, other)
+        alone, devices = saved.with_name("alone"), ["cpu"] * 3
+        found["alone"] = _went_on(copy.deepcopy(model), inputs, 3, saved, alone, devices=devices)
+        found["eager"] = _stepped(copy.deepcopy(model), None, inputs, alone)
+        if make is gpt2:
+            found["alone from a square"] = _went_on(copy.deepcopy(model), inputs, 3, square, devices=devices)
     dist.barrier()
     return found
 
 
-def _of_two(
-    model: nn.Module, mesh: DeviceMesh, inputs: dict[str, Any], path: Path, save: Path | None
-) -> Iterator[float]:
-    """Two stages; with copies, each gets its half of the batch. Saved after two steps."""
-    if mesh.ndim > 1:
-        inputs = {name: value.tensor_split(2)[mesh.get_local_rank("dp")] for name, value in inputs.items()}
-    pipe = pc.compile(model, 2, mesh=mesh, example_kwargs=inputs, **OPTIONS)
-    optimizer = resumed(model, pipe, path)
-    yield step(pipe, optimizer, inputs)
-    yield_second = step(pipe, optimizer, inputs)
+def _went_on(
+    model: nn.Module, inputs: dict[str, Any], n_stages: int, path: Path, save: Path | None = None, **where: Any
+) -> list[float]:
+    return _stepped(model, pc.compile(model, n_stages, example_kwargs=inputs, **where, **OPTIONS), inputs, path, save)
+
+
+def _stepped(
+    model: nn.Module, pipe: Pipeline | None, inputs: dict[str, Any], path: Path, save: Path | None = None
+) -> list[float]:
+    """Two steps from a checkpoint, saved again; without a pipeline plain eager."""
+    run, alone = pipe or model, not isinstance(pipe, RankPipeline)
+    optimizer = resumed(model, run, path, alone=alone)
+    losses = [step(run, optimizer, inputs) for _ in range(2)]
     if save is not None:
-        dcp.save(state(model, pipe, optimizer), checkpoint_id=save)
-    yield yield_second
-
-
-def _alone(model: nn.Module, inputs: dict[str, Any], first: Path, other: Path) -> dict[str, list[float]]:
-    """One process in three stages, then plain eager; from the checkpoint of four ranks, and from that of two times two."""
-    found = {}
-    for path in (first, other):
-        pipe = pc.compile(model, 3, devices=["cpu"] * 3, dispatch="inline", example_kwargs=inputs, **OPTIONS)
-        optimizer = resumed(model, pipe, path, alone=True)
-        found[f"alone from {path.name}"] = [step(pipe, optimizer, inputs)]
-        dcp.save(state(model, pipe, optimizer), checkpoint_id=path.with_name("alone"), no_dist=True)
-        optimizer = resumed(model, model, path.with_name("alone"), alone=True)
-        found[f"alone from {path.name}"] += [step(model, optimizer, inputs)]
-    return found
+        dcp.save(state(model, run, optimizer), checkpoint_id=save, no_dist=alone)
+    return losses
 
 
 CASES: dict[str, Callable[[], Any]] = {
