@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 import torch
 
@@ -124,7 +125,9 @@ class _Distributed:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        load(dict(pairs), storage_reader=FileSystemReader(self.path), no_dist=True)
+        with catch_warnings():
+            filterwarnings("ignore", "torch.distributed is disabled")
+            load(dict(pairs), storage_reader=FileSystemReader(self.path), no_dist=True)
 
 
 @dataclass(frozen=True, slots=True)
