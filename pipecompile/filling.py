@@ -71,6 +71,7 @@ class Filling:
         self.is_done = not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
         self.is_needed = not self.is_done
         self.device = options.devices[0] if self.is_needed else None
+        self.seed: int | None = None
         self.gathered: Callable[[str, str], list[str]] = lambda _, text: [text]
 
     def fill(self) -> None:
@@ -79,8 +80,9 @@ class Filling:
             return
         self.is_done = False
         if self.sources:
-            drawn = str(torch.randint(2**62, ()).item())
-            _fill(self.model, self.blanks, self.sources, int(self.gathered("seed of the weights", drawn)[0]))
+            drawn = str(torch.randint(2**62, ()).item()) if self.seed is None else str(self.seed)
+            self.seed = int(self.gathered("seed of the weights", drawn)[0])
+            _fill(self.model, self.blanks, self.sources, self.seed)
             self.check()
 
     def check(self) -> bool:
@@ -114,7 +116,7 @@ def _without_values(names: Sequence[str], *, with_sources: bool) -> InputError:
 
 def _fill(model: nn.Module, blanks: Blanks, sources: Sequence[Source], seed: int) -> None:
     blank = {id(tensor): tensor for tensor in blanks.left()}
-    for source in sources:
+    for source in sources if blank else ():
         if isinstance(source, Path):
             read_checkpoint(source, _named(model, blank))
         else:
@@ -146,7 +148,7 @@ def _call(model: nn.Module, blank: dict[int, torch.Tensor], initialise: Initiali
             continue
         kept = [tensor for tensor in held if id(tensor) not in blank and not tensor.is_meta]
         direct = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        with torch.no_grad(), preserved(kept), with_memory(direct), _drawing(seed, name):
+        with torch.no_grad(), preserved(kept), with_memory(direct), _in_place(module), _drawing(seed, name):
             try:
                 initialise(name, module)
             except Exception as error:
@@ -173,6 +175,24 @@ def _children_first(module: nn.Module, name: str = "", seen: set[nn.Module] | No
 
 def _attributes(module: nn.Module) -> list[torch.Tensor]:
     return [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
+
+
+@contextmanager
+def _in_place(module: nn.Module) -> Iterator[None]:
+    """What a method makes anew goes into the tensor that was there, which the stages know."""
+    tables: list[dict[str, Any]] = [
+        table for part in module.modules() for table in (part._parameters, part._buffers, vars(part))
+    ]
+    held = [
+        (table, name, value) for table in tables for name, value in table.items() if isinstance(value, torch.Tensor)
+    ]
+    yield
+    for table, name, value in held:
+        made = table.get(name)
+        if made is not value and isinstance(made, torch.Tensor) and made.shape == value.shape:
+            if not value.is_meta and not made.is_meta:
+                value.copy_(made)
+            table[name] = value
 
 
 @contextmanager

@@ -226,6 +226,30 @@ def test_the_methods_of_models_around_a_module_are_known() -> None:
     assert model.norm.weight.unique().tolist() == [1.0]
 
 
+def test_a_method_may_make_a_tensor_anew() -> None:
+    """As timm's masks of shifted windows: what is computed goes into the buffer that the stages know."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+            self.reset_parameters()
+
+        def reset_parameters(self) -> None:
+            self.register_buffer("mask", torch.arange(6.0), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * self.mask
+
+    model = on_meta(lambda: nn.Sequential(Masked(), Masked()))
+    masks = [model[0].mask, model[1].mask]
+    pipe = compiled(model, 2, init="reset_parameters")
+    assert [part.mask is mask for part, mask in zip(model, masks, strict=True)] == [True, True]
+    eager = nn.Sequential(Masked(), Masked())
+    eager.load_state_dict(pipe.state_dict())
+    torch.testing.assert_close(pipe(X), eager(X))
+
+
 def test_recurrent_layers_know_their_weights() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
