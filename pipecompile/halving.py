@@ -33,8 +33,11 @@ def wanting(graph: fx.GraphModule) -> set[fx.Node]:
     return found
 
 
-def weight_seconds(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], wants: set[fx.Node]) -> float:
-    """Of one stage, given its nodes in order. What is inward, and what it reads, is not left to W as a whole."""
+def weight_seconds(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], wants: set[fx.Node]) -> tuple[float, float]:
+    """Of one stage, given its nodes in order: those of W, and how many of them are for having divided the backward.
+
+    What is inward, and what it reads, is not left to W as a whole.
+    """
     mine, inward = set(nodes), set[fx.Node]()
     for node in nodes:
         if any(source in inward or (source not in mine and source in wants) for source in node.all_input_nodes):
@@ -43,5 +46,6 @@ def weight_seconds(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], want
     for node in reversed(nodes):
         if any(user in inward or user in taken for user in node.users):
             taken.add(node)
-    late = sum(costs[node.name].weight_grad for node in nodes if node in inward)
-    return late + sum(costs[node.name].backward for node in nodes if node not in inward and node not in taken)
+    divided = [costs[node.name] for node in nodes if node in inward]
+    whole = sum(costs[node.name].backward for node in nodes if node not in inward and node not in taken)
+    return whole + sum(cost.weight_grad for cost in divided), sum(cost.dividing for cost in divided)

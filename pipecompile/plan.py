@@ -20,7 +20,8 @@ FORMAT = "pipecompile.plan/1"
 class StageSummary:
     """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch; `memory` is what the stage
     holds at most in a step, `state_bytes` what it holds always: parameters with gradients and optimizer state, and buffers.
-    `forced` is what the user asked of it. `weight` is the part of `backward` that W can do; half of it when nobody knows.
+    `forced` is what the user asked of it. `weight` is the part of `backward` that W can do; half of it when nobody knows;
+    `dividing` is what I and W take together beyond `backward`.
     """
 
     stage: int
@@ -40,6 +41,7 @@ class StageSummary:
     state_bytes: float = 0.0
     forced: tuple[str, ...] = ()
     weight: float | None = None
+    dividing: float = 0.0
 
     @property
     def weight_grad(self) -> float:
@@ -49,7 +51,7 @@ class StageSummary:
     @property
     def input_grad(self) -> float:
         """Seconds of I."""
-        return max(self.backward - self.weight_grad, 0.0)
+        return max(self.backward + self.dividing - self.weight_grad, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

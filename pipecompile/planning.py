@@ -267,6 +267,7 @@ def _summary(
     sent = sum(way.nbytes * sum(end != HOST for end in way.consumers) for way in ways if way.source == stage)
     skips = [(way.source, end) for way in ways for end in way.skips]
     mine = [costs[node.name] for node in nodes]
+    weight, dividing = weight_seconds(nodes, costs, wants)
     return StageSummary(
         stage=stage,
         device="",
@@ -281,7 +282,8 @@ def _summary(
         sent_bytes=sent,
         skips_in=sum(end == stage for _, end in skips),
         skips_out=sum(source == stage for source, _ in skips),
-        weight=weight_seconds(nodes, costs, wants) / speed,
+        weight=weight / speed,
+        dividing=dividing / speed,
     )
 
 

@@ -25,6 +25,7 @@ def costs_of(
         forward=[stage.forward for stage in stages],
         input_grad=[stage.input_grad for stage in stages],
         weight_grad=[stage.weight_grad for stage in stages],
+        backward=[stage.backward for stage in stages],
         transfer=links.seconds(routes, placement),
         saved_bytes=[stage.saved_bytes for stage in stages],
     )
