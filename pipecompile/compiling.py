@@ -145,7 +145,7 @@ def compile(
         optimizer_state=optimizer_state(optimizer),
         speeds=None if speeds is None else tuple(speeds),
         bandwidth=checked(bandwidth, len(places)),
-        init=sources_of(init),
+        init=sources_of(init, model),
     )
     check_batch_dims(options.batch_dims, model.forward, ("target",))
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, options, ranks)

@@ -42,12 +42,30 @@ Init = Source | Sequence[Source] | None
 """What `compile` takes."""
 
 
-def sources_of(init: Init) -> tuple[Source, ...]:
-    """One after the other. Raises InputError for what is none, and for a checkpoint that is not there."""
+def sources_of(init: Init, model: nn.Module) -> tuple[Source, ...]:
+    """One after the other. Raises InputError for what is none, for a checkpoint that is not there, and for a model that has
+    all its values.
+    """
+    sources = _sources_of(init)
+    if sources and not is_on_meta(model):
+        raise InputError(
+            "init= is given, and the model has its values already",
+            why="it is for what is on meta, and would change nothing",
+            hint='build the model under torch.device("meta"), or load_state_dict',
+        )
+    return sources
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    """Is any of it?"""
+    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _sources_of(init: Init) -> tuple[Source, ...]:
     if init is None:
         return ()
     if isinstance(init, (list, tuple)):
-        return tuple(source for each in init for source in sources_of(each))
+        return tuple(source for each in init for source in _sources_of(each))
     if callable(init) or (isinstance(init, str) and init == RESET):
         return (init,)
     if not isinstance(init, (str, os.PathLike)):
@@ -68,8 +86,8 @@ class Filling:
 
     def __init__(self, model: nn.Module, blanks: Blanks, options: Options) -> None:
         self.model, self.blanks, self.sources = model, blanks, options.init
-        self.is_done = not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-        self.is_needed = not self.is_done
+        self.is_needed = is_on_meta(model)
+        self.is_done = not self.is_needed
         self.device = options.devices[0] if self.is_needed else None
         self.seed: int | None = None
         self.gathered: Callable[[str, str], list[str]] = lambda _, text: [text]

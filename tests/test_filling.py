@@ -168,6 +168,8 @@ def test_what_is_no_source_of_values_is_told_at_once(tmp_path: Path) -> None:
     ):
         with pytest.raises(pc.InputError, match=message):
             compiled(on_meta(), init=init)
+    with pytest.raises(pc.InputError, match="the model has its values already"):
+        compiled(Tied(), init="reset_parameters")
     with pytest.raises(pc.InputError, match=r'(?s)only real tensors can be measured.*cost="analytic"'):
         compiled(on_meta(), init=INIT, cost="profile")
 

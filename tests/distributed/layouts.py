@@ -63,7 +63,14 @@ def born(make: Callable[[], Example]) -> Any:
     result: dict[str, Any] = {"losses": losses, "copies": copies, "real": sum(value.numel() for value in real)}
     if found is not None:
         result |= _alone(make, pipe, inputs, found)
-    return result | {"again": _again(make, pipe, inputs), "next": pipe.step(**inputs).item()}
+    result |= {"again": _again(make, pipe, inputs), "next": pipe.step(**inputs).item()}
+    return result | {"output": predicted(pipe, inputs)}
+
+
+def predicted(pipe: Pipeline, inputs: dict[str, Any]) -> float:
+    """Recorded anew: now some of the model has values."""
+    with torch.no_grad():
+        return pipe.eval()(**inputs).logits.double().sum().item()
 
 
 def _alone(
@@ -74,8 +81,9 @@ def _alone(
     alone = pc.compile(whole, 4, devices=["cpu"] * 4, plan=pipe.plan, example_kwargs=inputs, dispatch="inline",
                        init="reset_parameters", **OPTIONS)  # fmt: skip
     losses = [step(alone, adam(alone), inputs) for _ in range(2)]
-    numbers = sum(value.numel() for value in found.values())
-    return {"expected": losses, "differ": alike(found, with_values(alone)), "numbers": numbers}
+    differ, numbers = alike(found, with_values(alone)), sum(value.numel() for value in found.values())
+    alone.step(**inputs)
+    return {"expected": losses, "differ": differ, "numbers": numbers, "expected output": predicted(alone, inputs)}
 
 
 def _again(make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any]) -> float:
@@ -86,6 +94,23 @@ def _again(make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any]) 
         model, 2, mesh=pair_mesh()["pp"], example_kwargs=inputs, init=["reset_parameters", directory], **OPTIONS
     )
     return two.step(**inputs).item()
+
+
+def copied() -> Any:
+    """Two copies of a pipeline of two ranks, each rank with a seed of its own: drawn by `init`, and by hand."""
+    found, x = [], torch.ones(4, 6)
+    for init in ("reset_parameters", None):
+        torch.manual_seed(dist.get_rank())
+        with torch.device("meta"):
+            model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(4)])
+        pipe = pc.compile(
+            model, 2, mesh=pair_mesh(), loss_fn=mean_square, cost="analytic", example_args=(x,), init=init
+        )
+        if init is None:
+            pipe.apply(lambda layer: layer.reset_parameters() if isinstance(layer, nn.Linear) else None)
+        pipe.step(x)
+        found.append({name: value.double().sum().item() for name, value in pipe.state_dict().items()})
+    return found
 
 
 def nameless() -> Any:
@@ -206,6 +231,7 @@ def _stepped(
 CASES: dict[str, Callable[[], Any]] = {
     "born llama": lambda: born(llama),
     "born gpt2": lambda: born(gpt2),
+    "copied": copied,
     "nameless": nameless,
     "measured": measured,
     "carried unet": lambda: carried(unet),

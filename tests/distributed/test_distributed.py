@@ -128,6 +128,13 @@ def test_ranks_give_memory_to_their_own_part_of_a_model_on_meta(ran: Ran, case: 
     for each in found:
         assert each["losses"] == found[0]["expected"]
         assert each["again"] == each["next"]
+        assert each["output"] == found[0]["expected output"]
+
+
+def test_copies_of_a_model_on_meta_have_the_same_values(ran: Ran) -> None:
+    found = ran.of("copied")
+    assert found[:2] == found[2:]
+    assert sum(len(each[0]) for each in found[:2]) == 8
 
 
 def test_all_ranks_name_what_has_no_values(ran: Ran) -> None:
