@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pipecompile.errors import InputError
 
-__all__ = ["Blanks", "give_memory", "names_of", "with_memory"]
+__all__ = ["Blanks", "names_of", "with_memory"]
 
 _BLANK = 0xFF
 _LOOK = 1 << 20
@@ -30,14 +30,23 @@ class Blanks:
 
     def __init__(self) -> None:
         self._tensors: dict[int, tuple[torch.Tensor, int]] = {}
+        self._copies: dict[int, torch.Tensor] = {}
+
+    def add(self, tensor: torch.Tensor, device: torch.device, *, is_copy: bool = False) -> None:
+        """Give a tensor on `meta` memory. One that is told its values before every run waits for none."""
+        _give_memory(tensor, device)
+        if is_copy:
+            self._copies[id(tensor)] = tensor
+        else:
+            self._tensors[id(tensor)] = tensor, tensor._version
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
+        """Was it blank, when this was last looked at?"""
         return id(tensor) in self._tensors
 
-    def add(self, tensor: torch.Tensor, device: torch.device) -> None:
-        """Give a tensor on `meta` memory."""
-        give_memory(tensor, device)
-        self._tensors[id(tensor)] = tensor, tensor._version
+    def has_values(self, tensor: torch.Tensor) -> bool:
+        """Had it any that are its own, when this was last looked at?"""
+        return not tensor.is_meta and id(tensor) not in self._tensors and id(tensor) not in self._copies
 
     def left(self) -> list[torch.Tensor]:
         """Those that are still blank; the others are no longer known here."""
@@ -62,7 +71,7 @@ def with_memory(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Those of these tensors that are on `meta` have memory for the length of the context."""
     lent = [tensor for tensor in tensors if tensor.is_meta]
     for tensor in lent:
-        give_memory(tensor, torch.device("cpu"))
+        _give_memory(tensor, torch.device("cpu"))
     try:
         yield
     finally:
@@ -70,7 +79,7 @@ def with_memory(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
             _exchange(tensor, torch.empty_like(tensor, device="meta"))
 
 
-def give_memory(tensor: torch.Tensor, device: torch.device) -> None:
+def _give_memory(tensor: torch.Tensor, device: torch.device) -> None:
     """It stays the same object, for the modules that share it and the optimizers that know it."""
     if is_traceable_wrapper_subclass(tensor):
         raise InputError(

@@ -9,6 +9,7 @@ No tensor is in memory twice but the one that is being read.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,15 +31,13 @@ Wanted = Sequence[tuple[Sequence[str], torch.Tensor]]
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The whole checkpoint in `directory` whose name is the last; None when there is none.
+    """The whole checkpoint in `directory` with the highest numbers in its name; None when there is none.
 
     For `torch.distributed.checkpoint.save(state, checkpoint_id=f"{directory}/{step:08d}")`: as every save has a directory of
     its own, a crash while saving harms no other checkpoint, and one that is not whole is never found.
     """
     whole = [mark.parent for mark in Path(directory).glob(f"*/{_MARK}")]
-    return max(
-        whole, key=lambda path: (len(path.name), path.name) if path.name.isdigit() else (0, path.name), default=None
-    )
+    return max(whole, key=lambda path: ([*map(int, re.findall(r"\d+", path.name))], path.name), default=None)
 
 
 def check_readable(path: Path) -> None:
@@ -74,7 +73,7 @@ def read_checkpoint(path: Path, wanted: Wanted) -> None:
         raise InputError(
             f"the checkpoint {path} has not all that is wanted",
             where="; ".join(faults),
-            hint="a function of a module can fill what no checkpoint has",
+            hint="pipe.load_state_dict(..., strict=False), or in init= a function of a module, for what is to stay without",
         )
     with torch.no_grad():
         there.read(pairs)

@@ -104,7 +104,6 @@ def compile(
     - `compile_stages`: True runs every stage through `torch.compile`; a string is the backend to use.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
-
     - `init`: what goes into a model built under `torch.device("meta")`, of which each process gives memory to what lives there:
       "reset_parameters" (each module's own, or the model's `_init_weights(module)`), a function of a module, a path (safetensors,
       or a directory of `torch.distributed.checkpoint`), or a list of these, done in turn. Without, `load_state_dict` has to.

@@ -138,7 +138,7 @@ def _fill(model: nn.Module, blanks: Blanks, sources: Sequence[Source], seed: int
         if isinstance(source, Path):
             read_checkpoint(source, _named(model, blank))
         else:
-            _call(model, blank, _reset(model) if isinstance(source, str) else partial(_by_function, source), seed)
+            _call(model, blanks, _reset(model) if isinstance(source, str) else partial(_by_function, source), seed)
 
 
 def _named(model: nn.Module, blank: dict[int, torch.Tensor]) -> list[tuple[list[str], torch.Tensor]]:
@@ -156,15 +156,15 @@ def _named(model: nn.Module, blank: dict[int, torch.Tensor]) -> list[tuple[list[
 Initialise = Callable[[str, nn.Module], object]
 
 
-def _call(model: nn.Module, blank: dict[int, torch.Tensor], initialise: Initialise, seed: int) -> None:
+def _call(model: nn.Module, blanks: Blanks, initialise: Initialise, seed: int) -> None:
     """For every module that has a blank tensor in it, with memory for those of its own that live elsewhere: it draws the same
     numbers for its tensors wherever they are.
     """
     for name, module in _children_first(model):
         held = [*module.parameters(), *module.buffers(), *_attributes(module)]
-        if not any(id(tensor) in blank for tensor in held):
+        if not any(tensor in blanks for tensor in held):
             continue
-        kept = [tensor for tensor in held if id(tensor) not in blank and not tensor.is_meta]
+        kept = [tensor for tensor in held if blanks.has_values(tensor)]
         direct = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         with torch.no_grad(), preserved(kept), with_memory(direct), _in_place(module), _drawing(seed, name):
             try:

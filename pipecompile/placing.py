@@ -12,7 +12,7 @@ from threading import Lock
 import torch
 from torch import fx, nn
 
-from pipecompile.blanks import Blanks, give_memory
+from pipecompile.blanks import Blanks
 from pipecompile.build import Build
 from pipecompile.costs.cost_graph import held_by
 from pipecompile.options import Options
@@ -51,7 +51,7 @@ class Homes:
     def bring(self, tensor: torch.Tensor, device: torch.device, *, is_copy: bool = False) -> None:
         """To the device of its home. One on `meta` is blank there, or a copy, which the home tells its values."""
         if tensor.is_meta:
-            give_memory(tensor, device) if is_copy else self.blanks.add(tensor, device)
+            self.blanks.add(tensor, device, is_copy=is_copy)
         elif tensor.device != device:
             tensor.data = tensor.data.to(device)
 

@@ -80,12 +80,12 @@ def test_two_models_in_one_checkpoint_are_told_apart(tmp_path: Path) -> None:
 def test_the_latest_is_the_last_that_is_whole(tmp_path: Path) -> None:
     assert pc.latest_checkpoint(tmp_path / "nowhere") is None
     assert pc.latest_checkpoint(tmp_path) is None
-    for name in ("9", "10", "8", "best"):
+    for name in ("best", "step-9", "step-10", "8"):
         saved(tmp_path / name, dict(STATE))
-    assert pc.latest_checkpoint(tmp_path) == tmp_path / "10"
-    (tmp_path / "11").mkdir()
-    (tmp_path / "11" / "__0_0.distcp").write_bytes(b"half of it")
-    assert pc.latest_checkpoint(str(tmp_path)) == tmp_path / "10"
+    assert pc.latest_checkpoint(tmp_path) == tmp_path / "step-10"
+    (tmp_path / "step-11").mkdir()
+    (tmp_path / "step-11" / "__0_0.distcp").write_bytes(b"half of it")
+    assert pc.latest_checkpoint(str(tmp_path)) == tmp_path / "step-10"
 
 
 @pytest.mark.parametrize("count", range(len(STATE) + 2))
