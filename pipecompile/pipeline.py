@@ -64,6 +64,7 @@ class Pipeline(StandIn):
         """The model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
         inputs = self.flat(args, kwargs)
         build, batch = self.builds.find(inputs)
+        self.builds.check_values()
         self.builds.join(build, batch)
         sources = chain(_tensors(inputs), self.model.parameters())
         wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
@@ -88,6 +89,7 @@ class Pipeline(StandIn):
         inputs, trains = self.flat(args, kwargs), self.options.trains
         with torch.set_grad_enabled(trains):
             build, batch = self.builds.find(inputs)
+        self.builds.check_values()
         parts = batch.sizes
         build.require_loss(target is not None)
         executable = build.step(len(parts), target is not None)

@@ -35,7 +35,8 @@ __all__ = ["RankBuilds"]
 class RankBuilds(Builds):
     def __init__(self, model: nn.Module, options: Options, line: Line) -> None:
         super().__init__(model, options)
-        self.line, self.shards = line, Shards(line.ranks.sharing, line)
+        self.line, self.filling.gathered = line, line.gathered
+        self.shards = Shards(line.ranks.sharing, line)
         self.copies = None if line.ranks.replicas is None else Circle(line.ranks.replicas, line)
 
     def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
@@ -52,11 +53,6 @@ class RankBuilds(Builds):
             check_alone(self.model, self.options.batch_norm, self.options.dispatch)
             check_groups(layers, self.line.ranks.replicas)
         return left_alone([*layers.values()])
-
-    def _place(self, build: Build, seconds: float) -> None:
-        super()._place(build, seconds)
-        if self.copies is not None:
-            build.norms = SharedNorms(build.norms, self.copies)
 
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         self._agree(graph, f"{count} micro-batches")
@@ -84,11 +80,25 @@ class RankBuilds(Builds):
     def _mirrors(self, build: Build) -> Mirrors:
         build.executable = partial(RankExecutable, line=self.line, placement=build.plan.placement)
         copies = place_on_ranks(build, self._homes, self.line)
-        if not self:
-            held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
-            align(held.values(), self.line.ranks.replicas)
-            self.shards.share_out(tensor for tensor in held.values() if isinstance(tensor, nn.Parameter))
+        if self.line.ranks.index == 0:
+            self._homes.bring_rest(self.model, self.options.devices[0])
         return copies
+
+    def _place(self, build: Build, seconds: float) -> None:
+        super()._place(build, seconds)
+        if self.copies is not None:
+            build.norms = SharedNorms(build.norms, self.copies)
+        if not self and self.filling.is_done:
+            self._align(build)
+
+    def check_values(self) -> None:
+        if self.filling.check():
+            self._align(self.latest)
+
+    def _align(self, build: Build) -> None:
+        held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
+        align(held.values(), self.line.ranks.replicas)
+        self.shards.share_out(tensor for tensor in held.values() if isinstance(tensor, nn.Parameter))
 
     def owner(self, tensor: torch.Tensor) -> int:
         """The pipeline device that a tensor lives on; what no stage uses lives on the first."""
