@@ -97,11 +97,11 @@ class RankPipeline(Pipeline):
 
     def _require_shards(self) -> None:
         """Raise InputError when nobody knows yet which rank keeps what."""
-        if self.ranks.sharing is not None and not self.builds:
+        if not self.shards.is_known:
             raise InputError(
                 "the mesh has dp_shard, and the pipeline is not compiled yet",
                 why="what a rank keeps of the parameters has to be known before there is an optimizer",
-                hint="compile(..., example_args=(x,))",
+                hint="compile(..., example_args=(x,)), with values in all parameters",
             )
 
     # -- looking ----------------------------------------------------------------------------------------------------

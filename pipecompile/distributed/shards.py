@@ -78,11 +78,12 @@ class Part:
 
 class Shards:
     """`mesh` has the copies that share parameters; with two dimensions, the second: along the first the same part is kept by
-    each. None: nothing is shared out. `reductions` counts the messages that gradients took: one per dtype and step.
+    each. None: nothing is shared out. `is_known` says whether it was, `reductions` counts the messages that gradients took: one
+    per dtype and step.
     """
 
     def __init__(self, mesh: DeviceMesh | None, line: Line) -> None:
-        self.mesh, self.reductions = mesh, 0
+        self.mesh, self.is_known, self.reductions = mesh, mesh is None, 0
         self.circles = [Circle(mesh.get_group(dim), line) for dim in range(mesh.ndim)] if mesh is not None else []
         self._parts: dict[int, Part] = {}
         self._is_whole = False
@@ -92,6 +93,7 @@ class Shards:
 
     def share_out(self, parameters: Iterable[nn.Parameter]) -> None:
         """From now on this rank keeps its part only: of a number alone, all of it. Integers stay as they are."""
+        self.is_known = True
         if self.mesh is None:
             return
         for whole in parameters:
