@@ -317,6 +317,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "synchronised, divided": lambda: synchronised("zb-h1", "always"),
     "scaler": lambda: scaled(mesh_of((4,), "pp")),
     "scaler of parts": lambda: scaled(mesh_of((2, 2), "dp_shard", "pp")),
-    "refused": refused,
+    "refused meshes": refused,
 }
 """In this order."""
