@@ -28,6 +28,7 @@ from pipecompile.pipeline import Pipeline
 from pipecompile.runtime import divided
 from pipecompile.schedules import CATALOGUE
 from tests.distributed import torch_cases
+from tests.eager import looped, off
 from tests.models import ZOO, UNet, deterministic
 
 warnings.simplefilter("ignore")
@@ -72,7 +73,7 @@ def t5() -> Example:
         vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2, dropout_rate=0,
         decoder_start_token_id=0, tie_word_embeddings=True, use_cache=False,
     )  # fmt: skip
-    inputs = {"input_ids": torch.randint(40, (SAMPLES, 8)), "labels": torch.randint(40, (SAMPLES, 6))}
+    inputs = {name: torch.randint(40, (SAMPLES, width)) for name, width in (("input_ids", 8), ("labels", 6))}
     return transformers.T5ForConditionalGeneration(config), inputs
 
 
@@ -133,8 +134,7 @@ def compare(
     """A step of an optimizer under each schedule in turn, on ranks and in one process; the losses, and what differs."""
     torch.manual_seed(1)
     model, inputs = make()
-    reference, eager = copy.deepcopy(model), copy.deepcopy(model)
-    n_stages = stages_of(schedules[0], mesh.size())
+    reference, eager, n_stages = *map(copy.deepcopy, (model, model)), stages_of(schedules[0], mesh.size())
     options = {"n_microbatches": COUNT, "loss_fn": mean_square, "cost": "analytic", "tied": "apart"} | options
     options |= {"example_kwargs": inputs, "schedule": schedules[0]}
     pipe = pc.compile(model, n_stages, mesh=mesh, **options)
@@ -151,21 +151,8 @@ def compare(
                 "differ": alike(found, state_of(alone)),
                 "cut": len(set(pipe.plan.stage_of.values())),
             }
-        results[schedules[0]]["off"] = _off(steps[0][1], accumulated(eager, inputs))
+        results[schedules[0]]["off"] = off(steps[0][1], looped(eager, inputs, COUNT, mean_square))
     return results
-
-
-def accumulated(model: nn.Module, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The gradients that a plain loop over the micro-batches leaves."""
-    for parts in zip(*(value.tensor_split(COUNT) for value in inputs.values()), strict=True):
-        share = len(parts[0]) / SAMPLES
-        (mean_square(model(**dict(zip(inputs, parts, strict=True)))) * share).backward()
-    return {f"{name}.grad": p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def _off(found: dict[str, Any], expected: dict[str, torch.Tensor]) -> float:
-    """How far the worst gradient is from what is expected, in parts of its size."""
-    return max(float((found[name] - g).abs().max() / g.abs().max().clamp(min=1e-6)) for name, g in expected.items())
 
 
 def _losses(pipe: Pipeline, inputs: dict[str, Any], schedules: Sequence[str]) -> Iterator[float]:

@@ -166,7 +166,7 @@ def test_an_infinite_gradient_on_one_rank_is_a_step_for_none(ran: Ran, case: str
 
 
 def test_a_mesh_that_cannot_be_is_refused(ran: Ran) -> None:
-    for names, both, group, early, wrapped, half, copied in ran.of("refused"):
+    for names, both, group, early, wrapped, half, copied in ran.of("refused meshes"):
         assert "the dimensions of the mesh are ('copies', 'pp')" in names
         assert "parts of parts" in both
         assert "a SyncBatchNorm layer is of ranks [0, 1, 2, 3]" in group
