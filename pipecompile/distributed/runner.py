@@ -146,7 +146,7 @@ class RankExecutable(Executable):
     def _explained(self, failure: Failure) -> BaseException:
         instruction = self.program.rows[failure.device][failure.index]
         if not isinstance(failure.error, Lost):
-            self.line.action = str(instruction.action or instruction)
+            self.line.action = f"at {instruction.action or instruction}"
             return explained(failure, self.program, self.graph)
         return failure.error
 
@@ -161,7 +161,7 @@ class RankExecutable(Executable):
                 break
         if maker is None:
             return report
-        return replace(report, action=f"or before {maker}", stage=maker.stage, microbatch=maker.microbatch)
+        return replace(report, action=f"before {maker} had come", stage=maker.stage, microbatch=maker.microbatch)
 
     def _share(self, frame: Frame) -> None:
         for device, name, microbatch in self._departures:
