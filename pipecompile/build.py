@@ -38,9 +38,19 @@ def signature(model: nn.Module, inputs: FlatInputs) -> tuple[Any, ...]:
     """What a recording depends on: the inputs' structure, shapes without the batch, dtypes and plain values, the mode of
     every module, and autocast.
     """
-    modes = tuple([module.training for module in model.modules()])
     leaves = [_leaf_signature(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
-    return (inputs.spec, modes, Ambient.now().autocast, *leaves)
+    return (inputs.spec, _modes(model), Ambient.now().autocast, *leaves)
+
+
+def _modes(model: nn.Module) -> tuple[bool, ...]:
+    """Which modules train, in an order of ours; asked in every step, and `model.modules()` is slow."""
+    found: dict[int, bool] = {}
+    waiting = [model]
+    for module in waiting:  # grows meanwhile
+        if id(module) not in found:
+            found[id(module)] = module.training
+            waiting += [child for child in module._modules.values() if child is not None]
+    return tuple(found.values())
 
 
 def _leaf_signature(leaf: Any, dim: Any) -> Any:

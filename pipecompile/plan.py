@@ -20,7 +20,10 @@ FORMAT = "pipecompile.plan/1"
 class StageSummary:
     """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch; `memory` is what the stage
     holds at most in a step, `state_bytes` what it holds always: parameters with gradients and optimizer state, and buffers.
-    `forced` is what the user asked of it. `weight` is the part of `backward` that W can do; half of it when nobody knows.
+    `forced` is what the user asked of it. `weight` is the part of `backward` that W can do; half of it when nobody knows;
+    `dividing` is what I and W take together beyond `backward`,
+    `received_bytes` what came from other stages and is held until the backward beside what is saved, and `weight_saved_bytes` what
+    a micro-batch holds between I and W; as much as before when nobody knows.
     """
 
     stage: int
@@ -40,6 +43,14 @@ class StageSummary:
     state_bytes: float = 0.0
     forced: tuple[str, ...] = ()
     weight: float | None = None
+    dividing: float = 0.0
+    received_bytes: float = 0.0
+    weight_saved_bytes: float | None = None
+
+    @property
+    def held_bytes(self) -> float:
+        """Of a micro-batch, from F to B or I."""
+        return self.saved_bytes + self.received_bytes
 
     @property
     def weight_grad(self) -> float:
@@ -49,7 +60,7 @@ class StageSummary:
     @property
     def input_grad(self) -> float:
         """Seconds of I."""
-        return max(self.backward - self.weight_grad, 0.0)
+        return max(self.backward + self.dividing - self.weight_grad, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

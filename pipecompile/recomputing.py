@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from threading import local
 
 import torch
@@ -31,11 +29,11 @@ def is_recomputing() -> bool:
     return _here.now
 
 
-@contextmanager
-def recomputation() -> Iterator[None]:
+class recomputation:  # noqa: N801 used as a context, as a function is
     """In this block, and in this thread, forwards are recomputations."""
-    before, _here.now = _here.now, True
-    try:
-        yield
-    finally:
-        _here.now = before
+
+    def __enter__(self) -> None:
+        self.before, _here.now = _here.now, True
+
+    def __exit__(self, *_: object) -> None:
+        _here.now = self.before

@@ -34,8 +34,8 @@ __all__ = ["prepare", "simulate"]
 def simulate(subject: Schedule | Program, **costs: Unpack[CostOptions]) -> Timeline:
     """Predict a run. A schedule runs over a chain whose values have no size.
 
-    Seconds, one number for all stages or one per stage: `forward`, `input_grad`, `weight_grad` (1 by default; a full
-    backward takes the last two together), `recompute` (as long as a forward). Seconds of a transfer between two devices:
+    Seconds, one number for all stages or one per stage: `forward`, `input_grad`, `weight_grad` (1 by default), `backward`
+    (of one that is not divided; the last two together), `recompute` (as long as a forward). Seconds of a transfer between two devices:
     `transfer` (0; one number, or one per name of a route), plus `latency` (0), plus the value's bytes over `bandwidth`
     (infinite); the last two are one number, or one per (source, target) pair of devices. Copies queue for the way between
     their two devices, or with `engines="device"` for the one copy engine per direction that every device has.

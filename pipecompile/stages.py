@@ -73,7 +73,7 @@ def _elements(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> int:
     count = value.numel()
     if not isinstance(count, torch.SymInt):
         return count
-    known = count.node.expr.xreplace(dict(sizes))
+    known = sympy.sympify(count.node.expr.xreplace(dict(sizes)))  # of a symbol alone it makes a plain int
     return int(known) if known.is_number else count.node.hint
 
 

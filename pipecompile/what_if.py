@@ -119,7 +119,9 @@ def _catalogue(n_devices: int, n_microbatches: int) -> tuple[Order, ...]:
 
 def _planned(plan: Plan, transfer: dict[str, float]) -> StageCosts:
     sent = [sum(transfer.get(r.value, 0.0) for r in plan.routes if r.source == s) for s in range(plan.n_stages)]
-    rows = ((s.forward, s.input_grad, s.weight_grad, s.saved_bytes) for s in plan.stages)
+    rows = (
+        (s.forward, s.backward - w, w, s.saved_bytes) for s in plan.stages for w in (min(s.weight_grad, s.backward),)
+    )
     forward, inward, weight, saved = zip(*rows, strict=True)
     return StageCosts(forward, inward, weight, saved, tuple(sent))
 

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 import pipecompile as pc
 from pipecompile.costs import NodeCost
-from pipecompile.halving import wanting, weight_seconds
+from pipecompile.halving import Late, late, wanting
+from pipecompile.links import Links
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.plan import StageSummary
+from pipecompile.scheduling import costs_of
 
 
 class Branches(nn.Module):
@@ -25,14 +30,14 @@ def test_w_has_what_is_for_weights_and_all_that_leads_nowhere() -> None:
     graph = pc.trace(Branches(), torch.randn(2, 4))
     nodes = {node.name: node for node in compute_nodes(graph)}
     assert set(nodes) == {"a", "b", "c", "d", "add"}
-    costs = {name: NodeCost(1.0, 10.0, 0, 0, weight=4.0 if name in "abcd" else 0.0) for name in nodes}
+    costs = {name: NodeCost(1.0, 10.0, 3, 100, weight=4.0 if name in "abcd" else 0.0, dividing=0.5) for name in nodes}
     wants = wanting(graph)
     assert {node.name for node in wants} >= set(nodes)
     assert graph.graph.find_nodes(op="placeholder")[0] not in wants
     order = list(nodes.values())
-    assert weight_seconds(order, costs, wants) == 50  # a first stage: nobody waits for any gradient
+    assert late(order, costs, wants) == Late(50, 0, 5 * 3)  # a first stage: nobody waits for any gradient
     second = [node for node in order if node.name != "a"]
-    assert weight_seconds(second, costs, wants) == 4 + 10  # of b; c comes along with add; d is not on the way
+    assert late(second, costs, wants) == Late(4 + 10, 0.5, 3 + 100)  # of b; c comes along with add; d is not on the way
 
 
 def test_frozen_layers_want_nothing() -> None:
@@ -42,7 +47,7 @@ def test_frozen_layers_want_nothing() -> None:
     wants = wanting(graph)
     assert first not in wants
     costs = {first.name: NodeCost(1.0, 0.0, 0, 0), second.name: NodeCost(1.0, 2.0, 0, 0)}
-    assert weight_seconds([second], costs, wants) == 2.0
+    assert late([second], costs, wants).seconds == 2.0
 
 
 def test_half_of_the_backward_is_ws_when_nobody_knows() -> None:
@@ -58,3 +63,16 @@ def test_a_first_stage_is_predicted_to_do_everything_in_w() -> None:
     first, second = pipe.plan.stages
     assert first.input_grad == 0 < first.weight_grad
     assert 0 < second.input_grad < second.backward
+
+
+def test_a_backward_that_is_not_divided_takes_what_dividing_costs_less() -> None:
+    stage = StageSummary(0, "cpu", "a", "b", 1, 1, 4.0, 1.0, 3.0, 0.0, 0.0, 0, 0, weight=2.0, dividing=0.5)
+    costs = costs_of([stage, replace(stage, stage=1)], (), Links(0.0, 0.0), None)
+    costs["transfer"] = 0.0  # of the routes that there are not
+    assert (stage.input_grad, stage.weight_grad) == (1.5, 2.0)
+    spans = {
+        name: {s.name: s.end - s.start for s in pc.simulate(pc.build_schedule(name, 2, 1), **costs).spans}
+        for name in ("gpipe", "zb-h1")
+    }
+    assert spans["gpipe"]["1B0"] == pytest.approx(3.0)
+    assert [spans["zb-h1"][name] for name in ("1I0", "1W0")] == pytest.approx([1.5, 2.0])

@@ -9,6 +9,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.ir import HOST, Route
 from pipecompile.passes.aliasing import compute_nodes
+from pipecompile.stages import routes
 from pipecompile.tracing import trace
 from tests.cuts import cut, run_stages, stages_of
 from tests.models import UNet
@@ -184,3 +185,9 @@ def test_the_traced_graph_is_left_as_it_is():
     before = str(graph.graph)
     stages_of(graph, cut(graph, [2]))
     assert str(graph.graph) == before
+
+
+def test_bytes_of_a_value_with_one_number_per_sample_are_those_of_the_size_asked_for() -> None:
+    graph = trace(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), nn.ReLU()), torch.randn(6, 4))
+    stage_of = {node.name: index for index, node in enumerate(compute_nodes(graph))}
+    assert [route.nbytes for route in routes(graph, stage_of, samples=2) if route.value == "_1"] == [2 * 4]

@@ -30,11 +30,16 @@ def overridden(graph: fx.GraphModule, costs: Mapping[str, NodeCost], given: Mapp
             cost = costs[node]
             if now:
                 share = seconds / now
-                forward, backward, weight = (part * share for part in (cost.forward, cost.backward, cost.weight_grad))
-                result[node] = replace(cost, forward=forward, backward=backward, weight=weight, spread=0.0)
+                times = cost.forward, cost.backward, cost.weight_grad, cost.dividing
+                forward, backward, weight, dividing = (part * share for part in times)
+                result[node] = replace(
+                    cost, forward=forward, backward=backward, weight=weight, dividing=dividing, spread=0.0
+                )
             else:  # as a backward usually takes twice the forward
                 each = seconds / len(nodes)
-                result[node] = replace(cost, forward=each / 3, backward=2 * each / 3, weight=None, spread=0.0)
+                result[node] = replace(
+                    cost, forward=each / 3, backward=2 * each / 3, weight=None, dividing=0.0, spread=0.0
+                )
     return result
 
 

@@ -64,15 +64,19 @@ def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Rep
     for name, visit in visits.items():
         forward, backward, _ = (median(column) for column in zip(*times[name], strict=True))
         backward, spread = max(backward - entry, 0.0), _spread(times[name])
-        weight = backward * median(_late(one[name]) for one in halves)
-        costs[name] = NodeCost(forward, backward, visit.saved_bytes, visit.output_bytes, spread, weight)
+        weight, dividing = _late(backward, entry, [one[name] for one in halves])
+        sizes = visit.saved_bytes, visit.output_bytes
+        costs[name] = NodeCost(forward, backward, *sizes, spread, weight, dividing, visit.saves)
     return costs
 
 
-def _late(seconds: Seconds) -> float:
-    """The share of W in the backward."""
-    _, inward, late = seconds
-    return late / (inward + late) if late else 0.0
+def _late(backward: float, entry: float, halves: Sequence[Seconds]) -> tuple[float, float]:
+    """Seconds of W, which enters autograd for every node, and what I and W take beyond the backward."""
+    _, inward, late = (median(column) for column in zip(*halves, strict=True))
+    if not late:
+        return 0.0, 0.0
+    dividing = max(inward - entry + late - backward, 0.0)
+    return min(late, backward + dividing), dividing
 
 
 def repeated(once: Callable[[], dict[str, Seconds]], repeats: Repeats) -> dict[str, list[Seconds]]:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecompile.runtime.divided import DividedBackward, hooks_registered
+from pipecompile.runtime.engine import accumulate
 from pipecompile.runtime.frame import Frame
 
 __all__ = ["Run", "Saved", "attached", "backward_cell", "forward_cell", "input_cell", "weight_cell"]
@@ -82,27 +83,30 @@ def attached(
 
 def _edge(made: torch.Tensor) -> GradientEdge | None:
     """Where its gradient goes. A view made without gradients says that it requires them, and leads nowhere."""
-    if made.grad_fn is None:
+    node = made.grad_fn
+    if node is None:
         with torch.enable_grad():
             viewed = made.view_as(made).grad_fn
         if viewed is None or viewed.next_functions[0][0] is None:
             return None
+    elif not isinstance(node, _InPython):
+        return GradientEdge(node, made.output_nr)  # what `get_gradient_edge` makes, in half the time
     return get_gradient_edge(made)
 
 
+_InPython = torch._C._FunctionBase
+"""Nodes of `torch.autograd.Function`, of which an edge has to keep more alive."""
+
+
 def backward_cell(saved: int, gradients: Gradients, sent: Sent) -> Run:
-    """B. The engine is called as `torch.autograd.backward` calls it, less its checks of shapes and dtypes, which the engine
-    makes again: on a small cell they cost as much as the backward itself (benchmarks/overhead.py).
-    """
+    """B."""
 
     def backward(frame: Frame) -> None:
         registers = frame.registers
         kept: Saved = registers[saved]
         roots, given = _given(registers, kept, gradients)
         if roots:
-            _engine_run_backward(
-                tuple(roots), tuple(given), False, False, (), allow_unreachable=True, accumulate_grad=True
-            )
+            accumulate(roots, given)
         for index, position in sent:
             leaf = kept.leaves[position]
             registers[index] = None if leaf is None else leaf.grad

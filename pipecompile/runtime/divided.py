@@ -18,6 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
+from pipecompile.runtime.engine import accumulate
 from pipecompile.runtime.forks import WORTH, Division, Structure, divide, explore
 
 __all__ = ["DividedBackward", "Left", "hooks_registered"]
@@ -38,11 +39,14 @@ class Left:
 
 
 class DividedBackward:
-    """Divides the graphs of one stage. A graph looks the same for every micro-batch, so the division is made once."""
+    """Divides the graphs of one stage. A graph looks the same for every micro-batch, so the division is made once; where
+    inputs of these shapes had nothing to divide, I does it all from then on and does not look again.
+    """
 
     def __init__(self, device_type: str = "cpu") -> None:
         self.least = WORTH.get(device_type, WORTH["cuda"])
         self._known: dict[Structure, Division] = {}
+        self._undivided: set[tuple[torch.Size, ...]] = set()
 
     def inward(
         self,
@@ -53,12 +57,19 @@ class DividedBackward:
         is_hooked: bool,
     ) -> tuple[list[torch.Tensor | None], Left]:
         """I: the gradients of `leaves`, which are the inputs that want one, and what is left to do."""
+        shapes = tuple([leaf.shape for leaf in leaves])
+        if is_hooked or shapes in self._undivided:
+            return _whole(leaves, roots, gradients), Left()
+        if not leaves:
+            return [], Left(roots=[*roots], gradients=[*gradients])
         nodes, structure = explore(roots, frozenset(map(id, leaves)))
         division = self._known.get(structure)
         if division is None:
             division = self._known[structure] = divide(nodes, structure, self.least)
         early = [nodes[index].variable for index in division.early]
-        if is_hooked or division.is_whole or any(weight._backward_hooks for weight in early):
+        if division.is_whole:
+            self._undivided.add(shapes)
+        if division.is_whole or any(weight._backward_hooks for weight in early):
             return _whole(leaves, roots, gradients), Left()
         outer = {nodes[index] for index in division.outer}
         pairs = list(zip(roots, gradients, strict=True))
@@ -87,16 +98,16 @@ class DividedBackward:
     def outward(left: Left) -> None:
         """W: add what is left to the weights. Each fork by itself: from one root on, another fork may be reached anew."""
         for fork, gradient, weights in left.forks:
-            torch.autograd.backward([fork], [gradient], inputs=weights)
+            accumulate([fork], [gradient], weights)
         if left.roots:
-            torch.autograd.backward(left.roots, left.gradients)
+            accumulate(left.roots, left.gradients)
 
 
 def _whole(
     leaves: Sequence[torch.Tensor], roots: Sequence[GradientEdge], gradients: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
     if roots:
-        torch.autograd.backward(roots, gradients)
+        accumulate(roots, gradients)
     return [leaf.grad for leaf in leaves]
 
 

@@ -11,7 +11,7 @@ statistics are updated once. While R runs, `is_recomputing()` holds, and what th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -136,14 +136,26 @@ def recompute_cell(ran: Stint, inputs: Sequence[int], recipe: int, saved: int) -
         registers = frame.registers
         noted: Recipe = registers[recipe]
         values = [noted.written.get(place, registers[index]) for place, index in enumerate(inputs)]
-        with recomputation(), ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            for kind, dtype, enabled in noted.autocast if noted.autocast != _autocast(kinds) else ():
-                stack.enter_context(torch.autocast(kind, dtype, enabled))
-            stack.enter_context(_as_it_was(noted, ran.prints, ran.device))
+        with recomputation(), torch.enable_grad(), _surroundings(noted, ran, kinds):
             _, registers[saved] = ran.attached(frame, values)
 
     return recompute
+
+
+def _surroundings(noted: Recipe, ran: Stint, kinds: Sequence[str]) -> AbstractContextManager[None]:
+    """Of the forward, for the length of a block; most stages find all as it was."""
+    autocast = noted.autocast if noted.autocast != _autocast(kinds) else ()
+    is_at_home = not autocast and noted.random is None and not ran.prints.buffers
+    return nullcontext() if is_at_home else _restored(noted, autocast, ran)
+
+
+@contextmanager
+def _restored(noted: Recipe, autocast: Autocast, ran: Stint) -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind, dtype, enabled in autocast:
+            stack.enter_context(torch.autocast(kind, dtype, enabled))
+        stack.enter_context(_as_it_was(noted, ran.prints, ran.device))
+        yield
 
 
 def _noted(values: Sequence[Any], prints: Footprints, device: torch.device, kinds: Sequence[str]) -> Recipe:
@@ -162,9 +174,6 @@ def _copied(value: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def _as_it_was(noted: Recipe, prints: Footprints, device: torch.device) -> Iterator[None]:
     """Random state and buffers of the forward, for the length of the block; then those of now again."""
-    if noted.random is None and not prints.buffers:
-        yield
-        return
     with _DRAWING if prints.draws else nullcontext():
         now = [buffer.detach().clone() for buffer in prints.buffers]
         random = _random(device) if prints.draws else None

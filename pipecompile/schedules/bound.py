@@ -23,10 +23,10 @@ def shortest_step(work: Work, n_microbatches: int, room: Sequence[float] | None 
     """A lower bound on the makespan, in seconds, with `room` per device or with any amount. Linear in the parcels."""
     stages, m = range(work.n_stages), n_microbatches
     again = [work.recompute[s] if work.again[s] else 0.0 for s in stages]
-    whole = [i + w for i, w in zip(work.input_grad, work.weight_grad, strict=True)]
+    first, whole = _least(work)
     head = _earliest(work.ahead, work.forward, [0.0 for _ in stages], list(stages))
     turn = [head[s] + work.forward[s] + again[s] for s in stages]
-    turn = _earliest(work.back, work.input_grad if work.split else whole, turn, list(reversed(stages)))
+    turn = _earliest(work.back, first, turn, list(reversed(stages)))
     longest = 0.0
     for device in set(work.placement):
         own = [s for s in stages if work.placement[s] == device]
@@ -38,6 +38,14 @@ def shortest_step(work: Work, n_microbatches: int, room: Sequence[float] | None 
         turns = 1 if room is None else 1 + (m - 1) // _at_once(work, s, room[work.placement[s]])
         longest = max(longest, head[s] + turns * alone)
     return longest
+
+
+def _least(work: Work) -> tuple[Sequence[float], Sequence[float]]:
+    """The least that each stage takes until its gradients go out, and for the whole backward."""
+    if not work.split:
+        return work.backward, work.backward
+    rows = zip(work.input_grad, work.weight_grad, work.backward, strict=True)
+    return tuple(zip(*((min(i, b), min(i + w, b)) for i, w, b in rows), strict=True))  # type: ignore[return-value]
 
 
 def _at_once(work: Work, s: int, room: float) -> int:

@@ -70,7 +70,7 @@ class _Desk:
             Kind.RECOMPUTE: work.recompute,
             Kind.INPUT_GRAD: work.input_grad,
             Kind.WEIGHT_GRAD: work.weight_grad,
-            Kind.BACKWARD: tuple(i + w for i, w in zip(work.input_grad, work.weight_grad, strict=True)),
+            Kind.BACKWARD: work.backward,
         }
         self.back = Kind.INPUT_GRAD if work.split else Kind.BACKWARD
         self.whole = [sum(self.keeps[s] for s in own) for own in self.stages]

@@ -35,6 +35,7 @@ class Work:
     forward: tuple[float, ...]
     input_grad: tuple[float, ...]
     weight_grad: tuple[float, ...]
+    backward: tuple[float, ...]
     recompute: tuple[float, ...]
     ahead: tuple[tuple[Parcel, ...], ...]
     back: tuple[tuple[Parcel, ...], ...]
@@ -52,11 +53,11 @@ class Work:
 def unit_work(placement: Sequence[int]) -> Work:
     """A chain on which everything takes one second, transfers none, and every forward saves one byte until its W."""
     n_stages = len(placement)
-    ones, stages = (1.0,) * n_stages, range(n_stages)
+    ones, twos, stages = (1.0,) * n_stages, (2.0,) * n_stages, range(n_stages)
     ahead = tuple((Parcel(placement[s + 1], 0.0, (s + 1,)),) if s + 1 < n_stages else () for s in stages)
     back = tuple((Parcel(placement[s - 1], 0.0, (s - 1,)),) if s else () for s in stages)
     none = (False,) * n_stages
-    return Work(tuple(placement), max(placement) + 1, ones, ones, ones, ones, ahead, back, ones, ones, ones, none)
+    return Work(tuple(placement), max(placement) + 1, ones, ones, ones, twos, ones, ahead, back, ones, ones, ones, none)
 
 
 def within(room: float) -> float:
@@ -92,6 +93,7 @@ def work_of(
         costs.seconds[Kind.FORWARD],
         costs.seconds[Kind.INPUT_GRAD],
         costs.seconds[Kind.WEIGHT_GRAD],
+        costs.seconds[Kind.BACKWARD],
         costs.seconds[Kind.RECOMPUTE],
         tuple(map(tuple, ahead)),
         tuple(map(tuple, back)),

@@ -35,6 +35,7 @@ class CostOptions(TypedDict, total=False):
     forward: PerStage
     input_grad: PerStage
     weight_grad: PerStage
+    backward: PerStage | None
     recompute: PerStage | None
     transfer: float | Mapping[str, float]
     latency: PerLink
@@ -77,6 +78,7 @@ def make_costs(
     forward: PerStage = 1.0,
     input_grad: PerStage = 1.0,
     weight_grad: PerStage = 1.0,
+    backward: PerStage | None = None,
     recompute: PerStage | None = None,
     transfer: float | Mapping[str, float] = 0.0,
     latency: PerLink = 0.0,
@@ -96,7 +98,8 @@ def make_costs(
         stages(*pair) for pair in (("forward", forward), ("input_grad", input_grad), ("weight_grad", weight_grad))
     )
     seconds = {Kind.FORWARD: f, Kind.INPUT_GRAD: i, Kind.WEIGHT_GRAD: w}
-    seconds[Kind.BACKWARD] = tuple(a + b for a, b in zip(i, w, strict=True))
+    both = tuple(a + b for a, b in zip(i, w, strict=True))
+    seconds[Kind.BACKWARD] = both if backward is None else stages("backward", backward)
     seconds[Kind.RECOMPUTE] = f if recompute is None else stages("recompute", recompute)
     saved = stages("saved_bytes", saved_bytes)
     if engines not in ("pair", "device"):

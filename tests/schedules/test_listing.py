@@ -128,6 +128,7 @@ def test_whatever_the_limits_the_schedule_is_legal_keeps_them_and_takes_the_time
         forward=work.forward,
         input_grad=work.input_grad,
         weight_grad=work.weight_grad,
+        backward=work.backward,
         recompute=work.recompute,
         saved_bytes=work.saved,
         weight_saved_bytes=work.weight_saved if work.split else None,

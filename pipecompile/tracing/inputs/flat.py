@@ -26,7 +26,7 @@ from pipecompile.tracing.inputs.batch_dims import (
     slots_named,
 )
 from pipecompile.tracing.inputs.lists import entries, listed_names
-from pipecompile.tracing.inputs.structure import opened
+from pipecompile.tracing.inputs.structure import opened, taken_apart
 
 __all__ = ["FlatInputs", "count_leaves", "flatten", "flatten_target"]
 
@@ -124,10 +124,12 @@ def flatten(
     forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: BatchDims | None = None
 ) -> FlatInputs:
     """Flatten a call of `forward`. Raises InputError when the batch sizes of its tensors disagree or are zero."""
-    leaves, spec = pytree.tree_flatten(opened((args, kwargs)))
+    leaves, spec = taken_apart((args, kwargs))
     slots = partial(_slots, forward, args, kwargs)
     lists = listed_names(batch_dims) if batch_dims else frozenset[str]()
-    listed = entries(dict(zip(_arguments(forward, args, kwargs), (*args, *kwargs.values()), strict=True)), lists)
+    listed = None
+    if lists:
+        listed = entries(dict(zip(_arguments(forward, args, kwargs), (*args, *kwargs.values()), strict=True)), lists)
     samples, dims = _agreed(leaves, slots, batch_dims or {}, listed)
     return FlatInputs(
         forward, args, kwargs, tuple(leaves), spec, dims, samples, lists if listed else frozenset(), batch_dims or {}
@@ -136,7 +138,7 @@ def flatten(
 
 def flatten_target(target: Any, batch_dims: BatchDims, samples: int | None) -> tuple[list[Any], pytree.TreeSpec, Dims]:
     """The leaves of a target, its structure and batch dimensions. Raises InputError unless it has `samples` samples."""
-    leaves, spec = pytree.tree_flatten(opened(target))
+    leaves, spec = taken_apart(target)
     _, dims = _agreed(leaves, partial(_target_slots, target), batch_dims, samples)
     return leaves, spec, dims
 

@@ -71,6 +71,9 @@ class Shell:
 
 def taken_apart(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     """The leaves of a value, in order, and how they are put together."""
+    leaves, spec = pytree.tree_flatten(value)
+    if not any(_openable(leaf) and _holds_tensors(leaf) for leaf in leaves):
+        return leaves, spec
     return pytree.tree_flatten(opened(value))
 
 
