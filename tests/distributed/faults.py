@@ -120,7 +120,7 @@ def arm(pipe: pc.Pipeline, job: Job, note: Path) -> None:
         return
     executable, row = pipe.builds.latest.step(COUNT, with_target=False), pipe.program.rows[job.fault.rank]
     index, code = job.fault.place % len(row), executable.inline
-    sent, owed, maker = [], [], ""
+    sent, owed, maker = [str(next(i.action for i in row if i.action))], [], ""
     for position, instruction in enumerate(row):
         maker = str(instruction.action or maker)
         if instruction.op is Op.SEND and instruction.peer != HOST:
