@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from time import monotonic, sleep
 
@@ -22,7 +23,8 @@ class Board:
     def __init__(self, ranks: Ranks, rank: int, number: int) -> None:
         self.ranks, self.rank, self.timeout = ranks, rank, ranks.timeout
         name = "-".join(map(str, ranks.members))
-        self.store = PrefixStore(f"pipecompile/{name}/{number}", _get_default_store())
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun outlives the ranks
+        self.store = PrefixStore(f"pipecompile/{start}/{name}/{number}", _get_default_store())
         self.step = self._asked = self._rounds = 0
 
     def begin(self) -> None:
@@ -116,8 +118,9 @@ class Board:
             self.store.set(f"waits/{self.rank}", Report(self.ranks.rank_of(peer), name).to_json())
 
     def unsay_wait(self) -> None:
+        """The key stays, for who finds one that is gone before it is read would wait for it."""
         with suppress(RuntimeError):
-            self.store.delete_key(f"waits/{self.rank}")
+            self.store.set(f"waits/{self.rank}", "")
 
     def to_blame(self, peer: int, name: str) -> tuple[int, str]:
         """Whose fault it is that a message does not come, and which one it owes: a rank that waits itself has none."""
@@ -134,6 +137,6 @@ class Board:
 
     def _waits(self, rank: int) -> Report | None:
         with suppress(RuntimeError):
-            if self.store.check([f"waits/{rank}"]):
-                return Report.from_json(self.store.get(f"waits/{rank}"))
+            if self.store.check([f"waits/{rank}"]) and (text := self.store.get(f"waits/{rank}")):
+                return Report.from_json(text)
         return None

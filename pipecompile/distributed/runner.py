@@ -111,7 +111,8 @@ class RankExecutable(Executable):
             self.line.agree("program of the step", _summary(self.program))
             self.line.connect()
             self._is_agreed = True
-        return super().frame(sizes, arrivals, threaded=threaded)
+        with self._blaming(is_begun=False):
+            return super().frame(sizes, arrivals, threaded=threaded)
 
     def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
         """Run the row, then let all ranks have what departed. Raises RunError for a failure here, Lost for one elsewhere."""
@@ -136,32 +137,34 @@ class RankExecutable(Executable):
             self.line.flush()
 
     @contextmanager
-    def _blaming(self) -> Iterator[None]:
-        """Say of a rank that is lost what it was about to do."""
+    def _blaming(self, *, is_begun: bool = True) -> Iterator[None]:
+        """Say of a rank that is lost what it was about to do: its first action, when the run has not begun."""
         try:
             yield
         except Lost as lost:
-            raise lost if lost.is_told else Lost(self._blamed(lost.report), is_told=False) from None
+            raise lost if lost.is_told else Lost(self._blamed(lost.report, is_begun), is_told=False) from None
 
     def _explained(self, failure: Failure) -> BaseException:
         instruction = self.program.rows[failure.device][failure.index]
         if not isinstance(failure.error, Lost):
-            self.line.action = str(instruction.action or instruction)
+            self.line.action = f"at {instruction.action or instruction}"
             return explained(failure, self.program, self.graph)
         return failure.error
 
-    def _blamed(self, report: Report) -> Report:
-        """With the first action of the rank whose result somebody waits for; its last one, if that is nothing it sends in its row."""
+    def _blamed(self, report: Report, is_begun: bool) -> Report:
+        """With the first action of the rank whose result somebody waits for; its last one, if that is nothing of its row."""
         wanted = {name.partition(" ")[0] for name in (report.where, *self.line.wanted(report.rank))}
         device = next(d for d in range(self.program.n_devices) if self.line.ranks.rank_of(d) == report.rank)
         maker = None
         for instruction in self.program.rows[device]:
             maker = instruction.action or maker
+            if maker is not None and not is_begun:
+                break
             if instruction.op is Op.SEND and str(instruction.reads[0].value) in wanted and maker is not None:
                 break
         if maker is None:
             return report
-        return replace(report, action=f"or before {maker}", stage=maker.stage, microbatch=maker.microbatch)
+        return replace(report, action=f"before {maker} had come", stage=maker.stage, microbatch=maker.microbatch)
 
     def _share(self, frame: Frame) -> None:
         for device, name, microbatch in self._departures:
