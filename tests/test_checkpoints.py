@@ -14,11 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import pipecompile as pc
 from pipecompile.checkpoints import read_checkpoint
@@ -116,12 +112,13 @@ def test_optimizers_and_schedulers_go_on_in_another_cut(
             return loss.item()
 
         def state() -> dict[str, Any]:
-            held = get_optimizer_state_dict(model, made, options=FLAT)
+            held = pipe.optimizer_state_dict(made)
+            assert held.keys() == get_optimizer_state_dict(model, made, options=FLAT).keys()
             return {"model": pipe.state_dict(), "optimizer": held, "scheduler": scheduler.state_dict()}
 
         def load(held: dict[str, Any]) -> None:
             pipe.load_state_dict(held["model"])
-            set_optimizer_state_dict(model, made, held["optimizer"], options=FLAT)
+            pipe.load_optimizer_state_dict(made, held["optimizer"])
             scheduler.load_state_dict(held["scheduler"])
 
         return step, state, load
@@ -136,6 +133,23 @@ def test_optimizers_and_schedulers_go_on_in_another_cut(
     dcp.load(held, checkpoint_id=tmp_path, no_dist=True)
     load(held)
     assert [step() for _ in range(3)] == expected
+
+
+def test_gradients_and_empty_groups_do_not_matter() -> None:
+    """PyTorch's own functions would leave the state empty for the first, and fail for the second."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    pipe = pc.compile(model, 2, devices=["cpu"] * 2, example_args=(torch.ones(4, 6),), cost="analytic")
+    groups = [{"params": [], "lr": 1.0}, {"params": list(pipe.parameters()), "lr": 0.5}]
+    first, second = (torch.optim.Adam(copy.copy(groups)) for _ in range(2))
+    for parameter in pipe.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    first.step()
+    pipe.load_optimizer_state_dict(second, pipe.optimizer_state_dict(first))
+    assert [group["lr"] for group in second.param_groups] == [1.0, 0.5]
+    for parameter in pipe.parameters():
+        assert torch.equal(second.state[parameter]["exp_avg"], first.state[parameter]["exp_avg"])
+        assert bool((parameter.grad == 1).all())
+    assert second.state[model[0].weight]["step"] == 1
 
 
 # -- the last one that is whole ----------------------------------------------------------------------------------------
