@@ -24,10 +24,10 @@ class Subject:
     kwargs: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def compile(self, n_stages: int, **options: Any) -> pc.Pipeline:
+        options = {"devices": ["cpu"] * n_stages, "cost": "profile"} | options
         return pc.compile(
             self.model, n_stages, example_args=(self.x,), example_kwargs=self.kwargs, n_microbatches=4,
-            loss_fn=None if self.target is None else F.cross_entropy, devices=["cpu"] * n_stages, cost="profile",
-            **options,
+            loss_fn=None if self.target is None else F.cross_entropy, **options,
         )  # fmt: skip
 
     def step(self, pipe: pc.Pipeline) -> None:

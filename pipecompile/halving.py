@@ -1,4 +1,4 @@
-"""How much of a stage's backward may wait: the seconds of W, from what its nodes cost.
+"""How much of a stage's backward may wait: what W takes, from what its nodes cost.
 
 input ─► a ─► b ─► out        b and a lead to an input that wants a gradient: of them W has what is for weights alone
           c ─► d ─► out       c and d lead to none: W has all of it, as in a first stage
@@ -8,6 +8,7 @@ input ─► a ─► b ─► out        b and a lead to an input that wants a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -15,7 +16,7 @@ from torch import fx
 from pipecompile.costs import NodeCost
 from pipecompile.costs.cost_graph import held_by
 
-__all__ = ["wanting", "weight_seconds"]
+__all__ = ["Late", "late", "wanting"]
 
 
 def wanting(graph: fx.GraphModule) -> set[fx.Node]:
@@ -33,10 +34,18 @@ def wanting(graph: fx.GraphModule) -> set[fx.Node]:
     return found
 
 
-def weight_seconds(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], wants: set[fx.Node]) -> tuple[float, float]:
-    """Of one stage, given its nodes in order: those of W, and how many of them are for having divided the backward.
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What W of one stage takes: seconds, how many of them are for having divided the backward, and what it needs kept."""
 
-    What is inward, and what it reads, is not left to W as a whole.
+    seconds: float
+    dividing: float
+    saved_bytes: float
+
+
+def late(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], wants: set[fx.Node]) -> Late:
+    """Of one stage, given its nodes in order. What is inward, and what it reads, is not left to W as a whole; where it is
+    divided, W needs what went into the node, and the gradient of what came out. What was received stays with the graph.
     """
     mine, inward = set(nodes), set[fx.Node]()
     for node in nodes:
@@ -46,6 +55,14 @@ def weight_seconds(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], want
     for node in reversed(nodes):
         if any(user in inward or user in taken for user in node.users):
             taken.add(node)
-    divided = [costs[node.name] for node in nodes if node in inward]
-    whole = sum(costs[node.name].backward for node in nodes if node not in inward and node not in taken)
-    return whole + sum(cost.weight_grad for cost in divided), sum(cost.dividing for cost in divided)
+    divided = [node for node in nodes if node in inward and costs[node.name].weight_grad]
+    kept = {source for node in divided for source in node.all_input_nodes if source in mine}
+    cost = [costs[node.name] for node in divided]
+    whole = [costs[node.name] for node in nodes if node not in inward and node not in taken]
+    return Late(
+        sum(each.backward for each in whole) + sum(each.weight_grad for each in cost),
+        sum(each.dividing for each in cost),
+        sum(each.saved_bytes for each in whole)
+        + sum(each.output_bytes for each in cost)
+        + sum(costs[node.name].output_bytes for node in kept),
+    )

@@ -21,7 +21,9 @@ class StageSummary:
     """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch; `memory` is what the stage
     holds at most in a step, `state_bytes` what it holds always: parameters with gradients and optimizer state, and buffers.
     `forced` is what the user asked of it. `weight` is the part of `backward` that W can do; half of it when nobody knows;
-    `dividing` is what I and W take together beyond `backward`.
+    `dividing` is what I and W take together beyond `backward`,
+    `received_bytes` what came from other stages and is held until the backward beside what is saved, and `weight_saved_bytes` what
+    a micro-batch holds between I and W; as much as before when nobody knows.
     """
 
     stage: int
@@ -42,6 +44,13 @@ class StageSummary:
     forced: tuple[str, ...] = ()
     weight: float | None = None
     dividing: float = 0.0
+    received_bytes: float = 0.0
+    weight_saved_bytes: float | None = None
+
+    @property
+    def held_bytes(self) -> float:
+        """Of a micro-batch, from F to B or I."""
+        return self.saved_bytes + self.received_bytes
 
     @property
     def weight_grad(self) -> float:

@@ -19,7 +19,7 @@ from pipecompile.costs.profile import REPEATS
 from pipecompile.cutting import cut, free_bottleneck
 from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.fingerprints import fingerprint, node_lines
-from pipecompile.halving import wanting, weight_seconds
+from pipecompile.halving import late, wanting
 from pipecompile.ir import HOST, Kind, Route, Schedule
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
@@ -267,7 +267,9 @@ def _summary(
     sent = sum(way.nbytes * sum(end != HOST for end in way.consumers) for way in ways if way.source == stage)
     skips = [(way.source, end) for way in ways for end in way.skips]
     mine = [costs[node.name] for node in nodes]
-    weight, dividing = weight_seconds(nodes, costs, wants)
+    waits, saves = late(nodes, costs, wants), frozenset[str]().union(*(cost.saves for cost in mine))
+    came = [way for way in ways if stage in way.consumers and way.gradient and way.source != HOST]
+    received = sum(way.nbytes for way in came)
     return StageSummary(
         stage=stage,
         device="",
@@ -282,8 +284,10 @@ def _summary(
         sent_bytes=sent,
         skips_in=sum(end == stage for _, end in skips),
         skips_out=sum(source == stage for source, _ in skips),
-        weight=weight / speed,
-        dividing=dividing / speed,
+        weight=waits.seconds / speed,
+        dividing=waits.dividing / speed,
+        received_bytes=sum(way.nbytes for way in came if way.value not in saves),
+        weight_saved_bytes=waits.saved_bytes + received,
     )
 
 

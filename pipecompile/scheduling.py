@@ -27,7 +27,10 @@ def costs_of(
         weight_grad=[stage.weight_grad for stage in stages],
         backward=[stage.backward for stage in stages],
         transfer=links.seconds(routes, placement),
-        saved_bytes=[stage.saved_bytes for stage in stages],
+        saved_bytes=[stage.held_bytes for stage in stages],
+        weight_saved_bytes=[
+            stage.held_bytes if stage.weight_saved_bytes is None else stage.weight_saved_bytes for stage in stages
+        ],
     )
 
 

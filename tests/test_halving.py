@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import pipecompile as pc
 from pipecompile.costs import NodeCost
-from pipecompile.halving import wanting, weight_seconds
+from pipecompile.halving import Late, late, wanting
 from pipecompile.links import Links
 from pipecompile.passes.aliasing import compute_nodes
 from pipecompile.plan import StageSummary
@@ -30,17 +30,14 @@ def test_w_has_what_is_for_weights_and_all_that_leads_nowhere() -> None:
     graph = pc.trace(Branches(), torch.randn(2, 4))
     nodes = {node.name: node for node in compute_nodes(graph)}
     assert set(nodes) == {"a", "b", "c", "d", "add"}
-    costs = {name: NodeCost(1.0, 10.0, 0, 0, weight=4.0 if name in "abcd" else 0.0, dividing=0.5) for name in nodes}
+    costs = {name: NodeCost(1.0, 10.0, 3, 100, weight=4.0 if name in "abcd" else 0.0, dividing=0.5) for name in nodes}
     wants = wanting(graph)
     assert {node.name for node in wants} >= set(nodes)
     assert graph.graph.find_nodes(op="placeholder")[0] not in wants
     order = list(nodes.values())
-    assert weight_seconds(order, costs, wants) == (50, 0)  # a first stage: nobody waits for any gradient
+    assert late(order, costs, wants) == Late(50, 0, 5 * 3)  # a first stage: nobody waits for any gradient
     second = [node for node in order if node.name != "a"]
-    assert weight_seconds(second, costs, wants) == (
-        4 + 10,
-        0.5 + 0.5,
-    )  # of b; c comes along with add; d is not on the way
+    assert late(second, costs, wants) == Late(4 + 10, 0.5, 3 + 100)  # of b; c comes along with add; d is not on the way
 
 
 def test_frozen_layers_want_nothing() -> None:
@@ -50,7 +47,7 @@ def test_frozen_layers_want_nothing() -> None:
     wants = wanting(graph)
     assert first not in wants
     costs = {first.name: NodeCost(1.0, 0.0, 0, 0), second.name: NodeCost(1.0, 2.0, 0, 0)}
-    assert weight_seconds([second], costs, wants) == (2.0, 0.0)
+    assert late([second], costs, wants).seconds == 2.0
 
 
 def test_half_of_the_backward_is_ws_when_nobody_knows() -> None:

@@ -63,7 +63,7 @@ def _cost(visit: Visit[Work], spec: DeviceSpec) -> NodeCost:
     work = visit.reading
     forward, backward = _seconds(work.forward, spec), _seconds(work.backward, spec)
     weight = 0.0 if work.divides is False else backward / 2
-    return NodeCost(forward, backward, visit.saved_bytes, visit.output_bytes, weight=weight)
+    return NodeCost(forward, backward, visit.saved_bytes, visit.output_bytes, weight=weight, saves=visit.saves)
 
 
 def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[Work]]:

@@ -26,6 +26,7 @@ class NodeCost:
     `output_bytes` is the size of the tensors in the node's result, what sending them takes; a view has a size too.
     `weight` is the part of `backward` that is spent on weights alone and may come later (W); half of it when nobody knows.
     `dividing` is what I and W take together beyond `backward`; it comes with W.
+    `saves` are the nodes whose results are in `saved_bytes`.
     `spread` is the interquartile range of the measured time over its median; 0 when nothing was measured.
     """
 
@@ -36,6 +37,7 @@ class NodeCost:
     spread: float = 0.0
     weight: float | None = None
     dividing: float = 0.0
+    saves: frozenset[str] = frozenset()
 
     @property
     def weight_grad(self) -> float:

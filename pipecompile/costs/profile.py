@@ -65,7 +65,8 @@ def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Rep
         forward, backward, _ = (median(column) for column in zip(*times[name], strict=True))
         backward, spread = max(backward - entry, 0.0), _spread(times[name])
         weight, dividing = _late(backward, entry, [one[name] for one in halves])
-        costs[name] = NodeCost(forward, backward, visit.saved_bytes, visit.output_bytes, spread, weight, dividing)
+        sizes = visit.saved_bytes, visit.output_bytes
+        costs[name] = NodeCost(forward, backward, *sizes, spread, weight, dividing, visit.saves)
     return costs
 
 

@@ -22,6 +22,8 @@ class SavedLedger:
     def __init__(self, free: Iterable[Tensor]) -> None:
         self._known = {_key(t.untyped_storage()) for t in free if t.layout is torch.strided}
         self._bytes = 0
+        self._new: list[StorageWeakRef] = []
+        self._makers: dict[StorageWeakRef, list[str]] = {}
 
     def recording(self) -> saved_tensors_hooks:
         """A context in which what autograd saves is added up."""
@@ -32,6 +34,18 @@ class SavedLedger:
         taken, self._bytes = self._bytes, 0
         return taken
 
+    def made(self, node: str, tensors: Iterable[Tensor]) -> list[StorageWeakRef]:
+        """A node gave these tensors. Returns the storages that it was the first to save."""
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                self._makers.setdefault(_key(tensor.untyped_storage()), []).append(node)
+        new, self._new = self._new, []
+        return new
+
+    def makers(self, keys: Iterable[StorageWeakRef]) -> frozenset[str]:
+        """The nodes that gave these storages, all views of them among them; known when all nodes ran."""
+        return frozenset(name for key in keys for name in self._makers.get(key, ()))
+
     def _pack(self, tensor: Tensor) -> Tensor:
         """Count one saved tensor; detached, because keeping an output itself would tie a knot around its graph."""
         if tensor.layout is torch.strided:
@@ -40,6 +54,7 @@ class SavedLedger:
             if reference not in self._known:
                 self._known.add(reference)
                 self._bytes += storage.nbytes()
+                self._new.append(reference)
         return tensor.detach()
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipecompile.costs.cell import Cell, map_tensors, settled, tensors_in
 from pipecompile.costs.cost import CostError
@@ -30,11 +31,12 @@ COMPUTE_OPS = ("call_module", "call_function", "call_method")
 
 @dataclass(frozen=True, slots=True)
 class Visit(Generic[T]):
-    """What was learnt at one node: the meter's reading, and the two byte counts that every cost model reports."""
+    """What was learnt at one node: the meter's reading, and what every cost model reports of its bytes (`NodeCost`)."""
 
     reading: T
     saved_bytes: int
     output_bytes: int
+    saves: frozenset[str] = frozenset()
 
 
 def walk(graph: GraphModule, inputs: Sequence[object], meter: Callable[[Cell], T]) -> dict[str, Visit[T]]:
@@ -50,7 +52,8 @@ def walk(graph: GraphModule, inputs: Sequence[object], meter: Callable[[Cell], T
         )
     walker = _Walker(graph, meter)
     walker.run(*inputs, enable_io_processing=False)
-    return walker.visits
+    makers = {name: walker.ledger.makers(kept) for name, kept in walker.kept.items()}
+    return {name: replace(visit, saves=makers[name]) for name, visit in walker.visits.items()}
 
 
 class _Walker(Interpreter, Generic[T]):
@@ -60,6 +63,7 @@ class _Walker(Interpreter, Generic[T]):
         self.meter = meter
         self.ledger = SavedLedger(state_tensors(graph))
         self.visits: dict[str, Visit[T]] = {}
+        self.kept: dict[str, list[StorageWeakRef]] = {}
 
     def run_node(self, n: Node) -> Any:
         if n.op == "placeholder":
@@ -75,8 +79,10 @@ class _Walker(Interpreter, Generic[T]):
         parameters = tuple(call.parameters()) if isinstance(call, nn.Module) else ()
         cell = Cell(call, args, kwargs, parameters, self.ledger)
         reading = self.meter(cell)
-        made = sum(t.numel() * t.element_size() for t in tensors_in(cell.value))
-        self.visits[node.name] = Visit(reading, self.ledger.take(), made)
+        made = tensors_in(cell.value)
+        self.kept[node.name] = self.ledger.made(node.name, made)
+        size = sum(t.numel() * t.element_size() for t in made)
+        self.visits[node.name] = Visit(reading, self.ledger.take(), size)
         return cell.value
 
     def _callable(self, node: Node) -> Callable[..., Any]:
