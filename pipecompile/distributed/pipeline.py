@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
+from pipecompile.distributed.bridge import torch_stages
 from pipecompile.distributed.builds import RankBuilds
+from pipecompile.distributed.clocks import gathered_spans
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.ranks import Ranks
 from pipecompile.distributed.replicas import Replicas
@@ -16,6 +19,7 @@ from pipecompile.distributed.state import full_state, load_own, own_state
 from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.pipeline import Pipeline
+from pipecompile.timeline import Timeline
 from pipecompile.tracing.inputs.flat import FlatInputs
 
 __all__ = ["RankPipeline"]
@@ -31,6 +35,7 @@ class RankPipeline(Pipeline):
         super().__init__(model, options)
         self.ranks, self.line = ranks, Line(ranks)
         self.builds: RankBuilds = RankBuilds(model, options, self.line)
+        self.clock_error = 0.0
         self.replicas = Replicas(ranks.replicas, self.line)
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -64,6 +69,28 @@ class RankPipeline(Pipeline):
             with self.replicas.reduced(self.parameters, samples if mean else None) as whole:
                 made = super().step(*args, target=target, scaler=scaler, **kwargs)
                 return (whole(made[0]), made[1]) if self.options.has_aux else whole(made)
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def gathered(self) -> Timeline | None:
+        """The last step on all ranks, each of which must call this; until the next step it is what `measured` is, and what
+        `dump` and `report` show, on any rank. None before the first step.
+
+        Times are of the first rank's clock; `clock_error` says by how many seconds those of other ranks may be wrong.
+        """
+        self.line.begin()
+        with self.line.guarded():
+            self.line.agree("timelines to gather", "none" if self._last is None else "those of the last step")
+            if self._last is not None:
+                spans, self.clock_error = gathered_spans(self.line, self._last[1])
+                self._last = self._last[0], spans
+        return self.measured
+
+    def torch_stages(self) -> list[PipelineStage]:
+        """The stages of this rank for the schedules of `torch.distributed.pipelining`. Raises PlanError, naming what they hand
+        on that those cannot: values that skip a stage, tied weights, sizes.
+        """
+        return torch_stages(self)
 
     # -- the rank's part of the model -------------------------------------------------------------------------------
 

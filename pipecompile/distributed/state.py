@@ -34,17 +34,16 @@ def full_state(pipe: RankPipeline) -> dict[str, Any]:
     kept, here = pipe.model.state_dict(keep_vars=True), pipe.ranks.index
     owners = {key: pipe.builds.owner(value) if isinstance(value, torch.Tensor) else 0 for key, value in kept.items()}
     others = [peer for peer in range(pipe.ranks.size) if peer != here]
-    for peer in others:
-        pipe.line.expect(peer, sum(owner == peer for owner in owners.values()))
+    pipe.line.connect()
     found: dict[str, Any] = {}
     for key, owner in owners.items():
         if owner == here:
             value = kept[key]
             found[key] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
             for peer in others:
-                pipe.line.send(peer, key, found[key])
+                pipe.line.send(peer, key, found[key], once=True)
         else:
-            found[key] = pipe.line.take(owner, key)
+            found[key] = pipe.line.take(owner, key, once=True)
     pipe.line.flush()
     return found
 

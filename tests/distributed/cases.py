@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import pipecompile as pc
 from pipecompile import placing
+from pipecompile.distributed.clocks import read_clocks
 from pipecompile.errors import PlanError
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime import divided
 from pipecompile.schedules import CATALOGUE
+from tests.distributed import torch_cases
 from tests.models import ZOO, UNet, deterministic
 
 warnings.simplefilter("ignore")
@@ -246,6 +249,27 @@ def elsewhere() -> str:
     return ""
 
 
+def gathered() -> Any:
+    """A step of four ranks on one clock; and clocks that are hours apart."""
+    pipe = pc.compile(nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]), 4, n_microbatches=4, loss_fn=mean_square,
+                      schedule="1f1b", cost="analytic")  # fmt: skip
+    assert pipe.gathered() is None
+    for _ in range(2):
+        pipe.step(torch.randn(16, 64))
+    own, whole, again = pipe.measured, pipe.gathered(), pipe.gathered()
+    if dist.get_rank() == 0:
+        pipe.dump(Path(os.environ["CASES_OUT"]) / "dump")
+    pipe.line.begin()
+    shift = 5000.0 * dist.get_rank()
+    clocks = read_clocks(pipe.line, lambda: perf_counter() + shift)
+    begun = {(span.device, span.name): (span.start, span.end) for span in whole.spans}
+    early = [pipe.clock_error + begun[stage, f"{stage}F{m}"][0] - begun[stage - 1, f"{stage - 1}F{m}"][1]
+             for stage in range(1, 4) for m in range(4)]  # fmt: skip
+    return {"own": len(own.spans), "whole": len(whole.spans), "kept": pipe.measured == again and len(again.spans),
+            "early": min(early), "error": pipe.clock_error, "makespan": whole.makespan,
+            "clocks": [(clock.ahead, clock.error) for clock in clocks]}  # fmt: skip
+
+
 def fail() -> None:
     """Only rank 2 raises, in its stage, at the second micro-batch. Never returns."""
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
@@ -283,5 +307,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "saved": lambda: saved_and_loaded(Path(os.environ["CASES_OUT"]) / "checkpoint"),
     "predicted": predicted,
     "elsewhere": elsewhere,
+    "gathered": gathered,
+    "bridged": lambda: torch_cases.bridged(pair_mesh()["pp"]),
+    "refused": lambda: torch_cases.refused(pair_mesh()["pp"]),
+    "theirs": lambda: torch_cases.theirs(pair_mesh()["pp"]),
 }
 """In this order; `fail` comes after them."""
