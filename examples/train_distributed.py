@@ -10,15 +10,10 @@ import argparse
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
 import pipecompile as pc
-
-FLAT = StateDictOptions(
-    flatten_optimizer_state_dict=True
-)  # by the names of parameters, which are on other ranks next time
 
 
 def main() -> None:
@@ -29,9 +24,8 @@ def main() -> None:
     x = torch.randn(options.batch, 3, options.image_size, options.image_size)
     y = torch.randint(0, 10, (options.batch,))
 
-    model = resnet18(num_classes=10)
     pipe = pc.compile(
-        model,
+        resnet18(num_classes=10),
         dist.get_world_size(),
         example_args=(x,),
         n_microbatches=4,
@@ -42,13 +36,13 @@ def main() -> None:
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-3)  # those of this rank's stage
 
     def state() -> dict[str, object]:
-        return {"model": pipe.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT)}
+        return {"model": pipe.state_dict(), "optimizer": pipe.optimizer_state_dict(optimizer)}
 
     first = 0
     if options.out and (last := pc.latest_checkpoint(options.out)):
         dcp.load(loaded := state(), checkpoint_id=last)
         pipe.load_state_dict(loaded["model"])
-        set_optimizer_state_dict(model, optimizer, loaded["optimizer"], options=FLAT)
+        pipe.load_optimizer_state_dict(optimizer, loaded["optimizer"])
         first = int(last.name)
     for step in range(first, options.steps):
         optimizer.zero_grad()

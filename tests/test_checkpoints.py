@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import pipecompile as pc
 from pipecompile.checkpoints import read_checkpoint
@@ -72,6 +75,81 @@ def test_two_models_in_one_checkpoint_are_told_apart(tmp_path: Path) -> None:
     twice = saved(tmp_path / "twice", {"ema": averaged, "student": dict(STATE)})
     with pytest.raises(pc.InputError, match=r"the model several times\n.*ema\.\*, student\.\*"):
         read_checkpoint(twice, [(["a.bias"], bias)])
+
+
+# -- the optimizer's state ---------------------------------------------------------------------------------------------
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [(torch.optim.SGD, {"lr": 0.1}), (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.RMSprop, {"centered": True}),
+     (torch.optim.Adafactor, {}), (torch.optim.AdamW, {"lr": torch.tensor(0.01), "amsgrad": True})],
+)  # fmt: skip
+def test_optimizers_and_schedulers_go_on_in_another_cut(
+    optimizer: type[torch.optim.Optimizer], options: dict[str, object], tmp_path: Path
+) -> None:
+    """With a layer that is frozen; bit for bit."""
+    x = torch.randn(8, 6)
+
+    def started(
+        n_stages: int,
+    ) -> tuple[Callable[[], float], Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]:
+        torch.manual_seed(n_stages)
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)])
+        model[1].requires_grad_(requires_grad=False)
+        pipe = pc.compile(model, n_stages, devices=["cpu"] * n_stages, example_args=(x,), cost="analytic", n_microbatches=2,
+                          loss_fn=lambda y: y.square().mean(), dispatch="inline")  # fmt: skip
+        made = optimizer(pipe.parameters(), **copy.deepcopy(options))
+        scheduler = torch.optim.lr_scheduler.StepLR(made, 2, 0.5)
+
+        def step() -> float:
+            made.zero_grad()
+            loss = pipe.step(x)
+            made.step()
+            scheduler.step()
+            return loss.item()
+
+        def state() -> dict[str, Any]:
+            held = pipe.optimizer_state_dict(made)
+            assert held.keys() == get_optimizer_state_dict(model, made, options=FLAT).keys()
+            return {"model": pipe.state_dict(), "optimizer": held, "scheduler": scheduler.state_dict()}
+
+        def load(held: dict[str, Any]) -> None:
+            pipe.load_state_dict(held["model"])
+            pipe.load_optimizer_state_dict(made, held["optimizer"])
+            scheduler.load_state_dict(held["scheduler"])
+
+        return step, state, load
+
+    step, state, _ = started(4)
+    for _ in range(3):
+        step()
+    saved(tmp_path, state())
+    expected = [step() for _ in range(3)]
+    step, state, load = started(2)
+    held = state()
+    dcp.load(held, checkpoint_id=tmp_path, no_dist=True)
+    load(held)
+    assert [step() for _ in range(3)] == expected
+
+
+def test_gradients_and_empty_groups_do_not_matter() -> None:
+    """PyTorch's own functions would leave the state empty for the first, and fail for the second."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    pipe = pc.compile(model, 2, devices=["cpu"] * 2, example_args=(torch.ones(4, 6),), cost="analytic")
+    groups = [{"params": [], "lr": 1.0}, {"params": list(pipe.parameters()), "lr": 0.5}]
+    first, second = (torch.optim.Adam(copy.copy(groups)) for _ in range(2))
+    for parameter in pipe.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    first.step()
+    pipe.load_optimizer_state_dict(second, pipe.optimizer_state_dict(first))
+    assert [group["lr"] for group in second.param_groups] == [1.0, 0.5]
+    for parameter in pipe.parameters():
+        assert torch.equal(second.state[parameter]["exp_avg"], first.state[parameter]["exp_avg"])
+        assert bool((parameter.grad == 1).all())
+    assert second.state[model[0].weight]["step"] == 1
 
 
 # -- the last one that is whole ----------------------------------------------------------------------------------------

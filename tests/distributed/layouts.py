@@ -172,16 +172,22 @@ def by_hand(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def state(model: nn.Module, pipe: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {"model": pipe.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT)}
+def state(pipe: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Of plain eager as PyTorch has it."""
+    if isinstance(pipe, Pipeline):
+        return {"model": pipe.state_dict(), "optimizer": pipe.optimizer_state_dict(optimizer)}
+    return {"model": pipe.state_dict(), "optimizer": get_optimizer_state_dict(pipe, optimizer, options=FLAT)}
 
 
-def resumed(model: nn.Module, pipe: nn.Module, path: Path, *, alone: bool = False) -> torch.optim.Optimizer:
+def resumed(pipe: nn.Module, path: Path, *, alone: bool = False) -> torch.optim.Optimizer:
     optimizer = adam(pipe)
-    held = state(model, pipe, optimizer)
+    held = state(pipe, optimizer)
     dcp.load(held, checkpoint_id=path, no_dist=alone)
     pipe.load_state_dict(held["model"])
-    set_optimizer_state_dict(model, optimizer, held["optimizer"], options=FLAT)
+    if isinstance(pipe, Pipeline):
+        pipe.load_optimizer_state_dict(optimizer, held["optimizer"])
+    else:
+        set_optimizer_state_dict(pipe, optimizer, held["optimizer"], options=FLAT)
     return optimizer
 
 
@@ -193,7 +199,7 @@ def carried(make: Callable[[], Example]) -> Any:
     pipe = pc.compile(copy.deepcopy(model), 4, example_kwargs=inputs, **OPTIONS)
     optimizer = adam(pipe)
     losses = [step(pipe, optimizer, inputs) for _ in range(2)]
-    dcp.save(state(pipe.model, pipe, optimizer), checkpoint_id=saved)
+    dcp.save(state(pipe, optimizer), checkpoint_id=saved)
     losses += [step(pipe, optimizer, inputs) for _ in range(4)]
     found = {"losses": losses, "pair": _went_on(copy.deepcopy(model), inputs, 2, saved, mesh=pair_mesh()["pp"])}
     if make is gpt2:  # BatchNorm would normalise over other samples
@@ -221,10 +227,10 @@ def _stepped(
 ) -> list[float]:
     """Two steps from a checkpoint, saved again; without a pipeline plain eager."""
     run, alone = pipe or model, not isinstance(pipe, RankPipeline)
-    optimizer = resumed(model, run, path, alone=alone)
+    optimizer = resumed(run, path, alone=alone)
     losses = [step(run, optimizer, inputs) for _ in range(2)]
     if save is not None:
-        dcp.save(state(model, run, optimizer), checkpoint_id=save, no_dist=alone)
+        dcp.save(state(run, optimizer), checkpoint_id=save, no_dist=alone)
     return losses
 
 
