@@ -35,6 +35,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/cost_accuracy.py --markdown benchmarks/results/cost_accuracy.md
 	$(BIN)/python benchmarks/prediction.py --markdown benchmarks/results/prediction.md
 	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md
+	$(BIN)/python benchmarks/meta_memory.py --markdown benchmarks/results/meta_memory.md
 	$(BIN)/python benchmarks/recorders.py --markdown benchmarks/results/recorders.md
 
 schedules: $(VENV)/ready # an hour and a half

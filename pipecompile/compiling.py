@@ -14,6 +14,7 @@ from pipecompile.costs.given import Given
 from pipecompile.costs.optimizer_state import optimizer_state
 from pipecompile.distributed.pipeline import RankPipeline
 from pipecompile.distributed.ranks import Ranks
+from pipecompile.filling import Init, sources_of
 from pipecompile.ir import Schedule
 from pipecompile.links import checked
 from pipecompile.options import Options, load_schedule, resolve_devices
@@ -63,6 +64,7 @@ def compile(
     has_aux: bool = False,
     compile_stages: bool | str = False,
     cache_size: int = 16,
+    init: Init = None,
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
 
@@ -102,6 +104,9 @@ def compile(
     - `compile_stages`: True runs every stage through `torch.compile`; a string is the backend to use.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
+    - `init`: what goes into a model built under `torch.device("meta")`, of which each process gives memory to what lives there:
+      "reset_parameters" (each module's own, or the model's `_init_weights(module)`), a function of a module, a path (safetensors,
+      or a directory of `torch.distributed.checkpoint`), or a list of these, done in turn. Without, `load_state_dict` has to.
 
     Parameters keep their identity and move in place, so an optimizer built before stays valid. On CPUs with glibc the
     process's heap is set to keep freed memory (`pipecompile/runtime/heap.py`). Raises InputError,
@@ -139,6 +144,7 @@ def compile(
         optimizer_state=optimizer_state(optimizer),
         speeds=None if speeds is None else tuple(speeds),
         bandwidth=checked(bandwidth, len(places)),
+        init=sources_of(init, model),
     )
     check_batch_dims(options.batch_dims, model.forward, ("target",))
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, options, ranks)

@@ -29,7 +29,7 @@ __all__ = ["RankBuilds"]
 class RankBuilds(Builds):
     def __init__(self, model: nn.Module, options: Options, line: Line) -> None:
         super().__init__(model, options)
-        self.line = line
+        self.line, self.filling.gathered = line, line.gathered
 
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         self._agree(graph, f"{count} micro-batches")
@@ -57,10 +57,22 @@ class RankBuilds(Builds):
     def _mirrors(self, build: Build) -> Mirrors:
         build.executable = partial(RankExecutable, line=self.line, placement=build.plan.placement)
         copies = place_on_ranks(build, self._homes, self.line)
-        if not self:
-            held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
-            align(held.values(), self.line.ranks.replicas)
+        if self.line.ranks.index == 0:
+            self._homes.bring_rest(self.model, self.options.devices[0])
         return copies
+
+    def _place(self, build: Build, seconds: float) -> None:
+        super()._place(build, seconds)
+        if not self and self.filling.is_done:
+            self._align(build)
+
+    def check_values(self) -> None:
+        if self.filling.check():
+            self._align(self.latest)
+
+    def _align(self, build: Build) -> None:
+        held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
+        align(held.values(), self.line.ranks.replicas)
 
     def owner(self, tensor: torch.Tensor) -> int:
         """The pipeline device that a tensor lives on; what no stage uses lives on the first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,12 @@ def full_state(pipe: RankPipeline) -> dict[str, Any]:
 
 
 def load_own(pipe: RankPipeline, state: Mapping[str, Any], *, strict: bool, assign: bool) -> Any:
-    """Load what is given; with `strict`, all that lives on this rank must be there, and nothing that the model has not."""
-    result = pipe.model.load_state_dict(state, strict=False, assign=assign)
+    """Load what is given and lives here; with `strict`, all that lives here must be there, and nothing that the model has not."""
     own = own_keys(pipe)
+    elsewhere = pipe.model.state_dict(keep_vars=True).keys() - own
+    given = OrderedDict((key, value) for key, value in state.items() if key not in elsewhere)
+    given._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
+    result = pipe.model.load_state_dict(given, strict=False, assign=assign)
     missing = [key for key in result.missing_keys if key in own]
     if strict and (missing or result.unexpected_keys):
         raise RuntimeError(

@@ -87,8 +87,8 @@ def place_on_ranks(build: Build, homes: Homes, line: Line) -> Copies:
     for stage, tensor in uses(build):
         memory = build.plan.placement[stage.index]
         home = homes.of(tensor, memory)
-        if memory == line.ranks.index and tensor.device != build.stage_devices[stage.index]:
-            tensor.data = tensor.data.to(build.stage_devices[stage.index])
+        if memory == line.ranks.index:
+            homes.bring(tensor, build.stage_devices[stage.index], is_copy=home != memory)
         if home != memory and (memory, id(tensor)) not in found:
             assert isinstance(home, int)
             found[memory, id(tensor)] = Copy(f"tied {len(found)}", tensor, home, memory)

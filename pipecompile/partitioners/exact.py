@@ -5,26 +5,30 @@
 
 A low target is easy to refute: contraction, windows and frontiers leave little or nothing to the integer program. What is refuted
 is a bound. The first target that is not gives the best cut there is, since the program minimises. So the cut at hand is
-tried first, as it often is the best; then targets from below, by bisection as long as frontiers alone refute them.
+tried first, as it often is the best. Then stages are filled for a better one, and targets between bound and cut are bisected, with
+more effort as soon as none is refuted with less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 
 from pipecompile.partitioners.anchors import anchor_bound
 from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.contraction import contract
 from pipecompile.partitioners.dp import sweep
-from pipecompile.partitioners.frontiers import SLACK, push, tighten
+from pipecompile.partitioners.filling import fill
+from pipecompile.partitioners.frontiers import push, tighten
 from pipecompile.partitioners.lattice import PAIRS
 from pipecompile.partitioners.loads import Ledger, fits
 from pipecompile.partitioners.mip import Linear
 from pipecompile.partitioners.model import Model, model
 from pipecompile.partitioners.neighbourhood import redeal
 from pipecompile.partitioners.search import Search
+from pipecompile.partitioners.single import SLACK
 from pipecompile.partitioners.windows import Windows, windows
 
 __all__ = ["close"]
@@ -36,13 +40,13 @@ LARGEST = 100_000
 """Step variables beyond which no program is built: writing it down alone would take minutes."""
 
 EASY = 250
-"""Open steps up to which the integer program is run at once."""
+"""Open steps up to which the integer program is run at once. With every level of effort there may be twice as many."""
 
 SECONDS = 3.0
 """How long it is run then. With every level of effort everything is allowed three times as much."""
 
-PUSH = 0.7
-"""How long the integer program of one stage is run at the first level of effort."""
+SINGLE = 0.1
+"""How long the integer program of one stage is run, before effort."""
 
 FAR = 1.5
 """A bottleneck above so many times the even share is decided by tensors around single clusters: then anchors help."""
@@ -50,46 +54,31 @@ FAR = 1.5
 
 @dataclass(slots=True)
 class Attempt:
-    """What is left of the problem below a target, and the level of effort that did not settle it."""
+    """What is left of the problem below a target. The work that it leaves to boundaries bounds that of lower targets too."""
 
     target: float
     clusters: Clusters
     windows: Windows
-    level: int = -1
 
 
 def close(search: Search) -> None:
     """Bring bound and cut together, or as close as the deadline lets."""
     if search.stage is None or search.value == 0:
         return
-    waiting: list[Attempt] = []  # neither refuted nor settled, the lowest target first
-    level = 0
-    _settle(search, search.target, waiting)
-    if search.open and waiting:
-        _improve(search, waiting[0])
+    level, resisted, known = 0, search.target, list[Attempt]()
+    if not _settle(search, search.target, level, known) and known:
+        _improve(search, known[0])
+        level = int(known[0].windows.n_steps > EASY)  # with so many open, only single stages are programs that help
     while search.open and search.left > 0:
-        waiting[:] = [attempt for attempt in waiting if search.bound < attempt.target <= search.target]
-        lowest = waiting[0].target if waiting else search.target
-        fresh = [attempt for attempt in waiting if attempt.level < level]
-        if not waiting or lowest - search.bound > CLOSE * lowest:
-            _settle(search, (search.bound + lowest) / 2 if waiting else lowest, waiting)
-        elif not fresh:
-            level += 1
-            redeal(search, level + 2, search.left / 4 + monotonic())
-        else:
-            middle = len(fresh) // 2
-            if not _work(search, fresh[middle], level):
-                for attempt in fresh[middle:]:
-                    attempt.level = level
-
-
-def _settle(search: Search, target: float, waiting: list[Attempt]) -> None:
-    """Refute a target, or settle what is left with little effort, or let it wait."""
-    search.enter("windows")
-    attempt = _below(search, target)
-    if attempt is not None and not _work(search, attempt, 0):
-        waiting.insert(0, attempt)
-        waiting.sort(key=lambda attempt: attempt.target)
+        high = min(resisted, search.target)
+        near = high - search.bound <= CLOSE * high
+        if near and resisted == high:
+            level, resisted = level + 1, inf
+            if level > 1:
+                _lower(search, level, known)
+            redeal(search, level + 2, search.left / 8 + monotonic())
+        elif not _settle(search, target := high if near else (search.bound + high) / 2, level, known):
+            resisted = target
 
 
 def _improve(search: Search, attempt: Attempt) -> None:
@@ -97,12 +86,45 @@ def _improve(search: Search, attempt: Attempt) -> None:
     if search.value > FAR * search.bound:
         search.prove(anchor_bound(attempt.clusters, search.stages, search.target, search.deadline), "ilp")
     redeal(search, 2, search.left / 6 + monotonic())
+    _lower(search, 1, [attempt])
 
 
-def _below(search: Search, target: float) -> Attempt | None:
+def _lower(search: Search, level: int, known: list[Attempt]) -> None:
+    """Fill the stages below targets between bound and cut, until they are close together."""
+    _narrow(search, known)
+    low, seconds = search.bound, 3**level * SINGLE
+    while search.left > 0 and search.value - low > 2 * CLOSE * search.value / level:
+        target = search.value - (search.value - low) / 3
+        attempt = _below(search, target, known)
+        if attempt is None or not any(_filled(search, attempt, seconds, forwards=side) for side in (False, True)):
+            low = target
+
+
+def _narrow(search: Search, known: Sequence[Attempt]) -> None:
+    """Refute what windows alone refute."""
+    high = search.target
+    while search.left > 0 and high - search.bound > 2 * CLOSE * high:
+        target = (search.bound + high) / 2
+        if _below(search, target, known) is not None:
+            high = target
+
+
+def _filled(search: Search, attempt: Attempt, seconds: float, *, forwards: bool) -> bool:
+    """Whether filling stages gives a cut below the target."""
+    search.enter("filling")
+    clusters, left, target = attempt.clusters, attempt.windows, attempt.target
+    stage = fill(clusters, search.stages, left, target, seconds, search.deadline, forwards=forwards)
+    return stage is not None and search.offer(stage, clusters, "ilp") and search.value <= target
+
+
+def _below(search: Search, target: float, known: Sequence[Attempt]) -> Attempt | None:
     """What is left below the target; None when it is refuted, and so a bound."""
+    search.enter("windows")
     clusters = contract(search.clusters, search.stages, target)
     left = windows(clusters, search.stages, target)
+    for attempt in known:
+        if attempt.target >= target:
+            left.narrow(attempt.windows)
     if not left.empty:
         tighten(clusters, search.stages, left, target, search.deadline)
     if left.empty:
@@ -111,31 +133,31 @@ def _below(search: Search, target: float) -> Attempt | None:
     return Attempt(target, clusters, left)
 
 
-def _work(search: Search, attempt: Attempt, level: int) -> bool:
-    """Work on a target with some effort: the lattice, the integer program, then that of every single stage and both again.
+def _settle(search: Search, target: float, level: int, known: list[Attempt]) -> bool:
+    """Work on a target with some effort: windows, the programs of single stages, the lattice, then the integer program of all.
     Whether that settles it: the cut is proven best, or the target is a bound.
     """
-    attempt.level = level
-    effort = 3**level
-    for again in (False, True):
-        search.enter("lattice")
-        sweep(search, attempt.target, attempt.clusters, attempt.windows, 20 * effort * PAIRS)
-        if _settled(search, attempt):
-            return True
-        if attempt.windows.n_steps <= (LARGEST if level else EASY):
-            _run(search, attempt, min(effort * SECONDS, search.left))
-        if _settled(search, attempt) or not level or again:
-            break
+    attempt = _below(search, target, known)
+    if attempt is None:
+        return True
+    known.append(attempt)
+    effort, clusters, left = 3**level, attempt.clusters, attempt.windows
+    if level:
         search.enter("windows")
-        push(attempt.clusters, search.stages, attempt.windows, attempt.target, effort * PUSH, search.deadline)
-        tighten(attempt.clusters, search.stages, attempt.windows, attempt.target, search.deadline)
-        if attempt.windows.empty:
-            search.prove(attempt.target, method="ilp")
-    return _settled(search, attempt)
+        push(clusters, search.stages, left, target, effort * SINGLE, search.deadline)
+        tighten(clusters, search.stages, left, target, search.deadline)
+        if left.empty:
+            search.prove(target, method="ilp")
+            return True
+    search.enter("lattice")
+    sweep(search, target, clusters, left, 20 * effort * PAIRS)
+    if not _settled(search, target) and left.n_steps <= min(EASY * 2**level, LARGEST):
+        _run(search, attempt, min(effort * SECONDS, search.left))
+    return _settled(search, target)
 
 
-def _settled(search: Search, attempt: Attempt) -> bool:
-    return not search.open or search.bound >= attempt.target
+def _settled(search: Search, target: float) -> bool:
+    return not search.open or search.bound >= target
 
 
 def _run(search: Search, attempt: Attempt, seconds: float) -> None:

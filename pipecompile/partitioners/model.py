@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.frontiers import SLACK
 from pipecompile.partitioners.holdings import Holdings
 from pipecompile.partitioners.mip import Linear, Mip
 from pipecompile.partitioners.reach import skeleton
 from pipecompile.partitioners.readers import Readers
+from pipecompile.partitioners.single import SLACK
 from pipecompile.partitioners.stages import Stages
 from pipecompile.partitioners.steps import Steps
 from pipecompile.partitioners.traffic import Traffic

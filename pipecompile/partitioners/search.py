@@ -23,7 +23,9 @@ PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the search is: "orders", "moves", "lattice", "windows", "program" or "neighbourhood"; infinite until a cut is found."""
+    """Where the search is: "orders", "moves", "lattice", "windows", "filling", "program" or "neighbourhood"; the incumbent is
+    infinite until a cut is found.
+    """
 
     phase: str
     incumbent: float

@@ -10,7 +10,7 @@ program: on resnet50 in 6 stages 885 become 16.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum
 
 import numpy as np
@@ -55,6 +55,11 @@ class Windows:
         """How many step variables are open."""
         return int((self.last - self.first).sum())
 
+    def copy(self) -> Windows:
+        """The same, to shrink on its own."""
+        mine = {name: getattr(self, name).copy() for name in ("first", "last", "least", "most")}
+        return replace(self, **mine)
+
     def room(self, stage: int) -> float:
         """The least work of a stage."""
         before = self.most[stage - 1] if stage else 0.0
@@ -67,6 +72,11 @@ class Windows:
         self.least = np.maximum.accumulate(self.least)
         self.most = np.minimum.accumulate(self.most[::-1])[::-1]
         self.shrink()
+
+    def narrow(self, other: Windows) -> None:
+        """Bound the work of stages as the windows of a target do that is not lower."""
+        for boundary, (least, most) in enumerate(zip(other.least, other.most, strict=True)):
+            self.bound(boundary, least=least, most=most)
 
     def shrink(self) -> None:
         """Make windows agree with the bounds on work, with precedence and with the pairs apart."""

@@ -117,6 +117,49 @@ def test_a_checkpoint_of_four_ranks_is_loaded_by_two_and_by_one(ran: Ran) -> Non
     assert sorted(keys) == found[0]["all"]
 
 
+@pytest.mark.parametrize(("case", "tied"), [("born llama", 0), ("born gpt2", 40 * 16)])
+def test_ranks_give_memory_to_their_own_part_of_a_model_on_meta(ran: Ran, case: str, tied: int) -> None:
+    """A part of the numbers is on each rank, a tied weight twice; they are those that one process draws, and train as there; a
+    checkpoint brings them to two ranks, which never have the rest.
+    """
+    found = ran.of(case)
+    assert found[0]["differ"] == []
+    assert sum(each["real"] - each["copies"] for each in found) == found[0]["numbers"]
+    assert sum(each["copies"] for each in found) == tied
+    for each in found:
+        assert each["losses"] == found[0]["expected"]
+        assert each["again"] == each["next"]
+        assert each["output"] == found[0]["expected output"]
+
+
+def test_copies_of_a_model_on_meta_have_the_same_values(ran: Ran) -> None:
+    found = ran.of("copied")
+    assert found[:2] == found[2:]
+    assert sum(len(each[0]) for each in found[:2]) == 8
+
+
+def test_all_ranks_name_what_has_no_values(ran: Ran) -> None:
+    for said in ran.of("nameless"):
+        assert "model.rotary_emb.inv_freq (a buffer outside state_dict), model.embed_tokens.weight" in said
+        assert "and 23 more" in said
+    for said in ran.of("measured"):
+        assert "only real tensors can be measured" in said
+
+
+@pytest.mark.parametrize("case", ["carried unet", "carried gpt2"])
+def test_a_run_goes_on_in_another_layout(ran: Ran, case: str) -> None:
+    """With the optimizer's state: bit for bit where no sum is in another order, so in plain eager, too."""
+    found = ran.of(case)
+    expected = found[0]["losses"]
+    assert found[0]["alone"] == expected[2:4]
+    assert found[0]["eager"] == expected[4:]
+    for each in found:
+        assert each["losses"] == expected
+        assert each["pair"] == expected[2:4]
+        assert each.get("square", expected[2:4]) == pytest.approx(expected[2:4], rel=1e-5)
+    assert found[0].get("alone from a square", expected[4:]) == pytest.approx(expected[4:], rel=1e-5)
+
+
 def test_outputs_are_on_every_rank_and_a_backward_is_refused(ran: Ran) -> None:
     for each in ran.of("predicted"):
         assert each["worst"] < 1e-5

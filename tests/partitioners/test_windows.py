@@ -79,6 +79,21 @@ def test_frontiers_close_what_windows_leave_open():
         assert left.empty == closed
 
 
+def test_ends_are_pushed_to_where_whole_clusters_end():
+    problem = Problem(tuple(Node(f"v{i}", 2.0) for i in range(7)))  # 4 in a stage, though 5 is allowed: 12 of 14
+    clusters, stages = coarsen(problem), Stages.of(problem, 3)
+    for target, closed in ((5.0, True), (6.0, False)):
+        left = windows(clusters, stages, target)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(frontiers, "FEW", -1)  # however small
+            tighten(clusters, stages, left, target, inf)
+        assert not left.empty
+        before = left.copy()
+        push(clusters, stages, left, target, 5.0, inf)
+        assert left.empty == closed
+        assert not before.empty
+
+
 @settings(max_examples=120, deadline=None)
 @given(problems(most=7), st.floats(1.0, 30.0))
 def test_every_cut_that_meets_the_target_is_inside(case, target):
