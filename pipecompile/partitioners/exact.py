@@ -68,7 +68,9 @@ def close(search: Search) -> None:
     level, resisted, known = 0, search.target, list[Attempt]()
     if not _settle(search, search.target, level, known) and known:
         _improve(search, known[0])
-        level = int(known[0].windows.n_steps > EASY)  # with so many open, only single stages are programs that help
+        if known[0].windows.n_steps > EASY:  # then only programs of few stages help
+            level = 1
+            redeal(search, 3, search.left / 8 + monotonic())
     while search.open and search.left > 0:
         high = min(resisted, search.target)
         near = high - search.bound <= CLOSE * high
@@ -103,7 +105,7 @@ def _lower(search: Search, level: int, known: list[Attempt]) -> None:
 def _narrow(search: Search, known: Sequence[Attempt]) -> None:
     """Refute what windows alone refute."""
     high = search.target
-    while search.left > 0 and high - search.bound > 2 * CLOSE * high:
+    while search.left > 0 and high - search.bound > CLOSE * high:
         target = (search.bound + high) / 2
         if _below(search, target, known) is not None:
             high = target
