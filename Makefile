@@ -29,10 +29,13 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/partition_models.py --markdown benchmarks/results/partition_models.md
 	$(BIN)/python benchmarks/partition_scale.py --markdown benchmarks/results/partition_scale.md
 	$(BIN)/python benchmarks/overhead.py --markdown benchmarks/results/overhead.md
+	$(BIN)/python benchmarks/distributed.py --markdown benchmarks/results/distributed.md
+	$(BIN)/python benchmarks/faults.py --markdown benchmarks/results/faults.md
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
 	$(BIN)/python benchmarks/cost_accuracy.py --markdown benchmarks/results/cost_accuracy.md
 	$(BIN)/python benchmarks/prediction.py --markdown benchmarks/results/prediction.md
 	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md
+	$(BIN)/python benchmarks/meta_memory.py --markdown benchmarks/results/meta_memory.md
 	$(BIN)/python benchmarks/recorders.py --markdown benchmarks/results/recorders.md
 
 schedules: $(VENV)/ready # an hour and a half

@@ -1,6 +1,8 @@
 """Train torchvision's ResNet-18 as it is on several processes, one pipeline stage each. The same script on any number of them:
 
-torchrun --standalone --nproc-per-node=2 examples/train_distributed.py
+torchrun --standalone --nproc-per-node=2 examples/train_distributed.py --out out
+
+Started again, it goes on from the last checkpoint, on as many processes as there are then.
 """
 
 import argparse
@@ -32,22 +34,32 @@ def main() -> None:
         cost="analytic",
     )
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-3)  # those of this rank's stage
-    for step in range(options.steps):
+
+    def state() -> dict[str, object]:
+        return {"model": pipe.state_dict(), "optimizer": pipe.optimizer_state_dict(optimizer)}
+
+    first = 0
+    if options.out and (last := pc.latest_checkpoint(options.out)):
+        dcp.load(loaded := state(), checkpoint_id=last)
+        pipe.load_state_dict(loaded["model"])
+        pipe.load_optimizer_state_dict(optimizer, loaded["optimizer"])
+        first = int(last.name)
+    for step in range(first, options.steps):
         optimizer.zero_grad()
         loss = pipe.step(x, target=y)  # the same on every rank
         optimizer.step()
         if dist.get_rank() == 0:
             print(f"{step:4d}  {loss:.4f}", flush=True)
-
-    if options.out:
-        dcp.save({"model": pipe.state_dict()}, checkpoint_id=options.out)  # under the model's own names
+        if options.out and ((step + 1) % options.every == 0 or step + 1 == options.steps):
+            dcp.save(state(), checkpoint_id=f"{options.out}/{step + 1:08d}")  # under the model's own names
     dist.destroy_process_group()
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="directory for a checkpoint")
+    parser.add_argument("--out", help="directory for checkpoints, and to go on from")
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
+    parser.add_argument("--every", type=int, default=100, help="steps from checkpoint to checkpoint")
     parser.add_argument("--image-size", type=int, default=64, help="height and width of the random images")
     parser.add_argument("--batch", type=int, default=16, help="images in a mini-batch")
     return parser.parse_args()

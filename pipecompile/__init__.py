@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipecompile.checkpoints import latest_checkpoint as latest_checkpoint
     from pipecompile.checks import verify as verify
     from pipecompile.compiling import compile as compile
     from pipecompile.considered import Candidate as Candidate
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pipecompile.tracing import trace as trace
 
 _HOMES = {
+    "checkpoints": ("latest_checkpoint",),
     "checks": ("verify",),
     "compiling": ("compile",),
     "considered": ("Candidate", "Considered"),

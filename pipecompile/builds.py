@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +13,7 @@ from pipecompile.carrying import Cut, verify_as_is
 from pipecompile.choosing import choose
 from pipecompile.counts import counts_to_try, first_count, too_small
 from pipecompile.errors import InputError, TraceError
+from pipecompile.filling import Filling
 from pipecompile.fingerprints import check_same
 from pipecompile.ir import Schedule
 from pipecompile.joining import joins
@@ -33,7 +33,7 @@ from pipecompile.tracing.fakes.symbols import Guard
 from pipecompile.tracing.inputs.batch_dims import pasted
 from pipecompile.tracing.inputs.flat import FlatInputs
 from pipecompile.tracing.inputs.lists import different, lists_of_tensors
-from pipecompile.tracing.recording import record
+from pipecompile.tracing.recording import another_size, record
 
 __all__ = ["Builds", "Decided"]
 
@@ -54,6 +54,7 @@ class Builds:
         self._cut: Cut | None = None
         self._notices = Notices()
         self._homes = Homes()
+        self.filling = Filling(model, self._homes.blanks, options)
         self._notices.undivided(options)
 
     def __bool__(self) -> bool:
@@ -231,18 +232,21 @@ class Builds:
     def _place(self, build: Build, seconds: float) -> None:
         """Parameters to where their stages are, and mirrors of those that are needed elsewhere, too."""
         build.mirrors, build.seconds = self._mirrors(build), seconds
+        self.filling.fill()
         if self.options.batch_norm == "deferred":
             build.norms = defer_norms(build.stages, self.model)
 
     def _mirrors(self, build: Build) -> Mirrors:
-        return place_stages(build, self._homes)
+        copies = place_stages(build, self._homes)
+        self._homes.bring_rest(self.model, self.options.devices[0])
+        return copies
 
     def _recorded(self, whole: FlatInputs, part: FlatInputs) -> fx.GraphModule:
         """A recording of one micro-batch; a failure tells which inputs may not be batches at all."""
         grad = torch.is_grad_enabled()  # to be asked first: leaving inference mode turns it on
         try:
             with torch.inference_mode(False), torch.set_grad_enabled(grad):
-                return prepare(record(self.model, part))
+                return prepare(record(self.model, part, self.filling.device))
         except TraceError as error:
             divided = whole.samples != part.samples
             hints = [error.hint]
@@ -265,19 +269,12 @@ class Builds:
     def join(self, build: Build, batch: MiniBatch) -> None:
         """Find out how outputs of several micro-batches are put together. Raises InputError when they cannot be."""
         if len(batch.sizes) > 1 and build.outputs.joins is None:
-            other = self._other(build.graph, batch.first)
+            other = another_size(self.model, build.graph, batch.first, self.filling.device)
             build.outputs.join(joins(build.graph, other, mean=self.options.loss_reduction == "mean"))
 
-    def _other(self, graph: fx.GraphModule, inputs: FlatInputs) -> fx.GraphModule | None:
-        """A recording at another size, where one is right at a single size: only so it shows where the batch is."""
-        if graph.meta["batch_size"] is None or inputs.samples is None:
-            return None
-        for size in (inputs.samples + 1, 2 * inputs.samples):
-            with suppress(TraceError), torch.inference_mode(False):
-                other = record(self.model, inputs.resized(size))
-                if other.meta["batch_size"] == size:
-                    return other
-        return None
+    def check_values(self) -> None:
+        """Raise InputError while there are tensors that were on `meta` and that nobody has given values."""
+        self.filling.check()
 
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         if self.plan is None:

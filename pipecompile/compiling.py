@@ -14,6 +14,7 @@ from pipecompile.costs.given import Given
 from pipecompile.costs.optimizer_state import optimizer_state
 from pipecompile.distributed.pipeline import RankPipeline
 from pipecompile.distributed.ranks import Ranks
+from pipecompile.filling import Init, sources_of
 from pipecompile.ir import Schedule
 from pipecompile.links import checked
 from pipecompile.options import Options, load_schedule, resolve_devices
@@ -63,6 +64,7 @@ def compile(
     has_aux: bool = False,
     compile_stages: bool | str = False,
     cache_size: int = 16,
+    init: Init = None,
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
 
@@ -77,8 +79,8 @@ def compile(
       fastest in simulation, of the catalogue or searched for, a Schedule, its file (.csv), or a function of (n_stages, n_microbatches, n_devices) that builds one.
     - `devices`: one entry per pipeline device, repeats allowed; default one per stage, half as many for a schedule in a V,
       on the GPUs there are, else CPU. With fewer devices than stages, the schedule deals several stages to each.
-    - `mesh`: the ranks of `torch.distributed` to run on, one per pipeline device, with a dimension "pp", and "dp" if there are copies
-      on parts of the batch; default all ranks, if there are several and no `devices` (docs/distributed.md).
+    - `mesh`: the ranks of `torch.distributed` to run on, one per pipeline device, with a dimension "pp"; "dp" if there are copies on
+      parts of the batch, "dp_shard" if these keep parameters in parts, "tp" if layers are in parts; default all ranks, if there are several and no `devices` (docs/distributed.md).
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` when `step` gets a target; a mean over the samples it
       sees, or a sum with `loss_reduction="sum"`. None: the model computes its loss itself. `has_aux`: it returns (loss,
       aux), and `step` returns (loss, a list with the aux of each micro-batch), tensors detached.
@@ -102,6 +104,9 @@ def compile(
     - `compile_stages`: True runs every stage through `torch.compile`; a string is the backend to use.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
+    - `init`: what goes into a model built under `torch.device("meta")`, of which each process gives memory to what lives there:
+      "reset_parameters" (each module's own, or the model's `_init_weights(module)`), a function of a module, a path (safetensors,
+      or a directory of `torch.distributed.checkpoint`), or a list of these, done in turn. Without, `load_state_dict` has to.
 
     Parameters keep their identity and move in place, so an optimizer built before stays valid. On CPUs with glibc the
     process's heap is set to keep freed memory (`pipecompile/runtime/heap.py`). Raises InputError,
@@ -139,6 +144,7 @@ def compile(
         optimizer_state=optimizer_state(optimizer),
         speeds=None if speeds is None else tuple(speeds),
         bandwidth=checked(bandwidth, len(places)),
+        init=sources_of(init, model),
     )
     check_batch_dims(options.batch_dims, model.forward, ("target",))
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, options, ranks)

@@ -14,6 +14,7 @@ import torch
 from pipecompile.checks import verify
 from pipecompile.costs.given import Given
 from pipecompile.errors import InputError, ScheduleError
+from pipecompile.filling import Source
 from pipecompile.ir import Kind, Schedule
 from pipecompile.links import Bandwidth, Links
 from pipecompile.passes.recompute import Checkpoint, insert_recompute
@@ -64,6 +65,7 @@ class Options:
     optimizer_state: int = 0
     speeds: tuple[float, ...] | None = None
     bandwidth: Bandwidth | None = None
+    init: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
         _check_count("n_stages", self.n_stages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
@@ -15,6 +16,7 @@ from pipecompile.builds import Builds, Decided
 from pipecompile.considered import Considered
 from pipecompile.ir import AUX, LOSS, TARGET, Program, Schedule
 from pipecompile.looking import dump_all, step_costs, write_report
+from pipecompile.optimizers import load_optimizer_state, optimizer_state_of
 from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
 from pipecompile.plan import Plan
@@ -64,6 +66,7 @@ class Pipeline(StandIn):
         """The model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
         inputs = self.flat(args, kwargs)
         build, batch = self.builds.find(inputs)
+        self.builds.check_values()
         self.builds.join(build, batch)
         sources = chain(_tensors(inputs), self.model.parameters())
         wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
@@ -88,6 +91,7 @@ class Pipeline(StandIn):
         inputs, trains = self.flat(args, kwargs), self.options.trains
         with torch.set_grad_enabled(trains):
             build, batch = self.builds.find(inputs)
+        self.builds.check_values()
         parts = batch.sizes
         build.require_loss(target is not None)
         executable = build.step(len(parts), target is not None)
@@ -109,6 +113,12 @@ class Pipeline(StandIn):
         loss = reduce(torch.add, losses.mul(weights.to(losses)).unbind())
         return (loss, aux) if self.options.has_aux else loss
 
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` of all parameters, wherever they are. Returns the norm that there was."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+
     def reschedule(
         self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
     ) -> Pipeline:
@@ -122,6 +132,18 @@ class Pipeline(StandIn):
         self.builds.reschedule(replace(self.options, schedule=schedule, n_microbatches=count))
         self._last = None
         return self
+
+    # -- the optimizer's state --------------------------------------------------------------------------------------
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state of an optimizer of these parameters, by their names: what `get_optimizer_state_dict` of PyTorch gives with
+        `flatten_optimizer_state_dict`. On ranks that of the parameters that live here.
+        """
+        return optimizer_state_of(dict(self.named_parameters()), optimizer)
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+        """Take over such a state, of any layout, with what is in it for these parameters."""
+        load_optimizer_state(dict(self.named_parameters()), optimizer, state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy (`copy.deepcopy`, `pickle`) has a model of its own and the same cut, and records at its first call."""

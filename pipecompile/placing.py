@@ -1,6 +1,7 @@
 """Parameters and buffers move to the device of their stage, in place: they stay the tensors that optimizers know.
 
-One that is used on several devices has its home where it is used first, and a mirror on each other device.
+One that is used on several devices has its home where it is used first, and a mirror on each other device. Those on `meta` are
+given memory there, and wait for values.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from threading import Lock
 import torch
 from torch import fx, nn
 
+from pipecompile.blanks import Blanks
 from pipecompile.build import Build
 from pipecompile.costs.cost_graph import held_by
 from pipecompile.options import Options
@@ -35,6 +37,7 @@ class Homes:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[torch.Tensor, Hashable]] = {}
+        self.blanks = Blanks()
         self.lock = Lock()
 
     def of(self, tensor: torch.Tensor, memory: Hashable) -> Hashable:
@@ -44,6 +47,19 @@ class Homes:
     def known(self, tensor: torch.Tensor) -> Hashable | None:
         """The memory that a tensor lives in; None when nobody asked for it."""
         return self._known.get(id(tensor), (tensor, None))[1]
+
+    def bring(self, tensor: torch.Tensor, device: torch.device, *, is_copy: bool = False) -> None:
+        """To the device of its home. One on `meta` is blank there, or a copy, which the home tells its values."""
+        if tensor.is_meta:
+            self.blanks.add(tensor, device, is_copy=is_copy)
+        elif tensor.device != device:
+            tensor.data = tensor.data.to(device)
+
+    def bring_rest(self, model: nn.Module, device: torch.device) -> None:
+        """What `state_dict` has and no stage uses has a home, too."""
+        for value in model.state_dict(keep_vars=True).values():
+            if isinstance(value, torch.Tensor) and value.is_meta and self.known(value) is None:
+                self.bring(value, device)
 
     def clear(self) -> None:
         self._known.clear()
@@ -55,8 +71,7 @@ def place_stages(build: Build, homes: Homes) -> Mirrors:
     for stage, tensor in uses(build):
         memory, device = memory_of(build, stage), build.stage_devices[stage.index]
         if homes.of(tensor, memory) == memory:
-            if tensor.device != device:
-                tensor.data = tensor.data.to(device)
+            homes.bring(tensor, device)
         elif (memory, id(tensor)) not in mirrors:
             mirrors[memory, id(tensor)] = Mirror.of(tensor, device)
     if mirrors:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-__all__ = ["accumulate", "assert_same", "square_loss"]
+__all__ = ["accumulate", "assert_same", "looped", "off", "square_loss"]
 
 
 def square_loss(output: Any) -> torch.Tensor:
@@ -34,6 +34,22 @@ def accumulate(
         total = loss.detach() if total is None else total + loss.detach()
     assert total is not None
     return total
+
+
+def looped(
+    model: nn.Module, inputs: dict[str, torch.Tensor], count: int, loss_fn: Callable[..., torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The gradients that a loop over `count` micro-batches leaves, as "name.grad"."""
+    samples = len(next(iter(inputs.values())))
+    for parts in zip(*(value.tensor_split(count) for value in inputs.values()), strict=True):
+        share = len(parts[0]) / samples
+        (loss_fn(model(**dict(zip(inputs, parts, strict=True)))) * share).backward()
+    return {f"{name}.grad": p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def off(found: dict[str, Any], expected: dict[str, torch.Tensor]) -> float:
+    """How far the worst tensor is from what is expected, in parts of its size."""
+    return max(float((found[name] - g).abs().max() / g.abs().max().clamp(min=1e-6)) for name, g in expected.items())
 
 
 def assert_same(model: nn.Module, reference: nn.Module, tolerance: float = 0.0) -> None:

@@ -73,14 +73,27 @@ def test_the_skips_of_the_unet_are_shown(printed: tuple[str, Path]) -> None:
     assert all(int(target) > int(source) + 1 for source, target in shown)
 
 
-def test_training_on_two_ranks(tmp_path: Path) -> None:
-    script = [str(ROOT / "examples" / "train_distributed.py"), "--out", str(tmp_path), "--steps", "3"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script]
+def test_training_on_two_ranks_and_on_from_there_on_one(tmp_path: Path) -> None:
+    """The second run prints the steps that the first has not, and goes on with its losses."""
+    script = [
+        str(ROOT / "examples" / "train_distributed.py"),
+        "--out",
+        str(tmp_path),
+        "--image-size",
+        "32",
+        "--batch",
+        "9",
+    ]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launch, "--image-size", "32", "--batch", "9"], env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    losses = [float(line.split()[1]) for line in done.stdout.splitlines()]
-    assert len(losses) == 3
-    assert losses[2] < losses[0]
-    assert len(list(tmp_path.glob("*.distcp"))) == 2
+    losses = {}
+    for ranks, steps in ((2, 3), (1, 4)):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *script]
+        done = subprocess.run([*launch, "--steps", str(steps), "--every", "2"], env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        losses |= {int(line.split()[0]): (float(line.split()[1]), ranks) for line in done.stdout.splitlines()}
+    assert [ranks for _, ranks in losses.values()] == [2, 2, 2, 1]
+    assert losses[3][0] < losses[2][0] < losses[0][0]
+    assert {path.name: len([*path.glob("*.distcp")]) for path in tmp_path.iterdir()} == {
+        "00000002": 2, "00000003": 2, "00000004": 1,
+    }  # fmt: skip

@@ -40,6 +40,7 @@ EXPECTED = [
     "compile",
     "explain",
     "is_recomputing",
+    "latest_checkpoint",
     "partition",
     "register_schedule",
     "simulate",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
 from pipecompile.costs.analytic import analytic_costs
@@ -58,10 +59,12 @@ def chosen_cost(
         hint = f"one of {', '.join(NAMES)}, or a function of (graph, inputs)"
         raise InputError(f"no cost model is called {cost!r}", hint=hint)
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
-    real = not any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
+    real = not any(tensor.is_meta or isinstance(tensor, (FakeTensor, DTensor)) for tensor in tensors)
     if cost == "profile" and not real:
         raise InputError(
-            "only real tensors can be measured", why="parameters or inputs are meta or fake", hint='cost="analytic"'
+            "only real tensors can be measured",
+            why="parameters or inputs are meta, fake, or in parts on several ranks",
+            hint='cost="analytic"',
         )
     measured = cost == "profile" or (cost == "auto" and real and _is_here(device, tensors))
     return "profile" if measured else "analytic"

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
+from pipecompile.dtensors import like
 from pipecompile.tracing.fakes.data import with_unknown_data
 
 __all__ = ["OneDevice", "Twins"]
@@ -50,6 +52,9 @@ class Twins:
                 held[key] = self.of(value)
 
     def _make(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, DTensor):
+            made = like(tensor, self._make(tensor._local_tensor))
+            return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
         shape, strides = [int(size) for size in tensor.shape], [int(step) for step in tensor.stride()]
         twin = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self._device)
         if isinstance(tensor, nn.Parameter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -10,9 +11,12 @@ from torch import fx, nn
 
 from pipecompile.build import Build
 from pipecompile.builds import Builds
+from pipecompile.distributed.circles import Circle
 from pipecompile.distributed.line import Line
+from pipecompile.distributed.norms import SharedNorms, check_groups, left_alone, speaking
 from pipecompile.distributed.replicas import align
 from pipecompile.distributed.runner import RankExecutable
+from pipecompile.distributed.shards import Shards
 from pipecompile.distributed.ties import place_on_ranks
 from pipecompile.fingerprints import fingerprint, node_lines
 from pipecompile.options import Options
@@ -20,6 +24,8 @@ from pipecompile.partitioners import Problem
 from pipecompile.placing import uses
 from pipecompile.plan import Plan
 from pipecompile.planning import Chosen
+from pipecompile.runtime.batchnorm import check_alone
+from pipecompile.runtime.microbatch import MiniBatch
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.tracing.inputs.flat import FlatInputs
 
@@ -29,7 +35,24 @@ __all__ = ["RankBuilds"]
 class RankBuilds(Builds):
     def __init__(self, model: nn.Module, options: Options, line: Line) -> None:
         super().__init__(model, options)
-        self.line = line
+        self.line, self.filling.gathered = line, line.gathered
+        self.shards = Shards(line.ranks.sharing, line)
+        self.copies = None if line.ranks.replicas is None else Circle(line.ranks.replicas, line)
+
+    def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
+        with self._left_alone():
+            return super().find(inputs)
+
+    def join(self, build: Build, batch: MiniBatch) -> None:
+        with self._left_alone():
+            super().join(build, batch)
+
+    def _left_alone(self) -> AbstractContextManager[None]:
+        """Recording and measuring, ranks do not wait for each other. Raises InputError for layers that always would."""
+        if layers := speaking(self.model):
+            check_alone(self.model, self.options.batch_norm, self.options.dispatch)
+            check_groups(layers, self.line.ranks.replicas)
+        return left_alone([*layers.values()])
 
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         self._agree(graph, f"{count} micro-batches")
@@ -57,10 +80,25 @@ class RankBuilds(Builds):
     def _mirrors(self, build: Build) -> Mirrors:
         build.executable = partial(RankExecutable, line=self.line, placement=build.plan.placement)
         copies = place_on_ranks(build, self._homes, self.line)
-        if not self:
-            held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
-            align(held.values(), self.line.ranks.replicas)
+        if self.line.ranks.index == 0:
+            self._homes.bring_rest(self.model, self.options.devices[0])
         return copies
+
+    def _place(self, build: Build, seconds: float) -> None:
+        super()._place(build, seconds)
+        if self.copies is not None:
+            build.norms = SharedNorms(build.norms, self.copies)
+        if not self and self.filling.is_done:
+            self._align(build)
+
+    def check_values(self) -> None:
+        if self.filling.check():
+            self._align(self.latest)
+
+    def _align(self, build: Build) -> None:
+        held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
+        align(held.values(), self.line.ranks.replicas)
+        self.shards.share_out(tensor for tensor in held.values() if isinstance(tensor, nn.Parameter))
 
     def owner(self, tensor: torch.Tensor) -> int:
         """The pipeline device that a tensor lives on; what no stage uses lives on the first."""

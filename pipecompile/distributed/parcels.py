@@ -1,6 +1,6 @@
-"""A value on its way between two ranks: a header of fixed length, which says what comes, and the bytes of it.
+"""A value on its way between two ranks: what it is, and the bytes of it.
 
-    header    mark, kind, wants a gradient?, dtype, dimensions, bytes, shape, strides      26 numbers
+    header    kind, wants a gradient?, dtype, dimensions, bytes, shape, strides      25 numbers
     bytes     the elements as they lie in memory
 
 A tensor arrives with the strides it had where it was made, if they leave no holes, so that the same kernels run on it.
@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 from zlib import crc32
 
 import torch
 
-__all__ = ["HEADER", "Parcel", "end", "is_end", "mark_of", "opened", "packed", "room"]
+__all__ = ["HEADER", "Kind", "Layout", "laid_out", "mark_of", "raw"]
 
 _MOST = 10
-HEADER = 6 + 2 * _MOST
+HEADER = 5 + 2 * _MOST
 """The length of a header."""
 
 _DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 _NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
-
-Parcel = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Kind(IntEnum):
@@ -34,7 +33,79 @@ class Kind(IntEnum):
     NOTHING = 0
     TENSOR = 1
     OBJECT = 2
-    END = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What has to be known of a value to receive its bytes."""
+
+    kind: Kind
+    nbytes: int = 0
+    wants_gradient: bool = False
+    dtype: torch.dtype = torch.uint8
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def is_of(self, value: Any) -> bool:
+        """Can this value be sent as it is by this layout?"""
+        if self.kind is Kind.NOTHING:
+            return value is None
+        return (
+            type(value) in _PLAIN
+            and value.dtype is self.dtype
+            and value.shape == self.shape
+            and value.stride() == self.strides
+            and value.requires_grad is self.wants_gradient
+            and value.is_cpu
+            and not value.is_conj()
+            and not value.is_neg()
+        )
+
+    def room(self) -> torch.Tensor:
+        """A tensor to receive into."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
+
+    def numbers(self) -> list[int]:
+        """The header."""
+        rest = [0] * (_MOST - len(self.shape))
+        first = (int(self.kind), int(self.wants_gradient), _NUMBERS[self.dtype], len(self.shape), self.nbytes)
+        return [*first, *self.shape, *rest, *self.strides, *rest]
+
+    @classmethod
+    def read(cls, header: Sequence[int]) -> Layout:
+        kind, wants, dtype, dims, nbytes, *rest = header
+        shape, strides = tuple(rest[:dims]), tuple(rest[_MOST : _MOST + dims])
+        return cls(Kind(kind), nbytes, bool(wants), _DTYPES[dtype], shape, strides)
+
+    def opened(self, content: torch.Tensor | None) -> Any:
+        """The value that was sent, once its bytes are there."""
+        if content is None or self.kind is Kind.NOTHING:
+            return None
+        if self.kind is Kind.OBJECT:
+            return pickle.loads(content.numpy().tobytes())  # noqa: S301 it comes from a rank of this very program
+        return content.requires_grad_(self.wants_gradient)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def laid_out(value: Any) -> tuple[Layout, torch.Tensor | None]:
+    """The layout of any value, and the tensor with its bytes: the value itself where that is possible."""
+    if value is None:
+        return Layout(Kind.NOTHING), None
+    if not _is_plain(value):
+        content = torch.frombuffer(bytearray(pickle.dumps(_detached(value))), dtype=torch.uint8)
+        return Layout(Kind.OBJECT, len(content), shape=(len(content),), strides=(1,)), content
+    plain = value.detach().resolve_conj().resolve_neg().cpu()
+    if not plain.permute(_order(plain.stride())).is_contiguous():
+        plain = plain.contiguous()
+    shape, strides = tuple(plain.shape), plain.stride()
+    return Layout(Kind.TENSOR, plain.nbytes, value.requires_grad, plain.dtype, shape, strides), plain
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor without holes."""
+    return tensor.permute(_order(tensor.stride())).view(-1).view(torch.uint8)
 
 
 def mark_of(text: str) -> int:
@@ -42,61 +113,10 @@ def mark_of(text: str) -> int:
     return crc32(text.encode())
 
 
-def packed(mark: int, value: Any) -> Parcel:
-    """Header and bytes; the bytes are those of the value itself where that is possible."""
-    if value is None:
-        return _header(mark, Kind.NOTHING), None
-    if not _is_plain(value):
-        content = torch.frombuffer(bytearray(pickle.dumps(_detached(value))), dtype=torch.uint8)
-        return _header(mark, Kind.OBJECT, (0, 0, 0, len(content))), content
-    plain = value.detach().resolve_conj().resolve_neg().cpu()
-    if not plain.permute(_order(plain.stride())).is_contiguous():
-        plain = plain.contiguous()
-    numbers = (int(value.requires_grad), _NUMBERS[plain.dtype], plain.dim(), plain.nbytes)
-    return _header(mark, Kind.TENSOR, numbers, plain.shape, plain.stride()), _bytes(plain) if plain.nbytes else None
-
-
-def end() -> Parcel:
-    """The last parcel: nothing comes any more."""
-    return _header(0, Kind.END), None
-
-
-def is_end(header: torch.Tensor) -> bool:
-    return int(header[1]) == Kind.END
-
-
-def room(header: torch.Tensor) -> Parcel:
-    """A parcel to receive into: the tensor or the bytes that come, and the bytes of it, None when none come."""
-    _, kind, _, dtype, dims, nbytes, *rest = header.tolist()
-    if kind != Kind.TENSOR:
-        content = torch.empty(nbytes, dtype=torch.uint8)
-        return content, content if nbytes else None
-    made = torch.empty_strided(rest[:dims], rest[_MOST : _MOST + dims], dtype=_DTYPES[dtype])
-    return made, _bytes(made) if nbytes else None
-
-
-def opened(header: torch.Tensor, content: torch.Tensor) -> Any:
-    """The value that was sent, once its bytes are there."""
-    _, kind, wants_gradient, *_ = header.tolist()
-    if kind == Kind.NOTHING:
-        return None
-    if kind == Kind.OBJECT:
-        return pickle.loads(bytes(content.tolist()))  # noqa: S301 it comes from a rank of this very program
-    return content.requires_grad_(bool(wants_gradient))
-
-
-def _header(
-    mark: int, kind: Kind, numbers: Sequence[int] = (0, 0, 0, 0), shape: Sequence[int] = (), strides: Sequence[int] = ()
-) -> torch.Tensor:
-    """`numbers`: wants a gradient, dtype, dimensions, bytes."""
-    rest = [0] * (_MOST - len(shape))
-    return torch.tensor([mark, kind, *numbers, *shape, *rest, *strides, *rest], dtype=torch.int64)
-
-
 def _is_plain(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.dim() <= _MOST and not value.is_quantized
+    return type(value) in _PLAIN and value.dim() <= _MOST and not value.is_quantized
 
 
 def _detached(value: Any) -> Any:
@@ -106,7 +126,3 @@ def _detached(value: Any) -> Any:
 def _order(strides: Sequence[int]) -> list[int]:
     """The dimensions as they lie in memory, the slowest first."""
     return sorted(range(len(strides)), key=lambda dim: -strides[dim])
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.permute(_order(tensor.stride())).view(-1).view(torch.uint8)

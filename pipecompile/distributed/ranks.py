@@ -1,8 +1,8 @@
 """Which ranks run a pipeline, and who this one is.
 
 mesh ("dp", "pp")      pp ──►  one rank per pipeline device
-  rank 0   rank 1      dp │    the same stages on another part of the batch
-  rank 2   rank 3         ▼
+  rank 0   rank 1      dp │    the same stages on another part of the batch: `dp` has parameters whole, `dp_shard` in parts
+  rank 2   rank 3         ▼    `tp`: the same stages on the same batch, with parts of their layers
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ __all__ = ["Ranks"]
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """`group` has a rank per pipeline device, this one is number `index` of it. `members` are all ranks of the mesh, and
-    `replicas` the group of those that run the same stages, if there are several pipelines.
+    """`group` has a rank per pipeline device, this one is number `index` of it. `members` are all ranks of the mesh.
+    `replicas` is the group of those that run the same stages on other parts of the batch, if there are several pipelines, and
+    `sharing` the mesh of those that keep the parameters of these in parts; `layers` the group of those that have parts of the
+    same layers.
     """
 
     group: dist.ProcessGroup
@@ -31,6 +33,8 @@ class Ranks:
     size: int
     members: tuple[int, ...]
     replicas: dist.ProcessGroup | None = None
+    sharing: DeviceMesh | None = None
+    layers: dist.ProcessGroup | None = None
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None, devices: Sequence[object] | None) -> Ranks | None:
@@ -51,19 +55,24 @@ class Ranks:
     @classmethod
     def _of_mesh(cls, mesh: DeviceMesh) -> Ranks:
         names = mesh.mesh_dim_names or ("pp",) * (mesh.ndim == 1)
-        if "pp" not in names or set(names) - {"pp", "dp"}:
+        if "pp" not in names or set(names) - {"pp", "dp", "dp_shard", "tp"}:
             raise InputError(
                 f"the dimensions of the mesh are {names or 'not named'}",
-                why="a pipeline knows pp, its devices, and dp, copies of it",
+                why="a pipeline knows pp, its devices; dp and dp_shard, copies of it; and tp, parts of layers",
                 hint='init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))',
             )
+        if {"dp_shard", "tp"} <= set(names):
+            raise InputError("the mesh has dp_shard and tp", why="parts of parts are not known", hint="dp and tp")
         if mesh.get_coordinate() is None:
             raise InputError(f"rank {dist.get_rank()} is not in the mesh", hint="compile on the ranks of the mesh only")
-        named = mesh.mesh_dim_names is not None
-        group = mesh.get_group("pp" if named else 0)
-        replicas = mesh.get_group("dp") if "dp" in names and mesh.size(names.index("dp")) > 1 else None
+        group = mesh.get_group("pp" if mesh.mesh_dim_names is not None else 0)
+        copies = tuple(name for name in names if name in ("dp", "dp_shard") and mesh.size(names.index(name)) > 1)
+        parts = mesh["tp"].get_group() if "tp" in names else None
         members = tuple(sorted(mesh.mesh.flatten().tolist()))
-        return cls(group, dist.get_rank(group), dist.get_world_size(group), members, replicas)
+        sharing = mesh[tuple(sorted(copies))] if "dp_shard" in copies else None
+        return cls(
+            group, dist.get_rank(group), dist.get_world_size(group), members, _joined(mesh, copies), sharing, parts
+        )
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -87,3 +96,10 @@ class Ranks:
         backend = self.group._get_backend(torch.device("cpu"))
         given: timedelta = backend.options._timeout
         return given.total_seconds()
+
+
+def _joined(mesh: DeviceMesh, names: tuple[str, ...]) -> dist.ProcessGroup | None:
+    """The group along some dimensions."""
+    if len(names) < 2:
+        return mesh.get_group(names[0]) if names else None
+    return mesh[names]._flatten("pipecompile_" + "_".join(names)).get_group()

@@ -17,7 +17,7 @@ class Disagreement(PlanError):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Rank `rank` failed at `action`, in a stage and a micro-batch if it was computing."""
+    """Rank `rank` failed "at 2F1", or "before 2F1 had come" from it, in a stage and a micro-batch if that is an action."""
 
     rank: int
     what: str
@@ -37,7 +37,7 @@ class Report:
 
     def error(self) -> RunError:
         """What another rank raises."""
-        doing = f" at {self.action}" if self.action else ""
+        doing = f" {self.action}" if self.action else ""
         return RunError(
             f"rank {self.rank} failed{doing}: {self.what}",
             stage=self.stage,

@@ -5,8 +5,9 @@ device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   take v#0 of
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -18,7 +19,7 @@ from torch import fx
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.reports import Lost, Report
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import HOST, Instruction, Op, Program
+from pipecompile.ir import HOST, LOSS, Instruction, Op, Program
 from pipecompile.runtime.batchnorm import Norms
 from pipecompile.runtime.cells import Run
 from pipecompile.runtime.dispatch import Crew, Failure, run_inline
@@ -108,54 +109,72 @@ class RankExecutable(Executable):
         """As in one process; before its first run the ranks agree that it is the same program everywhere."""
         if not self._is_agreed:
             self.line.agree("program of the step", _summary(self.program))
+            self.line.connect()
             self._is_agreed = True
-        return super().frame(sizes, arrivals, threaded=threaded)
+        with self._blaming(is_begun=False):
+            return super().frame(sizes, arrivals, threaded=threaded)
 
     def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
         """Run the row, then let all ranks have what departed. Raises RunError for a failure here, Lost for one elsewhere."""
         assert crew is None
-        for source, count in self._incoming.items():
-            self.line.expect(source, count)
         error: BaseException | None = None
-        try:
-            with contained():
-                run_inline(code, frame)
-                self._share(frame)
-        except Failure as failure:
-            error = self._explained(failure)
-        if error is not None:
-            raise error
-        self.line.flush()
+        with self._blaming():
+            try:
+                with contained():
+                    for source, names in self._incoming.items():
+                        self.line.expect(source, names)
+                    run_inline(code, frame)
+                    self._share(frame)
+            except Failure as failure:
+                error = self._explained(failure)
+            if error is not None:
+                raise error
+            self.line.flush()
 
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
-        super().finished(frame, threaded=threaded)
-        self.line.flush()
+        with self._blaming():
+            super().finished(frame, threaded=threaded)
+            self.line.flush()
+
+    @contextmanager
+    def _blaming(self, *, is_begun: bool = True) -> Iterator[None]:
+        """Say of a rank that is lost what it was about to do: its first action, when the run has not begun."""
+        try:
+            yield
+        except Lost as lost:
+            raise lost if lost.is_told else Lost(self._blamed(lost.report, is_begun), is_told=False) from None
 
     def _explained(self, failure: Failure) -> BaseException:
         instruction = self.program.rows[failure.device][failure.index]
         if not isinstance(failure.error, Lost):
-            self.line.action = str(instruction.action or instruction)
+            self.line.action = f"at {instruction.action or instruction}"
             return explained(failure, self.program, self.graph)
-        report = failure.error.report
-        return failure.error if failure.error.is_told else Lost(self._blamed(report), is_told=False)
+        return failure.error
 
-    def _blamed(self, report: Report) -> Report:
-        """With the first action of the rank whose result somebody waits for."""
+    def _blamed(self, report: Report, is_begun: bool) -> Report:
+        """With the first action of the rank whose result somebody waits for; its last one, if that is nothing of its row."""
         wanted = {name.partition(" ")[0] for name in (report.where, *self.line.wanted(report.rank))}
         device = next(d for d in range(self.program.n_devices) if self.line.ranks.rank_of(d) == report.rank)
         maker = None
         for instruction in self.program.rows[device]:
             maker = instruction.action or maker
+            if maker is not None and not is_begun:
+                break
             if instruction.op is Op.SEND and str(instruction.reads[0].value) in wanted and maker is not None:
-                return replace(report, action=f"or before {maker}", stage=maker.stage, microbatch=maker.microbatch)
-        return report
+                break
+        if maker is None:
+            return report
+        return replace(report, action=f"before {maker} had come", stage=maker.stage, microbatch=maker.microbatch)
 
     def _share(self, frame: Frame) -> None:
         for device, name, microbatch in self._departures:
-            mark, found = f"{name}#{microbatch} for all", frame.departures[name, False]
+            mark, found = _departing(name, microbatch), frame.departures[name, False]
             if device == self.device:
+                value = found[microbatch] if microbatch is not None else torch.stack(found).detach().cpu()
                 for peer in self._others:
-                    self.line.send(peer, mark, found[microbatch])
+                    self.line.send(peer, mark, value)
+            elif microbatch is None:
+                found[:] = _there(self.line.take(device, mark), self.devices[self.device]).unbind()
             else:
                 found[microbatch] = _there(self.line.take(device, mark), self.devices[self.device])
 
@@ -164,23 +183,32 @@ class RankExecutable(Executable):
         return [peer for peer in range(self.program.n_devices) if peer != self.device]
 
     @cached_property
-    def _departures(self) -> tuple[tuple[int, str, int], ...]:
-        """Which device lets which value go to the host, gradients left out."""
+    def _departures(self) -> tuple[tuple[int, str, int | None], ...]:
+        """Which device lets which value go to the host, gradients left out; losses go all in one message, so they have no number."""
         values = [
             (device, instruction.reads[0].value)
             for device, row in enumerate(self.program.rows)
             for instruction in row
             if instruction.op is Op.SEND and instruction.peer == HOST
         ]
-        return tuple((device, value.name, value.microbatch) for device, value in values if value.consumer is None)
+        left = ((d, value.name, value.microbatch) for d, value in values if value.consumer is None)
+        return tuple(dict.fromkeys((d, name, None if name == LOSS else m) for d, name, m in left))
 
     @cached_property
-    def _incoming(self) -> Counter[int]:
-        """How many messages come from each peer in a run."""
-        row = self.program.rows[self.device]
-        found = Counter(i.peer for i in row if i.op is Op.RECV and i.peer is not None and i.peer != HOST)
-        found.update(device for device, _, _ in self._departures if device != self.device)
-        return found
+    def _incoming(self) -> dict[int, tuple[str, ...]]:
+        """What comes from each peer in a run, in order."""
+        row, found = self.program.rows[self.device], defaultdict[int, list[str]](list)
+        for instruction in row:
+            if instruction.op is Op.RECV and instruction.peer is not None and instruction.peer != HOST:
+                found[instruction.peer].append(str(instruction.writes[0].value))
+        for device, name, microbatch in self._departures:
+            if device != self.device:
+                found[device].append(_departing(name, microbatch))
+        return {peer: tuple(names) for peer, names in found.items()}
+
+
+def _departing(name: str, microbatch: int | None) -> str:
+    return f"{name}{'' if microbatch is None else f'#{microbatch}'} for all"
 
 
 def _summary(program: Program) -> str:

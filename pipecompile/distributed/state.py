@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from pipecompile.dtensors import whole_of
 
 if TYPE_CHECKING:
     from pipecompile.distributed.pipeline import RankPipeline
@@ -33,25 +36,27 @@ def full_state(pipe: RankPipeline) -> dict[str, Any]:
     kept, here = pipe.model.state_dict(keep_vars=True), pipe.ranks.index
     owners = {key: pipe.builds.owner(value) if isinstance(value, torch.Tensor) else 0 for key, value in kept.items()}
     others = [peer for peer in range(pipe.ranks.size) if peer != here]
-    for peer in others:
-        pipe.line.expect(peer, sum(owner == peer for owner in owners.values()))
+    pipe.line.connect()
     found: dict[str, Any] = {}
     for key, owner in owners.items():
         if owner == here:
             value = kept[key]
-            found[key] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+            found[key] = whole_of(value.detach()).cpu().clone() if isinstance(value, torch.Tensor) else value
             for peer in others:
-                pipe.line.send(peer, key, found[key])
+                pipe.line.send(peer, key, found[key], once=True)
         else:
-            found[key] = pipe.line.take(owner, key)
+            found[key] = pipe.line.take(owner, key, once=True)
     pipe.line.flush()
     return found
 
 
 def load_own(pipe: RankPipeline, state: Mapping[str, Any], *, strict: bool, assign: bool) -> Any:
-    """Load what is given; with `strict`, all that lives on this rank must be there, and nothing that the model has not."""
-    result = pipe.model.load_state_dict(state, strict=False, assign=assign)
+    """Load what is given and lives here; with `strict`, all that lives here must be there, and nothing that the model has not."""
     own = own_keys(pipe)
+    elsewhere = pipe.model.state_dict(keep_vars=True).keys() - own
+    given = OrderedDict((key, value) for key, value in state.items() if key not in elsewhere)
+    given._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
+    result = pipe.model.load_state_dict(given, strict=False, assign=assign)
     missing = [key for key in result.missing_keys if key in own]
     if strict and (missing or result.unexpected_keys):
         raise RuntimeError(

@@ -8,7 +8,7 @@ As the mirrors of one process, but a copy is the tensor of the rank's own model.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,13 +39,16 @@ class Copies(Mirrors):
     def __init__(self, copies: tuple[Copy, ...], line: Line) -> None:
         super().__init__()
         self.copies, self.line, self.here = copies, line, line.ranks.index
-        self.outgoing = Counter(copy.away for copy in copies if copy.home == self.here)
-        self.incoming = Counter(copy.home for copy in copies if copy.away == self.here)
+        self.outgoing = [(c.away, name) for c in copies if c.home == self.here for name in (f"{c.name}'", c.name)]
+        self.incoming = [(copy.home, copy.name) for copy in copies if copy.away == self.here]
+
+    def _expect(self, coming: Sequence[tuple[int, str]]) -> None:
+        for source in dict.fromkeys(source for source, _ in coming):
+            self.line.expect(source, [name for peer, name in coming if peer == source])
 
     def refresh(self) -> None:
         """Before a run. A gradient left over from a run that failed is dropped."""
-        for source, count in self.incoming.items():
-            self.line.expect(source, count)
+        self._expect(self.incoming)
         with torch.inference_mode(False), torch.no_grad():
             for copy in self.copies:
                 if copy.home == self.here:
@@ -56,8 +59,7 @@ class Copies(Mirrors):
 
     def settle(self) -> None:
         """After a run: gradients go home, through the home's own place in autograd, and so does what was written."""
-        for source, count in self.outgoing.items():
-            self.line.expect(source, 2 * count)
+        self._expect(self.outgoing)
         with torch.inference_mode(False), torch.no_grad():
             for copy in self.copies:
                 if copy.away == self.here:
@@ -85,8 +87,8 @@ def place_on_ranks(build: Build, homes: Homes, line: Line) -> Copies:
     for stage, tensor in uses(build):
         memory = build.plan.placement[stage.index]
         home = homes.of(tensor, memory)
-        if memory == line.ranks.index and tensor.device != build.stage_devices[stage.index]:
-            tensor.data = tensor.data.to(build.stage_devices[stage.index])
+        if memory == line.ranks.index:
+            homes.bring(tensor, build.stage_devices[stage.index], is_copy=home != memory)
         if home != memory and (memory, id(tensor)) not in found:
             assert isinstance(home, int)
             found[memory, id(tensor)] = Copy(f"tied {len(found)}", tensor, home, memory)

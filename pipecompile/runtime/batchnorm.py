@@ -25,7 +25,7 @@ from pipecompile.errors import InputError
 from pipecompile.recomputing import is_recomputing
 from pipecompile.stages import Stage
 
-__all__ = ["DeferredNorm", "Norms", "check_alone", "defer_norms", "updating_norms"]
+__all__ = ["DeferredNorm", "Norms", "check_alone", "defer_norms", "speaks", "updating_norms"]
 
 
 @dataclass(slots=True)
@@ -144,14 +144,14 @@ def updating_norms(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, _Ba
             owner = owners.get(id(_attribute(graph, str(mean.target)))) if is_buffer else None
             if owner is not None:
                 found[node] = owner
-    return {node: layer for node, layer in found.items() if not _speaks(layer)}
+    return {node: layer for node, layer in found.items() if not speaks(layer)}
 
 
 def check_alone(model: nn.Module, batch_norm: str | None, dispatch: str) -> None:
     """Raise InputError when SyncBatchNorm layers would meet other processes in a way that is wrong, or waits for ever. In one
     process they are BatchNorm layers like any other.
     """
-    name = next((n for n, module in model.named_modules() if isinstance(module, _BatchNorm) and _speaks(module)), None)
+    name = next((n for n, module in model.named_modules() if isinstance(module, _BatchNorm) and speaks(module)), None)
     deferred = batch_norm == "deferred"
     if name is not None and (deferred or dispatch == "threads"):
         raise InputError(
@@ -164,7 +164,7 @@ def check_alone(model: nn.Module, batch_norm: str | None, dispatch: str) -> None
         )
 
 
-def _speaks(layer: _BatchNorm) -> bool:
+def speaks(layer: _BatchNorm) -> bool:
     """Does it exchange statistics with other processes?"""
     if not isinstance(layer, nn.SyncBatchNorm) or not layer.training:
         return False

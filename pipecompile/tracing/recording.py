@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from pipecompile.tracing.recorder import Recorder
 from pipecompile.tracing.state.memo import forgetful
 from pipecompile.tracing.state.snapshot import untouched
 
-__all__ = ["record", "trace"]
+__all__ = ["another_size", "record", "trace"]
 
 
 def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, **kwargs: Any) -> fx.GraphModule:
@@ -46,19 +47,21 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
     return record(model, flatten(model.forward, args, kwargs, batch_dims))
 
 
-def record(model: nn.Module, inputs: FlatInputs) -> fx.GraphModule:
+def record(model: nn.Module, inputs: FlatInputs, device: torch.device | None = None) -> fx.GraphModule:
     """`trace`, of inputs that are flat already.
 
     A batch of one is recorded like a larger one, of a size that no other dimension has: so nothing is broadcast that would
-    not be in a larger batch. Only where the model itself asks for the one sample is the recording for that alone.
+    not be in a larger batch. Only where the model itself asks for the one sample is the recording for that alone. `device` is
+    where the twins are, by default where the model is.
     """
+    attempt = partial(_record, model, inputs, device or recording_device(model, inputs.leaves))
     if inputs.lists:
-        return recorded(model, inputs, partial(_record, model, inputs, inputs.samples or 1, fixed=True))
-    alone = partial(_record, model, inputs, 1, fixed=True)
+        return recorded(model, inputs, partial(attempt, inputs.samples or 1, fixed=True))
+    alone = partial(attempt, 1, fixed=True)
     if inputs.samples != 1:
-        return recorded(model, inputs, partial(_record, model, inputs, inputs.samples or 2))
+        return recorded(model, inputs, partial(attempt, inputs.samples or 2))
     try:
-        graph = recorded(model, inputs, partial(_record, model, inputs, _unseen_size(inputs.leaves)))
+        graph = recorded(model, inputs, partial(attempt, _unseen_size(inputs.leaves)))
     except TraceError:
         if sum(isinstance(dim, int) for dim in inputs.dims) > 1:
             raise
@@ -66,12 +69,28 @@ def record(model: nn.Module, inputs: FlatInputs) -> fx.GraphModule:
     return graph if all(guard.holds(1) for guard in graph.meta["guards"]) else recorded(model, inputs, alone)
 
 
+def another_size(
+    model: nn.Module, graph: fx.GraphModule, inputs: FlatInputs, device: torch.device | None = None
+) -> fx.GraphModule | None:
+    """A recording at another size, where `graph` is right at a single size: only so it shows where the batch is."""
+    if graph.meta["batch_size"] is None or inputs.samples is None:
+        return None
+    for size in (inputs.samples + 1, 2 * inputs.samples):
+        with suppress(TraceError), torch.inference_mode(False):
+            other = record(model, inputs.resized(size), device)
+            if other.meta["batch_size"] == size:
+                return other
+    return None
+
+
 def _unseen_size(leaves: Sequence[Any]) -> int:
     seen = {length for leaf in leaves if isinstance(leaf, torch.Tensor) for length in leaf.shape}
     return next(size for size in itertools.count(2) if size not in seen)
 
 
-def _record(model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool = False) -> fx.GraphModule:
+def _record(
+    model: nn.Module, inputs: FlatInputs, device: torch.device, size: int, opaque: Opaque, *, fixed: bool = False
+) -> fx.GraphModule:
     """One attempt, with the pieces kept whole that `opaque` has chosen so far.
 
     Gradients are on, and off only when they are off around the call and what the model does depends on it, or when it does
@@ -79,23 +98,22 @@ def _record(model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, 
     """
     around = torch.is_grad_enabled()
     try:
-        graph = _recorded_with(True, model, inputs, size, opaque, fixed=fixed)
+        graph = _recorded_with(True, model, inputs, device, size, opaque, fixed=fixed)
     except TraceError as error:
         if around or error.code != "PC199" or needs_values(error.__cause__ or error):
             raise
-        graph = _recorded_with(False, model, inputs, size, opaque, fixed=fixed)
+        graph = _recorded_with(False, model, inputs, device, size, opaque, fixed=fixed)
         graph.meta["grad_mode"] = False
     if graph.meta["grad_mode"] in (None, around):
         return graph
-    return _recorded_with(False, model, inputs, size, opaque, fixed=fixed)
+    return _recorded_with(False, model, inputs, device, size, opaque, fixed=fixed)
 
 
 def _recorded_with(
-    grad: bool, model: nn.Module, inputs: FlatInputs, size: int, opaque: Opaque, *, fixed: bool
+    grad: bool, model: nn.Module, inputs: FlatInputs, device: torch.device, size: int, opaque: Opaque, *, fixed: bool
 ) -> fx.GraphModule:
     """The recording with gradients on or off; its `grad_mode` is None when either will do."""
     symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
-    device = recording_device(model, inputs.leaves)
     recorder = Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
     with forgetful(), untouched(model), torch.set_grad_enabled(grad):
         graph = recorder.record(inputs)

@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,10 +22,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import pipecompile as pc
 from pipecompile import placing
+from pipecompile.distributed.clocks import read_clocks
 from pipecompile.errors import PlanError
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime import divided
 from pipecompile.schedules import CATALOGUE
+from tests.distributed import torch_cases
+from tests.eager import looped, off
 from tests.models import ZOO, UNet, deterministic
 
 warnings.simplefilter("ignore")
@@ -32,6 +36,7 @@ divided.WORTH["cpu"] = 0.0  # every weight is worth a W
 placing.memory_of = lambda build, stage: build.plan.placement[stage.index]  # one process with a memory per device
 
 COUNT, SAMPLES = 5, 13
+FULL = "CASES_FULL" in os.environ
 TRAINING = [name for name in CATALOGUE if name != "forward"]
 
 Example = tuple[nn.Module, dict[str, Any]]
@@ -60,6 +65,16 @@ def gpt2() -> Example:
         use_cache=False,
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config), {"input_ids": torch.randint(40, (SAMPLES, 8))}
+
+
+def t5() -> Example:
+    """Its word embeddings are those of the encoder, of the decoder, and the head; the encoder's output goes to every decoder layer."""
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2, dropout_rate=0,
+        decoder_start_token_id=0, tie_word_embeddings=True, use_cache=False,
+    )  # fmt: skip
+    inputs = {name: torch.randint(40, (SAMPLES, width)) for name, width in (("input_ids", 8), ("labels", 6))}
+    return transformers.T5ForConditionalGeneration(config), inputs
 
 
 class Mixed(nn.Module):
@@ -119,7 +134,7 @@ def compare(
     """A step of an optimizer under each schedule in turn, on ranks and in one process; the losses, and what differs."""
     torch.manual_seed(1)
     model, inputs = make()
-    reference, n_stages = copy.deepcopy(model), stages_of(schedules[0], mesh.size())
+    reference, eager, n_stages = *map(copy.deepcopy, (model, model)), stages_of(schedules[0], mesh.size())
     options = {"n_microbatches": COUNT, "loss_fn": mean_square, "cost": "analytic", "tied": "apart"} | options
     options |= {"example_kwargs": inputs, "schedule": schedules[0]}
     pipe = pc.compile(model, n_stages, mesh=mesh, **options)
@@ -136,6 +151,7 @@ def compare(
                 "differ": alike(found, state_of(alone)),
                 "cut": len(set(pipe.plan.stage_of.values())),
             }
+        results[schedules[0]]["off"] = off(steps[0][1], looped(eager, inputs, COUNT, mean_square))
     return results
 
 
@@ -246,6 +262,27 @@ def elsewhere() -> str:
     return ""
 
 
+def gathered() -> Any:
+    """A step of four ranks on one clock; and clocks that are hours apart."""
+    pipe = pc.compile(nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]), 4, n_microbatches=4, loss_fn=mean_square,
+                      schedule="1f1b", cost="analytic")  # fmt: skip
+    assert pipe.gathered() is None
+    for _ in range(2):
+        pipe.step(torch.randn(16, 64))
+    own, whole, again = pipe.measured, pipe.gathered(), pipe.gathered()
+    if dist.get_rank() == 0:
+        pipe.dump(Path(os.environ["CASES_OUT"]) / "dump")
+    pipe.line.begin()
+    shift = 5000.0 * dist.get_rank()
+    clocks = read_clocks(pipe.line, lambda: perf_counter() + shift)
+    begun = {(span.device, span.name): (span.start, span.end) for span in whole.spans}
+    early = [pipe.clock_error + begun[stage, f"{stage}F{m}"][0] - begun[stage - 1, f"{stage - 1}F{m}"][1]
+             for stage in range(1, 4) for m in range(4)]  # fmt: skip
+    return {"own": len(own.spans), "whole": len(whole.spans), "kept": pipe.measured == again and len(again.spans),
+            "early": min(early), "error": pipe.clock_error, "makespan": whole.makespan,
+            "clocks": [(clock.ahead, clock.error) for clock in clocks]}  # fmt: skip
+
+
 def fail() -> None:
     """Only rank 2 raises, in its stage, at the second micro-batch. Never returns."""
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
@@ -273,7 +310,10 @@ CASES: dict[str, Callable[[], Any]] = {
     "plain": lambda: by_pairs(unet, gpt2, *PLAIN),
     "looped": lambda: by_pairs(unet, gpt2, *LOOPED),
     "vee": lambda: by_pairs(unet, gpt2, *VEE),
-    "resnet": lambda: by_pairs(resnet18, mixed, "1f1b", "zb-h1"),
+    "deep plain": lambda: by_pairs(t5, resnet18, *PLAIN),
+    "deep looped": lambda: by_pairs(t5, resnet18 if FULL else mixed, *LOOPED),
+    "deep vee": lambda: by_pairs(t5, resnet18 if FULL else mixed, *VEE),
+    "mixed": lambda: by_pairs(mixed, mixed, "1f1b", "zb-h1"),
     "tied on four": lambda: by_all(gpt2, "gpipe", "zb-h1"),
     "skips on four": lambda: by_all(unet, "1f1b", "zb-h2"),
     "always": lambda: by_pairs(unet, gpt2, "1f1b", checkpoint="always", batch_norm="deferred"),
@@ -283,5 +323,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "saved": lambda: saved_and_loaded(Path(os.environ["CASES_OUT"]) / "checkpoint"),
     "predicted": predicted,
     "elsewhere": elsewhere,
+    "gathered": gathered,
+    "bridged": lambda: torch_cases.bridged(pair_mesh()["pp"]),
+    "refused": lambda: torch_cases.refused(pair_mesh()["pp"]),
+    "theirs": lambda: torch_cases.theirs(pair_mesh()["pp"]),
 }
 """In this order; `fail` comes after them."""

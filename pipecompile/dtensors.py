@@ -1,0 +1,53 @@
+"""Tensors of which each rank has a part: that part, and the whole around it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+__all__ = ["fitted", "gradient_of", "like", "local", "whole_of"]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of it is in this rank's memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def like(pattern: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """The tensor of which each rank has its `own` elements, laid out as `pattern` is."""
+    if not isinstance(pattern, DTensor):
+        return own.view(pattern.shape)
+    shaped, layout = own.view(pattern._local_tensor.shape), (pattern.device_mesh, pattern.placements)
+    return DTensor.from_local(shaped, *layout, run_check=False, shape=pattern.shape, stride=pattern.stride())
+
+
+def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
+    """Its gradient, or zeros, laid out as the parameter is."""
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient
+
+
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All of it, on every rank, each of which must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def fitted(state: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """A state for a model with these tensors: in parts what is in parts there, and whole what is whole; all ranks must ask."""
+    found: Any = copy.copy(state)  # with its metadata
+    for key, value in state.items():
+        pattern = tensors.get(key)
+        if isinstance(pattern, DTensor) and isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+            found[key] = distribute_tensor(value, pattern.device_mesh, pattern.placements, src_data_rank=None)
+        elif isinstance(value, DTensor) and not isinstance(pattern, DTensor):
+            found[key] = value.full_tensor()
+    return found  # type: ignore[no-any-return]

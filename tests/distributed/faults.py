@@ -1,0 +1,293 @@
+"""Faults at random actions of random ranks: what the other ranks say, how all end, and how the next start goes on.
+
+    1st start   step 0  step 1  step 2  2F1 ✗ killed        the others: "rank 1 failed at or before 2F1", and end
+    2nd start                   step 2  step 3  step 4      from the last checkpoint that all ranks have
+
+`train` is what a script under torchrun does. `Trial` runs it twice on forked ranks, which need no new imports.
+Under torchrun: torchrun --max-restarts=1 tests/distributed/faults.py FOLDER '{"schedule": ..., "fault": ...}'; alone, with
+FOLDER only, a fault of each kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.ir import HOST, Op
+from pipecompile.schedules import CATALOGUE
+
+STEPS, COUNT = 4, 4
+KINDS = ("raise", "kill", "stall")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At this action of a rank's row, counted from its first, in a step that is not the first."""
+
+    kind: str
+    rank: int
+    step: int
+    place: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training of `world` ranks. `timeout` is what `init_process_group` is told."""
+
+    schedule: str
+    world: int
+    fault: Fault | None = None
+    timeout: float = 8.0
+
+
+class Net(nn.Module):
+    """A chain with a skip over all layers and a weight that the first and the last one share."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
+        self.layers[-1].weight = self.layers[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = h = self.layers[0](x)
+        for layer in self.layers[1:]:
+            h = layer(h.tanh())
+        return h + first
+
+
+def square(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()
+
+
+def train(folder: Path, job: Job) -> None:
+    """On this rank, from the last checkpoint that all ranks have. A fault happens once."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    n_stages = job.world * (CATALOGUE[job.schedule].chunks or 1)
+    batches = torch.randn(STEPS, 10, 8)
+    pipe = pc.compile(Net(n_stages), n_stages, example_args=(batches[0],), n_microbatches=COUNT, loss_fn=square,
+                      schedule=job.schedule, cost="analytic", tied="apart")  # fmt: skip
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
+    start = resumed(folder, pipe, optimizer)
+    for step in range(start, STEPS):
+        if job.fault is not None and (job.fault.rank, job.fault.step) == (rank, step):
+            arm(pipe, job, folder / "fault.json")
+        loss = pipe.step(batches[step]).item()
+        optimizer.step()
+        optimizer.zero_grad()
+        with (folder / f"{rank}.jsonl").open("a") as out:
+            out.write(json.dumps([step, loss]) + "\n")
+        state = {"model": pipe.state_dict(), "optimizer": optimizer.state_dict()}
+        half = folder / f"{rank}.part"
+        torch.save(state, half)
+        half.rename(folder / f"{step}.{rank}.pt")
+
+
+def resumed(folder: Path, pipe: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """The step to go on with."""
+    rank, found = dist.get_rank(), [-1] * dist.get_world_size()
+    own = [int(path.name.partition(".")[0]) for path in folder.glob(f"*.{rank}.pt")]
+    dist.all_gather_object(found, max(own, default=-1))
+    last = min(found)
+    if last >= 0:
+        state = torch.load(folder / f"{last}.{rank}.pt")
+        pipe.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    return last + 1
+
+
+def arm(pipe: pc.Pipeline, job: Job, note: Path) -> None:
+    """Put the fault before an instruction of this step, unless an earlier start had it. The note says which, and what of the
+    rank's row was still to be sent then, by which action.
+    """
+    if note.exists() or job.fault is None:
+        return
+    executable, row = pipe.builds.latest.step(COUNT, with_target=False), pipe.program.rows[job.fault.rank]
+    index, code = job.fault.place % len(row), executable.inline
+    sent, owed, maker = [str(next(i.action for i in row if i.action))], [], ""
+    for position, instruction in enumerate(row):
+        maker = str(instruction.action or maker)
+        if instruction.op is Op.SEND and instruction.peer != HOST:
+            (sent if position < index else owed).append(maker)
+    what = {"instruction": str(row[index].action or row[index]), "sent": sent, "owed": owed}
+
+    def fail(frame: Any) -> None:
+        note.write_text(json.dumps(what | {"time": time.time()}))
+        happen(job)
+        code.flat[index](frame)
+
+    executable.__dict__["inline"] = replace(code, flat=(*code.flat[:index], fail, *code.flat[index + 1 :]))
+
+
+def happen(job: Job) -> None:
+    assert job.fault is not None
+    match job.fault.kind:
+        case "raise":
+            raise ValueError("the data are wrong")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stall":
+            time.sleep(job.timeout + 5)
+
+
+# -- a trial ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a start ended: per rank its exit code and all that it said, and when it had ended."""
+
+    codes: tuple[int | None, ...]
+    said: tuple[str, ...]
+    times: tuple[float, ...]
+
+
+class Trial:
+    """A job whose ranks are forked from this process, which must not have run anything itself."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job, self.folder = job, folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, patience: float = 120.0) -> Ended:
+        """All ranks, until they end. One that runs after so many seconds hangs: it is killed, and has no code."""
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        ranks = [FORK.Process(target=_rank, args=(rank, store.port, self)) for rank in range(self.job.world)]
+        for process in ranks:
+            process.start()
+        end, times = time.monotonic() + patience, [0.0] * len(ranks)
+        while not all(times) and time.monotonic() < end:
+            times = [at or time.time() * (not process.is_alive()) for at, process in zip(times, ranks, strict=True)]
+            time.sleep(0.05)
+        codes = [process.exitcode for process in ranks]
+        for process in ranks:
+            process.kill()
+            process.join()
+        said = tuple((self.folder / f"{rank}.log").read_text() for rank in range(self.job.world))
+        return Ended(tuple(codes), said, tuple(times))
+
+    @property
+    def losses(self) -> list[dict[int, float]]:
+        """Per rank the loss of every step; of one that ran twice the later."""
+        lines = [(self.folder / f"{rank}.jsonl").read_text().splitlines() for rank in range(self.job.world)]
+        return [dict(map(json.loads, each)) for each in lines]
+
+    @property
+    def is_struck(self) -> bool:
+        """Has the fault happened?"""
+        return (self.folder / "fault.json").exists()
+
+    @property
+    def note(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "fault.json").read_text())
+        return found
+
+
+FORK = get_context("fork")
+
+
+def warm() -> None:
+    """Import what a compile imports when it is first needed, once, before ranks are forked. A child finds out what that is:
+    whoever has run autograd cannot fork.
+    """
+    with FORK.Pool(1) as child:
+        for name in child.apply(_imported):
+            with suppress(ImportError):
+                import_module(name)
+
+
+def _imported() -> list[str]:
+    before = set(sys.modules)
+    pc.compile(Net(2), 2, devices=["cpu"] * 2, example_args=(torch.zeros(4, 8),), loss_fn=square, cost="analytic")
+    return [name for name in sys.modules if name not in before]
+
+
+def _rank(rank: int, port: int, trial: Trial) -> None:
+    log = os.open(trial.folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    limit = timedelta(seconds=trial.job.timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=trial.job.world, timeout=limit)
+    train(trial.folder, trial.job)
+    dist.destroy_process_group()
+
+
+def faults_of(trial: Trial, ended: Ended) -> list[str]:
+    """What is wrong with how a start with a fault ended; nothing, when each other rank said who, where and what in time."""
+    job, note, wrong = trial.job, trial.note, []
+    assert job.fault is not None
+    limit = (job.timeout if job.fault.kind == "stall" else 0.0) + 10.0
+    possible = _reportable(job.fault.kind, note)
+    for rank, (code, said, at) in enumerate(zip(ended.codes, ended.said, ended.times, strict=True)):
+        if not code:
+            wrong.append(f"rank {rank} ended with {code}")
+        if rank == job.fault.rank:
+            continue
+        if at - note["time"] > limit:
+            wrong.append(f"rank {rank} ended {at - note['time']:.1f} s after the fault")
+        report = re.search(r"RunError: rank (\d+) failed (?:at|before) (.+?)(?: had come)?: (.*)", said)
+        if report is None:
+            wrong.append(f"rank {rank} gave no report: {said[-300:]}")
+        elif int(report[1]) != job.fault.rank or report[2] not in (possible or [report[2]]):
+            wrong.append(f"rank {rank} said {report[0]}, not one of {possible}")
+    return wrong
+
+
+def _reportable(kind: str, note: dict[str, Any]) -> list[str]:
+    """The actions of which one must be named: that of the fault, if the rank could tell; else the first of those whose result
+    is still to come. What a killed rank sent before may have been lost with it. Of a rank that owes nothing any more, any.
+    """
+    if kind == "raise":
+        return [note["instruction"]]
+    return [*note["owed"], *(note["sent"] if kind == "kill" and note["owed"] else [])]
+
+
+def sample(folder: Path) -> dict[str, list[str]]:
+    """One fault of each kind, and what was wrong; "again": how the start after a kill differs from a training without a fault."""
+    faults = {kind: Fault(kind, rank, 2, 30 + 7 * rank) for rank, kind in enumerate(KINDS)}
+    trials = {kind: Trial(Job("1f1b", 3, fault, timeout=5.0), folder / kind) for kind, fault in faults.items()}
+    found = {kind: faults_of(trial, trial.start()) for kind, trial in trials.items()}
+    again, plain = trials["kill"], Trial(Job("1f1b", 3), folder / "plain")
+    codes = [*again.start().codes, *plain.start().codes]
+    found["again"] = [str(code) for code in codes if code] + ["losses"] * (again.losses != plain.losses)
+    return found
+
+
+def main() -> None:
+    """Under torchrun with the job as JSON; alone the sample, whose findings are printed."""
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    if len(sys.argv) == 2:
+        warm()
+        print(json.dumps(sample(folder)))
+        return
+    given = json.loads(sys.argv[2])
+    job = Job(**given | {"fault": Fault(**given["fault"])})
+    rank, world, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False)
+    store = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # see docs/distributed.md
+    limit = timedelta(seconds=job.timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
+    train(folder, job)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

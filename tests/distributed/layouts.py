@@ -1,0 +1,245 @@
+"""Cases of models built on `meta`, and of checkpoints that go from layout to layout."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import transformers
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import pipecompile as pc
+from pipecompile.distributed.pipeline import RankPipeline
+from pipecompile.pipeline import Pipeline
+
+from .cases import SAMPLES, Example, alike, gpt2, mean_square, merged, pair_mesh, state_of, unet
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+OPTIONS: dict[str, Any] = {"loss_fn": mean_square, "n_microbatches": 4, "cost": "analytic", "tied": "apart"}
+
+
+def llama() -> Example:
+    """With a buffer that its constructor computes and `state_dict` does not have."""
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=2, use_cache=False,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config), {"input_ids": torch.randint(40, (SAMPLES, 8))}
+
+
+def on_meta(make: Callable[[], Example]) -> Example:
+    torch.manual_seed(1)
+    inputs = make()[1]
+    with torch.device("meta"):
+        return make()[0], inputs
+
+
+# -- built on meta --------------------------------------------------------------------------------------------------
+
+
+def born(make: Callable[[], Example]) -> Any:
+    """Four ranks, each with its stage alone, against one process, which is on meta as well: the same weights and steps. Then
+    a checkpoint of it on a pair.
+    """
+    model, inputs = on_meta(make)
+    torch.manual_seed(dist.get_rank())
+    pipe = pc.compile(model, 4, example_kwargs=inputs, init="reset_parameters", **OPTIONS)
+    losses = [step(pipe, adam(pipe), inputs) for _ in range(2)]
+    found = merged(with_values(pipe))
+    here = {id(value) for value in (*pipe.parameters(), *pipe.buffers())}
+    real = [value for value in (*model.parameters(), *model.buffers()) if not value.is_meta]
+    copies = sum(value.numel() for value in real if id(value) not in here)
+    result: dict[str, Any] = {"losses": losses, "copies": copies, "real": sum(value.numel() for value in real)}
+    if found is not None:
+        result |= _alone(make, pipe, inputs, found)
+    result |= {"again": _again(make, pipe, inputs), "next": pipe.step(**inputs).item()}
+    return result | {"output": predicted(pipe, inputs)}
+
+
+def predicted(pipe: Pipeline, inputs: dict[str, Any]) -> float:
+    """Recorded anew: now some of the model has values."""
+    with torch.no_grad():
+        return pipe.eval()(**inputs).logits.double().sum().item()
+
+
+def _alone(
+    make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any], found: dict[str, Any]
+) -> dict[str, Any]:
+    whole, _ = on_meta(make)
+    torch.manual_seed(0)
+    alone = pc.compile(whole, 4, devices=["cpu"] * 4, plan=pipe.plan, example_kwargs=inputs, dispatch="inline",
+                       init="reset_parameters", **OPTIONS)  # fmt: skip
+    losses = [step(alone, adam(alone), inputs) for _ in range(2)]
+    differ, numbers = alike(found, with_values(alone)), sum(value.numel() for value in found.values())
+    alone.step(**inputs)
+    return {"expected": losses, "differ": differ, "numbers": numbers, "expected output": predicted(alone, inputs)}
+
+
+def _again(make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any]) -> float:
+    directory = Path(os.environ["CASES_OUT"]) / f"born-{make.__name__}"
+    dcp.save({"model": pipe.state_dict()}, checkpoint_id=directory)
+    model, _ = on_meta(make)
+    two = pc.compile(
+        model, 2, mesh=pair_mesh()["pp"], example_kwargs=inputs, init=["reset_parameters", directory], **OPTIONS
+    )
+    return two.step(**inputs).item()
+
+
+def copied() -> Any:
+    """Two copies of a pipeline of two ranks, each rank with a seed of its own: drawn by `init`, and by hand."""
+    found, x = [], torch.ones(4, 6)
+    for init in ("reset_parameters", None):
+        torch.manual_seed(dist.get_rank())
+        with torch.device("meta"):
+            model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(4)])
+        pipe = pc.compile(
+            model, 2, mesh=pair_mesh(), loss_fn=mean_square, cost="analytic", example_args=(x,), init=init
+        )
+        if init is None:
+            pipe.apply(lambda layer: layer.reset_parameters() if isinstance(layer, nn.Linear) else None)
+        pipe.step(x)
+        found.append({name: value.double().sum().item() for name, value in pipe.state_dict().items()})
+    return found
+
+
+def nameless() -> Any:
+    """Nobody gives values: all ranks name what has none, of all of them."""
+    model, inputs = on_meta(llama)
+    pipe = pc.compile(model, 4, example_kwargs=inputs, **OPTIONS)
+    try:
+        pipe.step(**inputs)
+    except pc.InputError as error:
+        return str(error)
+    return ""
+
+
+def measured() -> Any:
+    """What is on meta cannot be measured; only the first rank would."""
+    model, inputs = on_meta(unet)
+    try:
+        pc.compile(model, 4, example_kwargs=inputs, **OPTIONS | {"cost": "profile"})
+    except (pc.InputError, pc.RunError) as error:
+        return str(error)
+    return ""
+
+
+def with_values(pipe: Pipeline) -> dict[str, torch.Tensor | None]:
+    """Weights and buffers; no stage uses one that is on meta still, and `state_dict` has not got it."""
+    found = {name: value for name, value in state_of(pipe).items() if value is not None and not name.endswith(".grad")}
+    return {name: value for name, value in found.items() if not value.is_meta}
+
+
+# -- from layout to layout ------------------------------------------------------------------------------------------
+
+
+def adam(pipe: nn.Module) -> torch.optim.Optimizer:
+    """Two groups, of which a checkpoint has to know which parameter was in which."""
+    groups: dict[bool, list[nn.Parameter]] = {}
+    for parameter in pipe.parameters():
+        groups.setdefault(parameter.dim() > 1, []).append(parameter)
+    return torch.optim.AdamW([{"params": group, "weight_decay": 0.1 * wide} for wide, group in groups.items()], lr=1e-2)
+
+
+def step(pipe: Any, optimizer: torch.optim.Optimizer, inputs: dict[str, torch.Tensor]) -> float:
+    optimizer.zero_grad()
+    loss = pipe.step(**inputs) if isinstance(pipe, Pipeline) else by_hand(pipe, inputs)
+    optimizer.step()
+    return loss.item()
+
+
+def by_hand(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A loop over micro-batches without this library."""
+    parts = [
+        dict(zip(inputs, each, strict=True)) for each in zip(*(v.tensor_split(4) for v in inputs.values()), strict=True)
+    ]
+    total = torch.zeros(())
+    for part in parts:
+        share = len(next(iter(part.values()))) / SAMPLES
+        loss = mean_square(model(**part)) * share
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def state(pipe: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Of plain eager as PyTorch has it."""
+    if isinstance(pipe, Pipeline):
+        return {"model": pipe.state_dict(), "optimizer": pipe.optimizer_state_dict(optimizer)}
+    return {"model": pipe.state_dict(), "optimizer": get_optimizer_state_dict(pipe, optimizer, options=FLAT)}
+
+
+def resumed(pipe: nn.Module, path: Path, *, alone: bool = False) -> torch.optim.Optimizer:
+    optimizer = adam(pipe)
+    held = state(pipe, optimizer)
+    dcp.load(held, checkpoint_id=path, no_dist=alone)
+    pipe.load_state_dict(held["model"])
+    if isinstance(pipe, Pipeline):
+        pipe.load_optimizer_state_dict(optimizer, held["optimizer"])
+    else:
+        set_optimizer_state_dict(pipe, optimizer, held["optimizer"], options=FLAT)
+    return optimizer
+
+
+def carried(make: Callable[[], Example]) -> Any:
+    """Six steps of four ranks, saved after two. Others go on from there in other layouts, two steps each."""
+    torch.manual_seed(5)
+    model, inputs = make()
+    saved = Path(os.environ["CASES_OUT"]) / f"carried-{make.__name__}"
+    pipe = pc.compile(copy.deepcopy(model), 4, example_kwargs=inputs, **OPTIONS)
+    optimizer = adam(pipe)
+    losses = [step(pipe, optimizer, inputs) for _ in range(2)]
+    dcp.save(state(pipe, optimizer), checkpoint_id=saved)
+    losses += [step(pipe, optimizer, inputs) for _ in range(4)]
+    found = {"losses": losses, "pair": _went_on(copy.deepcopy(model), inputs, 2, saved, mesh=pair_mesh()["pp"])}
+    if make is gpt2:  # BatchNorm would normalise over other samples
+        mesh, square = pair_mesh(), saved.with_name("square")
+        half = {name: value.tensor_split(2)[mesh.get_local_rank("dp")] for name, value in inputs.items()}
+        found["square"] = _went_on(copy.deepcopy(model), half, 2, saved, square, mesh=mesh)
+    if dist.get_rank() == 0:
+        alone, devices = saved.with_name("alone"), ["cpu"] * 3
+        found["alone"] = _went_on(copy.deepcopy(model), inputs, 3, saved, alone, devices=devices)
+        found["eager"] = _stepped(copy.deepcopy(model), None, inputs, alone)
+        if make is gpt2:
+            found["alone from a square"] = _went_on(copy.deepcopy(model), inputs, 3, square, devices=devices)
+    dist.barrier()
+    return found
+
+
+def _went_on(
+    model: nn.Module, inputs: dict[str, Any], n_stages: int, path: Path, save: Path | None = None, **where: Any
+) -> list[float]:
+    return _stepped(model, pc.compile(model, n_stages, example_kwargs=inputs, **where, **OPTIONS), inputs, path, save)
+
+
+def _stepped(
+    model: nn.Module, pipe: Pipeline | None, inputs: dict[str, Any], path: Path, save: Path | None = None
+) -> list[float]:
+    """Two steps from a checkpoint, saved again; without a pipeline plain eager."""
+    run, alone = pipe or model, not isinstance(pipe, RankPipeline)
+    optimizer = resumed(run, path, alone=alone)
+    losses = [step(run, optimizer, inputs) for _ in range(2)]
+    if save is not None:
+        dcp.save(state(run, optimizer), checkpoint_id=save, no_dist=alone)
+    return losses
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "born llama": lambda: born(llama),
+    "born gpt2": lambda: born(gpt2),
+    "copied": copied,
+    "nameless": nameless,
+    "measured": measured,
+    "carried unet": lambda: carried(unet),
+    "carried gpt2": lambda: carried(gpt2),
+}

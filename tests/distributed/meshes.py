@@ -1,0 +1,253 @@
+"""Pipelines in meshes of more dimensions: each is to train as eager does on the whole batch. Four ranks, called as in cases.py."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import pipecompile as pc
+from tests.distributed.cases import distance, gpt2, mean_square, pair_mesh
+
+STEPS, SAMPLES = 3, 13
+PARTS = {1: (0, 13), 2: (0, 8, 13), 4: (0, 4, 7, 10, 13)}
+"""Where the parts of the batch begin, by how many there are."""
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Block(nn.Module):
+    """Two layers in a row, a scale, and a skip over them. Five rows are not divided by two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.scale = nn.Linear(6, 10), nn.Linear(10, 6), nn.Parameter(torch.tensor(0.7))
+        self.frozen = nn.Parameter(torch.randn(5, 6), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scale * self.down(torch.tanh(self.up(x))) + self.frozen.mean(0)
+
+
+def blocks() -> nn.Module:
+    return nn.Sequential(*[Block() for _ in range(4)], nn.Linear(6, 3)).double()
+
+
+def mesh_of(shape: Sequence[int], *names: str) -> DeviceMesh:
+    key = str((shape, names))
+    if key not in _MESHES:
+        _MESHES[key] = DeviceMesh("cpu", torch.arange(math.prod(shape)).view(*shape), mesh_dim_names=names)
+    return _MESHES[key]
+
+
+_MESHES: dict[str, DeviceMesh] = {}
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def trained(
+    mesh: DeviceMesh,
+    make_optimizer: MakeOptimizer = adam,
+    prepare: Callable[[nn.Module], None] = lambda _: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Steps with clipping: how far losses, norms, gradients and weights are from those of eager on the whole batch; a step is of
+    two backwards, whose gradients are added up.
+    """
+    torch.manual_seed(3)
+    model, x, y = blocks(), torch.randn(SAMPLES, 6).double(), torch.randn(SAMPLES, 3).double()
+    eager, part = copy.deepcopy(model), part_of(mesh)
+    prepare(model)
+    options = {"loss_fn": distance, "n_microbatches": 3, "cost": "analytic"} | options
+    pipe = pc.compile(model, mesh["pp"].size(), mesh=mesh, example_args=(x[part],), **options)
+    mine, theirs, off = make_optimizer(pipe.parameters()), adam(eager.parameters()), []
+    for step, norm_type in zip(range(STEPS), (2.0, math.inf, 1.0), strict=True):
+        for again in range(2):
+            loss = pipe.step(x[part] + again, target=y[part])
+            whole = distance(eager(x + again), y)
+            whole.backward()
+            off.append(float(loss - whole))
+        norm = pipe.clip_grad_norm_(0.1, norm_type)
+        off.append(float(norm - torch.nn.utils.clip_grad_norm_(eager.parameters(), 0.1, norm_type)))
+        expected = dict(eager.named_parameters())
+        for name, parameter in pipe.named_parameters():
+            if step == STEPS - 1 and expected[name].grad is not None:
+                off.append(distance_of(parameter.grad, expected[name].grad))
+        for optimizer in (mine, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    off += [distance_of(parameter, expected[name]) for name, parameter in pipe.named_parameters()]
+    with torch.no_grad():
+        off.append(distance_of(pipe(x[part]), eager(x[part])))
+    return {"worst": max(map(abs, off)), "reductions": pipe.replicas.reductions, "own": len([*pipe.parameters()])}
+
+
+def tied() -> Any:
+    """A GPT-2, whose word embeddings are used on both ranks of a pipeline, in parts, with a backward in two and recomputation."""
+    torch.manual_seed(5)
+    model, inputs = gpt2()
+    eager, mesh = copy.deepcopy(model), mesh_of((2, 2), "dp_shard", "pp")
+    part = {"input_ids": inputs["input_ids"][part_of(mesh)]}
+    options: dict[str, Any] = {"loss_fn": mean_square, "schedule": "zb-h1", "checkpoint": "always", "tied": "apart"}
+    pipe = pc.compile(model, 2, mesh=mesh, example_kwargs=part, n_microbatches=2, cost="analytic", **options)
+    mine, theirs, off = adam(pipe.parameters()), adam(eager.parameters()), []
+    for _ in range(STEPS):
+        whole = mean_square(eager(**inputs))
+        whole.backward()
+        off.append(float(pipe.step(**part) - whole))
+        for optimizer in (mine, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = dict(eager.named_parameters())
+    off += [distance_of(parameter, expected[name]) for name, parameter in pipe.named_parameters()]
+    return {"worst": max(map(abs, off)), "copies": len(pipe.builds.latest.mirrors.copies)}
+
+
+def part_of(mesh: DeviceMesh) -> slice:
+    names = [name for name in ("dp", "dp_shard") if name in (mesh.mesh_dim_names or ())]
+    size, index = 1, 0
+    for name in names:
+        size, index = size * mesh[name].size(), index * mesh[name].size() + mesh.get_local_rank(name)
+    return slice(*PARTS[size][index : index + 2])
+
+
+def distance_of(left: torch.Tensor | None, right: torch.Tensor | None) -> float:
+    assert left is not None
+    assert right is not None
+    whole = left.full_tensor() if isinstance(left, DTensor) else left
+    return float((whole - right).abs().max())
+
+
+def zero() -> Any:
+    group = pair_mesh().get_group("dp")
+    return trained(
+        pair_mesh(),
+        lambda found: ZeroRedundancyOptimizer([*found], torch.optim.AdamW, process_group=group, lr=1e-2),
+    )
+
+
+def tensor_parallel(mesh: DeviceMesh) -> Any:
+    return trained(mesh, prepare=lambda model: in_parts(model, mesh), cost="auto")
+
+
+def in_parts(model: nn.Module, mesh: DeviceMesh) -> None:
+    for block in model[:4]:  # type: ignore[index]
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def kept_as_fully_shard_does() -> Any:
+    """What each rank keeps is what `fully_shard` gives it, by name, bit for bit; and it is loaded again, whole and in parts."""
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    mesh, eager, x = mesh_of((2, 2), "dp_shard", "pp"), copy.deepcopy(model), torch.randn(8, 6)
+    twin = fully_shard(copy.deepcopy(model), mesh=mesh["dp_shard"]).state_dict()
+    pipe = pc.compile(model, 2, mesh=mesh, example_args=(x,), loss_fn=lambda y: y.mean(), cost="analytic")
+    state = pipe.state_dict()
+    same = [
+        torch.equal(kept.to_local(), twin[key].to_local()) and kept.placements == twin[key].placements
+        for key, kept in state.items()
+    ]
+    hollow = [parameter.untyped_storage().nbytes() for parameter in model.parameters()]
+    changed = {key: value + 1 for key, value in eager.state_dict().items()}
+    pipe.load_state_dict(changed)
+    full = pipe.full_state_dict()
+    pipe.load_state_dict({key: value * 0 for key, value in state.items()})
+    zeros = pipe.full_state_dict().values()
+    return {"same": same, "keys": sorted(state), "hollow": hollow,
+            "changed": all(torch.equal(full[key], changed[key]) for key in changed),
+            "zero": all(not value.any() for value in zeros)}  # fmt: skip
+
+
+def layers_loaded() -> Any:
+    """The state of a model with layers in parts is had and given whole, and in parts."""
+    torch.manual_seed(9)
+    model, mesh, x = blocks(), mesh_of((2, 2), "pp", "tp"), torch.randn(8, 6).double()
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+    in_parts(model, mesh)
+    pipe = pc.compile(model, 2, mesh=mesh, example_args=(x,), loss_fn=lambda y: y.mean(), n_microbatches=2)
+    was = pipe.full_state_dict()
+    pipe.load_state_dict({key: value + 1 for key, value in expected.items()})
+    now = pipe.full_state_dict()
+    pipe.load_state_dict({key: value.detach() * 0 for key, value in pipe.state_dict().items()})
+    zeros = pipe.full_state_dict().values()
+    return {"same": [torch.equal(was[key], expected[key]) for key in expected],
+            "changed": all(torch.equal(now[key], expected[key] + 1) for key in expected),
+            "zero": all(not value.any() for value in zeros)}  # fmt: skip
+
+
+def scaled(mesh: DeviceMesh) -> Any:
+    """In the second of three steps a gradient of the first stage is infinite: no rank makes that step."""
+    torch.manual_seed(8)
+    model, x, y = blocks(), torch.randn(SAMPLES, 6).double(), torch.randn(SAMPLES, 3).double()
+    eager, part = copy.deepcopy(model), part_of(mesh)
+    bad = [0.0]
+    for each in (model, eager):
+        each[0].up.weight.register_hook(lambda gradient: gradient + bad[0])  # type: ignore[index]
+    pipe = pc.compile(model, mesh["pp"].size(), mesh=mesh, example_args=(x[part],), loss_fn=distance, cost="analytic")
+    runs = [(m, adam(m.parameters()), torch.amp.GradScaler("cpu", 2.0**20, growth_interval=2)) for m in (pipe, eager)]
+    scales = []
+    for value, (run, optimizer, scaler) in product((0.0, math.inf, 0.0, 0.0), runs):
+        bad[0] = value
+        if isinstance(run, pc.Pipeline):
+            run.step(x[part], target=y[part], scaler=scaler)
+        else:
+            scaler.scale(distance(run(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    expected = dict(eager.named_parameters())
+    worst = max(distance_of(value, expected[name]) for name, value in pipe.named_parameters())
+    return {"worst": worst, "mine": scales[::2], "eager": scales[1::2]}
+
+
+def refused() -> list[str]:
+    """What is said to what cannot be."""
+    said, model = [], nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    shared = mesh_of((2, 2), "dp_shard", "pp")
+    kept = pc.compile(copy.deepcopy(model), 2, mesh=shared, example_args=(torch.randn(4, 4),), cost="analytic")
+    for ask in (
+        lambda: pc.compile(model, 2, mesh=mesh_of((2, 2), "copies", "pp")),
+        lambda: pc.compile(model, 2, mesh=mesh_of((2, 1, 2), "dp_shard", "pp", "tp")),
+        lambda: pc.compile(
+            nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)), 2, mesh=pair_mesh(), example_args=(torch.randn(4, 4),)
+        ),
+        lambda: [*pc.compile(copy.deepcopy(model), 2, mesh=shared).parameters()],
+        lambda: pc.compile(fully_shard(copy.deepcopy(model), mesh=shared["dp_shard"]), 2, mesh=shared),
+        kept.half,
+        lambda: copy.deepcopy(kept),
+    ):
+        try:
+            ask()
+        except pc.InputError as error:
+            said.append(str(error))
+    return said
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "dp x pp": lambda: trained(pair_mesh()),
+    "zero x pp": zero,
+    "dp_shard x pp": lambda: trained(mesh_of((2, 2), "dp_shard", "pp")),
+    "hsdp": lambda: trained(mesh_of((2, 2, 1), "dp", "dp_shard", "pp")),
+    "hsdp x pp": lambda: trained(mesh_of((2, 1, 2), "dp", "dp_shard", "pp")),
+    "pp x tp": lambda: tensor_parallel(mesh_of((2, 2), "pp", "tp")),
+    "dp x tp": lambda: tensor_parallel(mesh_of((2, 1, 2), "dp", "pp", "tp")),
+    "tied": tied,
+    "kept": kept_as_fully_shard_does,
+    "layers loaded": layers_loaded,
+    "scaler": lambda: scaled(mesh_of((4,), "pp")),
+    "scaler of parts": lambda: scaled(mesh_of((2, 2), "dp_shard", "pp")),
+    "refused meshes": refused,
+}
+"""In this order."""
