@@ -98,8 +98,9 @@ class Outbox:
             self._sent(name, self._aside(name, value, once=once))
             return
         self.taken(slot.last)  # its memory is free
-        plain = None if value is None else value.detach() if slot.layout.is_of(value) else slot
-        if plain is slot:
+        if slot.layout.is_of(value):
+            plain = None if value is None else value.detach()
+        else:
             layout, plain = laid_out(value)
             if layout != slot.layout:
                 self._sent(name, [*self._changed(slot), *self._aside(name, value)])
