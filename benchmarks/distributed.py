@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--out", type=Path, help="for a rank: where results go")
-    parser.add_argument("--markdown", type=Path, help="add the tables to this file")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     options = parser.parse_args()
     if options.out:
         measure(options.models.split(","), options.schedules.split(","), options.repeats, options.out)
@@ -209,8 +209,7 @@ def main() -> None:
     if options.markdown:
         command = f"`python benchmarks/distributed.py --ranks {options.ranks}`, torch {torch.__version__}"
         text = f"{command}, one thread a rank.\n\n```\n{console.export_text()}```\n"
-        before = options.markdown.read_text() if options.markdown.exists() else "# Ranks\n"
-        options.markdown.write_text(f"{before}\n{text}")
+        options.markdown.write_text(f"# Ranks\n\n{text}")
 
 
 if __name__ == "__main__":

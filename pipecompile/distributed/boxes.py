@@ -98,12 +98,9 @@ class Outbox:
             self._sent(name, self._aside(name, value, once=once))
             return
         self.taken(slot.last)  # its memory is free
-        plain: Any = slot
-        if value is None:
-            plain = None if slot.layout.kind is Kind.NOTHING else slot
-        elif slot.layout.is_of(value):
-            plain = value.detach()
-        if plain is slot:
+        if slot.layout.is_of(value):
+            plain = None if value is None else value.detach()
+        else:
             layout, plain = laid_out(value)
             if layout != slot.layout:
                 self._sent(name, [*self._changed(slot), *self._aside(name, value)])
