@@ -34,6 +34,8 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
 	$(BIN)/python benchmarks/cost_accuracy.py --markdown benchmarks/results/cost_accuracy.md
 	$(BIN)/python benchmarks/prediction.py --markdown benchmarks/results/prediction.md
+	$(BIN)/python benchmarks/memory.py --markdown benchmarks/results/memory.md
+	$(BIN)/python benchmarks/published.py --markdown benchmarks/results/published.md
 	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md
 	$(BIN)/python benchmarks/meta_memory.py --markdown benchmarks/results/meta_memory.md
 	$(BIN)/python benchmarks/recorders.py --markdown benchmarks/results/recorders.md
