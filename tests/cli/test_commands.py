@@ -86,6 +86,7 @@ def test_every_argument_of_compile_that_can_be_typed_is_an_option(command):
         "mesh",
         "costs",
         "cache_size",
+        "init",
     }
     spelled = {"n_stages": "stages", "n_microbatches": "microbatches"}
     assert {spelled.get(name, name) for name in arguments - not_typed} <= options
