@@ -39,5 +39,8 @@ def test_peaks_are_those_simulated(schedule: str) -> None:
         Skipping(), 3, example_args=(x,), n_microbatches=4, schedule=schedule, loss_fn=square_loss, cost="analytic",
         devices=["cpu"] * 3, dispatch="inline", batch_norm="each", split_before=["layers.1", "layers.3"],
     )  # fmt: skip
-    ratios = [measured / simulated for simulated, measured in peaks(pipe, lambda pipe: pipe.step(x))]
-    assert all(0.8 < ratio < 1.1 for ratio in ratios), ratios
+    ways = pipe.plan.routes
+    passing = [sum(way.nbytes for way in ways if stage in (way.source, *way.consumers)) for stage in range(3)]
+    for (simulated, measured), twice in zip(peaks(pipe, lambda pipe: pipe.step(x)), passing, strict=True):
+        assert measured < 1.1 * simulated
+        assert simulated - twice < 1.05 * measured  # while F runs, what comes and goes may be counted as saved, too
