@@ -5,8 +5,8 @@
 
 A low target is easy to refute: contraction, windows and frontiers leave little or nothing to the integer program. What is refuted
 is a bound. The first target that is not gives the best cut there is, since the program minimises. So the cut at hand is
-tried first, as it often is the best. Then stages are filled for a better one, and targets between bound and cut are bisected, with
-more effort as soon as none is refuted with less.
+tried first, as it often is the best. Then stages are filled for a better one, and targets between bound and cut are tried, with more
+effort as soon as none is refuted with less.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.contraction import contract
 from pipecompile.partitioners.dp import sweep
 from pipecompile.partitioners.filling import fill
-from pipecompile.partitioners.frontiers import push, tighten
+from pipecompile.partitioners.frontiers import tighten
 from pipecompile.partitioners.lattice import PAIRS
 from pipecompile.partitioners.loads import Ledger, fits
 from pipecompile.partitioners.mip import Linear
@@ -36,17 +36,22 @@ __all__ = ["close"]
 CLOSE = 0.003
 """Relative distance of a target above the bound at which it is not halved again, but worked on."""
 
+STRIDE = 0.5, 0.25
+"""How far from the bound to the lowest target that resisted, or the cut, the next one is, without and with effort: nearer to the bound
+more is refuted in the time that a program has."""
+
 LARGEST = 100_000
 """Step variables beyond which no program is built: writing it down alone would take minutes."""
 
 EASY = 250
-"""Open steps up to which the integer program is run at once. With every level of effort there may be twice as many."""
+"""Open steps up to which the integer program is run at once. With every level of effort there may be 16 times as many: a target
+that is near the bound is often refuted long before a program of that size would be solved."""
 
-SECONDS = 3.0
+SECONDS = 4.0
 """How long it is run then. With every level of effort everything is allowed three times as much."""
 
 SINGLE = 0.1
-"""How long the integer program of one stage is run, before effort."""
+"""How long the integer program of one stage is run to fill it, before effort."""
 
 FAR = 1.5
 """A bottleneck above so many times the even share is decided by tensors around single clusters: then anchors help."""
@@ -68,18 +73,19 @@ def close(search: Search) -> None:
     level, resisted, known = 0, search.target, list[Attempt]()
     if not _settle(search, search.target, level, known) and known:
         _improve(search, known[0])
-        if known[0].windows.n_steps > EASY:  # then only programs of few stages help
+        if known[0].windows.n_steps > EASY:  # then a better cut comes first
             level = 1
             redeal(search, 3, search.left / 8 + monotonic())
     while search.open and search.left > 0:
         high = min(resisted, search.target)
-        near = high - search.bound <= CLOSE * high
-        if near and resisted == high:
+        is_near = high - search.bound <= CLOSE * high
+        target = high if is_near else search.bound + STRIDE[level > 0] * (high - search.bound)
+        if is_near and resisted == high:
             level, resisted = level + 1, inf
             if level > 1:
                 _lower(search, level, known)
             redeal(search, level + 2, search.left / 8 + monotonic())
-        elif not _settle(search, target := high if near else (search.bound + high) / 2, level, known):
+        elif not _settle(search, target, level, known):
             resisted = target
 
 
@@ -136,7 +142,7 @@ def _below(search: Search, target: float, known: Sequence[Attempt]) -> Attempt |
 
 
 def _settle(search: Search, target: float, level: int, known: list[Attempt]) -> bool:
-    """Work on a target with some effort: windows, the programs of single stages, the lattice, then the integer program of all.
+    """Work on a target with some effort: windows, the lattice, then the integer program.
     Whether that settles it: the cut is proven best, or the target is a bound.
     """
     attempt = _below(search, target, known)
@@ -144,16 +150,9 @@ def _settle(search: Search, target: float, level: int, known: list[Attempt]) -> 
         return True
     known.append(attempt)
     effort, clusters, left = 3**level, attempt.clusters, attempt.windows
-    if level:
-        search.enter("windows")
-        push(clusters, search.stages, left, target, effort * SINGLE, search.deadline)
-        tighten(clusters, search.stages, left, target, search.deadline)
-        if left.empty:
-            search.prove(target, method="ilp")
-            return True
     search.enter("lattice")
     sweep(search, target, clusters, left, 20 * effort * PAIRS)
-    if not _settled(search, target) and left.n_steps <= min(EASY * 2**level, LARGEST):
+    if not _settled(search, target) and left.n_steps <= min(EASY * 16**level, LARGEST) and search.left > 0:
         _run(search, attempt, min(effort * SECONDS, search.left))
     return _settled(search, target)
 
@@ -165,9 +164,8 @@ def _settled(search: Search, target: float) -> bool:
 def _run(search: Search, attempt: Attempt, seconds: float) -> None:
     """Run the integer program below a target: offer what it finds, prove what it proves."""
     search.enter("program")
-    clusters, stages, target = attempt.clusters, search.stages, attempt.target
+    clusters, stages, target, end = attempt.clusters, search.stages, attempt.target, monotonic() + seconds
     made = model(clusters, stages, attempt.windows, target, search.bound)
-    end = monotonic() + seconds
     while True:
         watch = lambda value, bound: search.tell(value * target, bound * target)  # noqa: E731
         outcome = made.mip.minimise(made.bottleneck, end - monotonic(), watch=watch)

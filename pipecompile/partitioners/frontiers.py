@@ -15,23 +15,19 @@ from math import inf
 from time import monotonic
 
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.mip import Linear
 from pipecompile.partitioners.reach import skeleton
 from pipecompile.partitioners.readers import Readers
 from pipecompile.partitioners.single import SLACK, single
 from pipecompile.partitioners.stages import Stages
 from pipecompile.partitioners.windows import Windows
 
-__all__ = ["push", "tighten"]
+__all__ = ["tighten"]
 
 FEW = 40
 """Open steps at which a sweep costs more than it saves."""
 
 ENOUGH = 0.95
 """A sweep that leaves more than this share of the steps open is the last."""
-
-PATIENCE = 2
-"""How many slices may resist before an end is left where it is."""
 
 
 def tighten(clusters: Clusters, stages: Stages, windows: Windows, target: float, deadline: float) -> None:
@@ -51,65 +47,6 @@ def tighten(clusters: Clusters, stages: Stages, windows: Windows, target: float,
                 _note(windows, b, end, target, right=b == s)
             if windows.empty or monotonic() > deadline:
                 return
-
-
-def push(clusters: Clusters, stages: Stages, windows: Windows, target: float, seconds: float, deadline: float) -> None:
-    """The same by integer programs, each of so many seconds: the right ends from left to right, the left ends back again.
-
-        least ├──────────────────────┬─────┤ most       no stage s ends in this slice: so the end is further left
-
-    That nothing is in a slice is shown faster than where the end is: a slice leaves most steps no choice.
-    """
-    if not stages.direct:
-        return
-    arcs, last = skeleton(clusters), len(stages) - 1
-    for s, right in (*((s, True) for s in range(last)), *((s, False) for s in range(last, 0, -1))):
-        _push_end(clusters, stages, windows, arcs, target, s, seconds, deadline, right=right)
-        if windows.empty or monotonic() > deadline:
-            return
-
-
-def _push_end(
-    clusters: Clusters, stages: Stages, windows: Windows, arcs: list[tuple[int, int]], target: float, s: int,
-    seconds: float, deadline: float, *, right: bool,
-) -> None:  # fmt: skip
-    """Push one end of stage s, by slices that grow until one of them resists."""
-    b = s if right else s - 1
-    step, resisted, beyond = (windows.most[b] - windows.least[b]) / 4, 0, SLACK * target
-    while resisted < PATIENCE and monotonic() < deadline:
-        least, most = windows.least[b], windows.most[b]
-        step = min(step, most - least)
-        part = windows.copy()
-        part.bound(b, least=most - step if right else least, most=most if right else least + step)
-        if not part.empty and _possible(clusters, stages, part, arcs, target, s, min(seconds, deadline - monotonic())):
-            resisted, step = resisted + 1, step / 4
-            continue
-        if step >= most - least:
-            windows.last[:] = -1
-            return
-        if step <= 2 * beyond:
-            return
-        if right:
-            windows.bound(b, most=most - step + beyond)
-        else:
-            windows.bound(b, least=least + step - beyond)
-        step *= 1 if resisted else 2
-
-
-def _possible(
-    clusters: Clusters,
-    stages: Stages,
-    part: Windows,
-    arcs: list[tuple[int, int]],
-    target: float,
-    s: int,
-    seconds: float,
-) -> bool:
-    """Whether stage s can be within these windows, as far as so many seconds tell."""
-    outcome = single(clusters, stages, Readers(clusters, part), arcs, target, s).mip.minimise(Linear(), seconds)
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    return not (outcome.done and outcome.bound == inf)
 
 
 def _note(windows: Windows, boundary: int, bound: float, target: float, *, right: bool) -> None:

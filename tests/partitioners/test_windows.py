@@ -20,7 +20,7 @@ from partitioners.oracle import (
 
 from pipecompile.partitioners import Node, Problem, Tensor, frontiers
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.frontiers import push, tighten
+from pipecompile.partitioners.frontiers import tighten
 from pipecompile.partitioners.reach import around, reachable, skeleton
 from pipecompile.partitioners.rivals import minimal, rivals
 from pipecompile.partitioners.stages import Stages
@@ -79,21 +79,6 @@ def test_frontiers_close_what_windows_leave_open():
         assert left.empty == closed
 
 
-def test_ends_are_pushed_to_where_whole_clusters_end():
-    problem = Problem(tuple(Node(f"v{i}", 2.0) for i in range(7)))  # 4 in a stage, though 5 is allowed: 12 of 14
-    clusters, stages = coarsen(problem), Stages.of(problem, 3)
-    for target, closed in ((5.0, True), (6.0, False)):
-        left = windows(clusters, stages, target)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(frontiers, "FEW", -1)  # however small
-            tighten(clusters, stages, left, target, inf)
-        assert not left.empty
-        before = left.copy()
-        push(clusters, stages, left, target, 5.0, inf)
-        assert left.empty == closed
-        assert not before.empty
-
-
 @settings(max_examples=120, deadline=None)
 @given(problems(most=7), st.floats(1.0, 30.0))
 def test_every_cut_that_meets_the_target_is_inside(case, target):
@@ -106,7 +91,7 @@ def test_every_cut_that_meets_the_target_is_inside(case, target):
 
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(dense_blocks(), problems(most=7, direct=True)), st.sampled_from([1.0, 1.05, 1.3]))
-def test_every_cut_that_meets_the_target_is_inside_what_programs_of_single_stages_leave(case, factor):
+def test_the_best_cut_is_inside_what_is_left_below_it(case, factor):
     problem, n_stages = case
     best, _ = brute_force(problem, n_stages)
     if best == inf:
@@ -115,8 +100,6 @@ def test_every_cut_that_meets_the_target_is_inside_what_programs_of_single_stage
     left = windows(clusters, stages, target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frontiers, "FEW", -1)  # however small
-        tighten(clusters, stages, left, target, inf)
-        push(clusters, stages, left, target, 5.0, inf)
         tighten(clusters, stages, left, target, inf)
     assert not left.empty
     check_inside(problem, n_stages, target * (1 - 1e-9), left)
