@@ -45,11 +45,12 @@ def signature(model: nn.Module, inputs: FlatInputs) -> tuple[Any, ...]:
 def _modes(model: nn.Module) -> tuple[bool, ...]:
     """Which modules train, in an order of ours; asked in every step, and `model.modules()` is slow."""
     found: dict[int, bool] = {}
-    waiting = [model]
+    waiting: list[nn.Module | None] = [model]
     for module in waiting:  # grows meanwhile
-        if id(module) not in found:
-            found[id(module)] = module.training
-            waiting += [child for child in module._modules.values() if child is not None]
+        if module is not None and (key := id(module)) not in found:
+            found[key] = module.training
+            if module._modules:
+                waiting += module._modules.values()
     return tuple(found.values())
 
 

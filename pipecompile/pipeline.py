@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from pipecompile.runtime.drop_in import Call, pipelined
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.frame import Spans
 from pipecompile.runtime.gradients import return_input_gradients
-from pipecompile.runtime.microbatch import loss_weights, scaled, scatter_tree
+from pipecompile.runtime.microbatch import loss_weights, scaled, scatter_tree, weighed
 from pipecompile.schedules import Builder
 from pipecompile.show import pipeline_html, render, stage_table
 from pipecompile.simulator import simulate
@@ -100,17 +99,16 @@ class Pipeline(StandIn):
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
         weights, ahead = loss_weights(parts, mean=self.options.loss_reduction == "mean")
-        arrivals[LOSS, True] = ahead if scaler is None else scaled(weights, scaler, build.stage_devices[-1])
+        arrivals[LOSS, True] = ahead if scaler is None else scaled(ahead, scaler, build.stage_devices[-1])
         with torch.set_grad_enabled(trains):
             frame = executable.frame(parts, arrivals, threaded=threaded)
             executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.crew)
         self._dispatcher.settle(frame.spans)
         self._last = executable, frame.spans
-        losses = torch.stack(frame.departures[LOSS, False]).detach()
-        aux = frame.departures.get((AUX, False))
+        losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(build.inputs, batch, frame)
         executable.finished(frame, threaded=threaded)
-        loss = reduce(torch.add, losses.mul(weights.to(losses)).unbind())
+        loss = weighed(losses, weights)
         return (loss, aux) if self.options.has_aux else loss
 
     def clip_grad_norm_(

@@ -103,6 +103,8 @@ class Norms:
 
     def settle(self) -> None:
         """After the forwards of a run."""
+        if not self.norms:
+            return
         with torch.inference_mode(False), torch.no_grad():
             for norm in self.norms:
                 norm.settle()

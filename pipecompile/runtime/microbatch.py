@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -17,16 +17,22 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
-from pipecompile.tracing.inputs.batch_dims import BatchDims, Dims, scatter
+from pipecompile.tracing.inputs.batch_dims import BatchDims, Dims, scatter, sizes
 from pipecompile.tracing.inputs.flat import FlatInputs, count_leaves, flatten_target
 
-__all__ = ["How", "Join", "MiniBatch", "fewer", "gather", "loss_weights", "scaled", "scatter_tree", "sizes", "ungather"]
-
-
-def sizes(samples: int, count: int) -> tuple[int, ...]:
-    """How many samples each of `count` micro-batches has."""
-    small, larger = divmod(samples, count)
-    return tuple(small + (i < larger) for i in range(count))
+__all__ = [
+    "How",
+    "Join",
+    "MiniBatch",
+    "fewer",
+    "gather",
+    "loss_weights",
+    "scaled",
+    "scatter_tree",
+    "sizes",
+    "ungather",
+    "weighed",
+]
 
 
 def fewer(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -77,7 +83,7 @@ class MiniBatch:
 def scatter_tree(target: Any, count: int, samples: int | None, batch_dims: BatchDims) -> Sequence[Any]:
     """The micro-batches of a nested structure. Raises InputError when a tensor in it has another number of samples."""
     if isinstance(target, torch.Tensor) and target.dim() and target.shape[0] == samples and not batch_dims:
-        return torch.tensor_split(target, count)
+        return scatter(target, 0, count)
     if samples is None:
         return [target]
     if batch_dims.get("target", 0) is list:
@@ -98,17 +104,26 @@ def _in_parts(target: Any, count: int, samples: int) -> list[Any]:
 
 
 @lru_cache(maxsize=256)
-def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-    """What each micro-batch counts in the loss, as one tensor and as gradients of the micro-batches' losses."""
+def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
+    """What each micro-batch counts in the loss: as numbers, and as gradients of the micro-batches' losses."""
+    weights = [size / sum(parts) if mean else 1.0 for size in parts]
     with torch.inference_mode(False):
-        weights = torch.tensor([size / sum(parts) if mean else 1.0 for size in parts], dtype=torch.float64)
-        return weights, weights.unbind()  # float64: autograd rounds to the loss's dtype
+        return weights, torch.tensor(weights, dtype=torch.float64).unbind()  # autograd rounds to the loss's dtype
 
 
-def scaled(weights: torch.Tensor, scaler: torch.amp.GradScaler, device: torch.device) -> Sequence[torch.Tensor]:
+def weighed(losses: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """The loss of the mini-batch from those of its micro-batches, added in their order."""
+    with torch.no_grad():
+        first, *others = torch._foreach_mul(losses, weights)
+        return reduce(torch.Tensor.add_, others, first)
+
+
+def scaled(
+    gradients: Sequence[torch.Tensor], scaler: torch.amp.GradScaler, device: torch.device
+) -> Sequence[torch.Tensor]:
     """The gradients of the micro-batches' losses under a scaler, which keeps its scale on `device`."""
     with torch.inference_mode(False), torch.no_grad():
-        return scaler.scale(weights.to(device)).unbind()
+        return scaler.scale(torch.stack(list(gradients)).to(device)).unbind()
 
 
 class How(Enum):

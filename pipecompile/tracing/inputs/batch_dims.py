@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ __all__ = [
     "overruled",
     "pasted",
     "scatter",
+    "sizes",
     "slots_named",
 ]
 
@@ -69,6 +71,13 @@ def default_dims(leaves: Sequence[Any]) -> Dims:
     return tuple([0 if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves])
 
 
+@lru_cache(maxsize=256)
+def sizes(samples: int, count: int) -> tuple[int, ...]:
+    """How many samples each of `count` micro-batches has."""
+    small, larger = divmod(samples, count)
+    return tuple([small + (i < larger) for i in range(count)])
+
+
 def scatter(leaf: Any, dim: Any, count: int) -> Sequence[Any]:
     """The micro-batches of one flat leaf: slices along its batch dimension, or the thing itself for each.
 
@@ -76,8 +85,9 @@ def scatter(leaf: Any, dim: Any, count: int) -> Sequence[Any]:
     """
     if not isinstance(dim, int):
         return (leaf,) * count
-    parts = torch.tensor_split(leaf, count, dim)
-    return parts if leaf.requires_grad else tuple([part.data for part in parts])
+    if leaf.requires_grad:
+        return torch.tensor_split(leaf, count, dim)
+    return torch.unsafe_split_with_sizes(leaf, sizes(leaf.shape[dim], count), dim)
 
 
 def overruled(dims: Dims, leaves: Sequence[Any], slots: Sequence[Slot], batch_dims: BatchDims) -> tuple[Dims, Dims]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -124,7 +125,7 @@ def flatten(
     forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: BatchDims | None = None
 ) -> FlatInputs:
     """Flatten a call of `forward`. Raises InputError when the batch sizes of its tensors disagree or are zero."""
-    leaves, spec = taken_apart((args, kwargs))
+    leaves, spec = _apart(args, kwargs)
     slots = partial(_slots, forward, args, kwargs)
     lists = listed_names(batch_dims) if batch_dims else frozenset[str]()
     listed = None
@@ -134,6 +135,23 @@ def flatten(
     return FlatInputs(
         forward, args, kwargs, tuple(leaves), spec, dims, samples, lists if listed else frozenset(), batch_dims or {}
     )
+
+
+def _apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """Leaves and structure of a call; most calls give tensors only, and then the structure is known."""
+    given = (*args, *kwargs.values())
+    for value in given:
+        if type(value) is not torch.Tensor:
+            return taken_apart((args, kwargs))
+    order, spec = _of_tensors(len(args), tuple(kwargs))
+    return [given[place] for place in order], spec
+
+
+@lru_cache(maxsize=256)
+def _of_tensors(count: int, names: tuple[str, ...]) -> tuple[list[int], pytree.TreeSpec]:
+    """The order of the leaves, and the structure, of a call with so many tensors by place and these by name."""
+    places = iter(range(count + len(names)))
+    return pytree.tree_flatten((tuple(islice(places, count)), dict(zip(names, places, strict=True))))
 
 
 def flatten_target(target: Any, batch_dims: BatchDims, samples: int | None) -> tuple[list[Any], pytree.TreeSpec, Dims]:

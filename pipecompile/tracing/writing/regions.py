@@ -13,6 +13,7 @@ all regions the state is that of whoever runs the graph.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,10 +42,16 @@ class Ambient:
     @classmethod
     def now(cls, *, grad: bool | None = None) -> Ambient:
         """The state of this thread; `grad` overrides its grad mode."""
-        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        kinds = _kinds()
         cache = torch.is_autocast_cache_enabled()
         state = tuple((kind, _autocast_dtype(kind), cache) for kind in kinds)
         return cls(torch.is_grad_enabled() if grad is None else grad, state, _nesting())
+
+
+@functools.cache
+def _kinds() -> tuple[str, ...]:
+    """The kinds of devices that there are, looked up once."""
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def _autocast_dtype(kind: str) -> str | None:
