@@ -110,9 +110,7 @@ def backward_cell(saved: int, gradients: Gradients, sent: Sent) -> Run:
     return backward
 
 
-def _back(
-    registers: list[Any], kept: Saved, roots: list[GradientEdge], given: list[torch.Tensor], sent: Sent
-) -> None:
+def _back(registers: list[Any], kept: Saved, roots: list[GradientEdge], given: list[torch.Tensor], sent: Sent) -> None:
     """The backward of a cell in one, and what it sends."""
     if roots:
         accumulate(roots, given)

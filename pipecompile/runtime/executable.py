@@ -148,9 +148,13 @@ class Executable:
         """The inline code up to the first backward of each device, and from there on."""
         code = self.inline
         cut = [_first_backward(row) for row in self.program.rows]
-        ahead = tuple((d, i) for d, i in code.order if i < cut[d])
-        after = tuple((d, i) for d, i in code.order if i >= cut[d])
-        first, second = (replace(code, order=o, flat=tuple(code.rows[d][i] for d, i in o)) for o in (ahead, after))
+        walked = list(zip(code.order, code.flat, strict=True))
+        ahead = [(place, run) for place, run in walked if place[1] < cut[place[0]]]
+        after = [(place, run) for place, run in walked if place[1] >= cut[place[0]]]
+        first, second = (
+            replace(code, order=order, flat=flat)
+            for order, flat in (zip(*ahead, strict=True), zip(*after, strict=True))
+        )
         return first, second
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:

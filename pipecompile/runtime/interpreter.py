@@ -22,7 +22,7 @@ from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program
 from pipecompile.runtime.cells import Run, backward_cell, forward_cell, input_cell, weight_cell
 from pipecompile.runtime.divided import DividedBackward
 from pipecompile.runtime.frame import Frame
-from pipecompile.runtime.launches import launches
+from pipecompile.runtime.launches import Place, launches
 from pipecompile.runtime.order import merged
 from pipecompile.runtime.ports import Ports
 from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, drawing_alone, recompute_cell
@@ -47,8 +47,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """`rows[d][i]` runs instruction i of device d; `order` is a legal order of all of them for one thread, `flat` the
-    same as functions.
+    """`rows[d][i]` runs instruction i of device d. `flat` are functions that run them all in one thread, in a legal order, and
+    `order` says which instruction each begins with: a FREE runs together with what comes before it on its device.
     """
 
     program: Program
@@ -72,10 +72,9 @@ def bind(
     beside = DeviceStreams(devices)
     binder = Binder(program, cells, devices, streams or beside, threaded)
     rows = tuple(tuple(binder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
-    if streams is not None or beside.overlap:
+    if is_apart := streams is not None or beside.overlap:
         rows = binder.launched(rows)
-    order = merged(program)
-    flat = tuple(rows[d][i] for d, i in order)
+    order, flat = binder.in_one_thread(rows, is_apart=is_apart)
     return Code(program, rows, order, flat, len(binder.registers), len(binder.boxes), threaded)
 
 
@@ -124,6 +123,21 @@ class Binder:
             )
             for d, (row, found) in enumerate(zip(rows, launches(self.program, self.streams.apart), strict=True))
         )
+
+    def in_one_thread(
+        self, rows: Sequence[Sequence[Run]], *, is_apart: bool
+    ) -> tuple[tuple[Place, ...], tuple[Run, ...]]:
+        """A legal order of all instructions, as `Code` has it. Where streams run them apart each is launched by itself."""
+        freed: dict[Place, list[int]] = {}
+        latest: dict[int, Place] = {}
+        for d, i in merged(self.program):
+            instruction = self.program.rows[d][i]
+            if instruction.op is Op.FREE and d in latest and not is_apart:
+                freed[latest[d]].append(self.register(instruction.reads[0], d))
+            else:
+                latest[d] = d, i
+                freed[d, i] = []
+        return tuple(freed), tuple(_then_free(rows[d][i], tuple(after)) for (d, i), after in freed.items())
 
     def act(self, run: Run, device: int, index: int) -> Act:
         instruction = self.program.rows[device][index]
@@ -237,6 +251,24 @@ def _free(index: int) -> Run:
         frame.registers[index] = None
 
     return free
+
+
+def _then_free(run: Run, after: tuple[int, ...]) -> Run:
+    if not after:
+        return run
+    index, *others = after
+
+    def run_and_free(frame: Frame) -> None:
+        run(frame)
+        frame.registers[index] = None
+
+    def run_and_free_all(frame: Frame) -> None:
+        run(frame)
+        registers = frame.registers
+        for index in after:
+            registers[index] = None
+
+    return run_and_free_all if others else run_and_free
 
 
 def _arrive(key: tuple[str, bool], microbatch: int, index: int, device: torch.device) -> Run:

@@ -3,9 +3,10 @@
     F   inputs ─► stage ─► outputs             random state, surroundings and what the stage will overwrite: the recipe
     R   inputs, recipe ─► stage ─► @s          the same numbers from the same calls; outputs are dropped
 
-F records a graph like any forward, so that the same kernels run and the outputs say truly whether they want a gradient, but
-autograd may save nothing in it. R begins with the buffers that F found and leaves those that it found itself: running
-statistics are updated once. While R runs, `is_recomputing()` holds, and what the model notes on itself is not noted again.
+F records a graph like any forward, so that the same kernels run and the outputs say truly whether they want a gradient, and
+drops it when it is over: R holds as much later, so that makes no peak. R begins with the buffers that F found and leaves those
+that it found itself: running statistics are updated once. While R runs, `is_recomputing()` holds, and what the model notes on
+itself is not noted again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from pipecompile.recomputing import recomputation
 from pipecompile.runtime.cells import Run, Saved, attached
 from pipecompile.runtime.frame import Frame
 from pipecompile.stages import Stage
-from pipecompile.tracing.opaque.kept import Kept
 
 __all__ = ["Footprints", "Stint", "checkpointed_cell", "drawing_alone", "recompute_cell"]
 
@@ -36,15 +36,11 @@ Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class Footprints:
-    """What a run of a stage leaves in the world: it draws random numbers, writes buffers, and writes its inputs.
-
-    One that `differentiates` inside its forward needs there what autograd saves.
-    """
+    """What a run of a stage leaves in the world: it draws random numbers, writes buffers, and writes its inputs."""
 
     draws: bool = False
     buffers: tuple[torch.Tensor, ...] = ()
     inputs: tuple[int, ...] = ()
-    differentiates: bool = False
 
     @classmethod
     def of(cls, stage: Stage) -> Footprints:
@@ -55,16 +51,7 @@ class Footprints:
             any(node.meta.get("draws") for node in nodes),
             tuple({id(tensor): tensor for tensor in _lasting(stage.module, nodes, written)}.values()),
             tuple(place for place, port in enumerate(ports) if written & set(port.meta.get("storages", ()))),
-            any(_differentiates(stage.module, node) for node in nodes),
         )
-
-
-def _differentiates(module: fx.GraphModule, node: fx.Node) -> bool:
-    """A call of `autograd.grad` or of what `torch.func` made; or a piece kept whole, which may do anything."""
-    if node.op == "call_module":
-        return isinstance(module.get_submodule(str(node.target)), Kept)
-    home = getattr(node.target, "__module__", None) or ""
-    return node.op == "call_function" and home.startswith(("torch.autograd", "torch._functorch", "torch.func"))
 
 
 def _lasting(module: fx.GraphModule, nodes: Sequence[fx.Node], written: set[int]) -> Iterator[torch.Tensor]:
@@ -109,13 +96,19 @@ def checkpointed_cell(ran: Stint, inputs: Sequence[int], outputs: Sequence[int],
         values = [registers[index] for index in inputs]
         with _DRAWING if prints.draws else nullcontext():
             registers[recipe] = _noted(values, prints, ran.device, kinds)
-            with nullcontext() if prints.differentiates else saved_tensors_hooks(_nothing, _refuse):
-                made, _ = ran.attached(frame, values)
+            with _held_plainly():
+                made = ran.attached(frame, values)[0]
         for index, value in zip(outputs, made, strict=True):
             is_tensor = isinstance(value, torch.Tensor)
             registers[index] = value.detach().requires_grad_(value.requires_grad) if is_tensor else value
 
     return forward
+
+
+def _held_plainly() -> AbstractContextManager[None]:
+    """Hooks of the user on what autograd saves are for what it will use: not for a graph that is dropped."""
+    hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved) if hooked else nullcontext()
 
 
 def drawing_alone(run: Run) -> Run:
@@ -207,11 +200,3 @@ def _kinds(device: torch.device) -> tuple[str, ...]:
 
 def _autocast(kinds: Sequence[str]) -> Autocast:
     return tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
-
-
-def _nothing(_tensor: torch.Tensor) -> None:
-    return None
-
-
-def _refuse(_nothing: None) -> torch.Tensor:
-    raise RuntimeError("a checkpointed stage keeps nothing for a backward from inside its forward")
