@@ -18,12 +18,13 @@ from pipecompile.passes import lower
 from pipecompile.plan import Plan
 from pipecompile.recordings import Recording
 from pipecompile.runtime.batchnorm import Norms
-from pipecompile.runtime.compiled import stage_functions
+from pipecompile.runtime.compiled import stage_codes
 from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
 from pipecompile.runtime.interpreter import Cell
 from pipecompile.runtime.microbatch import MiniBatch
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
+from pipecompile.runtime.stage_code import StageCode
 from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.scheduling import schedule_of
 from pipecompile.stages import Stage, routes, split
@@ -91,7 +92,7 @@ class Build:
     calls: int = 0
     divided: bool = False
     executable: Callable[..., Executable] = Executable
-    _functions: tuple[Callable[..., Any], ...] = ()
+    _codes: tuple[StageCode, ...] = ()
     _executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     _schedules: dict[int, Schedule] = field(default_factory=dict)
 
@@ -188,10 +189,10 @@ class Build:
         return self._schedules[n_microbatches]
 
     @property
-    def functions(self) -> tuple[Callable[..., Any], ...]:
+    def codes(self) -> tuple[StageCode, ...]:
         """What computes each stage; asked for when nothing rewrites the stages any more."""
-        self._functions = self._functions or stage_functions(self.stages, self.options.compile_stages)
-        return self._functions
+        self._codes = self._codes or stage_codes(self.stages, self.options.compile_stages)
+        return self._codes
 
     @property
     def overlap(self) -> bool:
@@ -201,14 +202,14 @@ class Build:
     def _new_step(self, n_microbatches: int, with_target: bool) -> Executable:
         ways = step_routes(self.routes, len(self.stages), with_target, self.options.has_aux)
         program = lower(self.schedule(n_microbatches), ways, overlap=self.overlap)
-        cells = loss_cells(self.stages, self.functions, ways, self.outputs, self.options.loss_fn)
+        cells = loss_cells(self.stages, self.codes, ways, self.outputs, self.options.loss_fn)
         return self._executable(program, cells)
 
     def _new_call(self, n_microbatches: int, with_backward: bool) -> Executable:
         order = breadth_first(self.plan.placement, n_microbatches, with_backward)
         checkpoint = self.options.checkpoint if with_backward else "never"
         program = lower(order, self.routes, checkpoint=checkpoint, overlap=self.overlap)
-        return self._executable(program, plain_cells(self.stages, self.functions))
+        return self._executable(program, plain_cells(self.stages, self.codes))
 
     def _executable(self, program: Program, cells: Sequence[Cell]) -> Executable:
         return self.executable(program, cells, self.options.devices, self.graph, self.mirrors, self.norms)

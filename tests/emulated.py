@@ -197,7 +197,7 @@ class EmulatedExecutable(Executable):
         sound = lower(build.schedule(count), ways, overlap=True)
         program = sound if damage is None else damage(sound)
         self.was_harmed = program != sound
-        cells = loss_cells(build.stages, build.functions, ways, build.outputs, pipe.options.loss_fn)
+        cells = loss_cells(build.stages, build.codes, ways, build.outputs, pipe.options.loss_fn)
         super().__init__(program, cells, pipe.devices, build.graph, build.mirrors)
         self.streams, self.key = EmulatedStreams(), ("step", count, False)
         build._executables[self.key] = self

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from pipecompile.errors import InputError
 from pipecompile.runtime.batchnorm import DeferredNorm
+from pipecompile.runtime.stage_code import StageCode
 from pipecompile.stages import Stage
 from pipecompile.tracing.opaque.kept import Kept
 
-__all__ = ["check_backend", "stage_functions"]
+__all__ = ["check_backend", "stage_codes"]
 
 
 def check_backend(choice: bool | str) -> None:
@@ -26,23 +26,11 @@ def check_backend(choice: bool | str) -> None:
         raise InputError(f"compile_stages={choice!r} is no backend of torch.compile", hint=", ".join(known))
 
 
-def stage_functions(stages: Sequence[Stage], choice: bool | str) -> tuple[Callable[..., Any], ...]:
-    """What computes each stage: its module, or that compiled."""
+def stage_codes(stages: Sequence[Stage], choice: bool | str) -> tuple[StageCode, ...]:
+    """What computes each stage: its code, or that compiled."""
     if not choice:
-        for stage in stages:
-            _put_within_reach(stage.module)
-        return tuple(stage.module.forward for stage in stages)
-    return tuple(_compiled(stage, "inductor" if choice is True else choice) for stage in stages)
-
-
-def _put_within_reach(stage: nn.Module) -> None:
-    """Children of a stage, and of the empty modules that lead to others, become plain attributes as well: `self.layer` then takes
-    a tenth of the time, since Python asks `nn.Module.__getattr__` last. Modules of the user are left alone.
-    """
-    waiting = [stage]
-    for module in waiting:  # grows meanwhile
-        module.__dict__.update(module._modules)
-        waiting += [child for child in module._modules.values() if type(child) is nn.Module]
+        return tuple(StageCode.of(stage.module) for stage in stages)
+    return tuple(StageCode(_compiled(stage, "inductor" if choice is True else choice)) for stage in stages)
 
 
 def _compiled(stage: Stage, backend: str) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from pipecompile.runtime.interpreter import Cell, Code, bind
 from pipecompile.runtime.mirrors import Mirrors
 from pipecompile.runtime.outputs import Outputs, own_loss
 from pipecompile.runtime.recompute import Footprints
+from pipecompile.runtime.stage_code import StageCode
 from pipecompile.stages import Stage
 from pipecompile.tracing.writing.regions import contained
 
@@ -48,17 +49,17 @@ def step_routes(routes: Sequence[Route], n_stages: int, with_target: bool, has_a
     return (*found, Route(LOSS, last, (HOST,)))
 
 
-def plain_cells(stages: Sequence[Stage], functions: Sequence[Function]) -> list[Cell]:
-    """Each stage as it is, computed by these functions."""
+def plain_cells(stages: Sequence[Stage], codes: Sequence[StageCode]) -> list[Cell]:
+    """Each stage as it is."""
     return [
-        Cell(function, stage.inputs, stage.outputs, stage.sized, Footprints.of(stage))
-        for stage, function in zip(stages, functions, strict=True)
+        Cell(code.run, stage.inputs, stage.outputs, stage.sized, Footprints.of(stage), code.look)
+        for stage, code in zip(stages, codes, strict=True)
     ]
 
 
 def loss_cells(
     stages: Sequence[Stage],
-    functions: Sequence[Function],
+    codes: Sequence[StageCode],
     routes: Sequence[Route],
     outputs: Outputs,
     loss_fn: Function | None,
@@ -66,12 +67,12 @@ def loss_cells(
     """Each stage as it is, the last one followed by the loss."""
     last = len(stages) - 1
     inputs = tuple(route.value for route in routes if last in route.consumers)
-    *others, plain = plain_cells(stages, functions)
+    *others, plain = plain_cells(stages, codes)
     written = tuple(inputs.index(plain.inputs[place]) for place in plain.prints.inputs)
     has_aux = any(route.value == AUX for route in routes)
     function = _with_loss(stages[-1], plain.function, inputs, outputs, _losses(loss_fn, has_aux=has_aux))
     named = (LOSS, AUX) if has_aux else (LOSS,)
-    return [*others, Cell(function, inputs, named, sized=True, prints=replace(plain.prints, inputs=written))]
+    return [*others, Cell(function, inputs, named, True, replace(plain.prints, inputs=written), plain.look)]
 
 
 def _with_loss(stage: Stage, module: Function, inputs: tuple[str, ...], outputs: Outputs, losses: Function) -> Function:
@@ -161,6 +162,8 @@ class Executable:
         """A frame for one mini-batch whose micro-batches have these sizes. Mirrors show their homes from now on."""
         self.mirrors.refresh()
         self.norms.forget()
+        for cell in self.cells:
+            cell.look()
         code = self.threaded if threaded else self.inline
         idle = self._idle[threaded]
         boxes: list[Any] = [SimpleQueue() if threaded else None for _ in range(code.n_boxes)] if not idle else []

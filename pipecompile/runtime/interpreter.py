@@ -11,7 +11,7 @@ where a box is a list entry, and in threads, where it is a queue of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -35,14 +35,15 @@ __all__ = ["Binder", "Cell", "Code", "bind"]
 @dataclass(frozen=True, slots=True)
 class Cell:
     """What a stage computes in one program: `function(*inputs, [size])` gives the tuple of `outputs`; `prints` says what
-    running it leaves behind.
+    running it leaves behind, and `look()` comes before a run of the program.
     """
 
     function: Callable[..., Sequence[Any]]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sized: bool
-    prints: Footprints = field(default_factory=Footprints)
+    prints: Footprints
+    look: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
