@@ -22,8 +22,8 @@ from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program
 from pipecompile.runtime.cells import Run, backward_cell, forward_cell, input_cell, weight_cell
 from pipecompile.runtime.divided import DividedBackward
 from pipecompile.runtime.frame import Frame
-from pipecompile.runtime.launches import Place, launches
-from pipecompile.runtime.order import merged
+from pipecompile.runtime.launches import launches
+from pipecompile.runtime.order import merged, with_frees
 from pipecompile.runtime.ports import Ports
 from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, drawing_alone, recompute_cell
 from pipecompile.runtime.streams import Act, DeviceStreams, Streams, launched
@@ -75,8 +75,10 @@ def bind(
     rows = tuple(tuple(binder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
     if is_apart := streams is not None or beside.overlap:
         rows = binder.launched(rows)
-    order, flat = binder.in_one_thread(rows, is_apart=is_apart)
-    return Code(program, rows, order, flat, len(binder.registers), len(binder.boxes), threaded)
+    walk = merged(program)
+    freed = dict.fromkeys(walk, ()) if is_apart else with_frees(program, walk)
+    flat = tuple(binder.then_free(rows[d][i], d, frees) for (d, i), frees in freed.items())
+    return Code(program, rows, tuple(freed), flat, len(binder.registers), len(binder.boxes), threaded)
 
 
 class Binder:
@@ -125,20 +127,15 @@ class Binder:
             for d, (row, found) in enumerate(zip(rows, launches(self.program, self.streams.apart), strict=True))
         )
 
-    def in_one_thread(
-        self, rows: Sequence[Sequence[Run]], *, is_apart: bool
-    ) -> tuple[tuple[Place, ...], tuple[Run, ...]]:
-        """A legal order of all instructions, as `Code` has it. Where streams run them apart each is launched by itself."""
-        freed: dict[Place, list[int]] = {}
-        latest: dict[int, Place] = {}
-        for d, i in merged(self.program):
-            instruction = self.program.rows[d][i]
-            if instruction.op is Op.FREE and d in latest and not is_apart:
-                freed[latest[d]].append(self.register(instruction.reads[0], d))
-            else:
-                latest[d] = d, i
-                freed[d, i] = []
-        return tuple(freed), tuple(_then_free(rows[d][i], tuple(after)) for (d, i), after in freed.items())
+    def then_free(self, run: Run, device: int, frees: Sequence[Operand]) -> Run:
+        indices = [self.register(operand, device) for operand in frees]
+
+        def run_and_free(frame: Frame) -> None:
+            run(frame)
+            for index in indices:
+                frame.registers[index] = None
+
+        return run_and_free if indices else run
 
     def act(self, run: Run, device: int, index: int) -> Act:
         instruction = self.program.rows[device][index]
@@ -252,24 +249,6 @@ def _free(index: int) -> Run:
         frame.registers[index] = None
 
     return free
-
-
-def _then_free(run: Run, after: tuple[int, ...]) -> Run:
-    if not after:
-        return run
-    index, *others = after
-
-    def run_and_free(frame: Frame) -> None:
-        run(frame)
-        frame.registers[index] = None
-
-    def run_and_free_all(frame: Frame) -> None:
-        run(frame)
-        registers = frame.registers
-        for index in after:
-            registers[index] = None
-
-    return run_and_free_all if others else run_and_free
 
 
 def _arrive(key: tuple[str, bool], microbatch: int, index: int, device: torch.device) -> Run:

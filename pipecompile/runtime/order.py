@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Value
+from pipecompile.ir import HOST, Instruction, Kind, Op, Operand, Program, Value
 
-__all__ = ["merged"]
+__all__ = ["merged", "with_frees"]
+
+Place = tuple[int, int]
+"""A device, and a place in its row."""
 
 
-def merged(program: Program) -> tuple[tuple[int, int], ...]:
-    """Instructions of all devices, as (device, place in its row), every RECV after its SEND.
+def merged(program: Program) -> tuple[Place, ...]:
+    """Instructions of all devices, every RECV after its SEND.
 
     The last device that can go on always does, so a value is used as soon as it is made, while it is in the cache. Stages
     run forward in their order, where the schedule leaves the choice: then random numbers are drawn as in the model.
     """
     walk = _Walk(program, [0] * program.n_devices)
     return tuple(walk.step() for _ in range(sum(map(len, program.rows))))
+
+
+def with_frees(program: Program, walk: Sequence[Place]) -> dict[Place, list[Operand]]:
+    """The instructions of a walk without FREEs, in order, and what is freed right after each of them on its device."""
+    freed: dict[Place, list[Operand]] = {}
+    latest: dict[int, Place] = {}
+    for d, i in walk:
+        instruction = program.rows[d][i]
+        if instruction.op is Op.FREE:
+            freed[latest[d]].append(instruction.reads[0])
+        else:
+            latest[d] = d, i
+            freed[d, i] = []
+    return freed
 
 
 @dataclass(slots=True)

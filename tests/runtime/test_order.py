@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import pipecompile as pc
-from pipecompile.ir import HOST, Op, Route
+from pipecompile.ir import HOST, Instruction, Op, Route
 from pipecompile.passes import lower
-from pipecompile.runtime.order import merged
+from pipecompile.runtime.order import merged, with_frees
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h2", "interleaved"])
@@ -32,3 +32,14 @@ def test_a_schedule_may_run_stages_out_of_order_where_no_value_asks_for_it() -> 
     schedule = pc.Schedule.from_csv("0F0,0F1,0B0,0B1\n2F0,2B0,2F1,2B1,1F0,1B0,1F1,1B1\n")
     program = lower(schedule, [Route("v", 0, (2,))])
     assert len(merged(program)) == sum(map(len, program.rows))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv"])
+def test_frees_follow_what_comes_before_them_on_their_device(name: str) -> None:
+    program = lower(pc.build_schedule(name, 4, 4, n_devices=2 if name == "zbv" else 4), [Route("v", 0, (1, 3))])
+    freed = with_frees(program, merged(program))
+    for device, row in enumerate(program.rows):
+        again = []
+        for index, operands in ((i, operands) for (d, i), operands in freed.items() if d == device):
+            again += [row[index], *(Instruction(Op.FREE, reads=(operand,)) for operand in operands)]
+        assert tuple(again) == row
