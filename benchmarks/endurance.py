@@ -104,8 +104,7 @@ def fail(faults: int) -> list[str]:
         )
         sound, surfaced, right, number = getattr(executable, name), 0, 0, faults // 20
         for _ in range(number):
-            device = chance.randrange(len(sound.rows))
-            executable.__dict__[name] = harmed(sound, device, chance.randrange(len(sound.rows[device])))
+            executable.__dict__[name] = harmed(sound, *chance.choice(sound.order))
             try:
                 pipe.step(x)
             except pc.RunError as error:
@@ -125,7 +124,8 @@ def harmed(code: Any, device: int, index: int) -> Any:
 
     rows: list[list[Callable[..., None]]] = [list(row) for row in code.rows]
     rows[device][index] = raises
-    return replace(code, rows=tuple(map(tuple, rows)), flat=tuple(rows[d][i] for d, i in code.order))
+    flat = tuple(raises if place == (device, index) else run for place, run in zip(code.order, code.flat, strict=True))
+    return replace(code, rows=tuple(map(tuple, rows)), flat=flat)
 
 
 def main() -> None:

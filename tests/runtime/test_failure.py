@@ -160,8 +160,7 @@ def test_faults_at_random_instructions(dispatch: str) -> None:
         sound = getattr(executable, name)
         threads = threading.active_count()
         for _ in range(8):
-            device = chance.randrange(4)
-            index = chance.randrange(len(sound.rows[device]))
+            device, index = chance.choice(sound.order)
             executable.__dict__[name] = harmed(sound, device, index)
             with pytest.raises(pc.RunError) as caught:
                 pipe.step(x)
@@ -185,7 +184,8 @@ def harmed(code: Code, device: int, index: int) -> Code:
 
     rows = [list(row) for row in code.rows]
     rows[device][index] = fail
-    return replace(code, rows=tuple(map(tuple, rows)), flat=tuple(rows[d][i] for d, i in code.order))
+    flat = tuple(fail if place == (device, index) else run for place, run in zip(code.order, code.flat, strict=True))
+    return replace(code, rows=tuple(map(tuple, rows)), flat=flat)
 
 
 class Slow(torch.autograd.Function):
