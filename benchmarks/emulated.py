@@ -1,10 +1,10 @@
-"""Streams proven without a GPU, the long run: emulated devices under random timings, and with every wait removed in turn.
+"""Streams proven without a GPU, the long run: emulated devices under random timings, and with every damage in turn.
 
     python benchmarks/emulated.py [--timings 20] [--markdown benchmarks/results/emulated.md]
 
 A timing gives every launch a delay of its own, and some streams none. Each must give the loss and the gradients of one thread,
-bit for bit. A removed wait is *seen* when the step differs with the launch that was waited for late by 20 ms, and with it who reads
-what is given back. The others are listed by what they wait for.
+bit for bit. A wait or event that is missing or moved is *seen* when the step differs with the launch that was waited for late by 20 ms,
+and with it who reads what is given back; a FREE when the step differs, or leaves something behind. The others are listed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile import placing
-from pipecompile.ir import Op
+from pipecompile.ir import Op, Program
 from pipecompile.runtime import divided
-from pipecompile.runtime.launches import launches
+from pipecompile.runtime.launches import Place, launches
 from pipecompile.schedules import CATALOGUE
 from tests.eager import square_loss
-from tests.emulated import EmulatedExecutable, waits_of
+from tests.emulated import EmulatedExecutable
+from tests.launch_mutants import free_earlier, mutants
 from tests.models import ZOO, deterministic
 
 STAGES, COUNT = 4, 4
@@ -93,29 +95,65 @@ def timings(
             yield name, schedule, checkpoint, equal, number
 
 
-def removed(
-    name: str, model: nn.Module, inputs: dict[str, Any], schedule: str
-) -> tuple[str, str, int, int, Counter[str]]:
+def damaged(name: str, model: nn.Module, inputs: dict[str, Any], schedule: str) -> Iterator[Harm]:
+    """Waits and events removed and moved, and FREEs moved before their last reader and removed: one at a time, all of them."""
     pipe = piped(model, inputs, schedule, "never")
     expected = outcome(pipe, inputs)
     made = EmulatedExecutable(pipe, COUNT)
-    planned = launches(made.program, made.streams.apart)
-    waits, missed = waits_of(planned), Counter[str]()
-    for d, i, k in waits:
-        late = planned[d][i].waits[k]
-        made.forget_to_wait(planned, d, i, k)
-        try:
-            seen = not same(outcome(pipe, inputs), expected)
-        except Exception:
-            seen = True
-        if not seen:
-            here, there = made.program.rows[d][i], made.program.rows[late[0]][late[1]]
-            kind = "gradient" if (*here.reads, *here.writes)[0].value.consumer is not None else "activation"
-            awaited = there.op.value if there.op is not Op.COMPUTE else "compute"
-            missed[f"{here.op.value} of a{'n' * (kind == 'activation')} {kind} after {awaited}"] += 1
-    assert made.n_runs == len(waits)
+    program, planned = made.program, launches(made.program, made.streams.apart)
+    tried, missed = Counter[str](), defaultdict[str, Counter[str]](Counter)
+    for mutant in mutants(program, planned):
+        made.suffer(mutant)
+        tried[mutant.kind] += 1
+        if survives(pipe, inputs, expected):
+            missed[mutant.kind].update({what_of(program, place, mutant.missed) for place in mutant.at})
+            tried[f"{mutant.kind}, not seen"] += 1
     made.streams.close()
-    return name, schedule, len(waits), sum(missed.values()), missed
+    for d, i in ((d, i) for d, row in enumerate(program.rows) for i, at in enumerate(row) if at.op is Op.FREE):
+        for kind, damage in (("FREE before its last reader", free_earlier(d, i)), ("FREE removed", without(d, i))):
+            made = EmulatedExecutable(pipe, COUNT, damage)
+            if made.was_harmed:
+                tried[kind] += 1
+                if survives(pipe, inputs, expected):
+                    missed[kind].update([str(program.rows[d][i].reads[0].value)])
+                    tried[f"{kind}, not seen"] += 1
+            made.streams.close()
+    for kind in (kind for kind in tried if not kind.endswith("not seen")):
+        yield Harm(name, schedule, kind, tried[kind], tried[f"{kind}, not seen"], missed[kind])
+
+
+@dataclass(frozen=True)
+class Harm:
+    """One kind of damage to one program; `what` were those that nobody saw."""
+
+    model: str
+    schedule: str
+    kind: str
+    tried: int
+    missed: int
+    what: Counter[str]
+
+
+def survives(pipe: pc.Pipeline, inputs: dict[str, Any], expected: Outcome) -> bool:
+    try:
+        return same(outcome(pipe, inputs), expected)
+    except Exception:  # a launch failed, or something was not freed
+        return False
+
+
+def without(d: int, i: int) -> Callable[[Program], Program]:
+    def damage(program: Program) -> Program:
+        row = (*program.rows[d][:i], *program.rows[d][i + 1 :])
+        return replace(program, rows=(*program.rows[:d], row, *program.rows[d + 1 :]))
+
+    return damage
+
+
+def what_of(program: Program, place: Place, missed: Place) -> str:
+    here, there = program.rows[place[0]][place[1]], program.rows[missed[0]][missed[1]]
+    kind = "gradient" if (*here.reads, *here.writes)[0].value.consumer is not None else "activation"
+    awaited = there.op.value if there.op is not Op.COMPUTE else "compute"
+    return f"{here.op.value} of a{'n' * (kind == 'activation')} {kind} after {awaited}"
 
 
 def main() -> None:
@@ -133,8 +171,9 @@ def main() -> None:
             print(*row, flush=True)
             rows.append(row)
         for schedule in ("1f1b", "zbv"):
-            harms.append(removed(name, model, inputs, schedule))
-            print(*harms[-1], flush=True)
+            for harm in damaged(name, model, inputs, schedule):
+                harms.append(harm)
+                print(harm, flush=True)
     command = f"python benchmarks/emulated.py --timings {options.timings} --models {' '.join(options.models)}"
     text = report(rows, harms, f"`{command}`, torch {torch.__version__}, {time.perf_counter() - start:.0f} s.")
     print(text)
@@ -142,7 +181,7 @@ def main() -> None:
         options.markdown.write_text(text)
 
 
-def report(rows: list[tuple[str, str, str, int, int]], harms: list[Any], command: str) -> str:
+def report(rows: list[tuple[str, str, str, int, int]], harms: list[Harm], command: str) -> str:
     lines = ["# Emulated devices", "", command, ""]
     lines += ["Timings that gave the loss and gradients of one thread, bit for bit:", ""]
     lines += ["| model | schedule | never | except_last | always |", "|---|---|---|---|---|"]
@@ -150,13 +189,13 @@ def report(rows: list[tuple[str, str, str, int, int]], harms: list[Any], command
     for name, schedule in dict.fromkeys((row[0], row[1]) for row in rows):
         modes = " | ".join(cells[name, schedule, mode] for mode in ("never", "except_last", "always"))
         lines.append(f"| {name} | {schedule} | {modes} |")
-    lines += ["", "Each wait removed, one at a time, and what it waited for late by 20 ms:", ""]
-    lines += ["| model | schedule | waits | not seen | these were |", "|---|---|---|---|---|"]
-    for name, schedule, waits, missed, kinds in harms:
-        what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "-"
-        lines.append(f"| {name} | {schedule} | {waits} | {missed} | {what} |")
+    lines += ["", "Damages, one at a time, with what was waited for late by 20 ms:", ""]
+    lines += ["| model | schedule | damage | tried | not seen | these were |", "|---|---|---|--:|--:|---|"]
+    for harm in harms:
+        what = ", ".join(f"{count} {kind}" for kind, count in harm.what.items()) or "-"
+        lines.append(f"| {harm.model} | {harm.schedule} | {harm.kind} | {harm.tried} | {harm.missed} | {what} |")
     lines += ["", "A FREE after its copy is not needed while autograd holds the same memory; other waits are not, where one that the",
-              "same stream has already implies them by a longer way.", ""]  # fmt: skip
+              "same stream has already implies them by a longer way. An event counts as seen when one of those who wait for it does.", ""]  # fmt: skip
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from pipecompile.schedules import CATALOGUE
-from tests.distributed.faults import KINDS, STEPS, Fault, Job, Trial, faults_of, warm
+from tests.distributed.faults import KINDS, STEPS, Ended, Fault, Job, Trial, faults_of, warm
 
 TRAINING = [name for name in CATALOGUE if name != "forward"]
 MOST = 10_000
@@ -45,14 +45,21 @@ def tried(job: Job, folder: Path, references: dict[tuple[str, int], Losses]) -> 
         return [f"no fault happened: {ended.said}"], 0.0
     wrong, at = faults_of(trial, ended), trial.note["time"]
     late = max(end for rank, end in enumerate(ended.times) if rank != job.fault.rank) - at
-    wrong += [f"the second start ended with {code}" for code in trial.start().codes if code]
+    wrong += failures("the second start", trial.start())
     if (job.schedule, job.world) not in references:
         plain = Trial(replace(job, fault=None), folder / "plain")
-        plain.start()
+        if failed := failures("a start without a fault", plain.start()):
+            return wrong + failed, late
         references[job.schedule, job.world] = plain.losses
     if trial.losses != references[job.schedule, job.world]:
         wrong.append(f"losses {trial.losses}")
     return wrong, late
+
+
+def failures(what: str, ended: Ended) -> list[str]:
+    """Which ranks failed, and the last that they said."""
+    pairs = zip(ended.codes, ended.said, strict=True)
+    return [f"{what} ended with {code}: {said[-300:]}" for code, said in pairs if code]
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import sleep
 from typing import Any
@@ -28,11 +28,12 @@ from pipecompile.runtime import interpreter
 from pipecompile.runtime.executable import Executable, loss_cells, step_routes
 from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.interpreter import bind
-from pipecompile.runtime.launches import Lane, Launch, Place, launches
+from pipecompile.runtime.launches import Lane, Place, launches
 from pipecompile.runtime.streams import Act
 from pipecompile.runtime.transport import Link
+from tests.launch_mutants import Launches, Mutant
 
-__all__ = ["EmulatedExecutable", "EmulatedStreams", "waits_of"]
+__all__ = ["EmulatedExecutable", "EmulatedStreams"]
 
 
 @dataclass(slots=True)
@@ -185,9 +186,6 @@ ALONE = 2
 """Users of a tensor that nobody holds but the handle, and who asks; so, of a storage, its tensor, and who asks."""
 
 
-Launches = tuple[tuple[Launch, ...], ...]
-
-
 class EmulatedExecutable(Executable):
     """A program on emulated devices; a run ends when everything that was launched is over, and leaves nothing behind."""
 
@@ -210,27 +208,13 @@ class EmulatedExecutable(Executable):
             self.__dict__["inline"] = bind(self.program, self.cells, self.devices, threaded=False, streams=self.streams)
         self._idle[False].clear()
 
-    def forget_to_wait(self, planned: Launches, d: int, i: int, k: int, seconds: float = 0.02) -> None:
-        """Launch without this wait; what was waited for is late, and so is who reads what this launch gives back."""
-        launch = planned[d][i]
-        less = replace(launch, waits=launch.waits[:k] + launch.waits[k + 1 :])
-        rows = [list(row) for row in planned]
-        rows[d][i] = less
-        self.bind(tuple(map(tuple, rows)))
-        instruction, row = self.program.rows[d][i], self.program.rows[d]
-        freed = instruction.reads if instruction.op is Op.FREE else ()
-        readers = {(d, j) for j in range(i) if row[j].op is Op.COMPUTE and not set(freed).isdisjoint(row[j].reads)}
-        self.streams.delay({launch.waits[k], *readers}, seconds)
+    def suffer(self, mutant: Mutant, seconds: float = 0.02) -> None:
+        """Launch like this, what has to be late for it to show so late."""
+        self.bind(mutant.launches)
+        self.streams.delay(mutant.late(self.program), seconds)
 
     def run(self, code: Any, frame: Frame, crew: Any = None) -> None:
         self.n_runs += 1
         super().run(code, frame, crew)
         self.streams.finish()
         assert not any(register is not None for register in frame.registers), "something was not freed"
-
-
-def waits_of(planned: Launches) -> list[tuple[int, int, int]]:
-    """Every wait: device, launch, which of its waits."""
-    return [
-        (d, i, k) for d, row in enumerate(planned) for i, launch in enumerate(row) for k in range(len(launch.waits))
-    ]

@@ -72,6 +72,7 @@ def bind(
     """Resolve a program for `devices` (one per pipeline device) and their streams. Linear in its instructions."""
     beside = DeviceStreams(devices)
     binder = Binder(program, cells, devices, streams or beside, threaded)
+    binder.divides = threaded or streams is not None or not is_alone(devices)
     rows = tuple(tuple(binder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
     if is_apart := streams is not None or beside.overlap:
         rows = binder.launched(rows)
@@ -81,7 +82,16 @@ def bind(
     return Code(program, rows, tuple(freed), flat, len(binder.registers), len(binder.boxes), threaded)
 
 
+def is_alone(devices: Sequence[torch.device]) -> bool:
+    """Whether one thread does the work of all devices: nothing runs beside I, and W is as well done with it, for less."""
+    return all(device.type == "cpu" for device in devices)
+
+
 class Binder:
+    """`divides`: backwards of which a schedule makes I and W are divided; else I does it all, and W nothing."""
+
+    divides = True
+
     def __init__(
         self,
         program: Program,
@@ -171,6 +181,10 @@ class Binder:
                 return recompute_cell(ran, inputs, ports.reads[way], ports.writes[kept])
             case Kind.BACKWARD:
                 return backward_cell(ports.reads[kept], gradients, sent)
+            case Kind.INPUT_GRAD if not self.divides:
+                return backward_cell(ports.reads[kept], gradients, sent)
+            case Kind.WEIGHT_GRAD if not self.divides:
+                return lambda _frame: None
             case Kind.INPUT_GRAD:
                 return input_cell(ports.reads[kept], gradients, sent, ports.writes[left], self.divided(s, place))
             case Kind.WEIGHT_GRAD:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +15,10 @@ from pipecompile import placing
 from pipecompile.ir import Op, Program
 from pipecompile.passes import lower
 from pipecompile.runtime import divided
-from pipecompile.runtime.launches import launches
+from pipecompile.runtime.launches import Place, launches
 from tests.eager import square_loss
-from tests.emulated import EmulatedExecutable, waits_of
+from tests.emulated import EmulatedExecutable
+from tests.launch_mutants import Launches, free_earlier, mutants
 from tests.models import UNet
 
 COUNT = 4
@@ -118,8 +118,8 @@ def test_views_of_what_was_received(schedule: str, monkeypatch: pytest.MonkeyPat
                 assert same(outcome(pipe, x), expected), seed
 
 
-def test_without_any_one_wait_some_timing_differs() -> None:
-    """What was waited for is late, and nobody waits: a value is read too early, or overwritten.
+def test_without_any_one_wait_or_event_some_timing_differs() -> None:
+    """What was waited for is late, and nobody waits, or waits for less: a value is read too early, or overwritten.
 
     Only tanh's results may be given back too early: they are part of what autograd saved, which holds them.
     """
@@ -129,32 +129,23 @@ def test_without_any_one_wait_some_timing_differs() -> None:
     expected = outcome(pipe, x)
     with emulated(pipe) as made:
         planned = launches(made.program, made.streams.apart)
-        for d, i, k in waits_of(planned)[::2]:
-            made.forget_to_wait(planned, d, i, k)
+        seen = set()
+        for mutant in list(mutants(made.program, planned))[::5]:
+            made.suffer(mutant)
             harmless = survives(made, pipe, x, expected)
-            instruction = made.program.rows[d][i]
-            what = instruction.reads[0].value if instruction.op is Op.FREE else None
-            is_sent = what is not None and what.consumer is None and planned[d][i].lane == (d, d)
-            is_held = is_sent and what is not None and what.name.startswith("tanh")
-            assert harmless == is_held, (instruction, planned[d][i])
+            is_held = all(_holds(made.program, planned, place) for place in mutant.at)
+            assert harmless == is_held, (mutant.kind, [str(made.program.rows[d][i]) for d, i in mutant.at])
+            seen.add(mutant.kind)
+        assert len(seen) == 4
 
 
-def earlier(device: int, index: int) -> Callable[[Program], Program]:
-    """Move a FREE, the first from `index` on, before the last instruction that reads what it frees."""
-
-    def damage(program: Program) -> Program:
-        row = list(program.rows[device])
-        free = next((i for i in range(index, len(row)) if row[i].op is Op.FREE), None)
-        if free is None:
-            return program
-        (operand,) = row[free].reads
-        readers = [i for i in range(free) if operand in row[i].reads]
-        if not readers:
-            return program
-        row.insert(readers[-1], row.pop(free))
-        return replace(program, rows=(*program.rows[:device], tuple(row), *program.rows[device + 1 :]))
-
-    return damage
+def _holds(program: Program, planned: Launches, place: Place) -> bool:
+    """Does autograd hold what is given back there?"""
+    d, i = place
+    instruction = program.rows[d][i]
+    what = instruction.reads[0].value if instruction.op is Op.FREE else None
+    is_sent = what is not None and what.consumer is None and planned[d][i].lane == (d, d)
+    return is_sent and what is not None and what.name.startswith("tanh")
 
 
 def test_given_back_one_use_too_early() -> None:
@@ -166,7 +157,7 @@ def test_given_back_one_use_too_early() -> None:
     tried = 0
     for row in range(4):
         for index in range(3, 40, 6):
-            with emulated(pipe, earlier(row, index)) as made:
+            with emulated(pipe, free_earlier(row, index)) as made:
                 if made.was_harmed:
                     tried += 1
                     assert not survives(made, pipe, x, expected), (row, index)

@@ -14,7 +14,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile import placing
 from pipecompile.ir import Action, Kind
-from pipecompile.runtime import divided
+from pipecompile.runtime import divided, interpreter
 from pipecompile.schedules import CATALOGUE
 from tests.eager import accumulate, assert_same, square_loss
 from tests.models import ZOO, deterministic
@@ -27,6 +27,7 @@ TRAINING = [*(name for name in CATALOGUE if name != "forward"), "auto"]
 @pytest.fixture(autouse=True)
 def _every_weight_is_worth_a_w(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(divided.WORTH, "cpu", 0.0)
+    monkeypatch.setattr(interpreter, "is_alone", lambda _devices: False)
 
 
 def devices_of(name: str) -> list[int]:
