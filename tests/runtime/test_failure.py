@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 import pipecompile as pc
-from pipecompile.runtime import dispatch as dispatching
+from pipecompile.runtime import watchdog
 from pipecompile.runtime.interpreter import Code
 from tests.eager import accumulate, assert_same, square_loss
 
@@ -214,7 +214,7 @@ def test_a_step_that_stands_still_says_where(monkeypatch: pytest.MonkeyPatch) ->
         Sleeps(), 2, example_args=(torch.randn(2, 4),), n_microbatches=1, loss_fn=square_loss, cost="analytic",
         devices=["cpu"] * 2, dispatch="threads",
     )  # fmt: skip
-    monkeypatch.setattr(dispatching, "PATIENCE", 0.1)
+    monkeypatch.setattr(watchdog, "PATIENCE", 0.1)
     with pytest.warns(
         RuntimeWarning, match=r"stood still for 0.1 s: device 0 at (0F0|SEND|RECV).*device 1 at (1F0|RECV)"
     ):
