@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +168,14 @@ class Trial:
 
     def start(self, patience: float = 120.0) -> Ended:
         """All ranks, until they end. One that runs after so many seconds hangs: it is killed, and has no code."""
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-        ranks = [FORK.Process(target=_rank, args=(rank, store.port, self)) for rank in range(self.job.world)]
+        lines = [FORK.Pipe(duplex=False) for _ in range(self.job.world)]
+        ranks = [FORK.Process(target=_rank, args=(rank, line, self)) for rank, (line, _) in enumerate(lines)]
         for process in ranks:
             process.start()
+        # the store has a thread, and a process that is forked beside it may find a lock taken that nobody gives back
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        for _, line in lines:
+            line.send(store.port)
         end, times = time.monotonic() + patience, [0.0] * len(ranks)
         while not all(times) and time.monotonic() < end:
             times = [at or time.time() * (not process.is_alive()) for at, process in zip(times, ranks, strict=True)]
@@ -218,11 +223,11 @@ def _imported() -> list[str]:
     return [name for name in sys.modules if name not in before]
 
 
-def _rank(rank: int, port: int, trial: Trial) -> None:
+def _rank(rank: int, line: Connection, trial: Trial) -> None:
     log = os.open(trial.folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    store = dist.TCPStore("127.0.0.1", line.recv(), is_master=False, timeout=timedelta(seconds=60))
     limit = timedelta(seconds=trial.job.timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=trial.job.world, timeout=limit)
     train(trial.folder, trial.job)
