@@ -10,7 +10,7 @@ is a third of their time. All else is the stage module's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -31,10 +31,11 @@ class StageCode:
     @classmethod
     def of(cls, stage: fx.GraphModule) -> StageCode:
         """The code of a stage that is not rewritten any more."""
-        targets = [(node.op, str(node.target)) for node in stage.graph.nodes if node.op in ("call_module", "get_attr")]
-        only_called = {name for op, name in targets if op == "call_module"} - {n.rpartition(".")[0] for _, n in targets}
+        nodes = [node for node in stage.graph.nodes if node.op in ("call_module", "get_attr")]
+        called = {str(node.target) for node in nodes if node.op == "call_module"}
+        entered = {around for node in nodes for around in _around(str(node.target))}
         layers: list[tuple[dict[str, Any], str, nn.Module]] = []
-        children = _within_reach(stage, "", frozenset(only_called), layers)
+        children = _within_reach(stage, "", called - entered, layers)
         return cls(MethodType(type(stage).forward, children), tuple(layers))
 
     def look(self) -> None:
@@ -52,8 +53,13 @@ class StageCode:
             attributes[name] = layer.forward if is_plain else layer
 
 
+def _around(target: str) -> Iterator[str]:
+    """The modules that are passed on the way: of `a.b.c` these are `a` and `a.b`."""
+    return (target[:place] for place, letter in enumerate(target) if letter == ".")
+
+
 def _within_reach(
-    module: nn.Module, path: str, called: frozenset[str], layers: list[tuple[dict[str, Any], str, nn.Module]]
+    module: nn.Module, path: str, called: set[str], layers: list[tuple[dict[str, Any], str, nn.Module]]
 ) -> _Children:
     """The children of the stage, or of an empty module that leads to others."""
     children = _Children(module)

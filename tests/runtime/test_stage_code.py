@@ -15,16 +15,27 @@ import pipecompile as pc
 from pipecompile.runtime.stage_code import StageCode
 
 
+class Gate(nn.Module):
+    """Python decides by a value here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterDict({"one": torch.ones(6)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scales.one if x.sum() > 0 else x / 2
+
+
 class Tied(nn.Module):
-    """An embedding that is called, and whose weight is read as well."""
+    """A layer that is called, and whose weight is read as well; and one that is kept whole, of which a part is read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.ReLU(), nn.Linear(6, 6)))
-        self.head = nn.Linear(6, 6, bias=False)
+        self.head, self.gate = nn.Linear(6, 6, bias=False), Gate()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x)) @ self.head.weight
+        return self.gate(self.head(self.body(x)) @ self.head.weight) + self.gate.scales.one
 
 
 def piped(model: nn.Module, x: torch.Tensor, **options: Any) -> pc.Pipeline:
@@ -95,11 +106,11 @@ def test_layers_of_their_own_kind_of_call_are_called() -> None:
 
 def test_a_stage_module_stays_as_it_is() -> None:
     model, x = Tied(), torch.randn(4, 6)
-    pipe = piped(model, x)
+    pipe = piped(model, x, split_before=["body.1.0"])
     pipe.step(x)
     calls: list[int] = []
     model.body[0].register_forward_hook(lambda *_: calls.append(1))
     pipe.stages[0].module(x)
     assert calls == [1]
     found = {name for stage in pipe.stages for _, name, _ in StageCode.of(stage.module).layers}
-    assert found == {"0", "1"}, "the head's weight is read, so the head is found in the stage itself"
+    assert found == {"0", "1"}, "of the head and the gate something is read, so they are called as they are"
