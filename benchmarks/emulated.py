@@ -4,7 +4,8 @@
 
 A timing gives every launch a delay of its own, and some streams none. Each must give the loss and the gradients of one thread,
 bit for bit. A wait or event that is missing or moved is *seen* when the step differs with the launch that was waited for late by 20 ms,
-and with it who reads what is given back; a FREE when the step differs, or leaves something behind. The others are listed.
+and with it who reads what is given back; so is a FREE that comes too early. A FREE that is missing makes no wrong number: it is seen when the
+verifier refuses the program, as it does before anything runs. The others are listed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import copy
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile import placing
+from pipecompile.checks import verify
+from pipecompile.errors import VerifyError
 from pipecompile.ir import Op, Program
 from pipecompile.runtime import divided
 from pipecompile.runtime.launches import Place, launches
@@ -110,14 +113,14 @@ def damaged(name: str, model: nn.Module, inputs: dict[str, Any], schedule: str) 
             tried[f"{mutant.kind}, not seen"] += 1
     made.streams.close()
     for d, i in ((d, i) for d, row in enumerate(program.rows) for i, at in enumerate(row) if at.op is Op.FREE):
-        for kind, damage in (("FREE before its last reader", free_earlier(d, i)), ("FREE removed", without(d, i))):
-            made = EmulatedExecutable(pipe, COUNT, damage)
-            if made.was_harmed:
-                tried[kind] += 1
-                if survives(pipe, inputs, expected):
-                    missed[kind].update([str(program.rows[d][i].reads[0].value)])
-                    tried[f"{kind}, not seen"] += 1
-            made.streams.close()
+        made = EmulatedExecutable(pipe, COUNT, free_earlier(d, i))
+        outlives = {"FREE before its last reader": survives(pipe, inputs, expected)} if made.was_harmed else {}
+        made.streams.close()
+        for kind, unseen in (outlives | {"FREE removed": is_legal(without(program, d, i))}).items():
+            tried[kind] += 1
+            if unseen:
+                missed[kind].update([str(program.rows[d][i].reads[0].value)])
+                tried[f"{kind}, not seen"] += 1
     for kind in (kind for kind in tried if not kind.endswith("not seen")):
         yield Harm(name, schedule, kind, tried[kind], tried[f"{kind}, not seen"], missed[kind])
 
@@ -141,12 +144,17 @@ def survives(pipe: pc.Pipeline, inputs: dict[str, Any], expected: Outcome) -> bo
         return False
 
 
-def without(d: int, i: int) -> Callable[[Program], Program]:
-    def damage(program: Program) -> Program:
-        row = (*program.rows[d][:i], *program.rows[d][i + 1 :])
-        return replace(program, rows=(*program.rows[:d], row, *program.rows[d + 1 :]))
+def without(program: Program, d: int, i: int) -> Program:
+    row = (*program.rows[d][:i], *program.rows[d][i + 1 :])
+    return replace(program, rows=(*program.rows[:d], row, *program.rows[d + 1 :]))
 
-    return damage
+
+def is_legal(program: Program) -> bool:
+    try:
+        verify(program)
+    except VerifyError:
+        return False
+    return True
 
 
 def what_of(program: Program, place: Place, missed: Place) -> str:
