@@ -2,10 +2,12 @@
 
 torchrun --standalone --nproc-per-node=2 examples/train_distributed.py --out out
 
-Started again, it goes on from the last checkpoint, on as many processes as there are then.
+Started again, it goes on from the last checkpoint, on as many processes as there are then; with `--max-restarts=3` torchrun does
+that by itself when a process fails.
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ import pipecompile as pc
 
 def main() -> None:
     options = parse_options()
-    dist.init_process_group("gloo")
+    join()
     torch.set_num_threads(1)
     torch.manual_seed(0)  # the same weights on every rank, and here the same data
     x = torch.randn(options.batch, 3, options.image_size, options.image_size)
@@ -53,6 +55,14 @@ def main() -> None:
         if options.out and ((step + 1) % options.every == 0 or step + 1 == options.steps):
             dcp.save(state(), checkpoint_id=f"{options.out}/{step + 1:08d}")  # under the model's own names
     dist.destroy_process_group()
+
+
+def join() -> None:
+    """`init_process_group` for starts that may be followed by others: torchrun's store keeps the addresses of processes that are gone."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
 
 def parse_options() -> argparse.Namespace:
