@@ -52,9 +52,13 @@ def step_routes(routes: Sequence[Route], n_stages: int, with_target: bool, has_a
 def plain_cells(stages: Sequence[Stage], codes: Sequence[StageCode]) -> list[Cell]:
     """Each stage as it is."""
     return [
-        Cell(code.run, stage.inputs, stage.outputs, stage.sized, Footprints.of(stage), code.look)
+        Cell(code.run, stage.inputs, stage.outputs, stage.sized, Footprints.of(stage), code.look, _weights(stage))
         for stage, code in zip(stages, codes, strict=True)
     ]
+
+
+def _weights(stage: Stage) -> frozenset[int]:
+    return frozenset(map(id, stage.module.parameters()))
 
 
 def loss_cells(
@@ -72,7 +76,10 @@ def loss_cells(
     has_aux = any(route.value == AUX for route in routes)
     function = _with_loss(stages[-1], plain.function, inputs, outputs, _losses(loss_fn, has_aux=has_aux))
     named = (LOSS, AUX) if has_aux else (LOSS,)
-    return [*others, Cell(function, inputs, named, True, replace(plain.prints, inputs=written), plain.look)]
+    return [
+        *others,
+        Cell(function, inputs, named, True, replace(plain.prints, inputs=written), plain.look, plain.weights),
+    ]
 
 
 def _with_loss(stage: Stage, module: Function, inputs: tuple[str, ...], outputs: Outputs, losses: Function) -> Function:

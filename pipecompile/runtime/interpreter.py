@@ -23,7 +23,7 @@ from pipecompile.runtime.cells import Run, backward_cell, forward_cell, input_ce
 from pipecompile.runtime.divided import DividedBackward
 from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.launches import launches
-from pipecompile.runtime.order import merged, with_frees
+from pipecompile.runtime.order import joins_halves, merged, with_frees
 from pipecompile.runtime.ports import Ports
 from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, drawing_alone, recompute_cell
 from pipecompile.runtime.streams import Act, DeviceStreams, Streams, launched
@@ -44,6 +44,7 @@ class Cell:
     sized: bool
     prints: Footprints
     look: Callable[[], None]
+    weights: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +73,21 @@ def bind(
     """Resolve a program for `devices` (one per pipeline device) and their streams. Linear in its instructions."""
     beside = DeviceStreams(devices)
     binder = Binder(program, cells, devices, streams or beside, threaded)
-    binder.divides = threaded or streams is not None or not is_alone(devices)
+    is_alone = not threaded and streams is None and all(device.type == "cpu" for device in devices)
+    binder.joins = is_alone and joins_halves(program, [cell.weights for cell in cells])
     rows = tuple(tuple(binder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
     if is_apart := streams is not None or beside.overlap:
         rows = binder.launched(rows)
     walk = merged(program)
     freed = dict.fromkeys(walk, ()) if is_apart else with_frees(program, walk)
-    flat = tuple(binder.then_free(rows[d][i], d, frees) for (d, i), frees in freed.items())
+    flat = tuple(_then_free(rows[d][i], [binder.register(o, d) for o in frees]) for (d, i), frees in freed.items())
     return Code(program, rows, tuple(freed), flat, len(binder.registers), len(binder.boxes), threaded)
 
 
-def is_alone(devices: Sequence[torch.device]) -> bool:
-    """Whether one thread does the work of all devices: nothing runs beside I, and W is as well done with it, for less."""
-    return all(device.type == "cpu" for device in devices)
-
-
 class Binder:
-    """`divides`: backwards of which a schedule makes I and W are divided; else I does it all, and W nothing."""
+    """`joins`: I does all of a backward, and W nothing."""
 
-    divides = True
+    joins = False
 
     def __init__(
         self,
@@ -122,8 +119,7 @@ class Binder:
             case Op.RECV:
                 return self.receive(instruction, device)
             case Op.FREE:
-                index = self.register(instruction.reads[0], device)
-                return _free(index)
+                return _then_free(_nothing, [self.register(instruction.reads[0], device)])
             case Op.BROADCAST | Op.REDUCE:
                 raise AssertionError("within one process, mirrors refresh and sum tied parameters")
 
@@ -136,16 +132,6 @@ class Binder:
             )
             for d, (row, found) in enumerate(zip(rows, launches(self.program, self.streams.apart), strict=True))
         )
-
-    def then_free(self, run: Run, device: int, frees: Sequence[Operand]) -> Run:
-        indices = [self.register(operand, device) for operand in frees]
-
-        def run_and_free(frame: Frame) -> None:
-            run(frame)
-            for index in indices:
-                frame.registers[index] = None
-
-        return run_and_free if indices else run
 
     def act(self, run: Run, device: int, index: int) -> Act:
         instruction = self.program.rows[device][index]
@@ -181,10 +167,10 @@ class Binder:
                 return recompute_cell(ran, inputs, ports.reads[way], ports.writes[kept])
             case Kind.BACKWARD:
                 return backward_cell(ports.reads[kept], gradients, sent)
-            case Kind.INPUT_GRAD if not self.divides:
+            case Kind.INPUT_GRAD if self.joins:
                 return backward_cell(ports.reads[kept], gradients, sent)
-            case Kind.WEIGHT_GRAD if not self.divides:
-                return lambda _frame: None
+            case Kind.WEIGHT_GRAD if self.joins:
+                return _nothing
             case Kind.INPUT_GRAD:
                 return input_cell(ports.reads[kept], gradients, sent, ports.writes[left], self.divided(s, place))
             case Kind.WEIGHT_GRAD:
@@ -258,11 +244,17 @@ ABORT = object()
 """What a failing device puts into every box."""
 
 
-def _free(index: int) -> Run:
-    def free(frame: Frame) -> None:
-        frame.registers[index] = None
+def _nothing(_frame: Frame) -> None:
+    """Of a W whose work I did; of a FREE before it frees."""
 
-    return free
+
+def _then_free(run: Run, indices: Sequence[int]) -> Run:
+    def run_and_free(frame: Frame) -> None:
+        run(frame)
+        for index in indices:
+            frame.registers[index] = None
+
+    return run_and_free if indices else run
 
 
 def _arrive(key: tuple[str, bool], microbatch: int, index: int, device: torch.device) -> Run:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pipecompile.ir import HOST, Instruction, Kind, Op, Operand, Program, Value
 
-__all__ = ["merged", "with_frees"]
+__all__ = ["joins_halves", "merged", "with_frees"]
 
 Place = tuple[int, int]
 """A device, and a place in its row."""
@@ -35,6 +35,19 @@ def with_frees(program: Program, walk: Sequence[Place]) -> dict[Place, list[Oper
             latest[d] = d, i
             freed[d, i] = []
     return freed
+
+
+def joins_halves(program: Program, weights: Sequence[frozenset[int]]) -> bool:
+    """Whether I may as well do the work of W, which takes less where nothing runs beside it: gradients are added up in the same order, as
+    every stage's W come in the order of its I, and no weight, known by its number, is of several stages.
+    """
+    order: dict[tuple[int, Kind], list[int]] = {}
+    for action in (instruction.action for row in program.rows for instruction in row):
+        if action is not None:
+            order.setdefault((action.stage, action.kind), []).append(action.microbatch)
+    is_shared = len(frozenset[int]().union(*weights)) < sum(map(len, weights))
+    stages = range(len(weights))
+    return not is_shared and all(order.get((s, Kind.INPUT_GRAD)) == order.get((s, Kind.WEIGHT_GRAD)) for s in stages)
 
 
 @dataclass(slots=True)

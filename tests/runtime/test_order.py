@@ -7,7 +7,7 @@ import pytest
 import pipecompile as pc
 from pipecompile.ir import HOST, Instruction, Op, Route
 from pipecompile.passes import lower
-from pipecompile.runtime.order import merged, with_frees
+from pipecompile.runtime.order import joins_halves, merged, with_frees
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h2", "interleaved"])
@@ -43,3 +43,14 @@ def test_frees_follow_what_comes_before_them_on_their_device(name: str) -> None:
         for index, operands in ((i, operands) for (d, i), operands in freed.items() if d == device):
             again += [row[index], *(Instruction(Op.FREE, reads=(operand,)) for operand in operands)]
         assert tuple(again) == row
+
+
+def test_halves_are_joined_where_no_sum_changes() -> None:
+    program, swapped = (
+        lower(pc.Schedule.from_csv(f"0F0,0F1,0I0,0I1,{late}\n1F0,1I0,1F1,1I1,1W0,1W1\n"), [Route("v", 0, (1,))])
+        for late in ("0W0,0W1", "0W1,0W0")
+    )
+    apart, tied = [frozenset({1}), frozenset({2, 3})], [frozenset({1, 2}), frozenset({2})]
+    assert joins_halves(program, apart)
+    assert not joins_halves(swapped, apart), "the weights of stage 0 add up in another order"
+    assert not joins_halves(program, tied), "a weight adds up what two stages give"

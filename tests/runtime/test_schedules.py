@@ -27,7 +27,7 @@ TRAINING = [*(name for name in CATALOGUE if name != "forward"), "auto"]
 @pytest.fixture(autouse=True)
 def _every_weight_is_worth_a_w(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(divided.WORTH, "cpu", 0.0)
-    monkeypatch.setattr(interpreter, "is_alone", lambda _devices: False)
+    monkeypatch.setattr(interpreter, "joins_halves", lambda *_: False)
 
 
 def devices_of(name: str) -> list[int]:
