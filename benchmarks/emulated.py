@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -31,6 +32,9 @@ from pipecompile.ir import Op, Program
 from pipecompile.runtime import divided
 from pipecompile.runtime.launches import Place, launches
 from pipecompile.schedules import CATALOGUE
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from tests.eager import square_loss
 from tests.emulated import EmulatedExecutable
 from tests.launch_mutants import free_earlier, mutants

@@ -12,6 +12,7 @@ import argparse
 import copy
 import gc
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,9 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.schedules import CATALOGUE
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from tests.eager import accumulate, square_loss
 
 STAGES, COUNT = 4, 4

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -21,6 +22,9 @@ from pathlib import Path
 import torch
 
 from pipecompile.schedules import CATALOGUE
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from tests.distributed.faults import KINDS, STEPS, Ended, Fault, Job, Trial, faults_of, warm
 
 TRAINING = [name for name in CATALOGUE if name != "forward"]
