@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile import placing
-from pipecompile.checks import verify
-from pipecompile.errors import VerifyError
 from pipecompile.ir import Op, Program
 from pipecompile.runtime import divided
 from pipecompile.runtime.launches import Place, launches
@@ -37,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.eager import square_loss
 from tests.emulated import EmulatedExecutable
-from tests.launch_mutants import free_earlier, mutants
+from tests.launch_mutants import free_earlier, is_legal, mutants, with_row
 from tests.models import ZOO, deterministic
 
 STAGES, COUNT = 4, 4
@@ -115,16 +113,24 @@ def damaged(name: str, model: nn.Module, inputs: dict[str, Any], schedule: str) 
         if survives(pipe, inputs, expected):
             missed[mutant.kind].update({what_of(program, place, mutant.missed) for place in mutant.at})
             tried[f"{mutant.kind}, not seen"] += 1
+    assert made.n_runs == tried.total() - sum(tried[f"{kind}, not seen"] for kind in missed)
     made.streams.close()
     for d, i in ((d, i) for d, row in enumerate(program.rows) for i, at in enumerate(row) if at.op is Op.FREE):
         made = EmulatedExecutable(pipe, COUNT, free_earlier(d, i))
         outlives = {"FREE before its last reader": survives(pipe, inputs, expected)} if made.was_harmed else {}
+        assert made.n_runs == len(outlives)
         made.streams.close()
-        for kind, unseen in (outlives | {"FREE removed": is_legal(without(program, d, i))}).items():
+        for kind, unseen in (
+            outlives
+            | {"FREE removed": is_legal(with_row(program, d, (*program.rows[d][:i], *program.rows[d][i + 1 :])))}
+        ).items():
             tried[kind] += 1
             if unseen:
                 missed[kind].update([str(program.rows[d][i].reads[0].value)])
                 tried[f"{kind}, not seen"] += 1
+    made = EmulatedExecutable(pipe, COUNT)
+    assert survives(pipe, inputs, expected), "undamaged, the step is right, after all these"
+    made.streams.close()
     for kind in (kind for kind in tried if not kind.endswith("not seen")):
         yield Harm(name, schedule, kind, tried[kind], tried[f"{kind}, not seen"], missed[kind])
 
@@ -146,19 +152,6 @@ def survives(pipe: pc.Pipeline, inputs: dict[str, Any], expected: Outcome) -> bo
         return same(outcome(pipe, inputs), expected)
     except Exception:  # a launch failed, or something was not freed
         return False
-
-
-def without(program: Program, d: int, i: int) -> Program:
-    row = (*program.rows[d][:i], *program.rows[d][i + 1 :])
-    return replace(program, rows=(*program.rows[:d], row, *program.rows[d + 1 :]))
-
-
-def is_legal(program: Program) -> bool:
-    try:
-        verify(program)
-    except VerifyError:
-        return False
-    return True
 
 
 def what_of(program: Program, place: Place, missed: Place) -> str:

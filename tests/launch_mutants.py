@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pipecompile.ir import Op, Program
+from pipecompile.checks import verify
+from pipecompile.errors import VerifyError
+from pipecompile.ir import Instruction, Op, Program
 from pipecompile.runtime.launches import Lane, Launch, Place
 from pipecompile.runtime.order import merged
 
-__all__ = ["Launches", "Mutant", "free_earlier", "mutants", "waits_of"]
+__all__ = ["Launches", "Mutant", "free_earlier", "is_legal", "mutants", "waits_of", "with_row"]
 
 Launches = tuple[tuple[Launch, ...], ...]
 Waits = dict[Place, tuple[Place, ...]]
@@ -73,9 +75,21 @@ def free_earlier(device: int, index: int) -> Callable[[Program], Program]:
         if not readers:
             return program
         row.insert(readers[-1], row.pop(free))
-        return replace(program, rows=(*program.rows[:device], tuple(row), *program.rows[device + 1 :]))
+        return with_row(program, device, tuple(row))
 
     return damage
+
+
+def with_row(program: Program, device: int, row: tuple[Instruction, ...]) -> Program:
+    return replace(program, rows=(*program.rows[:device], row, *program.rows[device + 1 :]))
+
+
+def is_legal(program: Program) -> bool:
+    try:
+        verify(program)
+    except VerifyError:
+        return False
+    return True
 
 
 def _neighbours(program: Program, planned: Launches) -> tuple[dict[Place, Place], dict[Place, Place]]:

@@ -105,18 +105,13 @@ def backward_cell(saved: int, gradients: Gradients, sent: Sent) -> Run:
         registers = frame.registers
         kept: Saved = registers[saved]
         roots, given = _given(registers, kept, gradients)
-        _back(registers, kept, roots, given, sent)
+        if roots:
+            accumulate(roots, given)
+        for index, position in sent:
+            leaf = kept.leaves[position]
+            registers[index] = None if leaf is None else leaf.grad
 
     return backward
-
-
-def _back(registers: list[Any], kept: Saved, roots: list[GradientEdge], given: list[torch.Tensor], sent: Sent) -> None:
-    """The backward of a cell in one, and what it sends."""
-    if roots:
-        accumulate(roots, given)
-    for index, position in sent:
-        leaf = kept.leaves[position]
-        registers[index] = None if leaf is None else leaf.grad
 
 
 def input_cell(saved: int, gradients: Gradients, sent: Sent, left: int, divided: DividedBackward) -> Run:
@@ -126,15 +121,12 @@ def input_cell(saved: int, gradients: Gradients, sent: Sent, left: int, divided:
         registers = frame.registers
         kept: Saved = registers[saved]
         roots, given = _given(registers, kept, gradients)
+        places = [place for place, leaf in enumerate(kept.leaves) if leaf is not None]
         leaves = [leaf for leaf in kept.leaves if leaf is not None]
-        if divided.is_whole(leaves, is_hooked=kept.is_hooked):
-            registers[left] = None
-            _back(registers, kept, roots, given, sent)
-            return
         found, registers[left] = divided.inward(leaves, roots, given, is_hooked=kept.is_hooked)
-        gradient_of = {id(leaf): gradient for leaf, gradient in zip(leaves, found, strict=True)}
+        gradient_of = dict(zip(places, found, strict=True))
         for index, position in sent:
-            registers[index] = gradient_of.get(id(kept.leaves[position]))
+            registers[index] = gradient_of.get(position)
 
     return input_grad
 
@@ -143,8 +135,7 @@ def weight_cell(left: int, divided: DividedBackward) -> Run:
     """W."""
 
     def weight_grad(frame: Frame) -> None:
-        if (rest := frame.registers[left]) is not None:
-            divided.outward(rest)
+        divided.outward(frame.registers[left])
 
     return weight_grad
 

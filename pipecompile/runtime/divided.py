@@ -24,6 +24,11 @@ from pipecompile.runtime.forks import WORTH, Division, Structure, divide, explor
 __all__ = ["DividedBackward", "Left", "hooks_registered"]
 
 
+def hooks_registered() -> int:
+    """A count that grows with every hook that anybody registers."""
+    return RemovableHandle.next_id
+
+
 @dataclass(slots=True)
 class Left:
     """What I leaves for W: forks with their gradients and weights, and roots with theirs."""
@@ -43,10 +48,6 @@ class DividedBackward:
         self._known: dict[Structure, Division] = {}
         self._undivided: set[tuple[torch.Size, ...]] = set()
 
-    def is_whole(self, leaves: Sequence[torch.Tensor], *, is_hooked: bool) -> bool:
-        """Whether I does it all, as is known of inputs of these shapes without a look at the graph."""
-        return is_hooked or _shapes(leaves) in self._undivided
-
     def inward(
         self,
         leaves: Sequence[torch.Tensor],
@@ -56,7 +57,8 @@ class DividedBackward:
         is_hooked: bool,
     ) -> tuple[list[torch.Tensor | None], Left]:
         """I: the gradients of `leaves`, which are the inputs that want one, and what is left to do."""
-        if self.is_whole(leaves, is_hooked=is_hooked):
+        shapes = tuple([leaf.shape for leaf in leaves])
+        if is_hooked or shapes in self._undivided:
             return _whole(leaves, roots, gradients), Left()
         if not leaves:
             return [], Left(roots=[*roots], gradients=[*gradients])
@@ -66,7 +68,7 @@ class DividedBackward:
             division = self._known[structure] = divide(nodes, structure, self.least)
         early = [nodes[index].variable for index in division.early]
         if division.is_whole:
-            self._undivided.add(_shapes(leaves))
+            self._undivided.add(shapes)
         if division.is_whole or any(weight._backward_hooks for weight in early):
             return _whole(leaves, roots, gradients), Left()
         outer = {nodes[index] for index in division.outer}
@@ -99,15 +101,6 @@ class DividedBackward:
             accumulate([fork], [gradient], weights)
         if left.roots:
             accumulate(left.roots, left.gradients)
-
-
-def hooks_registered() -> int:
-    """A count that grows with every hook that anybody registers."""
-    return RemovableHandle.next_id
-
-
-def _shapes(leaves: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
-    return tuple([leaf.shape for leaf in leaves])
 
 
 def _whole(

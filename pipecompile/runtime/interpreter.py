@@ -72,9 +72,9 @@ def bind(
 ) -> Code:
     """Resolve a program for `devices` (one per pipeline device) and their streams. Linear in its instructions."""
     beside = DeviceStreams(devices)
-    binder = Binder(program, cells, devices, streams or beside, threaded)
     is_alone = not threaded and streams is None and all(device.type == "cpu" for device in devices)
-    binder.joins = is_alone and joins_halves(program, [cell.weights for cell in cells])
+    joins = is_alone and joins_halves(program, [cell.weights for cell in cells])
+    binder = Binder(program, cells, devices, streams or beside, threaded, joins=joins)
     rows = tuple(tuple(binder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
     if is_apart := streams is not None or beside.overlap:
         rows = binder.launched(rows)
@@ -87,8 +87,6 @@ def bind(
 class Binder:
     """`joins`: I does all of a backward, and W nothing."""
 
-    joins = False
-
     def __init__(
         self,
         program: Program,
@@ -96,9 +94,11 @@ class Binder:
         devices: Sequence[torch.device],
         streams: Streams,
         threaded: bool,
+        *,
+        joins: bool = False,
     ) -> None:
         self.program, self.cells, self.devices, self.threaded = program, cells, devices, threaded
-        self.streams = streams
+        self.streams, self.joins = streams, joins
         self.registers: dict[tuple[int, str, int | None, int | None], int] = {}
         self.boxes: dict[tuple[Value, int, int], int] = {}
         self.links: dict[tuple[int, int], Link] = {}

@@ -5,7 +5,7 @@
 
 The code that was generated for a stage runs with another `self`. Children are plain attributes of it, which Python looks for first,
 and before every run each layer is asked whether it has hooks: one that has none is called by its forward. For small layers that
-is a third of their time. All else is the stage module's own.
+is a fifth of their time. All else is the stage module's own.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from threading import Event, Thread
+from threading import Thread
+from time import sleep
 from types import CodeType, FrameType
 
 __all__ = ["PATIENCE", "Watchdog", "told"]
@@ -49,7 +50,8 @@ class Watchdog:
         self._seen, self._told = now, still
 
     def _watch(self) -> None:
-        while not Event().wait(PATIENCE):
+        while True:
+            sleep(PATIENCE)
             self.glance()
 
     def _calls(self) -> Iterator[FrameType]:

@@ -15,6 +15,7 @@ from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Route, Tie, 
 from pipecompile.passes import Step, lower, lowering
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import build_schedule
+from tests.launch_mutants import is_legal, with_row
 
 ROUTES = (
     Route("x", HOST, (0, 1), 8.0),
@@ -90,22 +91,10 @@ def damaged_operands(operands: tuple[Operand, ...]) -> Iterator[tuple[Operand, .
         yield from ((*operands[:position], other, *operands[position + 1 :]) for other in others)
 
 
-def with_row(program: Program, device: int, row: tuple[Instruction, ...]) -> Program:
-    return replace(program, rows=(*program.rows[:device], row, *program.rows[device + 1 :]))
-
-
 def executes(program: Program) -> bool:
     try:
         execute(program)
     except ExecutionError:
-        return False
-    return True
-
-
-def is_legal(program: Program) -> bool:
-    try:
-        verify(program)
-    except VerifyError:
         return False
     return True
 
