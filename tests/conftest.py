@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from hypothesis import settings
 
 if TYPE_CHECKING:
     from golden import CheckGolden
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests find the helpers beside this file in any import mode
+torch.set_num_threads(1)  # as each of several workers has: with more, sums come in other orders
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 

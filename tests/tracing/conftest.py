@@ -16,8 +16,6 @@ from pipecompile.tracing import trace
 Inputs = Callable[[int], Sequence[Any]]
 """The positional arguments for a batch of so many samples."""
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture
 def agrees() -> Callable[..., fx.GraphModule]:
