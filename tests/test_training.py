@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -67,6 +68,33 @@ def test_autocast_around_the_step_and_inside_the_model(options: dict[str, Any]) 
             expected = accumulate(eager, x, 4, F.cross_entropy, target)
         assert torch.equal(loss, expected)
         assert_same(model, eager)
+
+
+class Thrice(nn.Module):
+    """A value that three layers cast, with what is around the step, or in a region of its own."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.dtype, self.first, self.last = dtype, nn.Linear(8, 8), nn.Linear(8, 4)
+        self.heads = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(x)).float()
+        with torch.autocast("cpu", self.dtype) if self.dtype else nullcontext():
+            return self.last(sum(head(hidden) for head in self.heads)).float()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("options", SCHEDULES, ids=str)
+def test_each_cast_of_a_value_has_a_gradient_of_its_own(options: dict[str, Any], inside: bool) -> None:
+    torch.manual_seed(0)
+    model, (x, target) = Thrice(torch.bfloat16 if inside else None), batch(9)
+    eager = copy.deepcopy(model)
+    options = dict(options)
+    pipe = piped(model, options.pop("n_stages", 2), split_before=["heads.0"], **options)
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        assert torch.equal(pipe.step(x, target=target), accumulate(eager, x, 4, F.cross_entropy, target))
+    assert_same(model, eager)
 
 
 def scaled_loop(model: nn.Module, x: torch.Tensor, target: torch.Tensor, scaler: torch.amp.GradScaler) -> torch.Tensor:

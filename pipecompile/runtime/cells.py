@@ -47,10 +47,13 @@ def forward_cell(
     outputs: Sequence[int],
     saved: int | None,
     size_of: int | None,
+    *,
+    casts: bool,
 ) -> Run:
     """Run the stage on registers `inputs` into registers `outputs`; `saved` keeps what the backward needs.
 
-    Without `saved` (inference) nothing is detached. `size_of` is the micro-batch whose size the stage takes, if it does.
+    Without `saved` (inference) nothing is detached. `size_of` is the micro-batch whose size the stage takes, if it does;
+    `casts`, whether it has autocast regions.
     """
 
     def forward(frame: Frame) -> None:
@@ -60,7 +63,7 @@ def forward_cell(
         if saved is None:
             made = stage(*values, *size)
         else:
-            made, registers[saved] = attached(stage, values, size)
+            made, registers[saved] = attached(stage, values, size, casts=casts)
         for index, value in zip(outputs, made, strict=True):
             registers[index] = value
 
@@ -68,13 +71,18 @@ def forward_cell(
 
 
 def attached(
-    stage: Callable[..., Sequence[Any]], values: list[Any], size: tuple[int, ...]
+    stage: Callable[..., Sequence[Any]], values: list[Any], size: tuple[int, ...], *, casts: bool
 ) -> tuple[Sequence[Any], Saved]:
-    """Run the stage on leaves of its own; the outputs, and what their backward needs."""
+    """Run the stage on leaves of its own; the outputs, and what their backward needs.
+
+    Autocast takes leaves for weights and casts them once, however often they are used: it is given views of them.
+    """
     leaves: list[torch.Tensor | None] = [None] * len(values)
+    is_cast = casts or torch._C._is_any_autocast_enabled()
     for place, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            leaves[place] = values[place] = value.detach().requires_grad_()
+            leaf = leaves[place] = value.detach().requires_grad_()
+            values[place] = leaf.view_as(leaf) if is_cast else leaf
     before = hooks_registered()
     made = stage(*values, *size)
     edges = [_edge(v) if isinstance(v, torch.Tensor) and v.requires_grad else None for v in made]

@@ -22,29 +22,37 @@ from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program
 from pipecompile.runtime.cells import Run, backward_cell, forward_cell, input_cell, weight_cell
 from pipecompile.runtime.divided import DividedBackward
 from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.host import arrive, depart, depart_gradient
 from pipecompile.runtime.launches import launches
 from pipecompile.runtime.order import joins_halves, merged, with_frees
 from pipecompile.runtime.ports import Ports
 from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, drawing_alone, recompute_cell
 from pipecompile.runtime.streams import Act, DeviceStreams, Streams, launched
-from pipecompile.runtime.transport import Link, to_device
+from pipecompile.runtime.transport import Link
 
 __all__ = ["Binder", "Cell", "Code", "bind"]
+
+Function = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """What a stage computes in one program: `function(*inputs, [size])` gives the tuple of `outputs`; `prints` says what
-    running it leaves behind, and `look()` comes before a run of the program.
+    running it leaves behind, and `look()` comes before a run of the program. With `slots`, micro-batches in a slot have a
+    function of their own, and those of which nothing is kept the one for None.
     """
 
-    function: Callable[..., Sequence[Any]]
+    function: Function
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sized: bool
     prints: Footprints
     look: Callable[[], None]
     weights: frozenset[int]
+    slots: Callable[[int | None], Function] | None = None
+
+    def at(self, slot: int | None) -> Function:
+        return self.function if self.slots is None else self.slots(slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,8 @@ class Binder:
         s, m, place = action.stage, action.microbatch, self.devices[device]
         cell, ports = self.cells[s], Ports(instruction, partial(self.register, device=device))
         kept, left, way = saved(s, m).name, weight_saved(s, m).name, recipe(s, m).name
-        ran = Stint(cell.function, m if cell.sized else None, cell.prints, place)
+        slot = next((operand.slot for operand in instruction.writes if operand.value == saved(s, m)), None)
+        ran = Stint(cell.at(slot), m if cell.sized else None, cell.prints, place)
         inputs = [ports.reads[name] for name in cell.inputs if action.kind in (Kind.FORWARD, Kind.RECOMPUTE)]
         outputs = [ports.writes[name] for name in cell.outputs if action.kind is Kind.FORWARD]
         gradients, sent = ports.gradients(cell.outputs), ports.sent(cell.inputs)
@@ -161,7 +170,8 @@ class Binder:
             case Kind.FORWARD if way in ports.writes:
                 return checkpointed_cell(ran, inputs, outputs, ports.writes[way])
             case Kind.FORWARD:
-                run = forward_cell(ran.stage, inputs, outputs, ports.writes.get(kept), ran.size_of)
+                kept_in, casts = ports.writes.get(kept), cell.prints.casts
+                run = forward_cell(ran.stage, inputs, outputs, kept_in, ran.size_of, casts=casts)
                 return drawing_alone(run) if cell.prints.draws and self.recomputes and place.type == "cpu" else run
             case Kind.RECOMPUTE:
                 return recompute_cell(ran, inputs, ports.reads[way], ports.writes[kept])
@@ -186,8 +196,8 @@ class Binder:
         index, value = self.register(operand, device), operand.value
         if peer == HOST:
             if value.consumer is not None:
-                return _depart_gradient((value.name, True), value.microbatch, index, value.consumer)
-            return _depart((value.name, False), value.microbatch, index)
+                return depart_gradient((value.name, True), value.microbatch, index, value.consumer)
+            return depart((value.name, False), value.microbatch, index)
         assert peer is not None
         return self.put(index, self.box(value, device, peer), self.between(device, peer))
 
@@ -195,7 +205,7 @@ class Binder:
         (operand,), peer = instruction.writes, instruction.peer
         index, value = self.register(operand, device), operand.value
         if peer == HOST:
-            return _arrive((value.name, value.consumer is not None), value.microbatch, index, self.devices[device])
+            return arrive((value.name, value.consumer is not None), value.microbatch, index, self.devices[device])
         assert peer is not None
         return self.take(index, self.box(value, peer, device), self.between(peer, device))
 
@@ -255,32 +265,6 @@ def _then_free(run: Run, indices: Sequence[int]) -> Run:
             frame.registers[index] = None
 
     return run_and_free if indices else run
-
-
-def _arrive(key: tuple[str, bool], microbatch: int, index: int, device: torch.device) -> Run:
-    def arrive(frame: Frame) -> None:
-        frame.registers[index] = to_device(frame.arrivals[key][microbatch], device)
-
-    return arrive
-
-
-def _depart_gradient(key: tuple[str, bool], microbatch: int, index: int, consumer: int) -> Run:
-    """The gradients of an input come from every stage that uses it, from several threads perhaps."""
-
-    def depart(frame: Frame) -> None:
-        frame.departures[key][microbatch][consumer] = frame.registers[index]
-
-    return depart
-
-
-def _depart(key: tuple[str, bool], microbatch: int, index: int) -> Run:
-    def depart(frame: Frame) -> None:
-        value = frame.registers[index]
-        if isinstance(value, torch.Tensor):  # alone, but it still says whether a gradient was wanted
-            value = value.detach().requires_grad_(value.requires_grad)
-        frame.departures[key][microbatch] = value
-
-    return depart
 
 
 def _timed(run: Run, device: int, name: str) -> Run:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.amp.autocast_mode import _enter_autocast
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.recomputing import recomputation
@@ -36,11 +37,14 @@ Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class Footprints:
-    """What a run of a stage leaves in the world: it draws random numbers, writes buffers, and writes its inputs."""
+    """What a run of a stage leaves in the world: it draws random numbers, writes buffers, and writes its inputs. `casts`: it
+    has autocast regions.
+    """
 
     draws: bool = False
     buffers: tuple[torch.Tensor, ...] = ()
     inputs: tuple[int, ...] = ()
+    casts: bool = False
 
     @classmethod
     def of(cls, stage: Stage) -> Footprints:
@@ -51,6 +55,7 @@ class Footprints:
             any(node.meta.get("draws") for node in nodes),
             tuple({id(tensor): tensor for tensor in _lasting(stage.module, nodes, written)}.values()),
             tuple(place for place, port in enumerate(ports) if written & set(port.meta.get("storages", ()))),
+            any(node.target is _enter_autocast for node in nodes),
         )
 
 
@@ -84,7 +89,8 @@ class Stint:
     device: torch.device
 
     def attached(self, frame: Frame, values: list[Any]) -> tuple[Sequence[Any], Saved]:
-        return attached(self.stage, values, () if self.size_of is None else (frame.sizes[self.size_of],))
+        size = () if self.size_of is None else (frame.sizes[self.size_of],)
+        return attached(self.stage, values, size, casts=self.prints.casts)
 
 
 def checkpointed_cell(ran: Stint, inputs: Sequence[int], outputs: Sequence[int], recipe: int) -> Run:
