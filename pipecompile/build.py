@@ -19,6 +19,7 @@ from pipecompile.plan import Plan
 from pipecompile.recordings import Recording
 from pipecompile.runtime.batchnorm import Norms
 from pipecompile.runtime.compiled import stage_codes
+from pipecompile.runtime.cuda_graphs import graphed
 from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
 from pipecompile.runtime.interpreter import Cell
 from pipecompile.runtime.microbatch import MiniBatch
@@ -203,13 +204,18 @@ class Build:
         ways = step_routes(self.routes, len(self.stages), with_target, self.options.has_aux)
         program = lower(self.schedule(n_microbatches), ways, overlap=self.overlap)
         cells = loss_cells(self.stages, self.codes, ways, self.outputs, self.options.loss_fn)
-        return self._executable(program, cells)
+        return self._executable(program, self._graphed(cells))
 
     def _new_call(self, n_microbatches: int, with_backward: bool) -> Executable:
         order = breadth_first(self.plan.placement, n_microbatches, with_backward)
         checkpoint = self.options.checkpoint if with_backward else "never"
         program = lower(order, self.routes, checkpoint=checkpoint, overlap=self.overlap)
-        return self._executable(program, plain_cells(self.stages, self.codes))
+        cells = plain_cells(self.stages, self.codes)
+        return self._executable(program, cells if with_backward else self._graphed(cells))
+
+    def _graphed(self, cells: Sequence[Cell]) -> Sequence[Cell]:
+        """As CUDA graphs, if that is asked for; not for `pipe(x)` with a backward, which may be called again before."""
+        return graphed(cells, self.stages, self.stage_devices) if self.options.cuda_graphs else cells
 
     def _executable(self, program: Program, cells: Sequence[Cell]) -> Executable:
         return self.executable(program, cells, self.options.devices, self.graph, self.mirrors, self.norms)

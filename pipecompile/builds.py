@@ -56,6 +56,7 @@ class Builds:
         self._homes = Homes()
         self.filling = Filling(model, self._homes.blanks, options)
         self._notices.undivided(options)
+        self._notices.ungraphed(options)
 
     def __bool__(self) -> bool:
         return bool(self._builds)

@@ -63,6 +63,7 @@ def compile(
     batch_norm: str | None = None,
     has_aux: bool = False,
     compile_stages: bool | str = False,
+    cuda_graphs: bool = False,
     cache_size: int = 16,
     init: Init = None,
 ) -> Pipeline:
@@ -102,6 +103,9 @@ def compile(
     - `batch_norm`: "deferred" updates running statistics once a step, to those of the whole mini-batch; "each", the default,
       once a micro-batch, as a loop over micro-batches does; without it, the number of such layers is told once.
     - `compile_stages`: True runs every stage through `torch.compile`; a string is the backend to use.
+    - `cuda_graphs`: stages on GPUs are captured, once per micro-batch in flight, and replayed: for small cells, where launching takes
+      longer than computing. Python of layers and of the loss runs only when they are captured. A stage that cannot be
+      captured runs as it is, and a warning says why.
     - `cache_size`: how many recordings are kept, one for each kind of inputs (shapes without the batch, dtypes, plain
       values) and mode; the least recently used goes first.
     - `init`: what goes into a model built under `torch.device("meta")`, of which each process gives memory to what lives there:
@@ -137,6 +141,7 @@ def compile(
         batch_norm=batch_norm,
         has_aux=has_aux,
         compile_stages=compile_stages,
+        cuda_graphs=cuda_graphs,
         cache_size=cache_size,
         memory_limit=tuple(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit,
         steering=steering,

@@ -11,6 +11,7 @@ from pipecompile.build import Build
 from pipecompile.errors import RecordingWarning
 from pipecompile.ir import Kind
 from pipecompile.options import Options
+from pipecompile.runtime import tapes
 from pipecompile.tracing.fakes.symbols import Guard
 
 __all__ = ["Notices"]
@@ -65,11 +66,22 @@ class Notices:
             )
 
     def undivided(self, options: Options) -> None:
-        """The schedule may split backwards of stages that are compiled."""
-        if options.compile_stages and Kind.INPUT_GRAD in options.kinds and ("undivided", "") not in self._told:
+        """The schedule may split backwards of stages that are compiled, or CUDA graphs."""
+        whole = "compiled stage" if options.compile_stages else "CUDA graph" if options.cuda_graphs else ""
+        if whole and Kind.INPUT_GRAD in options.kinds and ("undivided", "") not in self._told:
             self._told.add(("undivided", ""))
-            text = "the schedule splits backwards, and a compiled stage computes all its gradients at once: all in I, W does nothing"
-            _warn(f"{text}. Try schedule='1f1b', or compile_stages=False")
+            text = f"the schedule splits backwards, and a {whole} computes all its gradients at once: all in I, W does nothing"
+            _warn(
+                f"{text}. Try schedule='1f1b', or {'compile_stages' if options.compile_stages else 'cuda_graphs'}=False"
+            )
+
+    def ungraphed(self, options: Options) -> None:
+        """CUDA graphs are wanted where there is none."""
+        kinds = {device.type for device in options.devices if tapes.tapes_on(device) is None}
+        if options.cuda_graphs and kinds:
+            _warn(
+                f"cuda_graphs=True: there are no graphs on {' and '.join(sorted(kinds))}, whose stages run as they are"
+            )
 
     def evicted(self, mark: tuple[Any, ...]) -> None:
         """A recording was dropped to make room."""

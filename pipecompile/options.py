@@ -60,6 +60,7 @@ class Options:
     batch_norm: str | None = None
     has_aux: bool = False
     compile_stages: bool | str = False
+    cuda_graphs: bool = False
     steering: Steering = field(default_factory=Steering)
     costs: Given | None = None
     optimizer_state: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -61,3 +62,52 @@ def test_parameters_move_in_place_and_call_returns_to_autograd() -> None:
     parts = torch.cat([eager(part) for part in torch.tensor_split(x.cuda(), 8)])
     F.cross_entropy(parts, target.cuda()).backward()
     torch.testing.assert_close(before[0].grad, next(eager.parameters()).grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint": "except_last"}, {"schedule": "gpipe"}], ids=str)
+def test_cuda_graphs_have_the_numbers_of_stages_as_they_are(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layers = [
+        nn.Linear(64, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Linear(64, 4),
+    ]
+    graphed = nn.Sequential(*layers).cuda()
+    plain, x, target = copy.deepcopy(graphed), torch.randn(32, 64).cuda(), torch.randint(0, 4, (32,)).cuda()
+    found = []
+    for model, cuda_graphs in ((graphed, True), (plain, False)):
+        how = {"devices": ["cuda:0"] * 2, "cost": "analytic", "batch_norm": "each", **options}
+        pipe = pc.compile(model, 2, n_microbatches=4, loss_fn=F.cross_entropy, cuda_graphs=cuda_graphs, **how)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(1)
+        losses = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            losses.append(pipe.step(x, target=target))
+            optimizer.step()
+        found.append([*losses, *model.parameters(), *model.buffers()])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def test_a_loss_that_waits_is_not_captured_and_harms_nothing() -> None:
+    model, x, target = (
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).cuda(),
+        torch.randn(8, 8),
+        torch.randint(0, 4, (8,)),
+    )
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(output, target)
+        assert loss.item() > 0
+        return loss
+
+    pipe = pc.compile(model, 2, devices=["cuda:0"] * 2, loss_fn=loss_fn, cost="analytic", cuda_graphs=True)
+    with pytest.warns(pc.RecordingWarning, match="stage 1 runs without CUDA graphs: the host waits"):
+        losses = [pipe.step(x, target=target) for _ in range(4)]
+    assert torch.rand(3, device="cuda").isfinite().all()
+    assert len({loss.item() for loss in losses}) == 1

@@ -76,6 +76,9 @@ class Request:
             metavar="BACKEND", rich_help_panel=_ORDER, help="run stages through torch.compile: inductor, aot_eager ..."
         ),
     ] = None
+    cuda_graphs: Annotated[
+        bool, typer.Option(rich_help_panel=_ORDER, help="capture stages on GPUs, and replay them")
+    ] = False
     partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="for the solver")
@@ -164,6 +167,7 @@ class Request:
             "dispatch": self.dispatch,
             "batch_norm": self.batch_norm,
             "compile_stages": self.compile_stages or False,
+            "cuda_graphs": self.cuda_graphs,
         }
 
 

@@ -40,7 +40,17 @@ def test_plan_passes_every_option_on(cli, compiler):
     machine = ["--optimizer", "adam", "--speeds", "1,0.5", "--bandwidth", "16GB", "--checkpoint", "auto"]
     steered = ["--split-before", "1", "--keep-together", "0,1", "--keep-together", "Linear", "--pin", "2=1"]
     solved = ["--balance", "2,1", "--time-limit", "2.5"]
-    trained = ["--restored", "2", "--dispatch", "inline", "--batch-norm", "each", "--compile-stages", "eager"]
+    trained = [
+        "--restored",
+        "2",
+        "--dispatch",
+        "inline",
+        "--batch-norm",
+        "each",
+        "--compile-stages",
+        "eager",
+        "--cuda-graphs",
+    ]
     words = [*inputs, *counts, *names, *machine, *steered, *solved, *trained]
     assert cli("plan", "mymodels:small", *words).code == 0
     (call,) = compiler.calls
@@ -58,7 +68,7 @@ def test_plan_passes_every_option_on(cli, compiler):
         "memory_limit": 2 * 2**30, "devices": ["cpu", "cpu"], "tied": "apart", "optimizer": "adam",
         "speeds": [1.0, 0.5], "bandwidth": 16_000_000_000, "checkpoint": "auto", "split_before": ["1"],
         "keep_together": [["0", "1"], nn.Linear], "pin": {"2": 1}, "balance": [2, 1], "time_limit": 2.5, "plan": None,
-        "restored": 2, "dispatch": "inline", "batch_norm": "each", "compile_stages": "eager",
+        "restored": 2, "dispatch": "inline", "batch_norm": "each", "compile_stages": "eager", "cuda_graphs": True,
     }  # fmt: skip
 
 
