@@ -14,7 +14,7 @@ from pipecompile.builds import Builds
 from pipecompile.distributed.circles import Circle
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.norms import SharedNorms, check_groups, left_alone, speaking
-from pipecompile.distributed.replicas import align
+from pipecompile.distributed.replicas import Replicas, align
 from pipecompile.distributed.runner import RankExecutable
 from pipecompile.distributed.shards import Shards
 from pipecompile.distributed.ties import place_on_ranks
@@ -38,6 +38,7 @@ class RankBuilds(Builds):
         self.line, self.filling.gathered = line, line.gathered
         self.shards = Shards(line.ranks.sharing, line)
         self.copies = None if line.ranks.replicas is None else Circle(line.ranks.replicas, line)
+        self.replicas = Replicas(self.copies, self.shards)
 
     def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
         with self._left_alone():
@@ -78,8 +79,14 @@ class RankBuilds(Builds):
         return Plan.from_json(text), None, int(number) if number else None
 
     def _mirrors(self, build: Build) -> Mirrors:
-        build.executable = partial(RankExecutable, line=self.line, placement=build.plan.placement)
         copies = place_on_ranks(build, self._homes, self.line)
+        build.executable = partial(
+            RankExecutable,
+            line=self.line,
+            placement=build.plan.placement,
+            replicas=self.replicas,
+            tied=copies.tied,
+        )
         if self.line.ranks.index == 0:
             self._homes.bring_rest(self.model, self.options.devices[0])
         return copies

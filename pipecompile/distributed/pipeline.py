@@ -17,7 +17,7 @@ from pipecompile.distributed.clipping import scaled_to_norm, spread_infinities, 
 from pipecompile.distributed.clocks import gathered_spans
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.ranks import Ranks
-from pipecompile.distributed.replicas import Replicas, check_unwrapped
+from pipecompile.distributed.replicas import check_unwrapped
 from pipecompile.distributed.state import full_state, load_own, own_state
 from pipecompile.dtensors import fitted
 from pipecompile.errors import InputError
@@ -40,8 +40,7 @@ class RankPipeline(Pipeline):
         super().__init__(model, options)
         self.ranks, self.line = ranks, Line(ranks)
         self.builds: RankBuilds = RankBuilds(model, options, self.line)
-        self.shards = self.builds.shards
-        self.replicas = Replicas(self.builds.copies, self.shards)
+        self.shards, self.replicas = self.builds.shards, self.builds.replicas
         groups = (ranks.group, ranks.replicas, ranks.layers)
         self.circles = tuple(Circle(group, self.line) for group in groups if group is not None)
         self.clock_error = 0.0

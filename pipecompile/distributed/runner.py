@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipecompile.distributed.completion import completed
 from pipecompile.distributed.line import Line
+from pipecompile.distributed.replicas import Replicas
 from pipecompile.distributed.reports import Lost, Report
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, LOSS, Instruction, Op, Program
@@ -75,7 +77,10 @@ def _there(value: Any, device: torch.device) -> Any:
 
 
 class RankExecutable(Executable):
-    """A program of which this rank runs one row. What departs to the host reaches all ranks, but gradients of inputs."""
+    """A program of which this rank runs one row. What departs to the host reaches all ranks, but gradients of inputs. With copies
+    of the pipeline, gradients are put together as the row completes them, but not those of `tied` weights, to which other
+    ranks add.
+    """
 
     def __init__(
         self,
@@ -88,6 +93,8 @@ class RankExecutable(Executable):
         *,
         line: Line,
         placement: tuple[int, ...],
+        replicas: Replicas,
+        tied: frozenset[int],
     ) -> None:
         if program.placement != placement:
             raise ScheduleError(
@@ -97,11 +104,15 @@ class RankExecutable(Executable):
             )
         super().__init__(program, cells, devices, graph, mirrors, norms)
         self.line, self.device, self._is_agreed = line, line.ranks.index, False
+        self.replicas, self.tied = replicas, tied
 
     @cached_property
     def inline(self) -> Code:
         binder = RankBinder(self.program, self.cells, self.devices, self.line)
-        row = tuple(binder.run(instruction, self.device) for instruction in self.program.rows[self.device])
+        row = tuple(
+            self._then_reduce(binder.run(instruction, self.device), self._complete.get(index))
+            for index, instruction in enumerate(self.program.rows[self.device])
+        )
         order = tuple((self.device, index) for index in range(len(row)))
         return Code(self.program, (row,), order, row, len(binder.registers), 0, threaded=False)
 
@@ -152,11 +163,13 @@ class RankExecutable(Executable):
         return failure.error
 
     def _blamed(self, report: Report, is_begun: bool) -> Report:
-        """With the first action of the rank whose result somebody waits for; its last one, if that is nothing of its row."""
+        """With the first action of the rank whose result somebody waits for; its last one, if that is nothing of its row. A rank of
+        another copy is not in this program.
+        """
         wanted = {name.partition(" ")[0] for name in (report.where, *self.line.wanted(report.rank))}
-        device = next(d for d in range(self.program.n_devices) if self.line.ranks.rank_of(d) == report.rank)
+        row = next((row for d, row in enumerate(self.program.rows) if self.line.ranks.rank_of(d) == report.rank), ())
         maker = None
-        for instruction in self.program.rows[device]:
+        for instruction in row:
             maker = instruction.action or maker
             if maker is not None and not is_begun:
                 break
@@ -177,6 +190,20 @@ class RankExecutable(Executable):
                 found[:] = _there(self.line.take(device, mark), self.devices[self.device]).unbind()
             else:
                 found[microbatch] = _there(self.line.take(device, mark), self.devices[self.device])
+
+    def _then_reduce(self, run: Run, complete: frozenset[int] | None) -> Run:
+        def run_and_reduce(frame: Frame) -> None:
+            run(frame)
+            self.replicas.reduce(complete)
+
+        return run if complete is None else run_and_reduce
+
+    @cached_property
+    def _complete(self) -> dict[int, frozenset[int]]:
+        """The weights of which the gradients can be put together, by place in the row."""
+        if self.replicas.circle is None:
+            return {}
+        return completed(self.program.rows[self.device], [cell.weights - self.tied for cell in self.cells])
 
     @property
     def _others(self) -> list[int]:

@@ -2,7 +2,8 @@
 
     between steps    copy 0: weight[0:2]        copy 1: weight[2:4]       what optimizers and `state_dict` know
     a step begins    all-gather ──► weight[0:4] on both                   in the model's own modules, once
-    a step ends      its gradient ──► reduce-scatter ──► grad[0:2], on the other grad[2:4]; the whole is let go
+    a stage is over  its gradients ─► reduce-scatter ──► grad[0:2], on the other grad[2:4]
+    a step ends      the whole is let go
 
 They are cut as `fully_shard` cuts them, along their first dimension: what is saved here, is loaded there. (ZeRO: Rajbhandari et
 al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.)
@@ -11,9 +12,10 @@ al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 202
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +24,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from pipecompile.distributed.circles import Circle
+from pipecompile.distributed.circles import Circle, Message
 from pipecompile.distributed.line import Line
 from pipecompile.dtensors import like, local
 
@@ -61,14 +63,14 @@ class Part:
             self.local.copy_(_rows(self.whole.data, index, size))
         self.whole.data = self.whole.new_full((), torch.nan).expand(self.whole.shape)
 
-    def column(self, size: int, share: float) -> torch.Tensor:
-        """The gradient of the whole times `share`: in each of `size` rows what one rank is to have of it."""
+    def column(self, size: int) -> torch.Tensor:
+        """The gradient of the whole: in each of `size` rows what one rank is to have of it."""
         gradient, shape = self.whole.grad, (size, self.width)
         if gradient is None:
             return self.local.new_zeros(shape)
         if not gradient.dim():
-            return (gradient * share).expand(shape)
-        return _padded(gradient * share, size * self.width).view(shape)
+            return gradient.expand(shape)
+        return _padded(gradient, size * self.width).view(shape)
 
     def receive(self, gradient: torch.Tensor) -> None:
         """Add the gradient of the own rows."""
@@ -78,12 +80,11 @@ class Part:
 
 class Shards:
     """`mesh` has the copies that share parameters; with two dimensions, the second: along the first the same part is kept by
-    each. None: nothing is shared out. `is_known` says whether it was, `reductions` counts the messages that gradients took: one
-    per dtype and step.
+    each. None: nothing is shared out. `is_known` says whether it was.
     """
 
     def __init__(self, mesh: DeviceMesh | None, line: Line) -> None:
-        self.mesh, self.is_known, self.reductions = mesh, mesh is None, 0
+        self.mesh, self.is_known = mesh, mesh is None
         self.circles = [Circle(mesh.get_group(dim), line) for dim in range(mesh.ndim)] if mesh is not None else []
         self._parts: dict[int, Part] = {}
         self._is_whole = False
@@ -138,15 +139,12 @@ class Shards:
             for part in self._parts.values():
                 part.empty(self.circles[-1].index, self.circles[-1].size)
 
-    def reduce(self, share: float) -> None:
-        """Each rank gets the gradient of its part, a sum over all copies, of which this one counts so much."""
-        for bucket in _by_dtype(part for part in self._parts.values() if part.kept.requires_grad):
-            *own, counts = self._reduced(bucket, share).split_with_sizes([*(p.width for p in bucket), len(bucket)])
-            self.reductions += 1
-            for part, gradient, count in zip(bucket, own, counts.tolist(), strict=True):
-                part.whole.grad = None
-                if count:
-                    part.receive(gradient)
+    def reduced(self, is_due: Callable[[torch.Tensor], bool], share: float) -> list[Message]:
+        """Each rank is to get the gradient of its part, a sum over all copies, of which this one counts so much; one message per
+        dtype of those that are due.
+        """
+        due = [part for part in self._parts.values() if part.kept.requires_grad and is_due(part.whole)]
+        return [self._message(bucket, share) for bucket in _by_dtype(due)]
 
     def _gather(self) -> None:
         for bucket in _by_dtype(self._parts.values()):
@@ -155,16 +153,24 @@ class Shards:
             for part, column in zip(bucket, columns, strict=True):
                 part.fill(column.reshape(-1))
 
-    def _reduced(self, bucket: Sequence[Part], share: float) -> torch.Tensor:
+    def _message(self, bucket: Sequence[Part], share: float) -> Message:
         """Per part the gradient of the own rows, padded, and last on how many ranks each has a gradient at all."""
         *copies, circle = self.circles
-        found = [part.whole.grad for part in bucket]
-        columns = [part.column(circle.size, share) for part in bucket]
-        has = torch.tensor([float(gradient is not None) for gradient in found]).to(columns[0])
-        row = circle.own_row(torch.cat([*columns, has.expand(circle.size, -1)], 1))
-        for each in copies:
-            row = each.sum(row)
-        return row
+        has = torch.tensor([float(part.whole.grad is not None) for part in bucket])
+        columns = [part.column(circle.size) for part in bucket]
+        rows = torch.cat([*columns, has.to(columns[0]).expand(circle.size, -1)], 1)
+        rows[:, : -len(bucket)].mul_(share)
+        for part in bucket:
+            part.whole.grad = None
+        coming = circle.begin_own_row(rows)
+        return Message([part.whole for part in bucket], coming, copies, partial(_receive, bucket))
+
+
+def _receive(bucket: Sequence[Part], row: torch.Tensor) -> None:
+    *own, counts = row.split_with_sizes([*(part.width for part in bucket), len(bucket)])
+    for part, gradient, count in zip(bucket, own, counts.tolist(), strict=True):
+        if count:
+            part.receive(gradient)
 
 
 def _rows(whole: torch.Tensor, index: int, size: int) -> torch.Tensor:

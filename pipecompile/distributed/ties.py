@@ -40,6 +40,7 @@ class Copies(Mirrors):
         super().__init__()
         self.copies, self.line, self.here = copies, line, line.ranks.index
         self.outgoing = [(c.away, name) for c in copies if c.home == self.here for name in (f"{c.name}'", c.name)]
+        self.tied = frozenset(id(copy.tensor) for copy in copies)
         self.incoming = [(copy.home, copy.name) for copy in copies if copy.away == self.here]
 
     def _expect(self, coming: Sequence[tuple[int, str]]) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from pipecompile.schedules import CATALOGUE
+from tests.distributed.overlap_rows import ROWS
 
 WORLD = 4
 LIMIT = 400.0
@@ -115,21 +116,23 @@ def test_copies_of_a_pipeline_have_the_gradients_of_the_whole_batch(ran: Ran) ->
 
 @pytest.mark.parametrize(
     ("case", "reductions"),
-    [
-        ("dp x pp", 6),
-        ("zero x pp", 6),
-        ("dp_shard x pp", 6),
-        ("hsdp", 6),
-        ("hsdp x pp", 6),
-        ("pp x tp", 0),
-        ("dp x tp", 6),
-    ],
-)
+    [("dp x pp", 6), ("zero x pp", 6), ("dp_shard x pp", 6), ("hsdp", 6), ("hsdp x pp", 6), ("pp x tp", 0), ("dp x tp", 6)],
+)  # fmt: skip
 def test_a_mesh_trains_as_eager_does_on_the_whole_batch(ran: Ran, case: str, reductions: int) -> None:
     """Losses, norms that gradients are clipped to, gradients and weights after three steps of two backwards each, and outputs."""
     for each in ran.of(case):
         assert each["worst"] < 1e-12
-        assert each["reductions"] == reductions  # one per backward of the whole batch
+        assert each["reductions"] == reductions  # one per stage of the rank and backward of the whole batch
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_gradients_are_put_together_beside_the_last_backwards(ran: Ran, case: str) -> None:
+    """Each once, when its stage has had its last backward, in the same order on all copies; with HSDP in two circles."""
+    for rank, found in enumerate(ran.of(case)):
+        for each, logs in zip(found, ROWS[case], strict=True):
+            assert each["log"] == (log := logs[rank % len(logs)])
+            assert each["counted"] * (1 + ("hsdp" in case)) == log.count("[")
+            assert each["off"] < 1e-15
 
 
 def test_a_tied_weight_that_is_kept_in_parts(ran: Ran) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from distributed import batch_norms, cases, layouts, meshes  # noqa: E402
+from distributed import batch_norms, cases, layouts, meshes, overlaps  # noqa: E402
 
 TIMEOUT = 120.0
 
@@ -31,7 +31,7 @@ def main() -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
     with file.open("w") as out:
-        for name, case in (cases.CASES | layouts.CASES | meshes.CASES | batch_norms.CASES).items():
+        for name, case in (cases.CASES | layouts.CASES | meshes.CASES | overlaps.CASES | batch_norms.CASES).items():
             start = perf_counter()
             out.write(json.dumps([name, result_of(case)]) + "\n")
             print(f"{name}: {perf_counter() - start:.1f} s", flush=True)

@@ -1,0 +1,114 @@
+"""A step of two copies that are alike, without processes: what comes out of a sum is twice what goes in."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.distributed.circles import Circle, Coming
+from pipecompile.distributed.line import Line
+from pipecompile.distributed.replicas import Replicas
+from pipecompile.distributed.shards import Shards
+from pipecompile.errors import RunError
+
+
+class Twins(Circle):
+    """The circle of the two. It notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.size, self.index, self.begun = 2, 0, list[int]()
+
+    def begin_sum(self, tensor: torch.Tensor) -> Coming:
+        self.begun.append(tensor.numel())
+        return Coming(self, None, tensor.mul_(2))
+
+    def wait(self, work: object) -> None:
+        del work
+
+
+def pair() -> tuple[Replicas, Twins, list[nn.Parameter]]:
+    circle = Twins()
+    parameters = [nn.Parameter(torch.ones(size, dtype=torch.double)) for size in (2, 3, 5)]
+    return Replicas(circle, Shards(None, cast(Line, None))), circle, parameters
+
+
+def add(parameter: nn.Parameter, value: float) -> None:
+    (parameter.sum() * value).backward()
+
+
+def gradients(parameters: list[nn.Parameter]) -> list[list[float] | None]:
+    return [None if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]
+
+
+def test_each_gradient_goes_once_as_soon_as_it_is_complete() -> None:
+    """The samples, the message of the row, the loss, and a message for the rest, each with a flag per parameter."""
+    replicas, circle, parameters = pair()
+    first, second, _ = parameters
+    add(first, 100.0)
+    with replicas.reduced(lambda: iter(parameters), samples=4) as whole:
+        for parameter, value in ((first, 2.0), (second, 4.0)):
+            add(parameter, value)
+        replicas.reduce({id(first)})
+        assert first.grad is None
+        assert whole(torch.tensor(3.0)).item() == 3.0
+    assert circle.begun == [1, 2 + 1, 1, 3 + 5 + 2]
+    assert replicas.reductions == 2
+    assert gradients(parameters) == [[102.0] * 2, [4.0] * 3, None]
+
+
+def test_every_dtype_has_a_message() -> None:
+    replicas, circle, parameters = pair()
+    parameters.append(nn.Parameter(torch.ones(4)))
+    with replicas.reduced(lambda: iter(parameters), samples=None):
+        for parameter in parameters:
+            add(parameter, 1.0)
+        replicas.reduce({id(parameters[0]), id(parameters[3])})
+    assert circle.begun == [3, 5, 10]
+    assert replicas.reductions == 3
+    assert gradients(parameters) == [[2.0] * 2, [2.0] * 3, [2.0] * 5, [2.0] * 4]
+
+
+def test_what_is_not_trained_is_not_sent() -> None:
+    replicas, circle, parameters = pair()
+    parameters[0].requires_grad_(requires_grad=False)
+    with replicas.reduced(lambda: iter(parameters), samples=None):
+        replicas.reduce({id(parameters[0])})
+        add(parameters[1], 1.0)
+        replicas.reduce({id(parameters[1])})
+    assert circle.begun == [4, 6]
+
+
+def test_a_step_that_fails_leaves_the_gradients_that_were_there() -> None:
+    """And the next one begins anew: nothing of the failed one is in it."""
+    replicas, _, parameters = pair()
+    add(parameters[0], 7.0)
+
+    def step(*, fails: bool) -> None:
+        with replicas.reduced(lambda: iter(parameters), samples=None):
+            for parameter in parameters:
+                add(parameter, 1.0)
+            replicas.reduce({id(parameters[0])})
+            if fails:
+                raise ValueError("the data are wrong")
+
+    with pytest.raises(ValueError, match="the data are wrong"):
+        step(fails=True)
+    assert gradients(parameters) == [[7.0] * 2, None, None]
+    step(fails=False)
+    assert gradients(parameters) == [[9.0] * 2, [2.0] * 3, [2.0] * 5]
+
+
+def test_a_gradient_that_comes_too_late_is_an_error() -> None:
+    replicas, _, parameters = pair()
+
+    def step() -> None:
+        with replicas.reduced(lambda: iter(parameters), samples=None):
+            add(parameters[0], 1.0)
+            replicas.reduce({id(parameters[0])})
+            add(parameters[0], 1.0)
+
+    with pytest.raises(RunError, match="a gradient was added to 1 parameters"):
+        step()
