@@ -113,29 +113,30 @@ class Board:
 
     # -- who waits for whom -------------------------------------------------------------------------------------------
 
-    def say_wait(self, peer: int, name: str) -> None:
+    def say_wait(self, rank: int, name: str) -> None:
         with suppress(RuntimeError):
-            self.store.set(f"waits/{self.rank}", Report(self.ranks.rank_of(peer), name).to_json())
+            self.store.set(f"waits/{self.rank}", Report(rank, name).to_json())
 
     def unsay_wait(self) -> None:
         """The key stays, for who finds one that is gone before it is read would wait for it."""
         with suppress(RuntimeError):
             self.store.set(f"waits/{self.rank}", "")
 
-    def to_blame(self, peer: int, name: str) -> tuple[int, str]:
+    def to_blame(self, rank: int, name: str) -> tuple[int, str]:
         """Whose fault it is that a message does not come, and which one it owes: a rank that waits itself has none."""
-        rank, seen = self.ranks.rank_of(peer), {self.rank}
-        while rank not in seen and (further := self._waits(rank)) is not None:
+        seen = {self.rank}
+        while rank not in seen and (further := self.waits(rank)) is not None:
             seen.add(rank)
             rank, name = further.rank, further.what
         return rank, name
 
     def wanted(self, rank: int) -> set[str]:
         """What others wait for that is to come from a rank."""
-        found = map(self._waits, self.ranks.members)
+        found = map(self.waits, self.ranks.members)
         return {wait.what for wait in found if wait is not None and wait.rank == rank}
 
-    def _waits(self, rank: int) -> Report | None:
+    def waits(self, rank: int) -> Report | None:
+        """For whom and for what a rank says that it waits."""
         with suppress(RuntimeError):
             if self.store.check([f"waits/{rank}"]) and (text := self.store.get(f"waits/{rank}")):
                 return Report.from_json(text)

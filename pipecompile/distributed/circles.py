@@ -10,8 +10,16 @@ import torch
 import torch.distributed as dist
 
 from pipecompile.distributed.line import Line
+from pipecompile.distributed.reports import Lost, Report
+from pipecompile.distributed.watch import POLL
 
-__all__ = ["Circle", "Coming", "Message"]
+__all__ = ["OWED", "Circle", "Coming", "Message"]
+
+OWED = "its part of a sum"
+"""What a rank of a circle is waited for."""
+
+_PATIENCE = 4 * POLL
+"""Seconds that a circle gives others to report a rank before it does."""
 
 
 class Circle:
@@ -51,13 +59,42 @@ class Circle:
     def wait(self, work: dist.Work | None) -> None:
         """Until the ranks are done with it. Raises Lost."""
         assert work is not None
-        looked = monotonic()
-        while not work.is_completed():
-            sleep(0.0002)
-            if monotonic() - looked > 0.5:
-                self.line.look()
-                looked = monotonic()
-        work.wait()
+        begun = looked = monotonic()
+        try:
+            while not work.is_completed():
+                sleep(0.0002)
+                if monotonic() - looked > POLL:
+                    looked = monotonic()
+                    self._look(looked - begun)
+            work.wait()
+        except RuntimeError as error:
+            raise self._lost(f"the connection to it is gone: {str(error).partition(chr(10))[0]}") from None
+        finally:
+            if looked != begun:
+                self.line.board.unsay_wait()
+
+    def _look(self, waited: float) -> None:
+        """Let others read for whom this rank waits; raise Lost when it need not any more."""
+        self.line.look()
+        self.line.board.say_wait(self._late()[0], OWED)
+        if waited > self.line.timeout:
+            raise self._lost(f"it has been silent for {self.line.timeout:.3g} s")
+
+    def _late(self) -> list[int]:
+        """The ranks that may be waited for: those that do not wait themselves."""
+        others = [rank for rank in dist.get_process_group_ranks(self.group) if rank != self.line.rank]
+        return [rank for rank in others if self.line.board.waits(rank) is None] or others
+
+    def _lost(self, what: str) -> Lost:
+        """Who does not come. Its pipeline knows better what it owes, and may say so first."""
+        end = monotonic() + _PATIENCE
+        while monotonic() < end:
+            self.line.look()
+            sleep(POLL)
+        late = self._late()
+        rank, name = self.line.board.to_blame(late[0], OWED)
+        one = f" (or to another of ranks {', '.join(map(str, late))})" if len(late) > 1 else ""
+        return Lost(Report(rank, what + one, f"{name} was to come from it", f"before {name} had come"), is_told=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

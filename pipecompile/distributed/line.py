@@ -145,7 +145,7 @@ class Line:
             sleep(POLL)  # who knows more, has told it by then
             if (report := self.board.failed()) is not None:
                 return Lost(report, is_told=True)
-        rank, name = self.board.to_blame(peer, name)
+        rank, name = self.board.to_blame(self.ranks.rank_of(peer), name)
         return Lost(Report(rank, what, where=f"{name} was to come from it" if name else ""), is_told=False)
 
     # -- while this rank waits ----------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Line:
             if not self._is_shown:
                 self._is_shown = True
                 if self._waiting is wait:
-                    self.board.say_wait(wait.peer, wait.name)
+                    self.board.say_wait(self.ranks.rank_of(wait.peer), wait.name)
 
     def _hide(self) -> None:
         with self._lock:

@@ -93,8 +93,9 @@ class Ranks:
     @property
     def timeout(self) -> float:
         """Seconds until a rank that says nothing is given up: what `init_process_group(timeout=)` was told."""
-        backend = self.group._get_backend(torch.device("cpu"))
-        given: timedelta = backend.options._timeout
+        world = dist.group.WORLD  # a mesh makes its groups without it
+        assert world is not None
+        given: timedelta = world._get_backend(torch.device("cpu")).options._timeout
         return given.total_seconds()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipecompile.distributed.circles import OWED
 from pipecompile.distributed.completion import completed
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.replicas import Replicas
@@ -176,7 +177,7 @@ class RankExecutable(Executable):
             if instruction.op is Op.SEND and str(instruction.reads[0].value) in wanted and maker is not None:
                 break
         if maker is None:
-            return report
+            return replace(report, action=report.action or f"before {OWED} had come")
         return replace(report, action=f"before {maker} had come", stage=maker.stage, microbatch=maker.microbatch)
 
     def _share(self, frame: Frame) -> None:

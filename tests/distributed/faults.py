@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
 from pipecompile.ir import HOST, Op
@@ -49,12 +50,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Job:
-    """A training of `world` ranks. `timeout` is what `init_process_group` is told."""
+    """A training of `world` ranks, in one pipeline or in copies of it. `timeout` is what `init_process_group` is told."""
 
     schedule: str
     world: int
     fault: Fault | None = None
     timeout: float = 8.0
+    copies: int = 1
 
 
 class Net(nn.Module):
@@ -76,14 +78,22 @@ def square(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
+def run(folder: Path, job: Job, rank: int, store: dist.Store) -> None:
+    limit = timedelta(seconds=job.timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world, timeout=limit)
+    train(folder, job)
+    dist.destroy_process_group()
+
+
 def train(folder: Path, job: Job) -> None:
     """On this rank, from the last checkpoint that all ranks have. A fault happens once."""
     rank = dist.get_rank()
     torch.manual_seed(0)
-    n_stages = job.world * (CATALOGUE[job.schedule].chunks or 1)
-    batches = torch.randn(STEPS, 10, 8)
+    mesh = DeviceMesh("cpu", torch.arange(job.world).view(job.copies, -1), mesh_dim_names=("dp", "pp"))
+    n_stages = mesh["pp"].size() * (CATALOGUE[job.schedule].chunks or 1)
+    batches = torch.randn(STEPS, 10, 8)[:, mesh.get_local_rank("dp") :: job.copies]
     pipe = pc.compile(Net(n_stages), n_stages, example_args=(batches[0],), n_microbatches=COUNT, loss_fn=square,
-                      schedule=job.schedule, cost="analytic", tied="apart")  # fmt: skip
+                      schedule=job.schedule, cost="analytic", tied="apart", mesh=mesh)  # fmt: skip
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
     start = resumed(folder, pipe, optimizer)
     for step in range(start, STEPS):
@@ -119,7 +129,8 @@ def arm(pipe: pc.Pipeline, job: Job, note: Path) -> None:
     """
     if note.exists() or job.fault is None:
         return
-    executable, row = pipe.builds.latest.step(COUNT, with_target=False), pipe.program.rows[job.fault.rank]
+    executable, rows = pipe.builds.latest.step(COUNT, with_target=False), pipe.program.rows
+    row = rows[job.fault.rank % len(rows)]
     index, code = job.fault.place % len(row), executable.inline
     sent, owed, maker = [str(next(i.action for i in row if i.action))], [], ""
     for position, instruction in enumerate(row):
@@ -228,10 +239,7 @@ def _rank(rank: int, line: Connection, trial: Trial) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     store = dist.TCPStore("127.0.0.1", line.recv(), is_master=False, timeout=timedelta(seconds=60))
-    limit = timedelta(seconds=trial.job.timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=trial.job.world, timeout=limit)
-    train(trial.folder, trial.job)
-    dist.destroy_process_group()
+    run(trial.folder, trial.job, rank, store)
 
 
 def faults_of(trial: Trial, ended: Ended) -> list[str]:
@@ -265,10 +273,13 @@ def _reportable(kind: str, note: dict[str, Any]) -> list[str]:
 
 
 def sample(folder: Path) -> dict[str, list[str]]:
-    """One fault of each kind, and what was wrong; "again": how the start after a kill differs from a training without a fault."""
-    faults = {kind: Fault(kind, rank, 2, 30 + 7 * rank) for rank, kind in enumerate(KINDS)}
-    trials = {kind: Trial(Job("1f1b", 3, fault, timeout=5.0), folder / kind) for kind, fault in faults.items()}
-    found = {kind: faults_of(trial, trial.start()) for kind, trial in trials.items()}
+    """A fault of each kind, and what was wrong, also where gradients of two copies are being put together, before the last action of
+    a row; "again": how the start after a kill differs from a training without a fault.
+    """
+    jobs = {kind: Job("1f1b", 3, Fault(kind, rank, 2, 30 + 7 * rank), 5.0) for rank, kind in enumerate(KINDS)}
+    jobs |= {f"{kind}, copies": Job("zbv", 4, Fault(kind, 3, 2, -2), 5.0, copies=2) for kind in KINDS}
+    trials = {name: Trial(job, folder / name) for name, job in jobs.items()}
+    found = {name: faults_of(trial, trial.start()) for name, trial in trials.items()}
     again, plain = trials["kill"], Trial(Job("1f1b", 3), folder / "plain")
     codes = [*again.start().codes, *plain.start().codes]
     found["again"] = [str(code) for code in codes if code] + ["losses"] * (again.losses != plain.losses)
@@ -285,13 +296,9 @@ def main() -> None:
         return
     given = json.loads(sys.argv[2])
     job = Job(**given | {"fault": Fault(**given["fault"])})
-    rank, world, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     store = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # see docs/distributed.md
-    limit = timedelta(seconds=job.timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
-    train(folder, job)
-    dist.destroy_process_group()
+    run(folder, job, int(os.environ["RANK"]), store)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ def test_all_ranks_say_what_happened_and_a_new_start_goes_on(tmp_path: Path) -> 
         [sys.executable, SCRIPT, str(tmp_path)], env=ENVIRONMENT, timeout=LIMIT, capture_output=True, check=False
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert json.loads(ran.stdout.splitlines()[-1]) == {"raise": [], "kill": [], "stall": [], "again": []}
+    names = [*faults.KINDS, *(f"{kind}, copies" for kind in faults.KINDS), "again"]
+    assert json.loads(ran.stdout.splitlines()[-1]) == {name: [] for name in names}
 
 
 def test_torchrun_starts_a_killed_training_again(tmp_path: Path) -> None:
