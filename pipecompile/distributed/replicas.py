@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from hashlib import sha256
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from pipecompile.distributed.circles import Circle, Message
+from pipecompile.distributed.reports import Disagreement
 from pipecompile.distributed.shards import Shards
 from pipecompile.dtensors import gradient_of, like, local
 from pipecompile.errors import InputError, RunError
@@ -51,11 +53,10 @@ class Replicas:
         for parameter in before:
             parameter.grad = None
         try:
-            share = 1.0 if samples is None else self._share(circle, samples)
-            self._step = Step(circle, self.shards, parameters, share)
-            yield lambda loss: circle.sum(loss * share)
+            self._step = step = Step(circle, self.shards, parameters, samples)
+            yield lambda loss: circle.sum(loss * step.share)
             self.reduce(None)
-            self._step.end()
+            step.end()
         except BaseException:
             for parameter, gradient in before.items():
                 parameter.grad = gradient
@@ -67,16 +68,17 @@ class Replicas:
                 if (kept := before.get(parameter)) is not None:
                     parameter.grad = kept if parameter.grad is None else kept.add_(parameter.grad)
 
+    def agree(self, program: str) -> None:
+        """In a step: raise Disagreement, on all copies, unless all are about to run this program."""
+        if self._step is not None:
+            self._step.agree(program)
+
     def reduce(self, complete: Container[int] | None) -> None:
         """In a step: begin with the gradients of these parameters, known by their numbers, which nothing is added to any more, or
         with all that are left.
         """
         assert self._step is not None
         self.reductions += self._step.begin(complete)
-
-    @staticmethod
-    def _share(circle: Circle, samples: int) -> float:
-        return samples / float(circle.sum(torch.tensor(float(samples), dtype=torch.float64)))
 
 
 class Step:
@@ -87,15 +89,30 @@ class Step:
     """
 
     def __init__(
-        self, circle: Circle, shards: Shards, parameters: Callable[[], Iterator[nn.Parameter]], share: float
+        self, circle: Circle, shards: Shards, parameters: Callable[[], Iterator[nn.Parameter]], samples: int | None
     ) -> None:
-        self.circle, self.shards, self.parameters, self.share = circle, shards, parameters, share
+        self.circle, self.shards, self.parameters, self.samples = circle, shards, parameters, samples
+        self.share = 1.0
         self._messages: list[Message] = []
 
     @cached_property
     def whole(self) -> tuple[nn.Parameter, ...]:
         """Asked for when it is known which live here."""
         return tuple(self.parameters())
+
+    def agree(self, program: str) -> None:
+        """On the order of messages, which is that of the program; and on how much each part of the batch counts."""
+        mark = float(int(sha256(program.encode()).hexdigest()[:12], 16))
+        said = self.circle.rows(torch.tensor([self.samples or 0.0, mark], dtype=torch.float64))
+        if (said[:, 1] != mark).any():
+            raise Disagreement(
+                "the copies of the pipeline are about to run different programs",
+                where=f"here {program}",
+                why="their gradients are put together in the order of the program",
+                hint="parts of the batch that are divided into the same number of micro-batches",
+            )
+        if self.samples is not None:
+            self.share = self.samples / float(said[:, 0].sum())
 
     @torch.no_grad()
     def begin(self, complete: Container[int] | None) -> int:

@@ -120,10 +120,11 @@ class RankExecutable(Executable):
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """As in one process; before its first run the ranks agree that it is the same program everywhere."""
         if not self._is_agreed:
-            self.line.agree("program of the step", _summary(self.program))
+            self.line.agree("program of the step", self._summary)
             self.line.connect()
             self._is_agreed = True
         with self._blaming(is_begun=False):
+            self.replicas.agree(self._summary)
             return super().frame(sizes, arrivals, threaded=threaded)
 
     def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
@@ -206,6 +207,14 @@ class RankExecutable(Executable):
             return {}
         return completed(self.program.rows[self.device], [cell.weights - self.tied for cell in self.cells])
 
+    @cached_property
+    def _summary(self) -> str:
+        """What the ranks must have in common; sizes of values are not, for copies of a pipeline may have unequal batches."""
+        program = self.program
+        lines = [f"{device} {instruction}" for device, row in enumerate(program.rows) for instruction in row]
+        mark = sha256("\n".join(lines).encode()).hexdigest()[:12]
+        return f"{program.n_stages} stages, {program.n_microbatches} micro-batches, {len(lines)} instructions ({mark})"
+
     @property
     def _others(self) -> list[int]:
         return [peer for peer in range(self.program.n_devices) if peer != self.device]
@@ -237,10 +246,3 @@ class RankExecutable(Executable):
 
 def _departing(name: str, microbatch: int | None) -> str:
     return f"{name}{'' if microbatch is None else f'#{microbatch}'} for all"
-
-
-def _summary(program: Program) -> str:
-    """What the ranks must have in common; sizes of values are not, for copies of a pipeline may have unequal batches."""
-    lines = [f"{device} {instruction}" for device, row in enumerate(program.rows) for instruction in row]
-    mark = sha256("\n".join(lines).encode()).hexdigest()[:12]
-    return f"{program.n_stages} stages, {program.n_microbatches} micro-batches, {len(lines)} instructions ({mark})"

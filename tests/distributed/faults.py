@@ -89,9 +89,10 @@ def train(folder: Path, job: Job) -> None:
     """On this rank, from the last checkpoint that all ranks have. A fault happens once."""
     rank = dist.get_rank()
     torch.manual_seed(0)
-    mesh = DeviceMesh("cpu", torch.arange(job.world).view(job.copies, -1), mesh_dim_names=("dp", "pp"))
-    n_stages = mesh["pp"].size() * (CATALOGUE[job.schedule].chunks or 1)
-    batches = torch.randn(STEPS, 10, 8)[:, mesh.get_local_rank("dp") :: job.copies]
+    places = torch.arange(job.world).view(job.copies, -1)
+    mesh = DeviceMesh("cpu", places, mesh_dim_names=("dp", "pp")) if job.copies > 1 else None
+    n_stages = places.shape[1] * (CATALOGUE[job.schedule].chunks or 1)
+    batches = torch.randn(STEPS, 10, 8)[:, rank // places.shape[1] :: job.copies]
     pipe = pc.compile(Net(n_stages), n_stages, example_args=(batches[0],), n_microbatches=COUNT, loss_fn=square,
                       schedule=job.schedule, cost="analytic", tied="apart", mesh=mesh)  # fmt: skip
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)

@@ -60,6 +60,23 @@ def overlapped(mesh: DeviceMesh, *schedules: str, count: int = 4, shared: bool =
     return found
 
 
+def unlike() -> Any:
+    """Copies that ran two programs together, each of them once; then each another one; then the same: what is said, and the sums of
+    gradients after each step.
+    """
+    torch.manual_seed(12)
+    mesh, said, sums = pair_mesh(), "", []
+    pipe = pc.compile(Net(shared=False), 4, mesh=mesh, n_microbatches=4, schedule="looped-bfs", balance=[1] * 4,
+                      loss_fn=lambda y: y.mean(), cost="analytic")  # fmt: skip
+    for samples in (8, 3, 8 if mesh.get_local_rank("dp") else 3, 8):
+        try:
+            pipe.step(torch.ones(samples, WIDTH))
+        except pc.PlanError as error:
+            said = str(error)
+        sums.append(sum(float(parameter.grad.sum()) for parameter in pipe.parameters()))
+    return {"said": said, "sums": sums}
+
+
 def regular(model: Net) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """A loss that uses a weight of the first layer, too, which in a V is on the rank of the last one."""
     return lambda output, target: distance(output, target) + model[0].weight.square().sum()
@@ -106,5 +123,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "overlapped, loss": lambda: overlapped(pair_mesh(), "zbv", count=2, late_loss=True),
     "overlapped, parts": lambda: overlapped(mesh_of((2, 2), "dp_shard", "pp"), "interleaved"),
     "overlapped, hsdp": lambda: overlapped(mesh_of((2, 2, 1), "dp", "dp_shard", "pp"), "gpipe"),
+    "unlike": unlike,
 }
 """In this order."""

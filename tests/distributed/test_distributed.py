@@ -135,6 +135,12 @@ def test_gradients_are_put_together_beside_the_last_backwards(ran: Ran, case: st
             assert each["off"] < 1e-15
 
 
+def test_copies_must_run_the_same_program(ran: Ran) -> None:
+    for each in ran.of("unlike"):
+        assert "about to run different programs" in each["said"]
+        assert each["sums"] == pytest.approx([each["sums"][0] * factor for factor in (1, 2, 2, 3)])
+
+
 def test_a_tied_weight_that_is_kept_in_parts(ran: Ran) -> None:
     for each in ran.of("tied"):
         assert each["worst"] < 1e-5

@@ -12,7 +12,7 @@ from pipecompile.distributed.circles import Circle, Coming
 from pipecompile.distributed.line import Line
 from pipecompile.distributed.replicas import Replicas
 from pipecompile.distributed.shards import Shards
-from pipecompile.errors import RunError
+from pipecompile.errors import PlanError, RunError
 
 
 class Twins(Circle):
@@ -20,10 +20,14 @@ class Twins(Circle):
 
     def __init__(self) -> None:
         self.size, self.index, self.begun = 2, 0, list[int]()
+        self.apart = torch.zeros(2)
 
     def begin_sum(self, tensor: torch.Tensor) -> Coming:
         self.begun.append(tensor.numel())
         return Coming(self, None, tensor.mul_(2))
+
+    def rows(self, row: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row, row + self.apart])
 
     def wait(self, work: object) -> None:
         del work
@@ -44,17 +48,18 @@ def gradients(parameters: list[nn.Parameter]) -> list[list[float] | None]:
 
 
 def test_each_gradient_goes_once_as_soon_as_it_is_complete() -> None:
-    """The samples, the message of the row, the loss, and a message for the rest, each with a flag per parameter."""
+    """The message of the row, the loss, and a message for the rest, each with a flag per parameter."""
     replicas, circle, parameters = pair()
     first, second, _ = parameters
     add(first, 100.0)
     with replicas.reduced(lambda: iter(parameters), samples=4) as whole:
+        replicas.agree("a program")
         for parameter, value in ((first, 2.0), (second, 4.0)):
             add(parameter, value)
         replicas.reduce({id(first)})
         assert first.grad is None
         assert whole(torch.tensor(3.0)).item() == 3.0
-    assert circle.begun == [1, 2 + 1, 1, 3 + 5 + 2]
+    assert circle.begun == [2 + 1, 1, 3 + 5 + 2]
     assert replicas.reductions == 2
     assert gradients(parameters) == [[102.0] * 2, [4.0] * 3, None]
 
@@ -112,3 +117,18 @@ def test_a_gradient_that_comes_too_late_is_an_error() -> None:
 
     with pytest.raises(RunError, match="a gradient was added to 1 parameters"):
         step()
+
+
+def test_copies_that_run_different_programs_say_so_before_anything_is_sent() -> None:
+    replicas, circle, parameters = pair()
+    add(parameters[0], 7.0)
+    circle.apart = torch.tensor([0.0, 1.0])
+
+    def step() -> None:
+        with replicas.reduced(lambda: iter(parameters), samples=4):
+            replicas.agree("a program")
+
+    with pytest.raises(PlanError, match="about to run different programs"):
+        step()
+    assert not circle.begun
+    assert gradients(parameters) == [[7.0] * 2, None, None]
