@@ -30,6 +30,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/partition_scale.py --markdown benchmarks/results/partition_scale.md
 	$(BIN)/python benchmarks/overhead.py --markdown benchmarks/results/overhead.md
 	$(BIN)/python benchmarks/distributed.py --markdown benchmarks/results/distributed.md
+	$(BIN)/python benchmarks/overlap.py --markdown benchmarks/results/overlap.md
 	$(BIN)/python benchmarks/faults.py --markdown benchmarks/results/faults.md
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
 	$(BIN)/python benchmarks/cost_accuracy.py --markdown benchmarks/results/cost_accuracy.md

@@ -1,6 +1,6 @@
 """A step on ranks beside `torch.distributed.pipelining`: the same stages, order of actions, micro-batches and ranks, in one run.
 
-    python benchmarks/distributed.py [--ranks 2] [--markdown benchmarks/results/distributed.md]
+    python benchmarks/distributed.py [--ranks 2 4] [--markdown benchmarks/results/distributed.md]
 
 gloo on this machine, a thread per rank. The two take turns; each turn of ours is compared with theirs of the same round. A round
 of a small model is many steps, since one step is a few milliseconds. "Beyond compute" is what a step takes beyond the makespan
@@ -165,10 +165,10 @@ def measure(names: list[str], kinds: list[str], repeats: int, out: Path) -> None
     dist.destroy_process_group()
 
 
-def launch(options: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
-    """Start the ranks and return what they found."""
+def launch(options: argparse.Namespace, count: int, out: Path) -> list[dict[str, Any]]:
+    """Start so many ranks and return what they found."""
     own = [f"--models={options.models}", f"--schedules={options.schedules}", f"--repeats={options.repeats}"]
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     subprocess.run([*ranks, __file__, *own, f"--out={out}"], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
     return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -189,7 +189,7 @@ def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
@@ -199,15 +199,18 @@ def main() -> None:
     if options.out:
         measure(options.models.split(","), options.schedules.split(","), options.repeats, options.out)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        lines = launch(options, Path(folder) / "results.jsonl")
     console = Console(record=True, width=110)
-    for name in options.models.split(","):
-        _, what, count, _ = MODELS[name]
-        title = f"{what}, {count} micro-batches, {options.ranks} ranks"
-        console.print(table([line for line in lines if line["model"] == name], title))
+    for ranks in options.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            lines = launch(options, ranks, Path(folder) / "results.jsonl")
+        for name in options.models.split(","):
+            _, what, count, _ = MODELS[name]
+            title = f"{what}, {count} micro-batches, {ranks} ranks"
+            console.print(table([line for line in lines if line["model"] == name], title))
     if options.markdown:
-        command = f"`python benchmarks/distributed.py --ranks {options.ranks}`, torch {torch.__version__}"
+        ranks = " ".join(map(str, options.ranks))
+        asked = f"--ranks {ranks} --models {options.models} --repeats {options.repeats}"
+        command = f"`python benchmarks/distributed.py {asked}`, torch {torch.__version__}, {os.cpu_count()} cores"
         text = f"{command}, one thread a rank.\n\n```\n{console.export_text()}```\n"
         options.markdown.write_text(f"# Ranks\n\n{text}")
 
