@@ -3,9 +3,8 @@
     1st start   step 0  step 1  step 2  2F1 ✗ killed        the others: "rank 1 failed at or before 2F1", and end
     2nd start                   step 2  step 3  step 4      from the last checkpoint that all ranks have
 
-`train` is what a script under torchrun does. `Trial` runs it twice on forked ranks, which need no new imports.
-Under torchrun: torchrun --max-restarts=1 tests/distributed/faults.py FOLDER '{"schedule": ..., "fault": ...}'; alone, with
-FOLDER only, a fault of each kind.
+`Trial` runs it twice on forked ranks, which need no new imports. Under torchrun: torchrun --max-restarts=1
+tests/distributed/faults.py FOLDER '{"schedule": ..., "fault": ...}'; alone, with FOLDER only, a fault of each kind.
 """
 
 from __future__ import annotations
@@ -202,8 +201,8 @@ class Trial:
     @property
     def losses(self) -> list[dict[int, float]]:
         """Per rank the loss of every step; of one that ran twice the later."""
-        lines = [(self.folder / f"{rank}.jsonl").read_text().splitlines() for rank in range(self.job.world)]
-        return [dict(map(json.loads, each)) for each in lines]
+        notes = ((self.folder / f"{rank}.jsonl").read_text() for rank in range(self.job.world))
+        return [dict(map(json.loads, each.splitlines())) for each in notes]
 
     @property
     def is_struck(self) -> bool:
@@ -212,17 +211,14 @@ class Trial:
 
     @property
     def note(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "fault.json").read_text())
-        return found
+        return dict(json.loads((self.folder / "fault.json").read_text()))
 
 
 FORK = get_context("fork")
 
 
 def warm() -> None:
-    """Import what a compile imports when it is first needed, once, before ranks are forked. A child finds out what that is:
-    whoever has run autograd cannot fork.
-    """
+    """Import what a compile needs before ranks are forked. A child finds out what that is: who has run autograd cannot fork."""
     with FORK.Pool(1) as child:
         for name in child.apply(_imported):
             with suppress(ImportError):
@@ -274,9 +270,7 @@ def _reportable(kind: str, note: dict[str, Any]) -> list[str]:
 
 
 def sample(folder: Path) -> dict[str, list[str]]:
-    """A fault of each kind, and what was wrong, also where gradients of two copies are being put together, before the last action of
-    a row; "again": how the start after a kill differs from a training without a fault.
-    """
+    """What was wrong after each kind of fault, alone and in one of two copies; "again": how the start after a kill went on."""
     jobs = {kind: Job("1f1b", 3, Fault(kind, rank, 2, 30 + 7 * rank), 5.0) for rank, kind in enumerate(KINDS)}
     jobs |= {f"{kind}, copies": Job("zbv", 4, Fault(kind, 3, 2, -2), 5.0, copies=2) for kind in KINDS}
     trials = {name: Trial(job, folder / name) for name, job in jobs.items()}
