@@ -37,6 +37,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/prediction.py --markdown benchmarks/results/prediction.md
 	$(BIN)/python benchmarks/memory.py --markdown benchmarks/results/memory.md
 	$(BIN)/python benchmarks/published.py --markdown benchmarks/results/published.md
+	$(BIN)/python benchmarks/published_plans.py --markdown benchmarks/results/published_plans.md
 	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md
 	$(BIN)/python benchmarks/meta_memory.py --markdown benchmarks/results/meta_memory.md
 	$(BIN)/python benchmarks/recorders.py --markdown benchmarks/results/recorders.md

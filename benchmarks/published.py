@@ -95,12 +95,15 @@ def _ours(case: Case, model: nn.Module, x: Tensor, target: Tensor, devices: list
 
 
 def _theirs(case: Case, model: nn.Module, x: Tensor, target: Tensor, devices: list[torch.device]) -> Step:
-    """Balanced by its own profiler."""
+    """Balanced by its own profiler, which cannot take layers that write into their input."""
     from torchgpipe import GPipe
     from torchgpipe.balance import balance_by_time
 
     chain = as_sequential(model)
-    balance = balance_by_time(len(devices), chain, x[: len(x) // case.count])
+    for layer in chain.modules():
+        if isinstance(layer, nn.ReLU):
+            layer.inplace = False
+    balance = balance_by_time(len(devices), chain, x[: len(x) // case.count], device=devices[0])
     pipe = GPipe(chain, balance, devices=devices, chunks=case.count, checkpoint="never")
     return lambda: case.loss(pipe(x), target.to(pipe.devices[-1])).backward()
 
