@@ -1,6 +1,6 @@
 """Who walks the instruction lists: this thread, in one merged order, or a persistent thread per device.
 
-    inline    0F0 1F0 0F1 1F1 ...         12 to 17 us a cell; the choice when cells are small or cores are busy
+    inline    0F0 1F0 0F1 1F1 ...         12 to 19 us a cell; the choice when cells are small or cores are busy
     threads   device 0: 0F0 0F1 ...       the choice when cells take longer than a thread's wake-up and cores are idle
               device 1:     1F0 1F1 ...
 
