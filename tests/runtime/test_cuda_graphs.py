@@ -118,6 +118,7 @@ def test_the_numbers_of_stages_as_they_are(
     assert tapes.replayed > 2 * tapes.captured
 
 
+@pytest.mark.smoke
 def test_each_slot_is_captured_once_forward_and_backward(tapes: EmulatedTapes) -> None:
     graphs, _, (_, (x,), _, _, target) = both(resnet, schedule="1f1b")
     counts = []
