@@ -223,7 +223,7 @@ class Builds:
         elif self._cut is None:
             check_same(plan.graph, plan.fingerprint, graph)
             verify_as_is(plan.stage_of, graph, plan.n_stages)
-        build = Build.make(graph, mark, plan, self.options, stage_of)
+        build = Build.make(graph, mark, plan, self.options, stage_of, first.samples)
         self._place(build, seconds)
         build.divided = len(parts) > 1
         self.plan, self._cut = self.plan or plan, self._cut or build.cut
@@ -281,7 +281,7 @@ class Builds:
         if self.plan is None:
             move_model(self.model, self.options)
         with too_small(count, first.samples):
-            return make_plan(graph, first.leaves, self.options, count)
+            return make_plan(graph, first.leaves, self.options, count, first.samples)
 
     def _keep(self, build: Build) -> None:
         """Add a build; the least recently used one goes when there are too many."""

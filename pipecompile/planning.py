@@ -63,9 +63,10 @@ class Draft:
 
 
 def make_plan(
-    graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_microbatches: int
+    graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_microbatches: int, samples: int | None = None
 ) -> tuple[Plan, Problem]:
-    """Cut the graph. `inputs` are the flat inputs of one micro-batch. Returns the plan, and the problem it solves.
+    """Cut the graph. `inputs` are the flat inputs of one micro-batch, which has so many `samples`, by default as many as were
+    recorded. Returns the plan, and the problem it solves.
 
     Raises PartitionError when there are more stages than the graph can bear, InfeasibleError when no cut fits.
     """
@@ -78,7 +79,7 @@ def make_plan(
     except InfeasibleError as error:
         raise with_enough_stages(error, partial(asked_problem, graph, costs, n_microbatches), options) from None
     warn_of_gap(found, options)
-    draft = drafted(graph, found, solved, costs, options, schedule.placement)
+    draft = drafted(graph, found, solved, costs, options, schedule.placement, samples)
     if options.schedule == "auto" and not options.devices_differ:
         there = searched(options.settled(found.recompute), draft.stages, draft.routes, n_microbatches).placement
         draft = replace(draft, placement=there)
