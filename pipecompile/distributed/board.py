@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from pipecompile.distributed.ranks import Ranks
-from pipecompile.distributed.reports import Disagreement, Lost, Report
+from pipecompile.distributed.reports import Disagreement, Lost, Owed, Report
 
 __all__ = ["Board"]
 
@@ -115,7 +115,7 @@ class Board:
 
     def say_wait(self, rank: int, name: str) -> None:
         with suppress(RuntimeError):
-            self.store.set(f"waits/{self.rank}", Report(rank, name).to_json())
+            self.store.set(f"waits/{self.rank}", Owed(rank, name, self.step).to_json())
 
     def unsay_wait(self) -> None:
         """The key stays, for who finds one that is gone before it is read would wait for it."""
@@ -130,14 +130,15 @@ class Board:
             rank, name = further.rank, further.what
         return rank, name
 
-    def wanted(self, rank: int) -> set[str]:
-        """What others wait for that is to come from a rank."""
-        found = map(self.waits, self.ranks.members)
-        return {wait.what for wait in found if wait is not None and wait.rank == rank}
+    def wanted(self, rank: int, own: str) -> set[str]:
+        """What is to come from a rank: `own` to this one, and what others wait for; of several steps, in the earliest."""
+        waits = [wait for wait in map(self.waits, self.ranks.members) if wait is not None and wait.rank == rank]
+        first = min((wait.step for wait in waits), default=self.step)
+        return {wait.what for wait in waits if wait.step == first} | ({own} if first >= self.step else set())
 
-    def waits(self, rank: int) -> Report | None:
+    def waits(self, rank: int) -> Owed | None:
         """For whom and for what a rank says that it waits."""
         with suppress(RuntimeError):
             if self.store.check([f"waits/{rank}"]) and (text := self.store.get(f"waits/{rank}")):
-                return Report.from_json(text)
+                return Owed.from_json(text)
         return None

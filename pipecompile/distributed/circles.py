@@ -69,9 +69,8 @@ class Circle:
             work.wait()
         except RuntimeError as error:
             raise self._lost(f"the connection to it is gone: {str(error).partition(chr(10))[0]}") from None
-        finally:
-            if looked != begun:
-                self.line.board.unsay_wait()
+        if looked != begun:
+            self.line.board.unsay_wait()
 
     def _look(self, waited: float) -> None:
         """Let others read for whom this rank waits; raise Lost when it need not any more."""

@@ -126,8 +126,8 @@ class Line:
             work.wait(_PATIENCE)
         finally:
             self._waiting = None
-            if self._is_shown:
-                self._hide()
+        if self._is_shown:  # what did not come stays on the board: others may have to know
+            self._hide()
 
     def _gone(self, peer: int, name: str, error: Exception) -> Lost:
         """Why a message of this name does not come, or one does not go."""
@@ -214,9 +214,9 @@ class Line:
         """Raise Lost when a rank failed, or asks for something that this one is not asked for."""
         self.board.look()
 
-    def wanted(self, rank: int) -> set[str]:
-        """What others wait for that is to come from a rank."""
-        return self.board.wanted(rank)
+    def wanted(self, rank: int, own: str) -> set[str]:
+        """What is to come from a rank: `own` to this one, and what others wait for; of several steps, in the earliest."""
+        return self.board.wanted(rank, own)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ import msgspec
 
 from pipecompile.errors import PipecompileError, PlanError, RunError
 
-__all__ = ["Disagreement", "Lost", "Report"]
+__all__ = ["Disagreement", "Lost", "Owed", "Report"]
 
 
 class Disagreement(PlanError):
@@ -51,6 +51,22 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:
+        return msgspec.json.decode(text, type=cls)
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """Who waits says that `rank` owes `what`, in a step: one may be in a later step than another, who waits for the same rank."""
+
+    rank: int
+    what: str
+    step: int
+
+    def to_json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Owed:
         return msgspec.json.decode(text, type=cls)
 
 

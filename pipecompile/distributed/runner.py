@@ -168,15 +168,16 @@ class RankExecutable(Executable):
         """With the first action of the rank whose result somebody waits for; its last one, if that is nothing of its row. A rank of
         another copy is not in this program.
         """
-        wanted = {name.partition(" ")[0] for name in (report.where, *self.line.wanted(report.rank))}
+        wanted = {name.partition(" ")[0] for name in self.line.wanted(report.rank, report.where)}
         row = next((row for d, row in enumerate(self.program.rows) if self.line.ranks.rank_of(d) == report.rank), ())
-        maker = None
+        first = maker = None
         for instruction in row:
             maker = instruction.action or maker
-            if maker is not None and not is_begun:
-                break
+            first = first or maker
             if instruction.op is Op.SEND and str(instruction.reads[0].value) in wanted and maker is not None:
                 break
+        else:
+            maker = maker if is_begun else first
         if maker is None:
             return replace(report, action=report.action or f"before {OWED} had come")
         return replace(report, action=f"before {maker} had come", stage=maker.stage, microbatch=maker.microbatch)
