@@ -186,6 +186,11 @@ class Options:
             return "auto" if self.checkpoint == "auto" else None
         return (True,) * self.n_stages if isinstance(self.checkpoint, str) else tuple(self.checkpoint)
 
+    def restored_at_once(self, n_microbatches: int) -> int:
+        """Of how many micro-batches a stage that recomputes may hold what it saves: with "except_last" also of the last."""
+        is_all = self.checkpoint in ("always", "except_last")
+        return self.restored + (self.checkpoint == "except_last" and n_microbatches > 1) if is_all else 1
+
     @property
     def trains(self) -> bool:
         """Has the schedule a backward?"""

@@ -65,8 +65,7 @@ class Draft:
 def make_plan(
     graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_microbatches: int, samples: int | None = None
 ) -> tuple[Plan, Problem]:
-    """Cut the graph. `inputs` are the flat inputs of one micro-batch, which has so many `samples`, by default as many as were
-    recorded. Returns the plan, and the problem it solves.
+    """A plan, and the problem it solves. `inputs` are those of one micro-batch, flat, of so many `samples`, or as were recorded.
 
     Raises PartitionError when there are more stages than the graph can bear, InfeasibleError when no cut fits.
     """
@@ -107,6 +106,7 @@ def make_problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: 
         memory_limit=options.memory_limit,
         in_flight=flying(schedule, options),
         optimizer_state=options.optimizer_state,
+        restored=options.restored_at_once(schedule.n_microbatches),
     )
     shared = options.devices_differ and placement != tuple(range(options.n_stages))
     return replace(

@@ -67,14 +67,18 @@ def searched(
         placement=placement,
         routes=routes,
         checkpoint="always" if but_last else options.checkpoint,
-        in_flight=_room(options, stages, routes, placement),
+        in_flight=_room(options, stages, routes, placement, n_microbatches),
         **costs_of(stages, routes, options.links, placement),
     )
     return _kept(found, n_microbatches - 1) if but_last else found
 
 
 def _room(
-    options: Options, stages: Sequence[StageSummary], routes: Sequence[Route], placement: Sequence[int] | None
+    options: Options,
+    stages: Sequence[StageSummary],
+    routes: Sequence[Route],
+    placement: Sequence[int] | None,
+    n_microbatches: int,
 ) -> list[float] | None:
     """How many micro-batches each device may have in flight, as the cut counts what they hold; None without a limit."""
     limit = options.memory_limit
@@ -82,10 +86,10 @@ def _room(
         return None
     flags = options.recompute if isinstance(options.recompute, tuple) else (False,) * len(stages)
     limits = limit if isinstance(limit, tuple) else (limit,) * len(options.devices)
-    room, each = list(map(float, limits)), [0.0] * len(limits)
+    room, each, restored = list(map(float, limits)), [0.0] * len(limits), options.restored_at_once(n_microbatches)
     for device, stage, again in zip(placement, stages, flags, strict=True):
         received = sum(way.nbytes for way in routes if way.source != HOST and stage.stage in way.consumers)
-        room[device] -= stage.state_bytes + again * stage.saved_bytes
+        room[device] -= stage.state_bytes + again * restored * stage.saved_bytes
         each[device] += received + (not again) * stage.saved_bytes
     return [free / held if held else inf for free, held in zip(room, each, strict=True)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -120,3 +122,22 @@ def test_memory_decides_where_time_does_not() -> None:
         memory_limit=[weights + 2 * saved, 3 * weights + 3 * saved + saved],  # and what it receives
     )  # fmt: skip
     assert [stage.nodes for stage in tight.plan.stages] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [({"checkpoint": "always"}, 1), ({"checkpoint": "except_last"}, 2), ({"checkpoint": "always", "restored": 2}, 2)],
+    ids=str,
+)
+def test_a_stage_that_recomputes_holds_what_it_saves_once_for_each_that_it_restored(
+    options: dict[str, Any], times: int
+) -> None:
+    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())])
+    pipe = pc.compile(
+        model, 2, example_args=(torch.randn(32, 64),), n_microbatches=8, schedule="gpipe", loss_fn=torch.Tensor.mean,
+        devices=["cpu"] * 2, cost="analytic", **options,
+    )  # fmt: skip
+    for stage, held in zip(pipe.plan.stages, pipe.simulate().peak_memory, strict=True):
+        inputs = sum(way.nbytes for way in pipe.plan.routes if stage.stage in way.consumers and way.source >= 0)
+        assert stage.memory - stage.state_bytes == times * stage.saved_bytes + 8 * inputs
+        assert held <= stage.memory - stage.state_bytes + (32 + 2 * 4) * 64 * 4  # the mini-batch, what comes and goes

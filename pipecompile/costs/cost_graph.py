@@ -25,12 +25,14 @@ def cost_graph(
     in_flight: Sequence[float] | None = None,
     groups: Iterable[Sequence[str]] = (),
     optimizer_state: int = 0,
+    restored: int = 1,
 ) -> Problem:
     """One problem node per compute node, time for forward and backward of one micro-batch.
 
     `bytes` are parameters with their gradients and `optimizer_state` copies, and buffers; what several nodes use is shared:
-    each device that has any of them holds it once. `activation` is what autograd saves. A tensor's time counts both
-    directions, the activation there and its gradient back; its bytes are what a stage that receives it keeps.
+    each device that has any of them holds it once. `activation` is what autograd saves, of so many micro-batches as are
+    `restored` at once where all stages recompute. A tensor's time counts both directions, the activation there and its
+    gradient back; its bytes are what a stage that receives it keeps.
     """
     nodes, ties = compute_nodes(graph), graph.meta.get("ties") or aliasing(graph)
     names = {node.name for node in nodes}
@@ -53,7 +55,7 @@ def cost_graph(
                 n.name,
                 costs[n.name].forward + costs[n.name].backward,
                 held[n.name],
-                costs[n.name].saved_bytes,
+                costs[n.name].saved_bytes * restored,
                 costs[n.name].forward,
             )
             for n in nodes
