@@ -5,7 +5,8 @@
 torchgpipe's ResNet-101, U-Net and AmoebaNet-D at the published sizes, without memory: costs are computed for a Tesla P40 with links of PCIe 3,
 under GPipe with all but the last micro-batch recomputed. The batch is the same in all rows of a table, which it is not in the published
 ones. Their balances count the children of a Sequential; a stage here begins at the layer that theirs begins at, or at the
-next one with weights. Memory is that of all devices together: parameters with gradients and optimizer state, and the rest.
+next one with weights. Memory is that of all devices together, parameters with gradients and optimizer state, and the rest, of cuts that
+keep to the 24 GiB of the card.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def memory() -> Table:
         is_base = (blocks, width) == (6, 72)
         pipe = compiled(
             model, images, n_devices, 1 if is_base else count, checkpoint="never" if is_base else "except_last",
-            optimizer=torch.optim.SGD if is_unet else torch.optim.RMSprop, memory_limit=None,
+            optimizer=torch.optim.SGD if is_unet else torch.optim.RMSprop, memory_limit=P40.memory,
         )  # fmt: skip
         state, rest = [stage.state_bytes for stage in pipe.plan.stages], pipe.simulate().peak_memory
         most = max(map(sum, zip(state, rest, strict=True)))
