@@ -21,7 +21,7 @@ from pipecompile.runtime.divided import DividedBackward, hooks_registered
 from pipecompile.runtime.engine import accumulate
 from pipecompile.runtime.frame import Frame
 
-__all__ = ["Run", "Saved", "attached", "backward_cell", "forward_cell", "input_cell", "weight_cell"]
+__all__ = ["Run", "Saved", "attached", "backward_cell", "edge_of", "forward_cell", "input_cell", "weight_cell"]
 
 Run = Callable[[Frame], None]
 
@@ -85,11 +85,11 @@ def attached(
             values[place] = leaf.view_as(leaf) if is_cast else leaf
     before = hooks_registered()
     made = stage(*values, *size)
-    edges = [_edge(v) if isinstance(v, torch.Tensor) and v.requires_grad else None for v in made]
+    edges = [edge_of(v) if isinstance(v, torch.Tensor) and v.requires_grad else None for v in made]
     return made, Saved(leaves, edges, hooks_registered() != before)
 
 
-def _edge(made: torch.Tensor) -> GradientEdge | None:
+def edge_of(made: torch.Tensor) -> GradientEdge | None:
     """Where its gradient goes. A view made without gradients says that it requires them, and leads nowhere."""
     node = made.grad_fn
     if node is None:

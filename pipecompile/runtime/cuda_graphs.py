@@ -23,13 +23,12 @@ from pipecompile.errors import RecordingWarning
 from pipecompile.runtime import tapes
 from pipecompile.runtime.batchnorm import speaks
 from pipecompile.runtime.interpreter import Cell
-from pipecompile.runtime.replays import Captured, said
+from pipecompile.runtime.replays import Captured, Function, said
+from pipecompile.runtime.stage_code import is_hooked
 from pipecompile.runtime.tapes import Tape
 from pipecompile.stages import Stage
 
 __all__ = ["graphed"]
-
-Function = Callable[..., Sequence[Any]]
 
 KINDS = 4
 """Of inputs that a stage is captured for. Each has memory of its own, and most have one, or two where batches are uneven."""
@@ -156,10 +155,7 @@ def _is_watched(layers: Sequence[nn.Module]) -> bool:
     """Would a replay pass over hooks?"""
     if _has_any_global_hook() or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:  # type: ignore[no-untyped-call]
         return True
-    return any(
-        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-        for layer in layers
-    )
+    return any(map(is_hooked, layers))
 
 
 def _against(stage: Stage, cell: Cell) -> str | None:

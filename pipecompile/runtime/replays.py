@@ -19,9 +19,11 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
+from pipecompile.runtime.cells import edge_of
+from pipecompile.runtime.forks import explore
 from pipecompile.runtime.tapes import Tape
 
-__all__ = ["Captured", "said"]
+__all__ = ["Captured", "Function", "said"]
 
 Function = Callable[..., Sequence[Any]]
 
@@ -39,17 +41,22 @@ class Captured:
             made, self.replay = tape.capture(lambda: run(*pytree.tree_unflatten(own, spec)))
         self.made, self.form = pytree.tree_flatten(made)
         self.outputs = [leaf for leaf in self.made if isinstance(leaf, torch.Tensor)]
-        self.weights = _weights(self.outputs, self.inputs)
+        self.roots = [edge_of(output) if output.requires_grad else None for output in self.outputs]
+        self.weights = self._other_leaves()
         self.back: Back | None = None
         weakref.finalize(self, tape.drain)
+
+    def _other_leaves(self) -> list[torch.Tensor]:
+        """What gets gradients beside the inputs."""
+        nodes, _ = explore([root for root in self.roots if root is not None], frozenset())
+        leaves = (getattr(node, "variable", None) for node in nodes)
+        own = set(map(id, self.inputs))
+        return [leaf for leaf in leaves if leaf is not None and id(leaf) not in own]
 
     def run(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The outputs, in memory of the caller."""
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if torch.is_grad_enabled() and any(output.requires_grad for output in self.outputs):
-            made = iter(_Replayed.apply(self, *given, *self.weights))
-        else:
-            made = iter(self.forward(given))
+        made = iter(_Replayed.apply(self, *given, *self.weights) if any(self.roots) else self.forward(given))
         found: Sequence[Any] = pytree.tree_unflatten(
             [next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.made], self.form
         )
@@ -84,7 +91,7 @@ class Captured:
 
     def gradients(self, which: Sequence[bool], gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         """By autograd, on what the last replay left."""
-        roots = [output for output, is_given in zip(self.outputs, which, strict=True) if is_given]
+        roots = [root for root, is_given in zip(self.roots, which, strict=True) if is_given and root is not None]
         tensors = (*self.inputs, *self.weights)
         wanted = [tensor for tensor in tensors if tensor.requires_grad]
         with _unhooked(self.weights):
@@ -116,8 +123,8 @@ class _Replayed(torch.autograd.Function):
         made = captured.forward(tensors[: len(captured.inputs)])
         ctx.captured, ctx.turn = captured, captured.turn
         ctx.set_materialize_grads(False)
-        pairs = zip(made, captured.outputs, strict=True)
-        ctx.mark_non_differentiable(*[output for output, own in pairs if not own.requires_grad])
+        pairs = zip(made, captured.roots, strict=True)
+        ctx.mark_non_differentiable(*[output for output, root in pairs if root is None])
         return tuple(made)
 
     @staticmethod
@@ -155,21 +162,6 @@ def _put(ports: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Through `.data`, since autograd has saved them, and is to find what is put there."""
     if ports:
         torch._foreach_copy_([port.data for port in ports], list(values))
-
-
-def _weights(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What else gets gradients: the leaves of the captured autograd graph."""
-    waiting: list[Any] = [output.grad_fn for output in outputs]
-    seen, found, own = set(), dict[int, torch.Tensor](), set(map(id, inputs))
-    for node in waiting:  # grows meanwhile
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in own:
-            found[id(leaf)] = leaf
-        waiting += [following for following, _ in node.next_functions]
-    return [*found.values()]
 
 
 class _uncached_autocast:  # noqa: N801 used as a context, as a function is

@@ -18,7 +18,7 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["StageCode"]
+__all__ = ["StageCode", "is_hooked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,14 @@ class StageCode:
         """Call layers by their forward from now on, but those with hooks."""
         is_watched = _has_any_global_hook()  # type: ignore[no-untyped-call]
         for attributes, name, layer in self.layers:
-            is_plain = not (
-                is_watched
-                or layer._forward_hooks
-                or layer._forward_pre_hooks
-                or layer._backward_hooks
-                or layer._backward_pre_hooks
-                or layer._compiled_call_impl
-            )
+            is_plain = not (is_watched or is_hooked(layer) or layer._compiled_call_impl)
             attributes[name] = layer.forward if is_plain else layer
+
+
+def is_hooked(layer: nn.Module) -> bool:
+    """Does calling it call more than its forward?"""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return bool(hooks)
 
 
 def _around(target: str) -> Iterator[str]:
