@@ -3,8 +3,9 @@
     python benchmarks/published.py [--devices cuda] [--markdown benchmarks/results/published.md]
 
 On GPUs the published sizes, on CPUs small ones, one core a device. A step is forward and backward of a mini-batch under 1F1B, with
-checkpointing off; batch and micro-batches are the same in all rows of a table, which they are not in the published ones. The
-contenders take turns; what is faster is the median of the ratios to the plain loop over micro-batches in the same round.
+checkpointing off; batch and micro-batches are the same in all rows of a table, which they are not in the published ones. torchgpipe
+has one worker for all stages on a CPU, so there it overlaps nothing. The contenders take turns; what is faster is the median of the
+ratios to the plain loop over micro-batches in the same round.
 """
 
 from __future__ import annotations
@@ -157,6 +158,8 @@ def main() -> None:
     if options.markdown:
         machine = torch.cuda.get_device_name() if options.devices == "cuda" else f"{here} cores, one thread a device"
         head = f"# The published tables\n\n`python benchmarks/published.py --devices {options.devices}`, torch {torch.__version__}, {machine}.\n"
+        if options.devices == "cpu":
+            head += "torchgpipe has one worker for all stages on a CPU, so here it overlaps nothing.\n"
         options.markdown.write_text(f"{head}\n```\n{console.export_text()}```\n")
 
 
