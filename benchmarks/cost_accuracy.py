@@ -28,8 +28,8 @@ from trained import SUBJECTS, Subject
 
 import pipecompile as pc
 from pipecompile.costs import profile
+from pipecompile.graph.stages import routes
 from pipecompile.runtime import interpreter
-from pipecompile.stages import routes
 
 MODELS = ("ResNet-101, 64 px", "U-Net, depth 5", "ViT-small, 96 px", "GPT-2, 6 layers")
 

@@ -25,10 +25,10 @@ import transformers
 from torch import nn
 
 import pipecompile as pc
-from pipecompile import placing
 from pipecompile.ir import Op, Program
-from pipecompile.runtime import divided
-from pipecompile.runtime.launches import Place, launches
+from pipecompile.parameters import placement as placing
+from pipecompile.runtime.cells import split_backward as divided
+from pipecompile.runtime.stream_events import Place, launches
 from pipecompile.schedules import CATALOGUE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

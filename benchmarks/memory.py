@@ -27,8 +27,8 @@ from trained import SUBJECTS, Subject
 import pipecompile as pc
 from pipecompile.ir import HOST, Op
 from pipecompile.runtime import executable, interpreter
-from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.interpreter import Code
+from pipecompile.runtime.registers import Frame
 
 MODELS = ("ResNet-18, 96 px", "ResNet-50, 64 px", "U-Net, depth 5", "ViT-small, 96 px", "GPT-2, 6 layers")
 

@@ -32,8 +32,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
-from pipecompile.distributed import runner
-from pipecompile.distributed.replicas import Step
+from pipecompile.distributed import rank_executable as runner
+from pipecompile.distributed.data_parallel import Step
 
 CASES = [(2, "gpipe", 512, 32), (2, "gpipe", 2048, 64), (4, "interleaved", 1024, 256), (4, "interleaved", 2048, 64)]
 """Ranks, schedule, width of the layers, and samples of each copy."""

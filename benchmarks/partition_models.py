@@ -24,12 +24,12 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.costs import analytic_costs, spec_for
-from pipecompile.costs.cost_graph import cost_graph
+from pipecompile.costs.problem_builder import cost_graph
 from pipecompile.partitioners import Partition, Problem
-from pipecompile.partitioners.chain import cut
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.loads import bottleneck
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.dp.linear_order import cut
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import bottleneck
 
 CUTS = ("chain", "parameters", "layers")
 """Other ways to cut."""

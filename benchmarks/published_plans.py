@@ -29,7 +29,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.costs import DEVICES, analytic_costs
-from pipecompile.placing import Homes
+from pipecompile.parameters.placement import Homes
 
 P40 = DEVICES["p40"]
 GIB = 2**30

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from pipecompile.in_flight import in_flight
 from pipecompile.ir import Kind
+from pipecompile.ir.in_flight import in_flight
 from pipecompile.schedules import build_schedule
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
 
 REFERENCE = Path(__file__).parent.parent / "tests" / "schedules" / "reference.csv"
 NAMES = {

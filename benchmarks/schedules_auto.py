@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
-from pipecompile.checks import verify
 from pipecompile.ir import Route, Schedule, chain
 from pipecompile.schedules import CATALOGUE, auto_schedule
-from pipecompile.schedules.bound import shortest_step
-from pipecompile.schedules.judge import Judge, Limit
 from pipecompile.schedules.placement import loop, vee
-from pipecompile.schedules.work import work_of
+from pipecompile.schedules.search.evaluate import Judge, Limit
+from pipecompile.schedules.search.lower_bound import shortest_step
+from pipecompile.schedules.search.workload import work_of
 from pipecompile.simulation.costs import CostOptions, Costs, make_costs
+from pipecompile.verifiers import verify
 
 LIMITS = {"tight": 0.3, "half": 0.6, "as 1F1B": 1.0, "loose": 2.0, "none": None}
 """Room on every device, in what its share of P micro-batches in flight would take."""
@@ -184,7 +184,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "# auto_schedule beside the catalogue",
         "",
         f"Written by `benchmarks/schedules_auto.py --profiles {len(outcomes)}`. Means and worst cases are the simulated step over a lower",
-        "bound (`pipecompile/schedules/bound.py`) for the memory given, and once for any amount of memory. The room is what the",
+        "bound (`pipecompile/schedules/search/lower_bound.py`) for the memory given, and once for any amount of memory. The room is what the",
         "activations of P micro-batches take, times 0.3 (tight), 0.6 (half), 1, 2 (loose), and at least what one micro-batch after",
         "the other needs. In a third of the profiles recomputation is allowed; the bounds do not count its time.",
         "",

@@ -15,17 +15,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pipecompile.checks import verify
 from pipecompile.ir import Action, Program, Schedule, chain
-from pipecompile.passes.compute import lower_actions
+from pipecompile.ir.gc_pause import without_collection
+from pipecompile.passes.buffer_slots import assign_slots
+from pipecompile.passes.communication_order import order_meetings
 from pipecompile.passes.liveness import insert_frees
-from pipecompile.passes.meetings import order_meetings
-from pipecompile.passes.slots import assign_slots
+from pipecompile.passes.lower_actions import lower_actions
 from pipecompile.passes.transfers import insert_transfers
-from pipecompile.pausing import without_collection
 from pipecompile.schedules import auto_schedule, build_schedule
 from pipecompile.simulation.advice import advise
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
+from pipecompile.verifiers import verify
 
 SUBJECTS = (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 2))
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipecompile.ir import Schedule
+from pipecompile.ir.timeline import Timeline
 from pipecompile.schedules import CATALOGUE, build_schedule
 from pipecompile.show.notebook import timeline_chart
-from pipecompile.simulator import simulate
-from pipecompile.timeline import Timeline
+from pipecompile.simulation.simulator import simulate
 
 PAGE, CHARTS = Path(__file__).with_suffix(".md"), Path(__file__).with_suffix("")
 DEVICES, MICROBATCHES, SLOW = 4, 8, 0.5

@@ -8,11 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipecompile.checkpoints import latest_checkpoint as latest_checkpoint
-    from pipecompile.checks import verify as verify
     from pipecompile.compiling import compile as compile
-    from pipecompile.considered import Candidate as Candidate
-    from pipecompile.considered import Considered as Considered
     from pipecompile.costs import CostError as CostError
     from pipecompile.errors import InfeasibleError as InfeasibleError
     from pipecompile.errors import InputError as InputError
@@ -25,30 +21,34 @@ if TYPE_CHECKING:
     from pipecompile.errors import ScheduleError as ScheduleError
     from pipecompile.errors import TraceError as TraceError
     from pipecompile.errors import VerifyError as VerifyError
-    from pipecompile.explanation import Explanation as Explanation
-    from pipecompile.explanation import explain as explain
+    from pipecompile.graph.explanation import Explanation as Explanation
+    from pipecompile.graph.explanation import explain as explain
     from pipecompile.ir import Program as Program
     from pipecompile.ir import Schedule as Schedule
+    from pipecompile.ir.candidates import Candidate as Candidate
+    from pipecompile.ir.candidates import Considered as Considered
+    from pipecompile.ir.plan import Plan as Plan
+    from pipecompile.ir.timeline import Timeline as Timeline
+    from pipecompile.parameters.checkpoint_files import latest_checkpoint as latest_checkpoint
     from pipecompile.partitioners import Partition as Partition
     from pipecompile.partitioners import Problem as Problem
     from pipecompile.partitioners import partition as partition
     from pipecompile.pipeline import Pipeline as Pipeline
-    from pipecompile.plan import Plan as Plan
-    from pipecompile.recomputing import is_recomputing as is_recomputing
     from pipecompile.schedules import auto_schedule as auto_schedule
     from pipecompile.schedules import build_schedule as build_schedule
     from pipecompile.schedules import register_schedule as register_schedule
     from pipecompile.simulation.advice import Advice as Advice
     from pipecompile.simulation.advice import advise as advise
-    from pipecompile.simulator import simulate as simulate
-    from pipecompile.timeline import Timeline as Timeline
+    from pipecompile.simulation.simulator import simulate as simulate
     from pipecompile.tracing import trace as trace
+    from pipecompile.tracing.recompute_flag import is_recomputing as is_recomputing
+    from pipecompile.verifiers import verify as verify
 
 _HOMES = {
-    "checkpoints": ("latest_checkpoint",),
-    "checks": ("verify",),
+    "parameters.checkpoint_files": ("latest_checkpoint",),
+    "verifiers": ("verify",),
     "compiling": ("compile",),
-    "considered": ("Candidate", "Considered"),
+    "ir.candidates": ("Candidate", "Considered"),
     "costs": ("CostError",),
     "errors": (
         "InfeasibleError",
@@ -63,16 +63,16 @@ _HOMES = {
         "TraceError",
         "VerifyError",
     ),
-    "explanation": ("Explanation", "explain"),
+    "graph.explanation": ("Explanation", "explain"),
     "ir": ("Program", "Schedule"),
     "partitioners": ("Partition", "Problem", "partition"),
     "pipeline": ("Pipeline",),
-    "plan": ("Plan",),
-    "recomputing": ("is_recomputing",),
+    "ir.plan": ("Plan",),
+    "tracing.recompute_flag": ("is_recomputing",),
     "schedules": ("auto_schedule", "build_schedule", "register_schedule"),
     "simulation.advice": ("Advice", "advise"),
-    "simulator": ("simulate",),
-    "timeline": ("Timeline",),
+    "simulation.simulator": ("simulate",),
+    "ir.timeline": ("Timeline",),
     "tracing": ("trace",),
 }
 

@@ -10,22 +10,22 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from pipecompile.costs.given import Given
-from pipecompile.costs.optimizer_state import optimizer_state
-from pipecompile.distributed.pipeline import RankPipeline
-from pipecompile.distributed.ranks import Ranks
-from pipecompile.filling import Init, sources_of
+from pipecompile.batching.batch_dims import BatchDims, check_batch_dims
+from pipecompile.batching.call_inputs import validate_model
+from pipecompile.costs.links import checked
+from pipecompile.costs.optimizer_bytes import optimizer_state
+from pipecompile.costs.user_costs import Given
+from pipecompile.distributed.rank_mesh import Ranks
+from pipecompile.distributed.rank_pipeline import RankPipeline
+from pipecompile.graph.cut_constraints import Steering, Together
 from pipecompile.ir import Schedule
-from pipecompile.links import checked
+from pipecompile.ir.plan import Plan
 from pipecompile.options import Options, load_schedule, resolve_devices
-from pipecompile.passes.recompute import Checkpoint
+from pipecompile.parameters.meta_init import Init, sources_of
+from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.pipeline import Pipeline
-from pipecompile.plan import Plan
-from pipecompile.runtime.heap import keep_freed_memory
+from pipecompile.runtime.malloc import keep_freed_memory
 from pipecompile.schedules import Builder
-from pipecompile.steering import Steering, Together
-from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims
-from pipecompile.tracing.inputs.flat import validate_model
 
 __all__ = ["compile"]
 
@@ -113,7 +113,7 @@ def compile(
       or a directory of `torch.distributed.checkpoint`), or a list of these, done in turn. Without, `load_state_dict` has to.
 
     Parameters keep their identity and move in place, so an optimizer built before stays valid. On CPUs with glibc the
-    process's heap is set to keep freed memory (`pipecompile/runtime/heap.py`). Raises InputError,
+    process's heap is set to keep freed memory (`pipecompile/runtime/malloc.py`). Raises InputError,
     TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
     """
     asked, model = load_schedule(schedule), validate_model(model)

@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 import torch
 
-from pipecompile.checks import verify
-from pipecompile.costs.given import Given
+from pipecompile.batching.batch_dims import BatchDims
+from pipecompile.costs.links import Bandwidth, Links
+from pipecompile.costs.user_costs import Given
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.filling import Source
+from pipecompile.graph.cut_constraints import Steering
 from pipecompile.ir import Kind, Schedule
-from pipecompile.links import Bandwidth, Links
-from pipecompile.passes.recompute import Checkpoint, insert_recompute
-from pipecompile.plan import Plan
-from pipecompile.runtime.compiled import check_backend
+from pipecompile.ir.plan import Plan
+from pipecompile.parameters.meta_init import Source
+from pipecompile.passes.checkpointing import Checkpoint, insert_recompute
+from pipecompile.runtime.cells.torch_compiled import check_backend
 from pipecompile.schedules import CATALOGUE, Builder, build_schedule
-from pipecompile.steering import Steering
-from pipecompile.tracing.inputs.batch_dims import BatchDims
+from pipecompile.verifiers import verify
 
 __all__ = ["Options", "default_devices", "resolve_devices"]
 

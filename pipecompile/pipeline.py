@@ -11,28 +11,28 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pipecompile.builds import Builds, Decided
-from pipecompile.considered import Considered
+from pipecompile.batching.call_inputs import FlatInputs, flatten
+from pipecompile.batching.microbatches import loss_weights, scaled, scatter_tree, weighed
+from pipecompile.driver.cache_report import Recordings
+from pipecompile.driver.compile_cache import Builds, Decided
+from pipecompile.driver.inspection import dump_all, step_costs, write_report
+from pipecompile.driver.model_proxy import StandIn
+from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, TARGET, Program, Schedule
-from pipecompile.looking import dump_all, step_costs, write_report
-from pipecompile.optimizers import load_optimizer_state, optimizer_state_of
+from pipecompile.ir.candidates import Considered
+from pipecompile.ir.plan import Plan
+from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options, load_schedule
+from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
 from pipecompile.partitioners import Problem
-from pipecompile.plan import Plan
-from pipecompile.recordings import Recordings
+from pipecompile.runtime.autograd_call import Call, pipelined
 from pipecompile.runtime.dispatch import Dispatcher
-from pipecompile.runtime.drop_in import Call, pipelined
 from pipecompile.runtime.executable import Executable
-from pipecompile.runtime.frame import Spans
-from pipecompile.runtime.gradients import return_input_gradients
-from pipecompile.runtime.microbatch import loss_weights, scaled, scatter_tree, weighed
+from pipecompile.runtime.input_gradients import return_input_gradients
+from pipecompile.runtime.registers import Spans
 from pipecompile.schedules import Builder
 from pipecompile.show import pipeline_html, render, stage_table
-from pipecompile.simulator import simulate
-from pipecompile.stages import Stage
-from pipecompile.stand_in import StandIn
-from pipecompile.timeline import Timeline
-from pipecompile.tracing.inputs.flat import FlatInputs, flatten
+from pipecompile.simulation.simulator import simulate
 
 __all__ = ["Pipeline"]
 

@@ -9,11 +9,11 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pipecompile.carrying import carried
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.cut_transfer import carried
+from pipecompile.graph.prepare import prepare
+from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
-from pipecompile.passes.aliasing import compute_nodes
-from pipecompile.passes.graphs import prepare
-from pipecompile.stages import Stage, routes, split
 
 __all__ = ["cut", "run_stages", "stages_of"]
 

@@ -12,14 +12,14 @@ from random import Random
 
 from program_executor import MODELS, ExecutionError, execute
 
-from pipecompile.checks import verify
 from pipecompile.errors import VerifyError
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Tie, Value
 from pipecompile.passes import lower
+from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
-from pipecompile.passes.recompute import insert_recompute
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.verifiers import verify
 
 Row = list[Instruction]
 

@@ -6,7 +6,7 @@ device 0 │ F0 F1       B0 B0           F, I, W and R take one unit, B two; sma
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
 
 
 def drawn(schedule: Schedule) -> list[str]:

@@ -26,9 +26,9 @@ from pipecompile.ir import Op, Program
 from pipecompile.passes import lower
 from pipecompile.runtime import interpreter
 from pipecompile.runtime.executable import Executable, loss_cells, step_routes
-from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.interpreter import bind
-from pipecompile.runtime.launches import Lane, Place, launches
+from pipecompile.runtime.registers import Frame
+from pipecompile.runtime.stream_events import Lane, Place, launches
 from pipecompile.runtime.streams import Act
 from pipecompile.runtime.transport import Link
 from tests.launch_mutants import Launches, Mutant

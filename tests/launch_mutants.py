@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pipecompile.checks import verify
 from pipecompile.errors import VerifyError
 from pipecompile.ir import Instruction, Op, Program
-from pipecompile.runtime.launches import Lane, Launch, Place
-from pipecompile.runtime.order import merged
+from pipecompile.runtime.linear_order import merged
+from pipecompile.runtime.stream_events import Lane, Launch, Place
+from pipecompile.verifiers import verify
 
 __all__ = ["Launches", "Mutant", "free_earlier", "is_legal", "mutants", "waits_of", "with_row"]
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Tie, Value
 from pipecompile.passes import lower
+from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
-from pipecompile.passes.recompute import insert_recompute
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import CATALOGUE, build_schedule
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.blanks import Blanks, names_of, with_memory
+from pipecompile.parameters.uninitialized import Blanks, names_of, with_memory
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import pipecompile as pc
-from pipecompile.checkpoints import read_checkpoint
+from pipecompile.parameters.checkpoint_files import read_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -10,11 +10,11 @@ import torch
 from torch import fx, nn
 
 import pipecompile as pc
-from pipecompile import choosing
 from pipecompile.costs import NodeCost
-from pipecompile.counts import counts_to_try, first_count
+from pipecompile.graph.colocation import compute_nodes
 from pipecompile.ir import Kind
-from pipecompile.passes.aliasing import compute_nodes
+from pipecompile.planning import joint_search as choosing
+from pipecompile.planning.microbatch_counts import counts_to_try, first_count
 from tests.eager import square_loss
 
 X = torch.randn(16, 8, 8, 8)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.cutting import tied_groups
-from pipecompile.passes.graphs import prepare
+from pipecompile.graph.prepare import prepare
+from pipecompile.planning.solve_cut import tied_groups
 
 X = torch.randn(6, 16)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipecompile.footprint import footprint
+from pipecompile.torch_private.tensor_bytes import footprint
 
 DENSE = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 import pipecompile as pc
 from pipecompile.costs import NodeCost
-from pipecompile.halving import Late, late, wanting
-from pipecompile.links import Links
-from pipecompile.passes.aliasing import compute_nodes
-from pipecompile.plan import StageSummary
-from pipecompile.scheduling import costs_of
+from pipecompile.costs.links import Links
+from pipecompile.costs.weight_grad import Late, late, wanting
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.ir.plan import StageSummary
+from pipecompile.planning.schedule_choice import costs_of
 
 
 class Branches(nn.Module):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from pipecompile.in_flight import in_flight
 from pipecompile.ir import Kind, Schedule
+from pipecompile.ir.in_flight import in_flight
 
 
 def counts(csv: str, until: Kind = Kind.WEIGHT_GRAD) -> tuple[float, ...]:

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import pipecompile as pc
-from pipecompile.joining import joins
-from pipecompile.passes.graphs import prepare
-from pipecompile.runtime.microbatch import How
+from pipecompile.batching.microbatches import How
+from pipecompile.graph.output_merging import joins
+from pipecompile.graph.prepare import prepare
 
 
 class Head(nn.Module):

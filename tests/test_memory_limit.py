@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.costs.optimizer_state import optimizer_state
+from pipecompile.costs.optimizer_bytes import optimizer_state
 from tests.eager import square_loss
 
 X = torch.randn(8, 64)

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from pipecompile.pausing import without_collection
+from pipecompile.ir.gc_pause import without_collection
 
 
 @without_collection

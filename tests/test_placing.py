@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile import placing
-from pipecompile.runtime.mirrors import Borrowing, Mirror
+from pipecompile.parameters import placement as placing
+from pipecompile.parameters.tied_mirrors import Borrowing, Mirror
 from tests.eager import accumulate, assert_same, square_loss
 
 WIDTH, VOCABULARY = 8, 16

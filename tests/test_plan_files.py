@@ -33,7 +33,7 @@ def test_a_plan_from_a_file_measures_and_solves_nothing(tmp_path: Path, monkeypa
     model = UNet()
     pipe = compiled(model, pin={"down.0": 1})
     pipe.plan.save(path)
-    monkeypatch.setattr("pipecompile.builds.make_plan", None)
+    monkeypatch.setattr("pipecompile.driver.compile_cache.make_plan", None)
     again = compiled(model, plan=path, cost="profile")
     assert again.plan == pipe.plan
     assert again.plan.price == pipe.plan.price > 0
@@ -88,7 +88,7 @@ def test_a_file_that_was_edited_is_refused(tmp_path: Path) -> None:
         ("stage_of", {**known["stage_of"], "first": 2, "act": 0}, "needs first"),
         ("stage_of", {"first": 0}, "does not cover the graph"),
         ("fingerprint", "0", "another graph"),
-        ("format", "pipecompile.plan/99", "plan/99"),
+        ("format", "pipecompile.ir.plan/99", "plan/99"),
         ("stages", "none", r"\$.stages"),
     ):
         path.write_text(json.dumps({**known, key: value}))

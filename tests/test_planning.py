@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.carrying import carried
 from pipecompile.costs import analytic_costs
-from pipecompile.costs.cost_graph import cost_graph, held_by
+from pipecompile.costs.problem_builder import cost_graph, held_by
 from pipecompile.errors import PlanError, VerifyError
-from pipecompile.fingerprints import fingerprint, node_lines
+from pipecompile.graph.cut_transfer import carried
+from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.prepare import prepare
 from pipecompile.partitioners import Shared
-from pipecompile.passes.graphs import prepare
 from tests.eager import square_loss
 from tests.models import UNet
 

@@ -7,8 +7,8 @@ from program_strategies import programs, wild_programs
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Program
+from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
-from pipecompile.program_text import parse_program
 from pipecompile.schedules import build_schedule
 
 TEXT = """\

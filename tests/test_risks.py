@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pipecompile.risks import risks
+from pipecompile.graph.risks import risks
 from pipecompile.tracing import trace
 
 

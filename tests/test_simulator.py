@@ -11,12 +11,12 @@ from program_strategies import programs
 
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import HOST, Kind, Op, Program, Route, Schedule
+from pipecompile.ir.program_text import parse_program
+from pipecompile.ir.timeline import Timeline
 from pipecompile.passes import lower
 from pipecompile.passes.split_backward import split_backward
-from pipecompile.program_text import parse_program
 from pipecompile.schedules import build_schedule
-from pipecompile.simulator import simulate
-from pipecompile.timeline import Timeline
+from pipecompile.simulation.simulator import simulate
 
 
 def draw(timeline: Timeline) -> str:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.stages import routes
 from pipecompile.ir import HOST, Route
-from pipecompile.passes.aliasing import compute_nodes
-from pipecompile.stages import routes
 from pipecompile.tracing import trace
 from tests.cuts import cut, run_stages, stages_of
 from tests.models import UNet
@@ -135,7 +135,7 @@ def test_a_value_goes_straight_from_its_producer_to_all_its_consumers():
 
 def test_bytes_are_those_of_one_micro_batch():
     graph = trace(nn.Sequential(nn.Linear(4, 8)), torch.randn(6, 4))
-    from pipecompile.stages import routes
+    from pipecompile.graph.stages import routes
 
     assert [way.nbytes for way in routes(graph, {"_0": 0}, 3)] == [48.0, 96.0]
     assert [way.nbytes for way in routes(graph, {"_0": 0})] == [96.0, 192.0]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.graph.cut_constraints import Steering
 from pipecompile.partitioners import Price
-from pipecompile.steering import Steering
 from tests.eager import square_loss
 from tests.models import UNet
 

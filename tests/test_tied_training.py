@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile import placing
+from pipecompile.parameters import placement as placing
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import pipecompile as pc
 import pipecompile.partitioners
-from pipecompile import cutting
 from pipecompile.partitioners import Partition
+from pipecompile.planning import solve_cut as cutting
 
 
 def build(**options: object) -> pc.Pipeline:

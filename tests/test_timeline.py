@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.timeline import COMPUTE, Span, Timeline
+from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 
 #   device 0   │ 0F0   │       │ 0B0   │
 #   to 1       │       │ v0#0  │       │

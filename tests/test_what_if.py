@@ -6,9 +6,9 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.ir import Schedule
+from pipecompile.planning.what_if import Order, StageCosts, unit_what_if, what_if
 from pipecompile.schedules import build_schedule
-from pipecompile.simulator import simulate
-from pipecompile.what_if import Order, StageCosts, unit_what_if, what_if
+from pipecompile.simulation.simulator import simulate
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipecompile.cli.outcome import conclude, working
+from pipecompile.cli.exit_codes import conclude, working
+from pipecompile.cli.load_model import Source
+from pipecompile.cli.options import Checkpoint, Request, checkpoint_of, schedule_of, with_classes
 from pipecompile.cli.report import Report, explained, planned, scheduled, simulated, trained
-from pipecompile.cli.request import Checkpoint, Request, checkpoint_of, schedule_of, with_classes
-from pipecompile.cli.source import Source
-from pipecompile.cli.spread import spread
+from pipecompile.cli.shared_options import spread
 from pipecompile.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
-    from pipecompile.explanation import Explanation
+    from pipecompile.graph.explanation import Explanation
     from pipecompile.ir import Schedule
     from pipecompile.pipeline import Pipeline
 
@@ -134,7 +134,7 @@ def _compile(source: Source, request: Request, *, with_twin: bool = False) -> _C
     import copy
 
     import pipecompile
-    from pipecompile.cli.trial import synthetic_loss
+    from pipecompile.cli.training_trial import synthetic_loss
 
     wanted = request.arguments()
     with working(f"compiling {source.model}"):
@@ -146,7 +146,7 @@ def _compile(source: Source, request: Request, *, with_twin: bool = False) -> _C
 
 
 def _run(source: Source, request: Request, steps: int, compare: bool, out: Path | None) -> Report:
-    from pipecompile.cli.trial import optimizer_named, train
+    from pipecompile.cli.training_trial import optimizer_named, train
 
     optimizer = optimizer_named(request.optimizer or "sgd")
     made = _compile(source, request, with_twin=compare)
@@ -160,7 +160,7 @@ def _schedule(
 ) -> Schedule:
     """The schedule without a model, in which memory has no bytes that could demand anything."""
     import pipecompile
-    from pipecompile.passes.recompute import insert_recompute
+    from pipecompile.passes.checkpointing import insert_recompute
 
     if checkpoint == "auto":
         raise InputError("--checkpoint auto needs a model", why="its memory decides", hint="plan, simulate or run")

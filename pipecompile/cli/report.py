@@ -13,19 +13,19 @@ from rich import box
 from rich.table import Table
 
 from pipecompile.ir import Schedule
-from pipecompile.show.considered import considered_table
+from pipecompile.ir.timeline import Timeline
+from pipecompile.show.candidate_table import considered_table
 from pipecompile.show.dump import dump
 from pipecompile.show.grid import timeline_grid
-from pipecompile.show.report import report_html
+from pipecompile.show.html_report import report_html
 from pipecompile.show.table import remarks, stage_table
 from pipecompile.show.units import BYTES, SECONDS, written
-from pipecompile.timeline import Timeline
 
 if TYPE_CHECKING:
-    from pipecompile.cli.trial import Trial
-    from pipecompile.explanation import Explanation
+    from pipecompile.cli.training_trial import Trial
+    from pipecompile.graph.explanation import Explanation
+    from pipecompile.ir.plan import Plan
     from pipecompile.pipeline import Pipeline
-    from pipecompile.plan import Plan
 
 __all__ = ["Report", "explained", "planned", "scheduled", "simulated", "trained"]
 
@@ -77,7 +77,7 @@ def scheduled(schedule: Schedule, timeline: Timeline, out: Path | None) -> Repor
     """A schedule by itself, in unit time."""
     paths = []
     if out is not None:
-        from pipecompile.what_if import unit_what_if
+        from pipecompile.planning.what_if import unit_what_if
 
         page = report_html(schedule, timeline, what_if=unit_what_if(schedule), seconds=False)
         paths = dump(out, schedule=schedule, predicted=timeline, report=page, seconds=False)

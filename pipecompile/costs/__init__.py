@@ -7,9 +7,9 @@ meta or fake, or a device   ──►  analytic   by arithmetic, for a device th
 from __future__ import annotations
 
 from pipecompile.costs.analytic import Work, analytic_costs, node_work
-from pipecompile.costs.choice import chosen_cost, node_costs
-from pipecompile.costs.cost import CostError, CostProvider, NodeCost
 from pipecompile.costs.devices import DEVICES, DeviceSpec, spec_for
+from pipecompile.costs.model_choice import chosen_cost, node_costs
+from pipecompile.costs.node_cost import CostError, CostProvider, NodeCost
 from pipecompile.costs.profile import Repeats, profiled_costs
 
 __all__ = [

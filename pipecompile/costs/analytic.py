@@ -16,14 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _NormBase
 
-from pipecompile.costs.cell import Cell, map_tensors, tensors_in
-from pipecompile.costs.cost import NodeCost
 from pipecompile.costs.devices import DeviceSpec, spec_for
-from pipecompile.costs.fakes import OneDevice, Twins
-from pipecompile.costs.guard import state_tensors, untouched
+from pipecompile.costs.fake_inputs import OneDevice, Twins
+from pipecompile.costs.graph_walk import Visit, walk
 from pipecompile.costs.kernels import Kernel, KernelLog
-from pipecompile.costs.walk import Visit, walk
-from pipecompile.tracing.opaque.kept import Kept
+from pipecompile.costs.node_cost import NodeCost
+from pipecompile.costs.node_run import Cell, map_tensors, tensors_in
+from pipecompile.tracing.opaque.opaque_node import Kept
+from pipecompile.tracing.state.preserved_run import state_tensors, untouched
 
 __all__ = ["Work", "analytic_costs", "node_work"]
 

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from pipecompile.costs.cell import Cell, tensors_in
-from pipecompile.costs.cost import NodeCost
-from pipecompile.costs.guard import preserved, state_tensors, untouched
-from pipecompile.costs.saved import SavedLedger
+from pipecompile.costs.graph_walk import walk
+from pipecompile.costs.node_cost import NodeCost
+from pipecompile.costs.node_run import Cell, tensors_in
+from pipecompile.costs.saved_bytes import SavedLedger
 from pipecompile.costs.sweep import Clock, Seconds, Sums, sweep
-from pipecompile.costs.walk import walk
+from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
 
 __all__ = ["REPEATS", "Repeats", "profiled_costs"]
 

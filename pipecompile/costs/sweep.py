@@ -19,8 +19,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.fx import GraphModule
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pipecompile.costs.cell import Cell
-from pipecompile.costs.walk import naming, walk
+from pipecompile.costs.graph_walk import naming, walk
+from pipecompile.costs.node_run import Cell
 
 __all__ = ["Clock", "Seconds", "Sums", "sweep"]
 

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from pipecompile.errors import PartitionError, VerifyError
-from pipecompile.partitioners.faults import problem_faults
+from pipecompile.partitioners.verify import problem_faults
 
 __all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
 

@@ -7,17 +7,17 @@ from time import monotonic
 from typing import Literal
 
 from pipecompile.errors import InputError
-from pipecompile.partitioners.bounds import lower_bound
+from pipecompile.partitioners.bounds.lower_bound import lower_bound
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.dp import along_orders, exhaust, polish
-from pipecompile.partitioners.exact import close
-from pipecompile.partitioners.loads import Ledger, verify_assignment
-from pipecompile.partitioners.memory import fit
+from pipecompile.partitioners.constraints import Price, check_steering, unsteered
+from pipecompile.partitioners.dp.strategy import along_orders, exhaust, polish
+from pipecompile.partitioners.ilp.close_gap import close
+from pipecompile.partitioners.ilp.feasibility import fit
+from pipecompile.partitioners.incumbent import Listener, Search
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import Ledger, verify_assignment
 from pipecompile.partitioners.problem import Problem
-from pipecompile.partitioners.search import Listener, Search
-from pipecompile.partitioners.spreading import spread
-from pipecompile.partitioners.stages import Stages
-from pipecompile.partitioners.steering import Price, check_steering, unsteered
+from pipecompile.partitioners.rebalance import spread
 
 __all__ = ["METHODS", "Partition", "partition", "price_of_steering"]
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pipecompile.checks import Level, verify, verify_program
 from pipecompile.ir import Program, Route, Schedule, Tie, chain
-from pipecompile.passes.compute import lower_actions
-from pipecompile.passes.lingering import let_linger
+from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.pass_manager import Hook, Pass, PassManager, Step, watch
+from pipecompile.passes.buffer_slots import assign_slots
+from pipecompile.passes.checkpointing import Checkpoint, insert_recompute
+from pipecompile.passes.communication_order import order_meetings
+from pipecompile.passes.copy_lifetimes import let_linger
 from pipecompile.passes.liveness import insert_frees
-from pipecompile.passes.manager import Hook, Pass, PassManager, Step, watch
-from pipecompile.passes.meetings import order_meetings
-from pipecompile.passes.recompute import Checkpoint, insert_recompute
-from pipecompile.passes.slots import assign_slots
-from pipecompile.passes.ties import insert_exchanges
+from pipecompile.passes.lower_actions import lower_actions
+from pipecompile.passes.tied_parameters import insert_exchanges
 from pipecompile.passes.transfers import insert_transfers
-from pipecompile.pausing import without_collection
+from pipecompile.verifiers import Level, verify, verify_program
 
 __all__ = ["Hook", "Pass", "PassManager", "Step", "lower", "lowering", "watch"]
 

@@ -17,8 +17,8 @@ from typing import Unpack
 
 from pipecompile.ir import Action, Kind, Route, Schedule, chain
 from pipecompile.simulation.costs import CostOptions, make_costs
+from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_schedule import tasks_of_schedule
-from pipecompile.simulation.walk import walk
 
 __all__ = ["advance_recompute"]
 

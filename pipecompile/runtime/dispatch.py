@@ -24,10 +24,10 @@ import torch
 
 from pipecompile.ir import Program
 from pipecompile.runtime import watchdog
-from pipecompile.runtime.frame import Frame, Spans
 from pipecompile.runtime.interpreter import ABORT, Aborted, Code
+from pipecompile.runtime.registers import Frame, Spans
 from pipecompile.runtime.watchdog import Watchdog
-from pipecompile.tracing.writing.regions import contained
+from pipecompile.tracing.ambient_modes import contained
 
 __all__ = ["Ambience", "Crew", "Dispatcher", "Failure", "choose", "run_inline"]
 

@@ -13,18 +13,18 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
+from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, HOST, LOSS, TARGET, Kind, Op, Program, Route
-from pipecompile.runtime.batchnorm import Norms
+from pipecompile.parameters.tied_mirrors import Mirrors
+from pipecompile.runtime.cells.deferred_batchnorm import Norms
+from pipecompile.runtime.cells.recompute import Footprints
+from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.runtime.dispatch import Crew, Failure, run_inline
-from pipecompile.runtime.failure import explained
-from pipecompile.runtime.frame import Frame
 from pipecompile.runtime.interpreter import Cell, Code, bind
-from pipecompile.runtime.mirrors import Mirrors
-from pipecompile.runtime.outputs import Outputs, own_loss
-from pipecompile.runtime.recompute import Footprints
-from pipecompile.runtime.stage_code import StageCode
-from pipecompile.stages import Stage
-from pipecompile.tracing.writing.regions import contained
+from pipecompile.runtime.model_output import Outputs, own_loss
+from pipecompile.runtime.registers import Frame
+from pipecompile.runtime.run_errors import explained
+from pipecompile.tracing.ambient_modes import contained
 
 __all__ = ["Executable", "loss_cells", "plain_cells", "step_routes"]
 

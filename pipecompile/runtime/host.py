@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pipecompile.runtime.cells import Run
-from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.cells.forward_backward import Run
+from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.transport import to_device
 
 __all__ = ["arrive", "depart", "depart_gradient"]

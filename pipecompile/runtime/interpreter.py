@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Value, recipe, saved, weight_saved
-from pipecompile.runtime.cells import Run, backward_cell, forward_cell, input_cell, weight_cell
-from pipecompile.runtime.divided import DividedBackward
-from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.cells.forward_backward import Run, backward_cell, forward_cell, input_cell, weight_cell
+from pipecompile.runtime.cells.recompute import Footprints, Stint, checkpointed_cell, drawing_alone, recompute_cell
+from pipecompile.runtime.cells.split_backward import DividedBackward
 from pipecompile.runtime.host import arrive, depart, depart_gradient
-from pipecompile.runtime.launches import launches
-from pipecompile.runtime.order import joins_halves, merged, with_frees
+from pipecompile.runtime.linear_order import joins_halves, merged, with_frees
 from pipecompile.runtime.ports import Ports
-from pipecompile.runtime.recompute import Footprints, Stint, checkpointed_cell, drawing_alone, recompute_cell
+from pipecompile.runtime.registers import Frame
+from pipecompile.runtime.stream_events import launches
 from pipecompile.runtime.streams import Act, DeviceStreams, Streams, launched
 from pipecompile.runtime.transport import Link
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from pipecompile.ir import Op
-from pipecompile.runtime.frame import Frame
-from pipecompile.runtime.launches import Lane, Launch, Place
+from pipecompile.runtime.registers import Frame
+from pipecompile.runtime.stream_events import Lane, Launch, Place
 from pipecompile.runtime.transport import Link, link
 
 __all__ = ["Act", "DeviceStreams", "Stream", "Streams", "launched"]

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
-from pipecompile.pausing import without_collection
-from pipecompile.schedules.auto import auto_schedule
+from pipecompile.ir.gc_pause import without_collection
 from pipecompile.schedules.catalogue import CATALOGUE, Builder, Entry, register_schedule
+from pipecompile.schedules.search.auto import auto_schedule
 
 __all__ = ["CATALOGUE", "Builder", "Entry", "auto_schedule", "build_schedule", "register_schedule"]
 

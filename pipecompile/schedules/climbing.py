@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from pipecompile.schedules.listing import Listed, Taste, list_schedule
-from pipecompile.schedules.work import Work
+from pipecompile.schedules.search.list_scheduling import Listed, Taste, list_schedule
+from pipecompile.schedules.search.workload import Work
 
 __all__ = ["climbed"]
 

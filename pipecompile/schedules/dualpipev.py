@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.schedules.lanes import lanes, weave
 from pipecompile.schedules.placement import vee
-from pipecompile.schedules.weaving import lanes, weave
 
 __all__ = ["build_dualpipev"]
 

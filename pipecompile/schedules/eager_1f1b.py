@@ -16,8 +16,8 @@ Zhuang et al., "On Optimizing the Communication of Model Parallelism", MLSys 202
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
+from pipecompile.schedules.lanes import lanes, weave
 from pipecompile.schedules.placement import loop
-from pipecompile.schedules.weaving import lanes, weave
 
 __all__ = ["build_eager_1f1b"]
 

@@ -13,8 +13,8 @@ When: nothing is trained.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
+from pipecompile.schedules.lanes import lane
 from pipecompile.schedules.placement import loop
-from pipecompile.schedules.weaving import lane
 
 __all__ = ["build_forward"]
 

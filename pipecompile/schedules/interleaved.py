@@ -17,9 +17,9 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
+from pipecompile.schedules.lanes import weave
 from pipecompile.schedules.placement import loop
 from pipecompile.schedules.rounds import depth_first, rounds
-from pipecompile.schedules.weaving import weave
 
 __all__ = ["build_interleaved"]
 

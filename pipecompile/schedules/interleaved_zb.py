@@ -15,9 +15,9 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
+from pipecompile.schedules.lanes import weave
 from pipecompile.schedules.placement import loop
 from pipecompile.schedules.rounds import depth_first, rounds
-from pipecompile.schedules.weaving import weave
 
 __all__ = ["build_interleaved_zb"]
 

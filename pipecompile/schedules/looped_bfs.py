@@ -15,8 +15,8 @@ Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
+from pipecompile.schedules.lanes import lane
 from pipecompile.schedules.placement import loop
-from pipecompile.schedules.weaving import lane
 
 __all__ = ["build_looped_bfs"]
 

@@ -17,8 +17,8 @@ Fan et al., "DAPPLE", PPoPP 2021, has the same order.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
+from pipecompile.schedules.lanes import lanes, weave
 from pipecompile.schedules.placement import loop
-from pipecompile.schedules.weaving import lanes, weave
 
 __all__ = ["build_one_f_one_b"]
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from pipecompile.ir import Schedule
 from pipecompile.schedules.placement import vee
-from pipecompile.schedules.vee_lists import list_on_vee
+from pipecompile.schedules.v_list import list_on_vee
 
 __all__ = ["build_v_half"]
 

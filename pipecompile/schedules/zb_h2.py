@@ -18,8 +18,8 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
+from pipecompile.schedules.lanes import lanes, weave
 from pipecompile.schedules.placement import loop
-from pipecompile.schedules.weaving import lanes, weave
 
 __all__ = ["build_zb_h2"]
 

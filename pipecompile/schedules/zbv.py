@@ -18,9 +18,9 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
+from pipecompile.schedules.lanes import lanes, weave
 from pipecompile.schedules.placement import vee
-from pipecompile.schedules.vee_lists import list_on_vee
-from pipecompile.schedules.weaving import lanes, weave
+from pipecompile.schedules.v_list import list_on_vee
 
 __all__ = ["build_zbv"]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pipecompile.show.dump import dump, write_text
 from pipecompile.show.gantt import timeline_svg
-from pipecompile.show.graph import graph_dot
+from pipecompile.show.graphviz import graph_dot
 from pipecompile.show.grid import timeline_grid
+from pipecompile.show.html_report import report_html
 from pipecompile.show.notebook import pipeline_html
 from pipecompile.show.perfetto import timeline_trace
-from pipecompile.show.report import report_html
 from pipecompile.show.table import render, stage_table
 
 __all__ = [

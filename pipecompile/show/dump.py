@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule
-from pipecompile.plan import Plan
+from pipecompile.ir.plan import Plan
+from pipecompile.ir.timeline import Timeline
 from pipecompile.show.gantt import timeline_svg
-from pipecompile.show.graph import graph_dot
+from pipecompile.show.graphviz import graph_dot
 from pipecompile.show.perfetto import timeline_trace
-from pipecompile.timeline import Timeline
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

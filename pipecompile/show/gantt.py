@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action
+from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
 from pipecompile.show.units import BYTES, SECONDS, Unit, fit, written
-from pipecompile.timeline import COMPUTE, Span, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ below.
 from __future__ import annotations
 
 from pipecompile.errors import InputError
-from pipecompile.timeline import Span, Timeline
+from pipecompile.ir.timeline import Span, Timeline
 
 __all__ = ["timeline_grid"]
 

@@ -10,10 +10,10 @@ from html import escape
 
 from pipecompile.errors import PipecompileError, ScheduleError
 from pipecompile.ir import Action, Program, Schedule
-from pipecompile.plan import Plan
+from pipecompile.ir.plan import Plan
+from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
 from pipecompile.show.table import stage_caption, stage_columns
-from pipecompile.timeline import COMPUTE, Span, Timeline
 
 __all__ = ["pipeline_html", "plan_html", "program_html", "schedule_html", "timeline_chart", "timeline_html"]
 
@@ -39,7 +39,7 @@ def plan_html(plan: Plan, bubble: float | None = None) -> str:
 
 def schedule_html(schedule: Schedule) -> str:
     """In unit time; what is not legal is shown as CSV, with the first of what is wrong."""
-    from pipecompile.simulator import simulate
+    from pipecompile.simulation.simulator import simulate
 
     counts = f"{schedule.n_stages} stages on {schedule.n_devices} devices, {schedule.n_microbatches} micro-batches"
     heading = f"<b>{escape(schedule.name)}</b>, {counts}"

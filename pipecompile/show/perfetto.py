@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pipecompile.ir import Kind, Op, Program
-from pipecompile.timeline import COMPUTE, Span, Timeline
+from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 
 __all__ = ["timeline_trace"]
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipecompile.plan import Plan, StageSummary
+from pipecompile.ir.plan import Plan, StageSummary
 from pipecompile.show.units import BYTES, COUNT, SECONDS, fit, written
 
 __all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table"]

@@ -17,10 +17,10 @@ from typing import Unpack
 from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule
 from pipecompile.simulation.costs import CostOptions
-from pipecompile.simulation.critical import critical_path
-from pipecompile.simulation.tasks import Tasks
-from pipecompile.simulation.walk import walk
-from pipecompile.simulator import prepare, walked
+from pipecompile.simulation.critical_path import critical_path
+from pipecompile.simulation.event_walk import walk
+from pipecompile.simulation.simulator import prepare, walked
+from pipecompile.simulation.task_graph import Tasks
 
 __all__ = ["Advice", "advise"]
 

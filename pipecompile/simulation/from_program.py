@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pipecompile.ir import HOST, Instruction, Op, Program, Tie, Value, part_of
 from pipecompile.simulation.costs import Costs
-from pipecompile.simulation.tasks import Anchor, Change, Tasks
+from pipecompile.simulation.task_graph import Anchor, Change, Tasks
 
 __all__ = ["Message", "tasks_and_messages", "tasks_of_program"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipecompile.ir import HOST, Kind, Route, Schedule, Value
 from pipecompile.simulation.costs import Costs
-from pipecompile.simulation.tasks import Anchor, Change, Tasks
+from pipecompile.simulation.task_graph import Anchor, Change, Tasks
 
 __all__ = ["Wire", "tasks_of_schedule", "wires"]
 

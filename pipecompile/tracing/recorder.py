@@ -26,32 +26,32 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
-from pipecompile.tracing.failure import beyond_fakes, explained
-from pipecompile.tracing.fakes.data import with_unknown_data
-from pipecompile.tracing.fakes.symbols import BatchSymbol
-from pipecompile.tracing.fakes.twins import Twins
-from pipecompile.tracing.inputs.flat import FlatInputs
+from pipecompile.tracing.ambient_modes import Ambient, Regions
+from pipecompile.tracing.emit.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
+from pipecompile.tracing.emit.graph_module import finished
+from pipecompile.tracing.emit.node_target import Spelling, attribute, decides_rank, spelled
+from pipecompile.tracing.emit.value_nodes import Values, storages, tensors_in
+from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
+from pipecompile.tracing.fakes.fake_tensors import Twins
+from pipecompile.tracing.fakes.unknown_data import with_unknown_data
 from pipecompile.tracing.interception.assertions import holds, taken_for_granted
-from pipecompile.tracing.interception.calls import intercepted
-from pipecompile.tracing.interception.floor import Floor, transformed
-from pipecompile.tracing.interception.function_caches import passed_by
-from pipecompile.tracing.interception.python_questions import calls
+from pipecompile.tracing.interception.call_rewriting import calls_led_to
+from pipecompile.tracing.interception.dispatcher import Floor, transformed
+from pipecompile.tracing.interception.lru_caches import passed_by
+from pipecompile.tracing.interception.module_calls import intercepted
+from pipecompile.tracing.interception.python_builtins import calls
 from pipecompile.tracing.interception.randomness import Draws, settable
-from pipecompile.tracing.interception.reachable import reachable
-from pipecompile.tracing.interception.rewriting import calls_led_to
-from pipecompile.tracing.leaves import has_backward_hooks, is_leaf, outline
-from pipecompile.tracing.opaque.kept_pieces import KeptPieces
-from pipecompile.tracing.opaque.pieces import Piece, blame, caught
-from pipecompile.tracing.source import caller
-from pipecompile.tracing.state.originals import Originals
-from pipecompile.tracing.state.remains import Remains
+from pipecompile.tracing.leaf_modules import has_backward_hooks, is_leaf, outline
+from pipecompile.tracing.model_pieces import Piece, blame, caught
+from pipecompile.tracing.opaque.opaque_calls import KeptPieces
+from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.module_snapshots import Originals
+from pipecompile.tracing.state.recording_leftovers import Remains
 from pipecompile.tracing.state.second_call import settle
-from pipecompile.tracing.writing.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
-from pipecompile.tracing.writing.finishing import finished
-from pipecompile.tracing.writing.regions import Ambient, Regions
-from pipecompile.tracing.writing.spelling import Spelling, attribute, decides_rank, spelled
-from pipecompile.tracing.writing.values import Values, storages, tensors_in
+from pipecompile.tracing.trace_errors import beyond_fakes, explained
+from pipecompile.tracing.user_source import caller
 
 __all__ = ["Recorder"]
 

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from pipecompile.batching.batch_dims import BatchDims, check_batch_dims, parameters_of
+from pipecompile.batching.call_inputs import FlatInputs, flatten, validate_model
 from pipecompile.errors import TraceError
-from pipecompile.tracing.failure import needs_values
-from pipecompile.tracing.fakes.symbols import BatchSymbol
-from pipecompile.tracing.fakes.twins import recording_device
-from pipecompile.tracing.inputs.batch_dims import BatchDims, check_batch_dims, parameters_of
-from pipecompile.tracing.inputs.flat import FlatInputs, flatten, validate_model
+from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
+from pipecompile.tracing.fakes.fake_tensors import recording_device
 from pipecompile.tracing.opaque.attempts import Opaque, recorded
-from pipecompile.tracing.opaque.kept_pieces import KeptPieces
+from pipecompile.tracing.opaque.opaque_calls import KeptPieces
 from pipecompile.tracing.recorder import Recorder
 from pipecompile.tracing.state.memo import forgetful
 from pipecompile.tracing.state.snapshot import untouched
+from pipecompile.tracing.trace_errors import needs_values
 
 __all__ = ["another_size", "record", "trace"]
 

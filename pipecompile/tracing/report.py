@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from pipecompile.tracing.leaves import has_backward_hooks
-from pipecompile.tracing.opaque.kept import Kept
-from pipecompile.tracing.source import line_of
+from pipecompile.tracing.leaf_modules import has_backward_hooks
+from pipecompile.tracing.opaque.opaque_node import Kept
+from pipecompile.tracing.user_source import line_of
 
 __all__ = ["Report", "WholeModule", "report"]
 

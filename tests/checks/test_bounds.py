@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.checks import verify
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import HOST, Program, Route, Schedule
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
+from pipecompile.verifiers import verify
 
 ROUTES = (Route("x", HOST, (0,), 10.0, gradient=False), Route("v0", 0, (1,), 4.0))
 

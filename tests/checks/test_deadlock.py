@@ -6,7 +6,7 @@ from itertools import pairwise
 import networkx as nx
 import pytest
 
-from pipecompile.checks.deadlock import deadlocks
+from pipecompile.verifiers.deadlock import deadlocks
 
 
 def cycles(text: str) -> list[str]:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.checks.graph import verify_graph
 from pipecompile.errors import VerifyError
-from pipecompile.passes.graphs import prepare
+from pipecompile.graph.prepare import prepare
 from pipecompile.tracing import trace
+from pipecompile.verifiers.traced_graph import verify_graph
 from tests.models import UNet
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.checks.lifetimes import lifetime_faults
-from pipecompile.program_text import parse_program
+from pipecompile.ir.program_text import parse_program
+from pipecompile.verifiers.lifetimes import lifetime_faults
 
 HEADER = "program: 1 stages on devices 0, 2 micro-batches\ndevice 0\n"
 

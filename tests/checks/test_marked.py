@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.checks import verify
 from pipecompile.errors import VerifyError
 from pipecompile.ir import Schedule
 from pipecompile.schedules import build_schedule
+from pipecompile.verifiers import verify
 
 
 def told(schedule: Schedule) -> str:

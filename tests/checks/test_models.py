@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.checks import verify
-from pipecompile.checks.models import ALL_MODELS, Model, models_named
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import chain
-from pipecompile.passes.compute import lower_actions
+from pipecompile.passes.buffer_slots import assign_slots
 from pipecompile.passes.liveness import insert_frees
-from pipecompile.passes.slots import assign_slots
+from pipecompile.passes.lower_actions import lower_actions
 from pipecompile.passes.transfers import insert_transfers
 from pipecompile.schedules import build_schedule
+from pipecompile.verifiers import verify
+from pipecompile.verifiers.message_models import ALL_MODELS, Model, models_named
 
 
 def test_models_have_names() -> None:

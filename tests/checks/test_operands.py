@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.checks.operands import operand_faults
-from pipecompile.program_text import parse_program
+from pipecompile.ir.program_text import parse_program
+from pipecompile.verifiers.operands import operand_faults
 
 LEGAL = """\
 program: 3 stages on devices 0 1 2, 1 micro-batches

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.checks.models import ALL_MODELS, Model
-from pipecompile.checks.pairing import pairing_faults
 from pipecompile.ir import HOST, Route
+from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
-from pipecompile.program_text import parse_program
 from pipecompile.schedules import build_schedule
+from pipecompile.verifiers.message_models import ALL_MODELS, Model
+from pipecompile.verifiers.pairing import pairing_faults
 
 ROUTES = (Route("x", HOST, (0,), 8.0), Route("h", 0, (1,), 8.0), Route("y", 1, (HOST,), 8.0))
 LEGAL = str(lower(build_schedule("gpipe", 2, 1), ROUTES))

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from program_executor import ExecutionError, execute
 from program_strategies import programs
 
-from pipecompile.checks import Level, verify, verify_program
 from pipecompile.errors import VerifyError
 from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Route, Tie, Value
 from pipecompile.passes import Step, lower, lowering
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import build_schedule
+from pipecompile.verifiers import Level, verify, verify_program
 from tests.launch_mutants import is_legal, with_row
 
 ROUTES = (

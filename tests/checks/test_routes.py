@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from pipecompile.checks.routes import route_faults
 from pipecompile.ir import HOST, LOSS, TARGET, Route
+from pipecompile.verifiers.routes import route_faults
 
 
 def test_inputs_skips_outputs_and_the_two_of_a_training_step_are_legal() -> None:

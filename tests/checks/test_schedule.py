@@ -9,10 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from program_strategies import route_lists, schedules
 
-from pipecompile.checks import verify
 from pipecompile.errors import VerifyError
 from pipecompile.ir import HOST, Action, Kind, Route, Schedule, chain
 from pipecompile.schedules import build_schedule
+from pipecompile.verifiers import verify
 
 
 def faults(schedule: Schedule | str, routes: tuple[Route, ...] | None = None) -> tuple[str, ...]:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.checks import verify
 from pipecompile.errors import VerifyError
 from pipecompile.ir import Tie
+from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
-from pipecompile.program_text import parse_program
 from pipecompile.schedules import build_schedule
+from pipecompile.verifiers import verify
 
 LEGAL = str(lower(build_schedule("1f1b", 2, 2), ties=(Tie("w", (0, 1), 8.0),)))
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 import pipecompile
 from pipecompile.cli import app
-from pipecompile.cli.trial import eager_step
+from pipecompile.cli.training_trial import eager_step
 from pipecompile.ir import Program
-from pipecompile.plan import Plan, StageSummary
+from pipecompile.ir.plan import Plan, StageSummary
 from pipecompile.schedules import build_schedule
 from pipecompile.show import dump
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
 
 MODELS = """
 import torch

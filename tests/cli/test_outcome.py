@@ -7,7 +7,7 @@ import sys
 import pytest
 import typer
 
-from pipecompile.cli.outcome import conclude, exit_code, working
+from pipecompile.cli.exit_codes import conclude, exit_code, working
 from pipecompile.cli.report import Report
 from pipecompile.errors import InfeasibleError, PartitionError, PipecompileError, PlanError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.cli.source import Source, load_model, random_input
+from pipecompile.cli.load_model import Source, load_model, random_input
 from pipecompile.errors import InputError
 
 

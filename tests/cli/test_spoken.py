@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.cli.spoken import as_options
+from pipecompile.cli.option_names import as_options
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from pipecompile.cli.spread import spread
+from pipecompile.cli.shared_options import spread
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.cli.trial import eager_step, optimizer_named, synthetic_loss
-from pipecompile.costs.optimizer_state import optimizer_state
+from pipecompile.cli.training_trial import eager_step, optimizer_named, synthetic_loss
+from pipecompile.costs.optimizer_bytes import optimizer_state
 from pipecompile.errors import InputError
 
 

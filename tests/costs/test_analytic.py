@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import VisionTransformer, resnet50
 
 from pipecompile.costs.analytic import analytic_costs, node_work
-from pipecompile.costs.cost import CostError
 from pipecompile.costs.devices import DeviceSpec
+from pipecompile.costs.node_cost import CostError
 
 
 def flops(model: nn.Module, *inputs: object) -> tuple[float, float]:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipecompile.costs.cell import Cell, map_tensors, tensors_in
-from pipecompile.costs.saved import SavedLedger
+from pipecompile.costs.node_run import Cell, map_tensors, tensors_in
+from pipecompile.costs.saved_bytes import SavedLedger
 
 
 def cell_of(call: Callable[..., Any], *args: object) -> Cell:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
-from pipecompile.costs import NodeCost, choice, node_costs
+from pipecompile.costs import NodeCost, node_costs
+from pipecompile.costs import model_choice as choice
 from pipecompile.errors import InputError
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from pipecompile.costs.fakes import OneDevice, Twins
+from pipecompile.costs.fake_inputs import OneDevice, Twins
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.costs.guard import preserved, state_tensors, untouched
+from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
 
 
 class Sly(nn.Module):

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torchvision.models import VisionTransformer, densenet121, resnet18, swin_t
 
 from pipecompile.costs.analytic import analytic_costs
-from pipecompile.costs.cost import CostError, NodeCost
+from pipecompile.costs.node_cost import CostError, NodeCost
 from pipecompile.costs.profile import Repeats, profiled_costs, repeated, unrest
 
 QUICK = Repeats(least=2, most=3, budget=1.0)

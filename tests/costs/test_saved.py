@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from pipecompile.costs.saved import SavedLedger
+from pipecompile.costs.saved_bytes import SavedLedger
 
 
 def test_a_storage_is_counted_once_and_a_view_counts_all_of_it() -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
-from pipecompile.costs.cost import CostError
+from pipecompile.costs.node_cost import CostError
 from pipecompile.costs.sweep import Sums, sweep
 
 

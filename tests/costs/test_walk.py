@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx import GraphModule, symbolic_trace
 
-from pipecompile.costs.cell import Cell
-from pipecompile.costs.cost import CostError
-from pipecompile.costs.walk import Visit, walk
+from pipecompile.costs.graph_walk import Visit, walk
+from pipecompile.costs.node_cost import CostError
+from pipecompile.costs.node_run import Cell
 from pipecompile.errors import InputError
 
 

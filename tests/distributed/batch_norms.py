@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.nn.functional import all_reduce
 
 import pipecompile as pc
-from pipecompile.recomputing import is_recomputing
+from pipecompile.tracing.recompute_flag import is_recomputing
 from tests.distributed.cases import pair_mesh
 from tests.distributed.meshes import distance_of
 

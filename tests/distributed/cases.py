@@ -21,11 +21,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import pipecompile as pc
-from pipecompile import placing
-from pipecompile.distributed.clocks import read_clocks
+from pipecompile.distributed.clock_sync import read_clocks
 from pipecompile.errors import PlanError
+from pipecompile.parameters import placement as placing
 from pipecompile.pipeline import Pipeline
-from pipecompile.runtime import divided
+from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.schedules import CATALOGUE
 from tests.distributed import torch_cases
 from tests.eager import looped, off

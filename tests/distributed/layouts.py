@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import pipecompile as pc
-from pipecompile.distributed.pipeline import RankPipeline
+from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.pipeline import Pipeline
 
 from .cases import SAMPLES, Example, alike, gpt2, mean_square, merged, pair_mesh, state_of, unet

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
-from pipecompile.runtime.frame import Frame
+from pipecompile.runtime.registers import Frame
 from tests.distributed.cases import distance, pair_mesh
 from tests.distributed.meshes import SAMPLES, distance_of, mesh_of, part_of
 

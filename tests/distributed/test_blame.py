@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipecompile.distributed.board import Board
-from pipecompile.distributed.reports import Owed, Report
-from pipecompile.distributed.runner import RankExecutable
+from pipecompile.distributed.blame import Owed, Report
+from pipecompile.distributed.rank_executable import RankExecutable
+from pipecompile.distributed.status_board import Board
 from pipecompile.ir import HOST, Route
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule

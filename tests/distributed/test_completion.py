@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.distributed.completion import completed
+from pipecompile.distributed.gradient_ready import completed
 from pipecompile.ir import Action, Instruction, Kind, Op, Operand, Value
 
 V = (Operand(Value("v", 0)),)

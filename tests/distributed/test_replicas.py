@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.distributed.circles import Circle, Coming
-from pipecompile.distributed.line import Line
-from pipecompile.distributed.replicas import Replicas
-from pipecompile.distributed.shards import Shards
+from pipecompile.distributed.collectives import Circle, Coming
+from pipecompile.distributed.communicator import Line
+from pipecompile.distributed.data_parallel import Replicas
+from pipecompile.distributed.sharded_parameters import Shards
 from pipecompile.errors import PlanError, RunError
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
-from pipecompile.partitioners.anchors import anchor_bound
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.ilp.anchor_bound import anchor_bound
+from pipecompile.partitioners.machine import Stages
 
 
 @settings(max_examples=40, deadline=None)

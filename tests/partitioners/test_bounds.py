@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.bounds import lower_bound
+from pipecompile.partitioners.bounds.lower_bound import lower_bound
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.machine import Stages
 
 
 @settings(max_examples=80, deadline=None)

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from partitioners.oracle import legal_assignments, problems
 
 from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.chain import cut
 from pipecompile.partitioners.clusters import Clusters, coarsen
-from pipecompile.partitioners.faults import assignment_faults
-from pipecompile.partitioners.loads import bottleneck
-from pipecompile.partitioners.orders import orders
-from pipecompile.partitioners.stages import Stages
-from pipecompile.partitioners.steering import span_of
+from pipecompile.partitioners.constraints import span_of
+from pipecompile.partitioners.dp.linear_order import cut
+from pipecompile.partitioners.dp.topological_orders import orders
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import bottleneck
+from pipecompile.partitioners.verify import assignment_faults
 
 
 def best_of_order(problem: Problem, clusters: Clusters, stages: Stages, order: list[int]) -> float:

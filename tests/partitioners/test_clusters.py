@@ -9,8 +9,8 @@ from partitioners.oracle import legal_assignments, loads_of, problems
 from pipecompile.errors import InputError
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import Flow, coarsen, merge
-from pipecompile.partitioners.loads import Ledger
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import Ledger
 
 
 def test_a_group_takes_along_what_lies_between():

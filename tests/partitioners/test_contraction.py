@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from partitioners.oracle import legal_assignments, loads_of, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners.bounds.contraction import contract
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.contraction import contract
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.machine import Stages
 
 DRAWN = Problem((Node("u", 35.0), Node("v", 10.0)), tensors=(Tensor("u", ("v",), 40.0),))
 

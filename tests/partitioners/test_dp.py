@@ -11,10 +11,10 @@ from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Problem
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.dp import along_orders, exhaust, polish
-from pipecompile.partitioners.loads import verify_assignment
-from pipecompile.partitioners.search import GAP, Search
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.dp.strategy import along_orders, exhaust, polish
+from pipecompile.partitioners.incumbent import GAP, Search
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import verify_assignment
 
 
 def searching(problem: Problem, n_stages: int) -> Search:

@@ -11,10 +11,10 @@ from partitioners.oracle import brute_force, legal_assignments, problems
 
 from pipecompile.partitioners import Node, Problem
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.exact import close
-from pipecompile.partitioners.loads import bottleneck
-from pipecompile.partitioners.search import Search
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.ilp.close_gap import close
+from pipecompile.partitioners.incumbent import Search
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import bottleneck
 
 
 def searching(problem: Problem, n_stages: int, seconds: float) -> Search:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.faults import assignment_faults, problem_faults
+from pipecompile.partitioners.verify import assignment_faults, problem_faults
 
 NODES = tuple(Node(name, 1.0) for name in "abcd")
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from partitioners.oracle import brute_force, dense_blocks, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners.bounds.stage_windows import windows
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.faults import assignment_faults
-from pipecompile.partitioners.filling import fill
-from pipecompile.partitioners.loads import bottleneck
-from pipecompile.partitioners.stages import Stages
-from pipecompile.partitioners.windows import windows
+from pipecompile.partitioners.ilp.greedy_fill import fill
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import bottleneck
+from pipecompile.partitioners.verify import assignment_faults
 
 
 def filled(problem: Problem, n_stages: int, target: float, *, forwards: bool) -> list[int] | None:

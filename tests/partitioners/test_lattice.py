@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem
+from pipecompile.partitioners.bounds.stage_windows import windows
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.lattice import bands, cut_lattice
-from pipecompile.partitioners.loads import bottleneck
-from pipecompile.partitioners.stages import Stages
-from pipecompile.partitioners.windows import windows
+from pipecompile.partitioners.dp.down_sets import bands, cut_lattice
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import bottleneck
 
 
 @settings(max_examples=120, deadline=None)

@@ -13,8 +13,8 @@ from partitioners.oracle import choices_of, limits_of, loads_of, problems
 from pipecompile.errors import VerifyError
 from pipecompile.partitioners import Node, Problem, Shared, Tensor, stage_loads
 from pipecompile.partitioners.clusters import clusters_of
-from pipecompile.partitioners.loads import Ledger, verify_assignment
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import Ledger, verify_assignment
 
 # stage     0        1        2
 #           a ─────▶ b ─────▶ c       a is read by b and c, and the gradient of b goes back to a

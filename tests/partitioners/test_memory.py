@@ -13,8 +13,8 @@ from partitioners.oracle import brute_force, problems
 from pipecompile.errors import InfeasibleError
 from pipecompile.partitioners import Node, Problem, partition
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.memory import fit
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.ilp.feasibility import fit
+from pipecompile.partitioners.machine import Stages
 
 
 @settings(max_examples=120, deadline=None)

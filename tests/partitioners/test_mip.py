@@ -8,8 +8,8 @@ from math import inf
 
 import pytest
 
-from pipecompile.partitioners import mip as module
-from pipecompile.partitioners.mip import Linear, Mip
+from pipecompile.partitioners.ilp import solver_backend as module
+from pipecompile.partitioners.ilp.solver_backend import Linear, Mip
 
 
 @pytest.fixture(params=["HiGHS", "CBC"])

@@ -9,8 +9,8 @@ from partitioners.oracle import legal_assignments, problems
 
 from pipecompile.partitioners import Node, Problem
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.orders import orders, sorted_by
-from pipecompile.partitioners.steering import span_of
+from pipecompile.partitioners.constraints import span_of
+from pipecompile.partitioners.dp.topological_orders import orders, sorted_by
 
 
 @settings(max_examples=80, deadline=None)

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from partitioners.oracle import choices_of, dense_blocks, legal_assignments, loads_of, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners.bounds.stage_windows import Windows, windows
 from pipecompile.partitioners.clusters import Clusters, coarsen
-from pipecompile.partitioners.frontiers import tighten
-from pipecompile.partitioners.mip import Mip
-from pipecompile.partitioners.readers import Readers
-from pipecompile.partitioners.stages import Stages
-from pipecompile.partitioners.steps import Steps
-from pipecompile.partitioners.windows import Windows, windows
+from pipecompile.partitioners.ilp.boundary_windows import tighten
+from pipecompile.partitioners.ilp.consumer_counts import Readers
+from pipecompile.partitioners.ilp.solver_backend import Mip
+from pipecompile.partitioners.ilp.step_variables import Steps
+from pipecompile.partitioners.machine import Stages
 
 
 def test_every_stage_reads_from_the_first_to_the_last_reader_when_no_stage_fits_between_two():

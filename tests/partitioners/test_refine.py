@@ -10,11 +10,11 @@ from partitioners.oracle import legal_assignments, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.faults import assignment_faults
-from pipecompile.partitioners.loads import bottleneck
-from pipecompile.partitioners.refine import refine
-from pipecompile.partitioners.stages import Stages
-from pipecompile.partitioners.steering import span_of
+from pipecompile.partitioners.constraints import span_of
+from pipecompile.partitioners.local_search import refine
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import bottleneck
+from pipecompile.partitioners.verify import assignment_faults
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,10 +6,10 @@ import pytest
 
 from pipecompile.partitioners import partition
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.loads import bottleneck
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import bottleneck
 from pipecompile.partitioners.problem import Node, Problem
-from pipecompile.partitioners.spreading import spread
-from pipecompile.partitioners.stages import Stages
+from pipecompile.partitioners.rebalance import spread
 
 
 def chain(times: list[float]) -> Problem:

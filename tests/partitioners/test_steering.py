@@ -11,7 +11,7 @@ from partitioners.oracle import brute_force, legal_assignments, problems
 from pipecompile.errors import InfeasibleError, InputError
 from pipecompile.partitioners import Node, Problem, partition, price_of_steering
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.steering import check_steering, span_of
+from pipecompile.partitioners.constraints import check_steering, span_of
 
 
 def chain(**fields) -> Problem:

@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from pipecompile.partitioners.mip import Linear, Mip
-from pipecompile.partitioners.steps import Steps
+from pipecompile.partitioners.ilp.solver_backend import Linear, Mip
+from pipecompile.partitioners.ilp.step_variables import Steps
 
 ARCS = [(0, 1), (1, 2)]
 

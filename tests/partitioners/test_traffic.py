@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from partitioners.oracle import legal_assignments, problems
 
+from pipecompile.partitioners.bounds.stage_windows import windows
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.holdings import Holdings
-from pipecompile.partitioners.loads import Ledger
-from pipecompile.partitioners.mip import Linear, Mip
-from pipecompile.partitioners.readers import Readers
-from pipecompile.partitioners.stages import Stages
-from pipecompile.partitioners.steps import Steps
-from pipecompile.partitioners.traffic import Traffic
-from pipecompile.partitioners.windows import windows
+from pipecompile.partitioners.ilp.consumer_counts import Readers
+from pipecompile.partitioners.ilp.memory_rows import Holdings
+from pipecompile.partitioners.ilp.solver_backend import Linear, Mip
+from pipecompile.partitioners.ilp.step_variables import Steps
+from pipecompile.partitioners.ilp.traffic_rows import Traffic
+from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.objective import Ledger
 
 
 @settings(max_examples=80, deadline=None)

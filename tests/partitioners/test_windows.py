@@ -18,13 +18,14 @@ from partitioners.oracle import (
     problems,
 )  # fmt: skip
 
-from pipecompile.partitioners import Node, Problem, Tensor, frontiers
+from pipecompile.partitioners import Node, Problem, Tensor
+from pipecompile.partitioners.bounds.reachability import around, reachable, skeleton
+from pipecompile.partitioners.bounds.separations import minimal, rivals
+from pipecompile.partitioners.bounds.stage_windows import Windows, windows
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.frontiers import tighten
-from pipecompile.partitioners.reach import around, reachable, skeleton
-from pipecompile.partitioners.rivals import minimal, rivals
-from pipecompile.partitioners.stages import Stages
-from pipecompile.partitioners.windows import Windows, windows
+from pipecompile.partitioners.ilp import boundary_windows as frontiers
+from pipecompile.partitioners.ilp.boundary_windows import tighten
+from pipecompile.partitioners.machine import Stages
 
 
 def chain(*times: float, tensor: float = 0.0, **fields) -> Problem:

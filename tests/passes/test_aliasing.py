@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pipecompile.passes.aliasing import aliasing
+from pipecompile.graph.colocation import aliasing
 from pipecompile.tracing import trace
 
 

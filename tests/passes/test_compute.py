@@ -5,8 +5,8 @@ from pathlib import Path
 from golden import CheckGolden
 
 from pipecompile.ir import Schedule
-from pipecompile.passes.compute import lower_actions
-from pipecompile.program_text import parse_route
+from pipecompile.ir.program_text import parse_route
+from pipecompile.passes.lower_actions import lower_actions
 
 GOLDEN = Path(__file__).parent / "golden" / "compute.txt"
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from program_strategies import schedules
 
-from pipecompile.checks import verify
 from pipecompile.ir import Kind, Schedule
+from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
-from pipecompile.passes.recompute import insert_recompute
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
+from pipecompile.verifiers import verify
 
 GOLDEN = Path(__file__).parent / "golden" / "early_recompute.txt"
 

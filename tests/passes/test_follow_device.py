@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.passes.aliasing import compute_nodes
-from pipecompile.passes.follow_device import follow_device
-from pipecompile.stages import routes, split
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.device_placement import follow_device
+from pipecompile.graph.stages import routes, split
 from pipecompile.tracing import trace
 
 

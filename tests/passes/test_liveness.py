@@ -4,8 +4,8 @@ from pathlib import Path
 
 from golden import CheckGolden
 
+from pipecompile.ir.program_text import parse_program
 from pipecompile.passes.liveness import insert_frees
-from pipecompile.program_text import parse_program
 
 GOLDEN = Path(__file__).parent / "golden" / "liveness.txt"
 

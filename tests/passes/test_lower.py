@@ -8,12 +8,12 @@ from golden import CheckGolden
 from hypothesis import HealthCheck, given, settings
 from program_strategies import programs
 
-from pipecompile.checks import verify
 from pipecompile.errors import VerifyError
 from pipecompile.ir import HOST, Op, Program, Route, Schedule, Value, chain
+from pipecompile.ir.program_text import parse_route
 from pipecompile.passes import lower
-from pipecompile.program_text import parse_route
 from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.verifiers import verify
 
 GOLDEN = Path(__file__).parent / "golden" / "lower.txt"
 

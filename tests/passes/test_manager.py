@@ -9,8 +9,8 @@ import pytest
 from golden import CheckGolden
 
 from pipecompile.ir import Schedule
+from pipecompile.ir.pass_manager import Pass, PassManager, Step, watch
 from pipecompile.passes import lower
-from pipecompile.passes.manager import Pass, PassManager, Step, watch
 
 GOLDEN = Path(__file__).parent / "golden" / "dump.txt"
 

@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_strategies import route_lists, schedules
 
-from pipecompile.checks import Level, verify_program
 from pipecompile.ir import Instruction, Op, Program, Schedule, chain
-from pipecompile.passes.compute import lower_actions
-from pipecompile.passes.meetings import order_meetings
+from pipecompile.ir.program_text import parse_program
+from pipecompile.passes.communication_order import order_meetings
+from pipecompile.passes.lower_actions import lower_actions
 from pipecompile.passes.transfers import insert_transfers
-from pipecompile.program_text import parse_program
 from pipecompile.schedules import build_schedule
+from pipecompile.verifiers import Level, verify_program
 
 GOLDEN = Path(__file__).parent / "golden" / "meetings.txt"
 

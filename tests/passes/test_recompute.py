@@ -7,7 +7,7 @@ from golden import CheckGolden
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
-from pipecompile.passes.recompute import Checkpoint, insert_recompute
+from pipecompile.passes.checkpointing import Checkpoint, insert_recompute
 from pipecompile.schedules import build_schedule
 
 GOLDEN = Path(__file__).parent / "golden" / "recompute.txt"

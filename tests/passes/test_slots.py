@@ -4,8 +4,8 @@ from pathlib import Path
 
 from golden import CheckGolden
 
-from pipecompile.passes.slots import assign_slots
-from pipecompile.program_text import parse_program
+from pipecompile.ir.program_text import parse_program
+from pipecompile.passes.buffer_slots import assign_slots
 
 GOLDEN = Path(__file__).parent / "golden" / "slots.txt"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from golden import CheckGolden
 
-from pipecompile.passes.ties import insert_exchanges
-from pipecompile.program_text import parse_program
+from pipecompile.ir.program_text import parse_program
+from pipecompile.passes.tied_parameters import insert_exchanges
 
 GOLDEN = Path(__file__).parent / "golden" / "ties.txt"
 

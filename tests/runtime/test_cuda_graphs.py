@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import pipecompile as pc
-from pipecompile.runtime import tapes as runtime_tapes
+from pipecompile.runtime.cuda_graphs import capture as runtime_tapes
 from tests.emulated_tape import EmulatedTapes
 from tests.models import UNet
 from tests.test_pipeline import Net, batch

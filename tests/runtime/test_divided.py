@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from pipecompile.runtime.divided import DividedBackward, Left, hooks_registered
+from pipecompile.runtime.cells.split_backward import DividedBackward, Left, hooks_registered
 
 WIDTH = 4
 HEAVY = ("mm", "bmm", "convolution_backward", "norm", "rnn", "gelu", "softmax")

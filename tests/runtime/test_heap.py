@@ -15,7 +15,7 @@ PROGRAM = """
 import resource, threading, torch
 from torch import nn
 import pipecompile as pc
-from pipecompile.runtime.heap import keep_freed_memory
+from pipecompile.runtime.malloc import keep_freed_memory
 
 def faults(out):
     torch.set_num_threads(1)

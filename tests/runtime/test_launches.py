@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile import placing
 from pipecompile.ir import Op, Program
+from pipecompile.parameters import placement as placing
 from pipecompile.passes import lower
-from pipecompile.runtime import divided
-from pipecompile.runtime.launches import Place, launches
+from pipecompile.runtime.cells import split_backward as divided
+from pipecompile.runtime.stream_events import Place, launches
 from tests.eager import square_loss
 from tests.emulated import EmulatedExecutable
 from tests.launch_mutants import Launches, free_earlier, mutants

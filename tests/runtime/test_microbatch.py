@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.batching.microbatches import How, Join, gather, scatter, scatter_tree, sizes, ungather
 from pipecompile.errors import InputError
-from pipecompile.runtime.microbatch import How, Join, gather, scatter, scatter_tree, sizes, ungather
 
 
 @given(st.integers(1, 60), st.integers(1, 12))

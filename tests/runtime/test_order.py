@@ -7,7 +7,7 @@ import pytest
 import pipecompile as pc
 from pipecompile.ir import HOST, Instruction, Op, Route
 from pipecompile.passes import lower
-from pipecompile.runtime.order import joins_halves, merged, with_frees
+from pipecompile.runtime.linear_order import joins_halves, merged, with_frees
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h2", "interleaved"])

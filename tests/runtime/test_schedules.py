@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile import placing
 from pipecompile.ir import Action, Kind
-from pipecompile.runtime import divided, interpreter
+from pipecompile.parameters import placement as placing
+from pipecompile.runtime import interpreter
+from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.schedules import CATALOGUE
 from tests.eager import accumulate, assert_same, square_loss
 from tests.models import ZOO, deterministic

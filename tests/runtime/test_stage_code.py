@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import pipecompile as pc
-from pipecompile.runtime.stage_code import StageCode
+from pipecompile.runtime.cells.stage_call import StageCode
 
 
 class Gate(nn.Module):

@@ -6,16 +6,16 @@ from random import Random
 
 import pytest
 
-from pipecompile.checks import verify
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Route, Schedule, chain
 from pipecompile.passes import lower
 from pipecompile.schedules import CATALOGUE, auto_schedule, build_schedule
-from pipecompile.schedules.bound import shortest_step
 from pipecompile.schedules.placement import loop, vee
-from pipecompile.schedules.work import work_of
+from pipecompile.schedules.search.lower_bound import shortest_step
+from pipecompile.schedules.search.workload import work_of
 from pipecompile.simulation.costs import make_costs
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
+from pipecompile.verifiers import verify
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from program_strategies import catalogue_schedules
 
 from pipecompile.ir import Kind, Schedule
-from pipecompile.schedules.bound import shortest_step
 from pipecompile.schedules.placement import loop
-from pipecompile.schedules.work import unit_work
-from pipecompile.simulator import simulate
+from pipecompile.schedules.search.lower_bound import shortest_step
+from pipecompile.schedules.search.workload import unit_work
+from pipecompile.simulation.simulator import simulate
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(1, 1, 1), (2, 1, 4), (4, 2, 8), (8, 1, 16), (3, 3, 9)])

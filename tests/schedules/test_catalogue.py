@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipecompile.checks import verify
 from pipecompile.ir import Schedule
+from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
-from pipecompile.program_text import parse_program
 from pipecompile.schedules import CATALOGUE, build_schedule
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
+from pipecompile.verifiers import verify
 
 MOST_DEVICES, MOST_MICROBATCHES, MOST_CHUNKS = 8, 16, 4
 

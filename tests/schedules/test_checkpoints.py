@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pipecompile.errors import ScheduleError
-from pipecompile.schedules.checkpoints import flag_sets
 from pipecompile.schedules.placement import loop
-from pipecompile.schedules.work import unit_work
+from pipecompile.schedules.search.recompute_choices import flag_sets
+from pipecompile.schedules.search.workload import unit_work
 
 WORK = replace(unit_work(loop(3, 3)), kept=(0.0,) * 3)
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipecompile.in_flight import in_flight
 from pipecompile.ir import Kind, Schedule
+from pipecompile.ir.in_flight import in_flight
 from pipecompile.schedules import build_schedule
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
 
 TIMES = st.tuples(*[st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0])] * 3)
 DEVICES, CHUNKS = st.integers(1, 6), st.integers(1, 3)

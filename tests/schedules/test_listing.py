@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from program_strategies import schedules  # noqa: F401 keeps the helpers on the path
 
-from pipecompile.checks import verify
 from pipecompile.ir import Kind, Schedule
-from pipecompile.schedules.listing import Listed, Taste, list_schedule
 from pipecompile.schedules.placement import loop, vee
-from pipecompile.schedules.work import Work, unit_work
-from pipecompile.simulator import simulate
+from pipecompile.schedules.search.list_scheduling import Listed, Taste, list_schedule
+from pipecompile.schedules.search.workload import Work, unit_work
+from pipecompile.simulation.simulator import simulate
+from pipecompile.verifiers import verify
 
 NO_LIMIT = 1e9
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from pipecompile.checks import verify
 from pipecompile.ir import Schedule, chain
 from pipecompile.schedules import build_schedule
-from pipecompile.schedules.swaps import improve
+from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.simulation.costs import make_costs
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
+from pipecompile.verifiers import verify
 
 
 def improved(schedule: Schedule, walks: int = 500, *, fits: bool = True, target: float = 0.0) -> Schedule:

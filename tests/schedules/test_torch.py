@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from program_strategies import catalogue_schedules
 from torch_generators import loaded, multi_order, single_order, torch_schedules, with_communication, written
 
-from pipecompile.checks import verify
 from pipecompile.errors import VerifyError
 from pipecompile.ir import Kind, Schedule
 from pipecompile.schedules import build_schedule
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
+from pipecompile.verifiers import verify
 
 SIZES = [(2, 4), (3, 9), (4, 8), (4, 10), (8, 16)]
 SAME = [

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.schedules.weaving import lane, lanes, weave
+from pipecompile.schedules.lanes import lane, lanes, weave
 
 
 def woven(*steps: tuple[str] | tuple[str, int], kinds: str = "FB", m: int = 3) -> str:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pipecompile.ir import HOST, Route
-from pipecompile.schedules.work import Parcel, unit_work, work_of
+from pipecompile.schedules.search.workload import Parcel, unit_work, work_of
 from pipecompile.simulation.costs import make_costs
 
 

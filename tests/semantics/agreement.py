@@ -10,8 +10,8 @@ import torch
 from torch import fx, nn
 
 import pipecompile as pc
-from pipecompile.passes.aliasing import compute_nodes
-from pipecompile.passes.graphs import prepare
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.prepare import prepare
 from tests.semantics.case import Case
 from tests.semantics.observation import called, difference, looped
 

@@ -17,8 +17,8 @@ from pipecompile.ir import (
     Schedule,
     Value,
 )
-from pipecompile.plan import Plan, StageSummary
-from pipecompile.timeline import COMPUTE, Span, Timeline
+from pipecompile.ir.plan import Plan, StageSummary
+from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 
 MEBI = 2.0**20
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
-from pipecompile.plan import Plan
+from pipecompile.ir.plan import Plan
 from pipecompile.show.dump import dump
 
 

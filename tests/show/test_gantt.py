@@ -11,9 +11,9 @@ import matplotlib as mpl
 import pytest
 
 from pipecompile.ir import Schedule
+from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.show.gantt import timeline_figure, timeline_svg
-from pipecompile.simulator import simulate
-from pipecompile.timeline import COMPUTE, Span, Timeline
+from pipecompile.simulation.simulator import simulate
 
 
 def words(svg):

@@ -10,8 +10,8 @@ import pytest
 from torch import fx, nn
 
 from pipecompile.ir import HOST, Route
-from pipecompile.plan import Plan
-from pipecompile.show.graph import graph_dot
+from pipecompile.ir.plan import Plan
+from pipecompile.show.graphviz import graph_dot
 
 
 class Block(nn.Module):

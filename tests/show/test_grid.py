@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipecompile.errors import InputError
+from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.show.grid import timeline_grid
-from pipecompile.timeline import COMPUTE, Span, Timeline
 
 TWO_BY_TWO = """\
        0   1   2   3   4   5   6   7   8

@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 from pipecompile.ir import Schedule
+from pipecompile.ir.timeline import Timeline
 from pipecompile.passes import lower
-from pipecompile.timeline import Timeline
 
 
 def parsed(html: str) -> ET.Element:

@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from pipecompile.partitioners import Node, Problem, Progress, partition
-from pipecompile.show.progress import line, solving, working
+from pipecompile.planning.progress import line, solving, working
 
 
 class Terminal(io.StringIO):

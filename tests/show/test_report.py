@@ -11,10 +11,10 @@ from pages import data_of, opened, run_script, scripts
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.planning.what_if import unit_what_if
 from pipecompile.schedules import CATALOGUE, build_schedule
 from pipecompile.show import report_html
-from pipecompile.simulator import simulate
-from pipecompile.what_if import unit_what_if
+from pipecompile.simulation.simulator import simulate
 
 ACT = """
 const rects = () => document.querySelectorAll("#timelines rect.cell").length;

@@ -9,7 +9,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
 from pipecompile.schedules import build_schedule
 from pipecompile.simulation.advice import advise
-from pipecompile.simulator import simulate
+from pipecompile.simulation.simulator import simulate
 
 
 def test_the_slow_stage_comes_first_with_what_it_would_give() -> None:

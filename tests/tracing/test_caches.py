@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import pipecompile as pc
-from pipecompile.tracing.inputs.structure import opened
+from pipecompile.batching.containers import opened
 
 
 def words(size: int, length: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pipecompile.tracing import trace
-from pipecompile.tracing.leaves import is_leaf
+from pipecompile.tracing.leaf_modules import is_leaf
 
 
 class Own(nn.Module):

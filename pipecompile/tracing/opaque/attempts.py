@@ -17,15 +17,15 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
-from pipecompile.tracing.failure import explained, failed_eagerly, needs_values
-from pipecompile.tracing.inputs.flat import FlatInputs
-from pipecompile.tracing.opaque.foretold import Foretold, Unforetold, comparable, foretold
-from pipecompile.tracing.opaque.pieces import Piece, alike, candidates
-from pipecompile.tracing.opaque.trials import Call, trial
+from pipecompile.tracing.model_pieces import Piece, alike, candidates
+from pipecompile.tracing.opaque.result_spec import Foretold, Unforetold, comparable, foretold
+from pipecompile.tracing.opaque.trial_runs import Call, trial
 from pipecompile.tracing.opaque.variations import Change, variation
 from pipecompile.tracing.state.second_call import Carried
 from pipecompile.tracing.state.snapshot import tensors_of
+from pipecompile.tracing.trace_errors import explained, failed_eagerly, needs_values
 
 __all__ = ["Opaque", "Reason", "recorded"]
 

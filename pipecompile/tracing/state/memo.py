@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from pipecompile.tracing.interception.function_caches import STAND_INS
+from pipecompile.tracing.interception.lru_caches import STAND_INS
 
 __all__ = ["forgetful"]
 

@@ -13,11 +13,11 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import RecordingWarning, TraceError
-from pipecompile.tracing.inputs.flat import FlatInputs
-from pipecompile.tracing.opaque.pieces import Piece
-from pipecompile.tracing.state.carried import Change, Watch, alike, from_constants, writer
-from pipecompile.tracing.writing.values import Values
+from pipecompile.tracing.emit.value_nodes import Values
+from pipecompile.tracing.model_pieces import Piece
+from pipecompile.tracing.state.leftover_state import Change, Watch, alike, from_constants, writer
 
 if TYPE_CHECKING:
     from pipecompile.tracing.recorder import Recorder

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from pipecompile.tracing.interception.reachable import names_in
+from pipecompile.tracing.reachable_code import names_in
 
 __all__ = ["Place", "can_hold", "content_of", "kept_content", "places_of", "tensors_of", "untouched"]
 

@@ -15,8 +15,8 @@ from transformers.utils import ModelOutput
 
 import pipecompile as pc
 from pipecompile import TraceError
+from pipecompile.batching.containers import opened, shell_of, taken_apart
 from pipecompile.tracing import trace
-from pipecompile.tracing.inputs.structure import opened, shell_of, taken_apart
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024
 

@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import nn
 
-from pipecompile.tracing.interception.reachable import enclosed, reachable
+from pipecompile.tracing.reachable_code import enclosed, reachable
 
 
 def deep(x):

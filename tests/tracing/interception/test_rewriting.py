@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.tracing.interception.rewriting import calls_led_to
+from pipecompile.tracing.interception.call_rewriting import calls_led_to
 
 
 def calls(x):

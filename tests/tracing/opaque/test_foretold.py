@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.tracing.opaque.foretold import UNKNOWN, Unforetold, comparable, foretold
-from pipecompile.tracing.opaque.pieces import Piece
-from pipecompile.tracing.opaque.trials import trial
+from pipecompile.tracing.model_pieces import Piece
+from pipecompile.tracing.opaque.result_spec import UNKNOWN, Unforetold, comparable, foretold
+from pipecompile.tracing.opaque.trial_runs import trial
 
 PIECE = Piece("part")
 

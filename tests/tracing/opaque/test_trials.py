@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.tracing.opaque.pieces import Piece
-from pipecompile.tracing.opaque.trials import Seen, trial
+from pipecompile.tracing.model_pieces import Piece
+from pipecompile.tracing.opaque.trial_runs import Seen, trial
 
 
 class Part(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.tracing.state.carried import Watch, marks, muted, without, writer
+from pipecompile.tracing.state.leftover_state import Watch, marks, muted, without, writer
 
 
 class Notes(nn.Module):

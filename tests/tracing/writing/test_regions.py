@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.passes.aliasing import compute_nodes
+from pipecompile.graph.colocation import compute_nodes
 from pipecompile.tracing import trace
 from tests.cuts import cut, run_stages
 

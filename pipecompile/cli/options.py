@@ -1,0 +1,252 @@
+"""The options of the commands that compile, declared once, and what they are as arguments of `pipecompile.compile`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipecompile.errors import InputError
+from pipecompile.show.units import parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipecompile.ir import Schedule
+
+__all__ = ["Checkpoint", "Request", "checkpoint_of", "schedule_of", "with_classes"]
+
+_ORDER, _CUT, _MACHINE = "Schedule", "Cut", "Costs and machine"
+_STAGES = 4
+
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE", rich_help_panel=_ORDER,
+        help="forwards that run again before their backward: never, always, except_last (micro-batch), auto (where the memory limit demands it), or a flag per stage: 1,1,0,0",
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is wanted of `pipecompile.compile`, as typed."""
+
+    stages: Annotated[
+        int | None,
+        typer.Option(help=f"pieces of the model; default: as many as the plan, the schedule's file or --balance has, else {_STAGES}"),
+    ] = None  # fmt: skip
+    microbatches: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="slices of the batch; auto: as many as are fastest; default: twice the number of devices"
+        ),
+    ] = None
+    schedule: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_ORDER, help="gpipe, 1f1b, ...; auto: the fastest, also of a search; or a file: mine.csv"
+        ),
+    ] = "1f1b"
+    checkpoint: Checkpoint = "never"
+    restored: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=_ORDER, help="micro-batches that a waiting device may run again ahead of their gradients"
+        ),
+    ] = 1
+    dispatch: Annotated[
+        str, typer.Option(rich_help_panel=_ORDER, help="who drives the devices: inline, threads or auto")
+    ] = "auto"
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            rich_help_panel=_ORDER,
+            help="running statistics: deferred, once a step; each, the default, once a micro-batch",
+        ),
+    ] = None
+    compile_stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BACKEND", rich_help_panel=_ORDER, help="run stages through torch.compile: inductor, aot_eager ..."
+        ),
+    ] = None
+    cuda_graphs: Annotated[
+        bool, typer.Option(rich_help_panel=_ORDER, help="capture stages on GPUs, and replay them")
+    ] = False
+    partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="for the solver")
+    ] = 30.0  # fmt: skip
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", rich_help_panel=_CUT,
+                     help="a plan.json that --out wrote: nothing is measured or solved; --checkpoint auto recomputes what it says"),
+    ] = None  # fmt: skip
+    split_before: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME,...", rich_help_panel=_CUT, help="each of these modules begins a stage"),
+    ] = None
+    keep_together: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME,...", rich_help_panel=_CUT,
+                     help="these modules share a stage; a class: each of its modules is in one stage. Once per group"),
+    ] = None  # fmt: skip
+    pin: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=STAGE,...", rich_help_panel=_CUT, help="stages of modules: fc=3")
+    ] = None
+    balance: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", rich_help_panel=_CUT, help="how many of the model's children are in each stage"),
+    ] = None  # fmt: skip
+    tied: Annotated[
+        str,
+        typer.Option(rich_help_panel=_CUT,
+                     help="the uses of a tied weight: together in a stage, apart where they balance best, or auto"),
+    ] = "auto"  # fmt: skip
+    cost: Annotated[str, typer.Option(rich_help_panel=_MACHINE, help="auto, analytic or profile")] = "auto"
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE,...", rich_help_panel=_MACHINE,
+                     help="of every device, such as 16GiB or 500MB, or of each: 16GiB,8GiB"),
+    ] = None  # fmt: skip
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=_MACHINE,
+                     help="adam, sgd, momentum, ...: its state counts as memory, and run trains with it; default: sgd"),
+    ] = None  # fmt: skip
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="D,D,...", rich_help_panel=_MACHINE,
+                     help="one per pipeline device, repeats allowed: cuda:0,cuda:1; default: the GPUs, else CPU"),
+    ] = None  # fmt: skip
+    speeds: Annotated[
+        str | None,
+        typer.Option(metavar="X,X,...", rich_help_panel=_MACHINE, help="of the devices, relative to the first: 1,1,0.5,0.5"),
+    ] = None  # fmt: skip
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", rich_help_panel=_MACHINE,
+                     help="bytes per second between devices, such as 16GB, or a .csv file with a row per device"),
+    ] = None  # fmt: skip
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of `pipecompile.compile` that the options stand for. Raises InputError, PlanError or
+        ScheduleError for what cannot be read.
+        """
+        from pipecompile.ir.plan import Plan
+
+        schedule, plan = schedule_of(self.schedule), Plan.load(self.plan) if self.plan else None
+        balance = None if self.balance is None else _numbers("--balance", self.balance, int)
+        known = (plan and plan.n_stages, getattr(schedule, "n_stages", None), balance and len(balance))
+        return {
+            "n_stages": next((n for n in known if n), _STAGES) if self.stages is None else self.stages,
+            "n_microbatches": _count(self.microbatches),
+            "schedule": schedule,
+            "devices": self.devices.split(",") if self.devices else None,
+            "partitioner": self.partitioner,
+            "cost": self.cost,
+            "memory_limit": None if self.memory_limit is None else _limit(self.memory_limit),
+            "optimizer": self.optimizer,
+            "speeds": None if self.speeds is None else _numbers("--speeds", self.speeds, float),
+            "bandwidth": None if self.bandwidth is None else _bandwidth(self.bandwidth),
+            "split_before": _listed(self.split_before),
+            "keep_together": [names if len(names) > 1 else names[0] for names in map(_names, self.keep_together or ())],
+            "pin": _pins(self.pin),
+            "balance": balance,
+            "plan": plan,
+            "time_limit": self.time_limit,
+            "tied": self.tied,
+            "checkpoint": checkpoint_of(self.checkpoint),
+            "restored": self.restored,
+            "dispatch": self.dispatch,
+            "batch_norm": self.batch_norm,
+            "compile_stages": self.compile_stages or False,
+            "cuda_graphs": self.cuda_graphs,
+        }
+
+
+def schedule_of(text: str) -> str | Schedule:
+    """A name, or the schedule in a file. Raises ScheduleError."""
+    if not text.endswith(".csv"):
+        return text
+    from pipecompile.ir import Schedule
+
+    return Schedule.load(text)
+
+
+def checkpoint_of(text: str) -> str | tuple[bool, ...]:
+    """A mode, or of `1,1,0,0` a flag per stage."""
+    flags = text.split(",")
+    return tuple(flag == "1" for flag in flags) if set(flags) <= {"0", "1"} else text
+
+
+def with_classes(model: torch.nn.Module, entries: Iterable[str | list[str]]) -> list[str | list[str] | type]:
+    """`keep_together` with the classes of the model in the place of their names; a module of that name goes before."""
+    modules = dict(model.named_modules())
+    found: list[str | list[str] | type] = []
+    for entry in entries:
+        kinds = dict.fromkeys(
+            type(module) for name, module in modules.items() if name and type(module).__name__ == entry
+        )
+        found += [entry] if not kinds or (isinstance(entry, str) and entry in modules) else kinds
+    return found
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _listed(texts: Sequence[str] | None) -> list[str]:
+    return [name for text in texts or () for name in _names(text)]
+
+
+def _count(text: str | None) -> int | str | None:
+    """A number, or "auto". Raises InputError."""
+    if text is None or text == "auto":
+        return text
+    if not text.isdecimal():
+        raise InputError(f"--microbatches {text!r} is no whole number", hint="--microbatches 8, or --microbatches auto")
+    return int(text)
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{option} {text!r} is not a list of {what}", hint=f"{option} 2,1,1") from None
+
+
+def _limit(text: str) -> float | list[float]:
+    sizes: list[float] = [parse_bytes(part) for part in text.split(",")]
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
+def _bandwidth(text: str) -> float | list[list[float]]:
+    """One number, or of a file a row per device. Raises InputError."""
+    if not text.endswith(".csv"):
+        return parse_bytes(text.removesuffix("/s"))
+    try:
+        with Path(text).open(newline="") as file:
+            return [[parse_bytes(cell) for cell in row] for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("the bandwidths cannot be read", where=text, why=str(error)) from None
+    except InputError as error:
+        raise InputError(error.what, where=text, hint=error.hint) from None
+
+
+def _pins(texts: Sequence[str] | None) -> dict[str, int]:
+    pins: dict[str, int] = {}
+    for text in _listed(texts):
+        name, _, stage = text.rpartition("=")
+        if not name or not stage.isdecimal():
+            raise InputError(f"--pin {text!r} does not say a module and its stage", hint="--pin fc=3")
+        if pins.setdefault(name, int(stage)) != int(stage):
+            raise InputError(f"--pin puts {name!r} into stage {pins[name]} and into stage {stage}")
+    return pins

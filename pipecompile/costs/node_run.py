@@ -1,0 +1,203 @@
+"""One node of a graph with its arguments, set up so that it can be run forward and backward, again and again if need be.
+
+The values between nodes are detached, so each node's backward stands alone:
+
+    value ──detach──► Root ──► the node ──► result ──detach──► value
+                       ▲                      │
+                       └──── autograd.grad ───┘      seeded with ones
+
+`Root` is an autograd node that copies nothing. What comes out of it is no leaf, so the node may write into it in place,
+and it shares the value's storage, so that every other view of the value sees the write, as in the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils._pytree import tree_map
+
+from pipecompile.costs.saved_bytes import SavedLedger
+from pipecompile.graph.backward_split import INPUT, WORTH, divide, explore
+
+__all__ = ["Cell", "map_tensors", "settled", "tensors_in"]
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """`value` with every tensor changed: in whatever is registered with pytree, and in slices."""
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, slice):
+            return slice(*map(changed, (leaf.start, leaf.stop, leaf.step)))
+        return change(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(changed, value)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a nested structure, each once, in order."""
+    found: list[Tensor] = []
+
+    def kept(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(kept, value)
+    return _distinct(found)
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """The same storage outside any autograd graph, remembering whether a gradient is wanted."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+class Cell:
+    """Runs `call`, what a node calls. A run is `prepare`, `forward`, `seed`, `backward`, in this order; a meter
+    times what it wants of it.
+
+    Only `first` has effects: it computes `value`, what the rest of the graph sees, and writes into the arguments where
+    the node does that. After it, a node that wrote is given copies, made by `prepare`.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        parameters: Iterable[Tensor],
+        ledger: SavedLedger,
+    ) -> None:
+        self.call, self.args, self._kwargs, self._ledger = call, args, kwargs, ledger
+        self.given = tensors_in((*args, *kwargs.values()))
+        self.parameters = tuple(parameters)
+        self._wanting = [parameter for parameter in self.parameters if parameter.requires_grad]
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._ready: tuple[Any, Any] = (), {}
+        self._aliases: dict[int, Tensor] = {}
+        self._edges: list[GradientEdge] = []
+        self._seeds: list[Tensor] = []
+        self._before: list[int] = []
+        self._result: object = None
+        self._seen: dict[int, Tensor] = {}
+        self.ends: list[Tensor] = []
+        self.value: Any = None
+        self.writes = False
+
+    @property
+    def computes(self) -> bool:
+        """False when the node, once run, neither made a tensor nor changed one: sizes, switches of grad mode."""
+        return self.writes or bool(tensors_in(self.value))
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether there is anything for `backward` to do; known after `seed`."""
+        return bool(self.ends)
+
+    @property
+    def sources(self) -> list[tuple[Tensor, GradientEdge]]:
+        """The arguments and parameters that want a gradient, and where autograd has it."""
+        rooted = [tensor for tensor in self.given if self._aliases[id(tensor)].requires_grad]
+        return [*zip(rooted, self._edges, strict=True), *((p, get_gradient_edge(p)) for p in self._wanting)]
+
+    def first(self) -> None:
+        """The run that counts: records what autograd saves, and whether the node writes into its arguments."""
+        self.prepare()
+        with self._ledger.recording():
+            self.forward()
+        self.settle()
+
+    def settle(self) -> None:
+        """After the run that counts: what it wrote, and the value that the rest of the graph sees."""
+        self.writes = self._before != [tensor._version for tensor in self.given]
+        for tensor in self.given:
+            if self._aliases[id(tensor)].requires_grad and not tensor.requires_grad:
+                tensor.requires_grad_()  # something that needs a gradient was written into it
+        self._seen = {id(self._aliases[id(tensor)]): tensor for tensor in self.given}
+        self.value = map_tensors(self._settled, self._result)
+
+    def _settled(self, made: Tensor) -> Tensor:
+        self._seen[id(made)] = value = settled(made)
+        return value
+
+    def seen(self, end: Tensor) -> Tensor:
+        """What the rest of the graph sees of one of the `ends`."""
+        return self._seen[id(end)]
+
+    def prepare(self) -> None:
+        """Fresh autograd roots for all arguments; the graph of the last run goes."""
+        self._result, self.ends, self._seeds = None, [], []
+        self._aliases, self._edges = {}, []
+        for tensor in self.given:
+            self._aliases[id(tensor)] = self._alias(tensor)
+        self._before = [tensor._version for tensor in self.given]
+        self._ready = map_tensors(lambda t: self._aliases[id(t)], (tuple(self.args), dict(self._kwargs)))
+
+    def forward(self) -> None:
+        """Run the node. This and `backward` are what is worth timing."""
+        args, kwargs = self._ready
+        self._result = self.call(*args, **kwargs)
+
+    def find_ends(self) -> None:
+        """The tensors where this node's backward starts; none when nothing wants a gradient."""
+        roots = {edge.node for edge in self._edges}
+        ends = [*tensors_in(self._result), *self._aliases.values()]
+        found = _distinct(t for t in ends if t.grad_fn is not None and t.grad_fn not in roots)
+        self.ends = found if self._edges or self._wanting else []
+
+    def late(self, *, recorded: bool) -> set[Node]:
+        """Where gradients go that W can compute: those of weights alone. Known after `find_ends`; `recorded` when the last
+        run was the `first`.
+        """
+        if not self.ends:
+            return set()
+        nodes, (names, rows, count) = explore(map(get_gradient_edge, self.ends), frozenset())
+        named = tuple(INPUT if name == ROOT else name for name in names)
+        least = WORTH.get(self.ends[0].device.type, WORTH["cuda"])
+        division = divide(nodes, (named, rows, count), least, ours=recorded)
+        return {nodes[index] for _, weights in division.forks for index in weights}
+
+    def seed(self) -> None:
+        """Find the tensors where this node's backward starts, and gradients of ones for them. None: no backward."""
+        self.find_ends()
+        self._seeds = [torch.ones_like(end) for end in self.ends]
+
+    def backward(self) -> None:
+        """Gradients of arguments and parameters; nothing is accumulated into any `.grad`."""
+        if self.ends:
+            sources: Any = (*self._edges, *self._wanting)
+            torch.autograd.grad(self.ends, sources, self._seeds, allow_unused=True)
+
+    def _alias(self, tensor: Tensor) -> Tensor:
+        source = tensor.detach()
+        if self.writes:
+            source = source.clone()
+        if not tensor.requires_grad:
+            return source
+        with torch.enable_grad():
+            leaf = isinstance(tensor, nn.Parameter)  # as it is in the model
+            alias: Tensor = source.requires_grad_() if leaf else _Root.apply(self._anchor, source)
+        self._edges.append(get_gradient_edge(alias))
+        return alias
+
+
+ROOT = "_RootBackward"
+"""What autograd calls the node of a `_Root`."""
+
+
+class _Root(torch.autograd.Function):
+    """`x` as the output of an autograd node, sharing its storage. The anchor only makes autograd record it."""
+
+    @staticmethod
+    def forward(_ctx: Any, _anchor: Tensor, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())

@@ -1,0 +1,189 @@
+"""The Pipeline on ranks: every rank has one, and they step together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+
+from pipecompile.batching.call_inputs import FlatInputs
+from pipecompile.distributed.clock_sync import gathered_spans
+from pipecompile.distributed.collectives import Circle
+from pipecompile.distributed.communicator import Line
+from pipecompile.distributed.data_parallel import check_unwrapped
+from pipecompile.distributed.gradient_norm import scaled_to_norm, spread_infinities, total_norm
+from pipecompile.distributed.rank_compile_cache import RankBuilds
+from pipecompile.distributed.rank_mesh import Ranks
+from pipecompile.distributed.rank_state import full_state, load_own, own_state
+from pipecompile.distributed.torch_pipelining import torch_stages
+from pipecompile.errors import InputError
+from pipecompile.ir.timeline import Timeline
+from pipecompile.options import Options
+from pipecompile.pipeline import Pipeline
+from pipecompile.torch_private.dtensors import fitted
+
+__all__ = ["RankPipeline"]
+
+
+class RankPipeline(Pipeline):
+    """One pipeline on several ranks. All call it alike and may give it the batch; each takes of it what its stages need.
+
+    `parameters()`, `buffers()` and `state_dict()` have what lives on this rank, under the model's own names.
+    """
+
+    def __init__(self, model: nn.Module, options: Options, ranks: Ranks) -> None:
+        check_unwrapped(model)
+        super().__init__(model, options)
+        self.ranks, self.line = ranks, Line(ranks)
+        self.builds: RankBuilds = RankBuilds(model, options, self.line)
+        self.shards, self.replicas = self.builds.shards, self.builds.replicas
+        groups = (ranks.group, ranks.replicas, ranks.layers)
+        self.circles = tuple(Circle(group, self.line) for group in groups if group is not None)
+        self.clock_error = 0.0
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, inputs: FlatInputs) -> None:
+        """Compile for these inputs."""
+        self.line.begin()
+        with self.line.guarded():
+            super().prepare(inputs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output on every rank, without gradients; training is `step`. Raises InputError in grad mode."""
+        if torch.is_grad_enabled():
+            raise InputError(
+                "pipe(x) has no backward when its stages are on several ranks",
+                why="the loss is on one rank, and the others would not know when to run their backward",
+                hint="pipe.step(x, target=...), or torch.no_grad() around it",
+            )
+        self._require_shards()
+        self.line.begin()
+        with self.line.guarded(), self.shards.whole():
+            return super().forward(*args, **kwargs)
+
+    def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
+        """As `Pipeline.step`, on all ranks together; the loss is the same on all. With copies of the pipeline each gets
+        its own part of the batch, and loss and gradients are those of the whole.
+        """
+        self._require_shards()
+        self.line.begin()
+        with self.line.guarded(), self.shards.whole():
+            samples = self.flat(args, kwargs).samples if self.options.loss_reduction == "mean" else None
+            with self.replicas.reduced(self._whole_parameters, samples) as whole:
+                made = super().step(*args, target=target, scaler=scaler, **kwargs)
+                made = (whole(made[0]), made[1]) if self.options.has_aux else whole(made)
+            if scaler is not None and scaler.is_enabled():
+                spread_infinities(self.parameters(), self.circles)
+            return made
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As `Pipeline.clip_grad_norm_`, on all ranks together: the norm is that of the whole model's gradients."""
+        self.line.begin()
+        with self.line.guarded(), torch.no_grad():
+            gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+            total = total_norm(gradients, float(norm_type), self.circles[0])
+            if error_if_nonfinite and not total.isfinite():
+                raise RuntimeError(f"the norm of the gradients is {total.item()}")
+            scaled_to_norm(gradients, total, max_norm)
+            return total.to(reduce(torch.promote_types, (parameter.dtype for parameter in self.model.parameters())))
+
+    def _require_shards(self) -> None:
+        """Raise InputError when nobody knows yet which rank keeps what."""
+        if not self.shards.is_known:
+            raise InputError(
+                "the mesh has dp_shard, and the pipeline is not compiled yet",
+                why="what a rank keeps of the parameters has to be known before there is an optimizer",
+                hint="compile(..., example_args=(x,)), with values in all parameters",
+            )
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def gathered(self) -> Timeline | None:
+        """The last step on all ranks, each of which must call this; until the next step it is what `measured` is, and what
+        `dump` and `report` show, on any rank. None before the first step.
+
+        Times are of the first rank's clock; `clock_error` says by how many seconds those of other ranks may be wrong.
+        """
+        self.line.begin()
+        with self.line.guarded():
+            self.line.agree("timelines to gather", "none" if self._last is None else "those of the last step")
+            if self._last is not None:
+                spans, self.clock_error = gathered_spans(self.line, self._last[1])
+                self._last = self._last[0], spans
+        return self.measured
+
+    def torch_stages(self) -> list[PipelineStage]:
+        """The stages of this rank for the schedules of `torch.distributed.pipelining`. Raises PlanError, naming what they hand
+        on that those cannot: values that skip a stage, tied weights, sizes.
+        """
+        return torch_stages(self)
+
+    # -- the rank's part of the model -------------------------------------------------------------------------------
+
+    def is_here(self, tensor: torch.Tensor) -> bool:
+        """Does this tensor live on this rank? Before the first call nobody knows, and all do."""
+        return not self.builds or self.builds.owner(tensor) == self.ranks.index
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        self._require_shards()
+        found = self.model.named_parameters(prefix, recurse, remove_duplicate)
+        yield from ((name, self.shards.kept(parameter)) for name, parameter in found if self.is_here(parameter))
+
+    def _whole_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of this rank that are not in parts."""
+        here = (parameter for parameter in self.model.parameters() if self.is_here(parameter))
+        return (parameter for parameter in here if self.shards.kept(parameter) is parameter)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        found = self.model.named_buffers(prefix, recurse, remove_duplicate)
+        yield from ((name, buffer) for name, buffer in found if self.is_here(buffer))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """What lives on this rank, under the names that the model has for it."""
+        state = own_state(self, self.model.state_dict(*args, **kwargs))
+        return self.shards.replace(state, self.model.state_dict(keep_vars=True)) if self.shards else state
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The state of the whole model, on every rank, each of which must call this. Tensors are on the CPU."""
+        self.line.begin()
+        with self.line.guarded(), self.shards.whole():
+            return full_state(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take over a whole state or the part of this rank. Raises RuntimeError, as a module does, for other keys."""
+        if assign:
+            self._refuse_for_shards()
+        if self.shards or self.ranks.layers is not None:
+            state_dict = fitted(state_dict, self.model.state_dict(keep_vars=True))
+        with self.shards.whole():
+            result = load_own(self, state_dict, strict=strict, assign=assign)
+        if assign:
+            self.forget()
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._refuse_for_shards()
+        return super().__reduce__()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        self._refuse_for_shards()
+        return super()._apply(fn, recurse)
+
+    def _refuse_for_shards(self) -> None:
+        if self.shards:
+            raise InputError(
+                "parameters that are kept in parts cannot be copied, exchanged, or change their dtype",
+                why="each rank has a part of each, cut when the pipeline was compiled",
+                hint="change the model before compile(); load with assign=False",
+            )

@@ -1,0 +1,1 @@
+"""driver: say here what this level is, and nothing else."""

@@ -1,0 +1,93 @@
+"""What `pipe.explain()` shows: the recordings that a pipeline keeps, and how often they served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import fx
+
+from pipecompile.show.table import render
+from pipecompile.tracing.user_source import line_of
+
+__all__ = ["Recording", "Recordings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recording: what calls it serves, and what it took.
+
+    `inputs` has shapes with "B" for the batch; `guards` are the conditions on the size of a micro-batch under which it is
+    right, each with the user's line; `kept` are the parts that could not be recorded; `calls` counts the mini-batches that it ran.
+    """
+
+    inputs: tuple[str, ...]
+    mode: str
+    autocast: str
+    guards: tuple[str, ...]
+    kept: tuple[str, ...]
+    nodes: int
+    seconds: float
+    calls: int
+
+    @classmethod
+    def of(cls, graph: fx.GraphModule, modes: Sequence[bool], seconds: float, calls: int) -> Recording:
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        names = zip(graph.meta["names"], placeholders, strict=True)
+        kinds = {True: "train", False: "eval"}
+        return cls(
+            inputs=tuple(f"{name}: {_value(node.meta['val'])}" for name, node in names),
+            mode=kinds[modes[0]] if len(set(modes)) == 1 else f"{kinds[modes[0]]}, mixed",
+            autocast=" ".join(f"{kind} {dtype}" for kind, dtype, *_ in graph.meta["outside"].autocast if dtype)
+            or "off",
+            guards=tuple(_guard(guard) for guard in graph.meta["guards"]),
+            kept=tuple(reason.piece.name for reason in graph.meta["kept"]),
+            nodes=len(graph.graph.nodes),
+            seconds=seconds,
+            calls=calls,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recordings:
+    """The recordings kept, the one used last first. `hits` counts calls that a kept one served, `traces` the recordings ever
+    made, `evictions` those dropped because `limit` was reached.
+    """
+
+    kept: tuple[Recording, ...]
+    limit: int
+    hits: int
+    traces: int
+    evictions: int
+
+    def __str__(self) -> str:
+        table = Table(
+            title=f"{len(self.kept)} of at most {self.limit} recordings, last used first",
+            caption=f"hits {self.hits} · traces {self.traces} · evictions {self.evictions}",
+            title_justify="left", caption_justify="left", title_style="bold", caption_style="",
+            box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+        )  # fmt: skip
+        for header in ("inputs", "mode", "autocast", "right while", "kept whole", "nodes", "seconds", "calls"):
+            table.add_column(
+                header, justify="right" if header in ("nodes", "seconds", "calls") else "left", overflow="fold"
+            )
+        for one in self.kept:
+            table.add_row("\n".join(one.inputs), one.mode, one.autocast, "\n".join(one.guards) or "always", "\n".join(one.kept), str(one.nodes),
+                          f"{one.seconds:.2f}", str(one.calls))  # fmt: skip
+        return render(table, width=120)
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    sizes = ["B" if isinstance(size, torch.SymInt) else str(size) for size in value.shape]
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}({', '.join(sizes)})" + ", requires grad" * value.requires_grad
+
+
+def _guard(guard: Any) -> str:
+    return f"{guard} ({line_of(guard.place)})" if guard.place else str(guard)

@@ -1,0 +1,1 @@
+"""graph: say here what this level is, and nothing else."""

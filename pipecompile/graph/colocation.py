@@ -1,0 +1,127 @@
+"""Graph pass: which nodes must share a stage because they share memory, and which must not come after a write.
+
+    y = bn(x)         one group {bn, relu_}: relu_ writes y's memory, and a write never crosses a cut
+    z = conv(y)  ──►  conv reads before the write: stage(conv) <= stage(relu_)
+    relu_(y)
+
+Storages and writes were recorded with the graph (`node.meta`), so no list of in-place operators is kept here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import networkx as nx
+import torch
+from torch import fx, nn
+
+from pipecompile.tracing.opaque.opaque_node import Kept
+
+__all__ = ["Ties", "aliasing", "compute_nodes", "tie_aliases"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Names that must share a stage, and pairs (a, b) with stage(a) <= stage(b) that no data edge implies."""
+
+    groups: tuple[tuple[str, ...], ...]
+    precedence: tuple[tuple[str, str], ...]
+
+
+def tie_aliases(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph with its ties noted in `graph.meta["ties"]`."""
+    graph.meta["ties"] = aliasing(graph)
+    return graph
+
+
+def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
+    """The nodes that a stage is made of, in order: no inputs, attributes, sizes, region switches or output."""
+    called = ("call_module", "call_function", "call_method")
+    return [n for n in graph.graph.nodes if n.op in called and not n.meta.get("scalar") and not n.meta.get("switch")]
+
+
+def aliasing(graph: fx.GraphModule) -> Ties:
+    """Groups from structures (a tuple and its items), shared modules with buffers, gradients taken, random states set, and memory written."""
+    nodes = compute_nodes(graph)
+    ties: nx.Graph[str] = nx.Graph()
+    _tie_items(nodes, ties)
+    _tie_stateful_modules(graph, nodes, ties)
+    _tie_gradients(nodes, ties)
+    precedence = [*_tie_writes(graph, nodes, ties), *_tie_draws(nodes, ties)]
+    order = {node.name: index for index, node in enumerate(nodes)}
+    groups = [tuple(sorted(group, key=order.__getitem__)) for group in nx.connected_components(ties)]
+    return Ties(tuple(sorted(groups, key=lambda group: order[group[0]])), tuple(dict.fromkeys(precedence)))
+
+
+def _tie(ties: nx.Graph[str], nodes: Iterable[fx.Node]) -> None:
+    nx.add_path(ties, [node.name for node in nodes])
+
+
+def _tie_items(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
+    """Only tensors cross a cut: an item stays with the tuple, list, dict or object that it is taken from, and whoever
+    uses a size that the data decide stays with what reads it.
+    """
+    made = set(nodes)
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source in made and not isinstance(source.meta.get("val"), torch.Tensor):
+                _tie(ties, (source, node))
+
+
+def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
+    uses: defaultdict[nn.Module, list[fx.Node]] = defaultdict(list)
+    for node in nodes:
+        if node.op == "call_module":
+            uses[graph.get_submodule(str(node.target))].append(node)
+    for module, users in uses.items():
+        if len(users) > 1 and (isinstance(module, Kept) or next(module.buffers(), None) is not None):
+            _tie(ties, users)
+
+
+def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
+    """`autograd.grad(outputs, inputs)` needs the way from one to the other uncut."""
+    for i, node in enumerate(nodes):
+        if node.target is torch.autograd.grad:
+            on_the_way: set[fx.Node] = set()
+            fx.node.map_arg(node.kwargs.get("inputs", node.args[1:2]), on_the_way.add)
+            for other in nodes[: i + 1]:
+                if not on_the_way.isdisjoint(other.all_input_nodes):
+                    on_the_way.add(other)
+            _tie(ties, [other for other in nodes[: i + 1] if other in on_the_way])
+
+
+def _tie_draws(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
+    """Random numbers are drawn in the order of the model; what sets their state stays with all who draw."""
+    drawing = [node for node in nodes if node.meta.get("draws")]
+    if any(node.meta.get("seeds") for node in drawing):
+        _tie(ties, drawing)
+    return [(a.name, b.name) for a, b in pairwise(drawing)]
+
+
+def _tie_writes(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
+    """Tie what makes or writes the same memory; who only reads it before a write is not later than the writer.
+
+    Parameters, buffers and constants outlive the micro-batch, and the next one may write them again while a later stage
+    still reads: all their readers are tied to the writer. So are those who read an input that somebody writes.
+    """
+    last_write = {storage: i for i, node in enumerate(nodes) for storage in node.meta["mutates"]}
+    lasting = {storage for node in graph.graph.nodes if node.op == "get_attr" for storage in node.meta["storages"]}
+    lasting |= {storage for node in nodes for storage in node.meta.get("reads", ())}
+    tied: defaultdict[int, list[fx.Node]] = defaultdict(list)
+    precedence = []
+    for i, node in enumerate(nodes):
+        read = {(storage, source.op) for source in node.all_input_nodes for storage in source.meta.get("storages", ())}
+        read |= {(storage, "get_attr") for storage in node.meta.get("reads", ())}
+        touched = {*node.meta["storages"], *node.meta["mutates"], *(storage for storage, _ in read)}
+        for storage in sorted(touched & last_write.keys()):
+            owns = storage in node.meta["mutates"] or (storage in node.meta["storages"] and i <= last_write[storage])
+            if owns or storage in lasting or (storage, "placeholder") in read:
+                tied[storage].append(node)
+            elif i < last_write[storage]:
+                precedence.append((node.name, nodes[last_write[storage]].name))
+    for group in tied.values():
+        _tie(ties, group)
+    return precedence

@@ -1,0 +1,126 @@
+"""What the user forces on the cut, in names of modules, and what that means for the nodes of a graph.
+
+split_before=["layer3.0"]    stage(a) < stage(b) for every edge a ─▶ b into layer3.0
+keep_together=["layer2"]     all its nodes are a group
+pin={"head": 3}              all its nodes are in stage 3
+balance=[3, 4, 2]            the first three children of the model are in stage 0, the next four in stage 1 ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from torch import fx, nn
+
+from pipecompile.errors import InputError
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.module_names import module_of, named
+from pipecompile.partitioners import Problem
+
+__all__ = ["Steering"]
+
+Together = str | type[nn.Module] | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What is forced, by names of modules; `balanced` are the children of the model with their stages. False when nothing is."""
+
+    split_before: tuple[str, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    pins: tuple[tuple[str, int], ...] = ()
+    balanced: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        n_stages: int,
+        *,
+        split_before: Sequence[str] = (),
+        keep_together: Sequence[Together] = (),
+        pin: Mapping[str, int] | None = None,
+        balance: Sequence[int] | None = None,
+    ) -> Steering:
+        """Raises InputError for what cannot be meant, whatever the graph."""
+        for option, value in (("split_before", split_before), ("keep_together", keep_together), ("balance", balance)):
+            if isinstance(value, str):
+                raise InputError(f"{option} is a string", hint=f"{option}=[{value!r}]")
+        for name, stage in (pin or {}).items():
+            if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < n_stages:
+                raise InputError(f"pin puts {name!r} into stage {stage!r}", hint=f"a number from 0 to {n_stages - 1}")
+        balanced = () if balance is None else tuple(_balanced(model, n_stages, balance))
+        together = tuple(group for entry in keep_together for group in _groups(model, entry))
+        return cls(tuple(split_before), together, tuple((pin or {}).items()), balanced)
+
+    def __bool__(self) -> bool:
+        return bool(self.split_before or self.together or self.pins or self.balanced)
+
+    def on(self, graph: fx.GraphModule, problem: Problem) -> Problem:
+        """The problem with what is forced. Raises InputError for names that the graph does not have."""
+        pins = dict(problem.pins)
+        for name, stage in self.pins:
+            pins |= dict.fromkeys(named(graph, name, "pin"), stage)
+        ran = {module_of(node).split(".")[0] for node in compute_nodes(graph)}
+        for name, stage in self.balanced:
+            if name in ran:  # one that does not run has no stage
+                pins |= dict.fromkeys(named(graph, name, "balance"), stage)
+        apart = [pair for name in self.split_before for pair in _entering(graph, problem, name)]
+        groups = [
+            tuple(node for name in names for node in named(graph, name, "keep_together")) for names in self.together
+        ]
+        return replace(
+            problem, pins=pins, apart=(*problem.apart, *dict.fromkeys(apart)),
+            groups=(*problem.groups, *(group for group in groups if len(group) > 1)),
+        )  # fmt: skip
+
+    def marks(self, graph: fx.GraphModule, stage_of: Mapping[str, int], n_stages: int) -> tuple[tuple[str, ...], ...]:
+        """Per stage what was forced on it, as words for the table."""
+        marks: list[list[str]] = [[] for _ in range(n_stages)]
+        for name, stage in self.pins:
+            marks[stage].append(f"pin {name}")
+        for name in self.split_before:
+            marks[stage_of[named(graph, name, "split_before")[0]]].append(f"split before {name}")
+        for names in self.together:
+            marks[stage_of[named(graph, names[0], "keep_together")[0]]].append(f"together {', '.join(names)}")
+        for stage in sorted({stage for _, stage in self.balanced}):
+            marks[stage].append("balance")
+        return tuple(tuple(dict.fromkeys(words)) for words in marks)
+
+
+def _groups(model: nn.Module, entry: Together) -> Iterable[tuple[str, ...]]:
+    """A module, several modules, or every module of a class by itself."""
+    if isinstance(entry, str):
+        return [(entry,)]
+    if not isinstance(entry, type):
+        return [tuple(entry)]
+    found = [(name,) for name, module in model.named_modules() if name and isinstance(module, entry)]
+    if not found:
+        raise InputError(f"keep_together: the model has no {entry.__name__}")
+    return found
+
+
+def _balanced(model: nn.Module, n_stages: int, balance: Sequence[int]) -> Iterable[tuple[str, int]]:
+    names = [name for name, _ in model.named_children()]
+    if len(balance) != n_stages:
+        raise InputError(f"balance lists {len(balance)} stages, n_stages is {n_stages}")
+    if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in balance):
+        raise InputError(f"balance={list(balance)!r} is not a list of numbers of children")
+    if sum(balance) != len(names):
+        raise InputError(
+            f"balance adds up to {sum(balance)}, the model has {len(names)} children",
+            where=", ".join(names[:8]) + (" ..." if len(names) > 8 else ""),
+        )
+    ends = list(accumulate(balance))
+    return [(name, next(s for s, end in enumerate(ends) if place < end)) for place, name in enumerate(names)]
+
+
+def _entering(graph: fx.GraphModule, problem: Problem, name: str) -> list[tuple[str, str]]:
+    """The edges into a module. Raises InputError when there are none: nothing would be split off."""
+    inside = set(named(graph, name, "split_before"))
+    pairs = [(a, b) for a, b in problem.precedence if b in inside and a not in inside]
+    if not pairs:
+        raise InputError(f"split_before: nothing runs before {name!r}", why="a stage before it would be empty")
+    return pairs

@@ -1,0 +1,104 @@
+"""A cut carried over to another recording of the same model: another shape, another mode, a loop of another length.
+
+    recorded at 4 steps     cell cell │ cell cell          at 6 steps     cell cell cell │ cell cell cell
+
+Calls are alike that do the same in the same module. What is done as often as before stays where it was, in order; what
+is done more or less often is dealt out in proportion. Then stages are raised until precedence and ties hold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from pipecompile.errors import PlanError
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.verifiers.plan import verify_cut
+
+__all__ = ["Cut", "carried", "verify_as_is"]
+
+Kind = tuple[str, str, str]
+
+
+def carried(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -> dict[str, int]:
+    """The cut of a plan on a graph: nodes keep their stage by name, one that is new goes where its inputs are.
+
+    Raises PlanError when hardly any node is known.
+    """
+    nodes = compute_nodes(graph)
+    unknown = [node.name for node in nodes if node.name not in stage_of]
+    if 2 * len(unknown) > len(nodes):
+        raise PlanError(
+            f"the plan is for another model: {len(unknown)} of {len(nodes)} nodes are not in it",
+            where=", ".join(unknown[:5]),
+            hint="compile without plan= to make a new one",
+        )
+    return _legal({node.name: stage_of.get(node.name, 0) for node in nodes}, graph, n_stages)
+
+
+def verify_as_is(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -> None:
+    """Raise PlanError, or VerifyError with every fault, unless this is a legal cut of just this graph."""
+    differ = stage_of.keys() ^ {node.name for node in compute_nodes(graph)}
+    if differ:
+        raise PlanError(
+            "the plan is damaged: it does not cover the graph that it is for", where=", ".join(sorted(differ)[:5]),
+            hint="compile without plan= to make a new one",
+        )  # fmt: skip
+    verify_cut(stage_of, _edges(graph), graph.meta["ties"].groups, n_stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A cut of one recording, kept without it: per kind of call the stages of its calls, in graph order."""
+
+    stages: Mapping[Kind, tuple[int, ...]]
+    n_stages: int
+
+    @classmethod
+    def of(cls, graph: fx.GraphModule, stage_of: Mapping[str, int], n_stages: int) -> Cut:
+        found: defaultdict[Kind, list[int]] = defaultdict(list)
+        for node in compute_nodes(graph):
+            found[_kind(node)].append(stage_of[node.name])
+        return cls({kind: tuple(stages) for kind, stages in found.items()}, n_stages)
+
+    def on(self, graph: fx.GraphModule) -> dict[str, int] | None:
+        """The same cut on another graph; None when most of its calls were never seen."""
+        nodes = compute_nodes(graph)
+        now, seen, stages = Counter(map(_kind, nodes)), Counter[Kind](), dict[str, int]()
+        for node in nodes:
+            kind = _kind(node)
+            before = self.stages.get(kind, (0,))
+            stages[node.name] = before[seen[kind] * len(before) // now[kind]]
+            seen[kind] += 1
+        known = sum(count for kind, count in now.items() if kind in self.stages)
+        return None if 2 * known < len(nodes) else _legal(stages, graph, self.n_stages)
+
+
+def _kind(node: fx.Node) -> Kind:
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.op, target, node.meta.get("module", "")
+
+
+def _legal(stages: dict[str, int], graph: fx.GraphModule, n_stages: int) -> dict[str, int]:
+    """Stages raised until no edge goes back and what is tied shares a stage."""
+    edges, groups = _edges(graph), graph.meta["ties"].groups
+    while True:
+        before = dict(stages)
+        for a, b in edges:
+            stages[b] = max(stages[a], stages[b])
+        for group in groups:
+            stages.update(dict.fromkeys(group, max(stages[name] for name in group)))
+        if stages == before:
+            verify_cut(stages, edges, groups, n_stages)
+            return stages
+
+
+def _edges(graph: fx.GraphModule) -> list[tuple[str, str]]:
+    """All pairs (a, b) with stage(a) <= stage(b)."""
+    nodes = compute_nodes(graph)
+    names = {node.name for node in nodes}
+    read = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in names]
+    return [*read, *graph.meta["ties"].precedence]

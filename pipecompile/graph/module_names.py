@@ -1,0 +1,33 @@
+"""What a name of the user's means in a graph: the calls of a module and of all inside it, or one node."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from torch import fx
+
+from pipecompile.errors import InputError
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.tracing.emit.node_target import said
+
+__all__ = ["module_of", "named"]
+
+
+def named(graph: fx.GraphModule, name: str, option: str) -> list[str]:
+    """The compute nodes of a module, in graph order; of a node's own name that node. Raises InputError when there is none."""
+    nodes = compute_nodes(graph)
+    found = [node.name for node in nodes if module_of(node) == name or module_of(node).startswith(f"{name}.")]
+    found = found or [node.name for node in nodes if node.name == name]
+    if not found:
+        known = {".".join(path[:depth]) for node in nodes if (path := module_of(node).split(".")) for depth in range(1, 1 + len(path))}  # fmt: skip
+        near = get_close_matches(name, sorted(known - {""})) or sorted(known - {""})[:5]
+        raise InputError(
+            f"{option}: nothing in the model is called {name!r}", why="no call of such a module was recorded",
+            hint=f"a module that runs, such as {', '.join(map(repr, near))}" if near else "",
+        )  # fmt: skip
+    return found
+
+
+def module_of(node: fx.Node) -> str:
+    """The module that a node calls, or in whose forward it is."""
+    return said(str(node.target)) if node.op == "call_module" else str(node.meta.get("module", ""))

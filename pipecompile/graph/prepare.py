@@ -1,0 +1,33 @@
+"""The passes over graphs, put together: before the cut on the traced graph, after it on the graph of each stage.
+
+traced graph ──▶ aliasing ──▶ traced graph with its ties
+stage graph ──▶ follow_device ──▶ stage graph on its device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import fx
+
+from pipecompile.graph.colocation import tie_aliases
+from pipecompile.graph.device_placement import follow_device
+from pipecompile.ir.pass_manager import Pass, PassManager, watch
+from pipecompile.verifiers.traced_graph import verify_graph
+
+__all__ = ["prepare", "settle"]
+
+
+def prepare(graph: fx.GraphModule, *, dump: Callable[[str], object] | None = None) -> fx.GraphModule:
+    """A traced graph made ready to be cut: its ties are noted. Raises VerifyError for a graph that is not legal."""
+    prepared: fx.GraphModule = PassManager((Pass("aliasing", tie_aliases, verify_graph),)).run(graph, watch(dump))
+    return prepared
+
+
+def settle(graph: fx.Graph, recorded: torch.device, device: torch.device) -> fx.Graph:
+    """A stage's graph, recorded on one device, made ready to run on another."""
+    follow = partial(follow_device, recorded=recorded, device=device)
+    settled: fx.Graph = PassManager((Pass("follow_device", follow, fx.Graph.lint),)).run(graph, watch())
+    return settled

@@ -1,0 +1,94 @@
+"""What is recorded right and may still surprise whoever runs it in micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pipecompile.costs.problem_builder import held_by
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.cross_sample import meetings
+from pipecompile.tracing.emit.node_target import said
+from pipecompile.tracing.user_source import line_of
+
+__all__ = ["Risk", "risks"]
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """One kind of surprise: how many places there are, what happens, and the places."""
+
+    kind: str
+    count: int
+    what: str
+    places: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        more = f" and {len(self.places) - _SHOWN} more" if len(self.places) > _SHOWN else ""
+        places = f": {', '.join(self.places[:_SHOWN])}{more}" if self.places else ""
+        return f"{self.kind} ({self.count}): {self.what}{places}"
+
+
+def risks(model: nn.Module, graph: fx.GraphModule | None = None) -> tuple[Risk, ...]:
+    """The risks of a model, and of its recording if there is one."""
+    found = [*_of_model(model), *(() if graph is None else _of_graph(model, graph))]
+    return tuple(Risk(kind, len(places), what, tuple(places)) for kind, what, places in found if places)
+
+
+def _of_model(model: nn.Module) -> Iterator[tuple[str, str, Sequence[str]]]:
+    named = [(name or "the model", module) for name, module in model.named_modules()]
+    norms = [name for name, module in named if isinstance(module, _BatchNorm) and _by_batch(module)]
+    yield "batch statistics", "normalises over a micro-batch, not over the whole batch", norms
+    hooked = [name for name, module in named if _hooks(module)]
+    yield "hooks", "run once per micro-batch, on its values; while recording they run on fake tensors", hooked
+    yield "tied weights", "one parameter under several names: its uses share a device, or are mirrored", _tied(model)
+
+
+def _of_graph(model: nn.Module, graph: fx.GraphModule) -> Iterator[tuple[str, str, Sequence[str]]]:
+    nodes = compute_nodes(graph)
+    drawn = [_place(node) for node in nodes if node.meta.get("draws") and not _idle(node)]
+    yield "randomness", "draws numbers once per micro-batch, in the order of the schedule", drawn
+    yield "samples that meet", "in micro-batches, only those of the same one", meetings(graph)
+    owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in node.meta["storages"]}
+    written = [_place(node) for node in nodes if node.meta["mutates"] & owned]
+    yield "in-place writes", "of buffers or parameters, once per micro-batch", written
+    used = {id(tensor) for node in nodes for tensor in held_by(graph, node)}
+    unused = [name for name, parameter in model.named_parameters() if id(parameter) not in used]
+    yield "unused parameters", "this call does not use them: they get no gradient", unused
+
+
+def _by_batch(norm: _BatchNorm) -> bool:
+    return norm.training or norm.running_mean is None
+
+
+def _hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _tied(model: nn.Module) -> list[str]:
+    """Names beyond the first of each parameter that has several."""
+    names = [(id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False)]
+    count = Counter(key for key, _ in names)
+    groups = {key: [name for other, name in names if other == key] for key in count if count[key] > 1}
+    return [" = ".join(group) for group in groups.values()]
+
+
+def _idle(node: fx.Node) -> bool:
+    """It could draw but does not: it seeds, or is attention without dropout."""
+    rate = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
+    return bool(node.meta.get("seeds")) or (node.target is F.scaled_dot_product_attention and not rate)
+
+
+def _place(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return said(str(node.target))
+    return line_of(str(node.meta.get("source", ""))) or node.name

@@ -1,0 +1,137 @@
+"""Stages: the traced graph cut into one GraphModule per stage, with named ports and a route for every value.
+
+      traced graph            stage 0                 stage 1
+      x ─► a ─► b ─► c        in: x   out: a, b       in: a, b   out: c        a: 0 ► 1   b: 0 ► 1   c: 1 ► host
+           └─────────┘
+
+A value goes from the stage that makes it straight to the stages that use it. Sizes never travel: each stage computes
+them anew from the batch size of its micro-batch. Parameters and submodules of a stage are the model's own objects.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch import fx
+
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.prepare import settle
+from pipecompile.ir import HOST, Route
+from pipecompile.tracing.ambient_modes import Regions
+
+__all__ = ["Stage", "routes", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`module(*inputs)` gives the tuple of `outputs`; with `sized`, the micro-batch's size comes as one more argument."""
+
+    index: int
+    module: fx.GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sized: bool
+    nodes: tuple[str, ...]
+
+
+def routes(graph: fx.GraphModule, stage_of: Mapping[str, int], samples: int | None = None) -> tuple[Route, ...]:
+    """A route for every value that a stage does not make itself, and for every output, in graph order.
+
+    `nbytes` is the size with so many samples, by default with as many as were recorded.
+    """
+    wanted: defaultdict[fx.Node, set[int]] = defaultdict(set)
+    for node in compute_nodes(graph):
+        for used in node.all_input_nodes:
+            wanted[used].add(stage_of[node.name])
+    found = []
+    outputs = set(graph.graph.output_node().all_input_nodes)
+    for node in graph.graph.nodes:
+        source: int | None = HOST if node.op == "placeholder" else stage_of.get(node.name)
+        if source is None:
+            continue
+        consumers = sorted(wanted[node] - {source}) + [HOST] * (node in outputs and source != HOST)
+        if consumers:
+            found.append(_route(node, source, consumers, {graph.meta["symbol"]: samples} if samples else {}))
+    return tuple(found)
+
+
+def _route(node: fx.Node, source: int, consumers: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Route:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return Route(node.name, source, tuple(consumers), 0.0, gradient=False)
+    differentiable = value.dtype.is_floating_point or value.dtype.is_complex
+    nbytes = float(value.element_size() * _elements(value, sizes))
+    return Route(node.name, source, tuple(consumers), nbytes, differentiable)
+
+
+def _elements(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> int:
+    """How many, with these sizes for symbols; as recorded where the data decide."""
+    count = value.numel()
+    if not isinstance(count, torch.SymInt):
+        return count
+    known = sympy.sympify(count.node.expr.xreplace(dict(sizes)))  # of a symbol alone it makes a plain int
+    return int(known) if known.is_number else count.node.hint
+
+
+def split(
+    graph: fx.GraphModule, plan_routes: Sequence[Route], stage_of: Mapping[str, int], devices: Sequence[torch.device]
+) -> tuple[Stage, ...]:
+    """One stage per entry of `devices` (the device of each stage). The traced graph is left as it is."""
+    members: list[list[fx.Node]] = [[] for _ in devices]
+    for node in compute_nodes(graph):
+        members[stage_of[node.name]].append(node)
+    return tuple(
+        _Builder(graph, index, nodes, plan_routes).build(devices[index]) for index, nodes in enumerate(members)
+    )
+
+
+class _Builder:
+    """Copies the nodes of one stage into a graph of its own."""
+
+    def __init__(self, source: fx.GraphModule, index: int, nodes: list[fx.Node], plan_routes: Sequence[Route]) -> None:
+        self.source, self.index, self.nodes = source, index, nodes
+        self.inputs = tuple(route.value for route in plan_routes if index in route.consumers)
+        self.outputs = tuple(route.value for route in plan_routes if route.source == index)
+        self.graph = fx.Graph()
+        self.regions = Regions(self.graph, source.meta["outside"])
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.size: fx.Node | None = None
+
+    def build(self, device: torch.device) -> Stage:
+        named = {node.name: node for node in self.source.graph.nodes}
+        for name in self.inputs:
+            self.copies[named[name]] = self._copy(named[name], self.graph.placeholder(name))
+        if any(source.meta.get("scalar") for node in self.nodes for source in node.all_input_nodes):
+            self.size = self.graph.placeholder("batch_size")
+        for node in self.nodes:
+            for source in node.all_input_nodes:
+                self._fetch(source)
+            self.regions.enter(node.meta["ambient"])
+            self._fetch(node)
+        self.regions.close()
+        self.graph.output(tuple(self.copies[named[name]] for name in self.outputs))
+        settle(self.graph, self.source.meta["device"], device)
+        module = fx.GraphModule(self.source, self.graph, f"Stage{self.index}")
+        module.training = self.source.training
+        return Stage(
+            self.index, module, self.inputs, self.outputs, self.size is not None, tuple(n.name for n in self.nodes)
+        )
+
+    def _fetch(self, node: fx.Node) -> fx.Node:
+        """The copy of a node in this stage; attributes and sizes are copied when first asked for."""
+        if node not in self.copies:
+            if node.meta.get("batch_size"):
+                assert self.size is not None
+                self.copies[node] = self.size
+            else:
+                self.copies[node] = self._copy(node, self.graph.node_copy(node, self._fetch))
+        return self.copies[node]
+
+    @staticmethod
+    def _copy(node: fx.Node, copy: fx.Node) -> fx.Node:
+        copy.meta = dict(node.meta)
+        return copy

@@ -1,0 +1,1 @@
+"""parameters: say here what this level is, and nothing else."""

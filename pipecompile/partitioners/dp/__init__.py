@@ -1,0 +1,1 @@
+"""dp: say here what this level is, and nothing else."""

@@ -1,0 +1,1 @@
+"""ilp: say here what this level is, and nothing else."""

@@ -1,0 +1,1 @@
+"""planning: say here what this level is, and nothing else."""

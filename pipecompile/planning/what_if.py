@@ -1,0 +1,170 @@
+"""Other numbers of devices and micro-batches, other schedules: what a report can answer without the model.
+
+    numbers of stages ──▶ the graph cut anew for each ──▶ costs per stage ─┐
+                                                                          ├─▶ simulated by who reads the report
+    numbers of devices and micro-batches ──▶ the catalogue's orders ──────┘
+
+A cut takes some hundredths of a second (dynamic programming alone), an order is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from pipecompile.errors import PartitionError, ScheduleError, VerifyError
+from pipecompile.ir import Schedule
+from pipecompile.ir.plan import Plan
+from pipecompile.partitioners import Problem, partition
+from pipecompile.schedules import CATALOGUE, build_schedule
+
+__all__ = ["Order", "StageCosts", "WhatIf", "unit_what_if", "what_if"]
+
+_DEVICES, _MICROBATCHES = (2, 4, 8, 16), (4, 8, 16, 32, 64)
+_MOST, _MOST_OF_OWN = 256, 1024
+"""Devices times micro-batches: the catalogue takes some 240 bytes for each, all sizes together 400 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """Per stage the seconds and bytes of one micro-batch; `transfer[s]` is the time of all that stage s sends ahead."""
+
+    forward: tuple[float, ...]
+    input_grad: tuple[float, ...]
+    weight_grad: tuple[float, ...]
+    saved: tuple[float, ...]
+    transfer: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A schedule as text."""
+
+    name: str
+    devices: int
+    microbatches: int
+    placement: tuple[int, ...]
+    csv: str
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Costs by number of stages, for micro-batches as large as with `microbatches` of them; and orders, `own` among them."""
+
+    own: Order
+    microbatches: int
+    costs: dict[int, StageCosts]
+    orders: tuple[Order, ...]
+
+
+def what_if(plan: Plan, problem: Problem | None, schedule: Schedule, transfer: dict[str, float]) -> WhatIf:
+    """`transfer` has the seconds of every route. Without a problem other numbers of stages share the work evenly."""
+    own = _order(schedule)
+    costs = {plan.n_stages: _planned(plan, transfer)}
+    counts = sorted({*_DEVICES, schedule.n_devices})
+    for n_stages in sorted({chunks * count for count in counts for chunks in (1, 2)} - {plan.n_stages}):
+        cut = _even(costs[plan.n_stages], n_stages) if problem is None else _cut_anew(plan, problem, n_stages)
+        if cut is not None:
+            costs[n_stages] = cut
+    return _with_orders(own, costs, counts)
+
+
+def unit_what_if(schedule: Schedule) -> WhatIf:
+    """Without a model: F, I and W of each stage take 1, and save 1; other numbers of stages share the same work evenly."""
+    own, ones = _order(schedule), (1.0,) * schedule.n_stages
+    costs = {schedule.n_stages: StageCosts(ones, ones, ones, ones, (0.0,) * schedule.n_stages)}
+    counts = sorted({*_DEVICES, schedule.n_devices})
+    for n_stages in sorted({chunks * count for count in counts for chunks in (1, 2)} - {schedule.n_stages}):
+        costs[n_stages] = _even(costs[schedule.n_stages], n_stages)
+    return _with_orders(own, costs, counts)
+
+
+def _with_orders(own: Order, costs: dict[int, StageCosts], devices: Sequence[int]) -> WhatIf:
+    orders = [own, *(order for order in _orders(own, devices) if len(order.placement) in costs)]
+    return WhatIf(own, own.microbatches, costs, tuple(orders))
+
+
+def _order(schedule: Schedule) -> Order:
+    csv = schedule.to_csv()
+    return Order(schedule.name, schedule.n_devices, schedule.n_microbatches, schedule.placement, csv)
+
+
+def _orders(own: Order, devices: Sequence[int]) -> Iterator[Order]:
+    """The catalogue for these numbers of devices and some of micro-batches, as far as there is room."""
+    for p, m in sorted({(p, m) for p in devices for m in (*_MICROBATCHES, own.microbatches)}):
+        is_own = (p, m) == (own.devices, own.microbatches)
+        if p * m <= (_MOST_OF_OWN if is_own else _MOST):
+            yield from (order for order in _catalogue(p, m) if _key(order) != _key(own))
+
+
+def _key(order: Order) -> tuple[str, int, int, int]:
+    return order.name, order.devices, order.microbatches, len(order.placement)
+
+
+@lru_cache(maxsize=64)
+def _catalogue(n_devices: int, n_microbatches: int) -> tuple[Order, ...]:
+    """Schedules for any number of stages with as many as devices, and those that gain by several with twice as many."""
+    found = []
+    for name, entry in CATALOGUE.items():
+        chunks = entry.chunks or (1 if name == "gpipe" else 2)
+        if name == "forward":
+            continue
+        try:
+            found.append(_order(build_schedule(name, chunks * n_devices, n_microbatches, n_devices=n_devices)))
+        except ScheduleError:  # a builder of the user's own may want other numbers
+            continue
+    return tuple(found)
+
+
+def _planned(plan: Plan, transfer: dict[str, float]) -> StageCosts:
+    sent = [sum(transfer.get(r.value, 0.0) for r in plan.routes if r.source == s) for s in range(plan.n_stages)]
+    rows = (
+        (s.forward, s.backward - w, w, s.saved_bytes) for s in plan.stages for w in (min(s.weight_grad, s.backward),)
+    )
+    forward, inward, weight, saved = zip(*rows, strict=True)
+    return StageCosts(forward, inward, weight, saved, tuple(sent))
+
+
+def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:
+    """The same graph in other stages, whatever they hold, and with no wishes for stages that had other numbers; None when
+    it cannot be cut so often. A node's time is taken apart as that of the stage which the plan has it in.
+    """
+    free = replace(
+        problem,
+        memory_limit=None,
+        in_flight=None,
+        speed=None,
+        links=None,
+        placement=None,
+        recompute=None,
+        pins={},
+        apart=(),
+    )
+    try:
+        stage_of = partition(free, n_stages, method="dp", time_limit=2.0).stage_of
+    except (PartitionError, VerifyError):
+        return None
+    if len(set(stage_of.values())) < n_stages:
+        return None
+    ahead = [stage.forward / ((stage.forward + stage.backward) or 1.0) for stage in plan.stages]
+    forward, back, saved, sent = ([0.0] * n_stages for _ in range(4))
+    for node in problem.nodes:
+        stage, part = stage_of[node.name], ahead[plan.stage_of[node.name]]
+        forward[stage] += node.time * part
+        back[stage] += node.time * (1 - part) / 2
+        saved[stage] += node.activation
+    for tensor in problem.tensors:
+        source = stage_of[tensor.source]
+        if any(stage_of[consumer] > source for consumer in tensor.consumers):
+            sent[source] += tensor.time / 2
+    return StageCosts(tuple(forward), tuple(back), tuple(back), tuple(saved), tuple(sent))
+
+
+def _even(known: StageCosts, n_stages: int) -> StageCosts:
+    """The same work in equal stages; a transfer is the mean of those that there are."""
+    forward, input_grad, weight_grad, saved = (
+        (sum(each) / n_stages,) * n_stages for each in (known.forward, known.input_grad, known.weight_grad, known.saved)
+    )
+    mean = sum(known.transfer) / max(1, len(known.transfer) - 1)
+    return StageCosts(forward, input_grad, weight_grad, saved, (mean,) * (n_stages - 1) + (0.0,))

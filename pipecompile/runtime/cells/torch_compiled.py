@@ -1,0 +1,44 @@
+"""Stages through `torch.compile`: one compiled function a stage, made at its first call and kept for all programs of a build.
+
+The backward of a compiled region is one node of the autograd graph, so a schedule that splits backwards has all of it in I.
+What notes things as it runs (a piece kept whole, a BatchNorm that defers) runs as it is, between two regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pipecompile.errors import InputError
+from pipecompile.graph.stages import Stage
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorm
+from pipecompile.runtime.cells.stage_call import StageCode
+from pipecompile.tracing.opaque.opaque_node import Kept
+
+__all__ = ["check_backend", "stage_codes"]
+
+
+def check_backend(choice: bool | str) -> None:
+    """Raise InputError for a backend that `torch.compile` does not know."""
+    if isinstance(choice, str) and choice not in (known := torch.compiler.list_backends(exclude_tags=())):
+        raise InputError(f"compile_stages={choice!r} is no backend of torch.compile", hint=", ".join(known))
+
+
+def stage_codes(stages: Sequence[Stage], choice: bool | str) -> tuple[StageCode, ...]:
+    """What computes each stage: its code, or that compiled."""
+    if not choice:
+        return tuple(StageCode.of(stage.module) for stage in stages)
+    return tuple(StageCode(_compiled(stage, "inductor" if choice is True else choice)) for stage in stages)
+
+
+def _compiled(stage: Stage, backend: str) -> Callable[..., Any]:
+    for module in stage.module.modules():
+        if isinstance(module, (Kept, DeferredNorm)):
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign, no-untyped-call]
+    for node in stage.module.graph.nodes:
+        if getattr(node.target, "__module__", None) == DeferredNorm.__module__:
+            node.target = torch.compiler.disable(node.target)  # type: ignore[no-untyped-call]
+    stage.module.recompile()
+    return torch.compile(stage.module.forward, backend=backend)

@@ -1,0 +1,40 @@
+"""The bytes that every device holds over time."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import itemgetter
+
+from pipecompile.simulation.event_walk import Times
+from pipecompile.simulation.task_graph import Anchor, Change, Tasks
+
+__all__ = ["Curve", "curves"]
+
+Curve = tuple[tuple[float, float], ...]
+"""(time, bytes from then on), where it changes."""
+
+
+def curves(tasks: Tasks, times: Times) -> tuple[Curve, ...]:
+    """Per device; what comes and goes at the same moment cancels. Nothing changes: an empty curve."""
+    moments = {
+        Anchor.TASK_START: times.start,
+        Anchor.TASK_END: times.end,
+        Anchor.MESSAGE_START: times.message_start,
+        Anchor.MESSAGE_END: times.message_end,
+    }
+    base = tasks.constant or (0.0,) * tasks.n_devices
+    return tuple(_curve(changes, moments, held) for changes, held in zip(tasks.changes, base, strict=True))
+
+
+def _curve(changes: list[Change], moments: dict[Anchor, list[float]], base: float) -> Curve:
+    timed = [(max((moments[anchor][i] for anchor, i in when), default=0.0), size) for when, size in changes]
+    curve = [(0.0, base)] if base else []
+    total = base
+    for time, group in groupby(sorted(timed, key=itemgetter(0)), key=itemgetter(0)):
+        change = sum(size for _, size in group)
+        if change:
+            total += change
+            if curve and curve[-1][0] == time:
+                curve.pop()
+            curve.append((time, total))
+    return tuple(curve)

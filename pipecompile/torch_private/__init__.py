@@ -1,0 +1,1 @@
+"""torch_private: say here what this level is, and nothing else."""

@@ -1,0 +1,50 @@
+"""Buffers that `forward` replaces: the graph writes the new value into the tensor that the model owns.
+
+    mean = get_attr(mean)            mean = get_attr(mean)
+    new = f(mean)            ──►     before = mean.clone()         autograd may have saved what was read
+                                     new = f(before)
+                                     mean.copy_(new.detach())
+
+A buffer that is replaced by one of another shape is a cache: it is computed anew in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.emit.value_nodes import Values, storages
+
+__all__ = ["write_back"]
+
+
+def write_back(values: Values, ambient: Ambient) -> None:
+    """Append the writes to the graph, outside of all regions. The twins are still in the model's tables."""
+    for twin, new in _replaced(values):
+        source, attribute = values.node(new), values.node(twin)
+        if attribute.users:
+            _read_a_copy(attribute, ambient)
+        kept = _call("detach", source, ambient)
+        _call("copy_", attribute, ambient, kept).meta["mutates"] = storages([twin])
+
+
+def _replaced(values: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for module, key, twin in values.buffers:
+        new = module._buffers.get(key)
+        if new is not None and new is not twin and (new.shape, new.dtype) == (twin.shape, twin.dtype):
+            yield twin, new
+
+
+def _read_a_copy(attribute: fx.Node, ambient: Ambient) -> None:
+    with attribute.graph.inserting_after(attribute):
+        copy = _call("clone", attribute, ambient)
+    attribute.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+
+
+def _call(method: str, node: fx.Node, ambient: Ambient, *args: fx.Node) -> fx.Node:
+    made = node.graph.call_method(method, (node, *args))
+    made.meta.update({"source": "", **node.meta, "ambient": ambient, "mutates": frozenset()})
+    return made

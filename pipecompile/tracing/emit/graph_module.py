@@ -1,0 +1,71 @@
+"""The end of a recording: what the forward returned becomes the outputs, and the graph a GraphModule that knows all about it."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.utils import _pytree as pytree
+
+from pipecompile.batching.call_inputs import FlatInputs
+from pipecompile.batching.containers import opened
+from pipecompile.errors import InputError
+from pipecompile.tracing.emit.buffer_writeback import write_back
+
+if TYPE_CHECKING:
+    from pipecompile.tracing.recorder import Recorder
+
+__all__ = ["finished"]
+
+
+def finished(recorder: Recorder, inputs: FlatInputs, output: Any) -> fx.GraphModule:
+    """The graph that was recorded, with `output` as its outputs."""
+    graph, regions, symbol = recorder.graph, recorder.regions, recorder.symbol
+    flat, spec = pytree.tree_flatten(opened(output))
+    regions.close()
+    write_back(recorder.values, regions.outside)
+    result = graph.output(tuple(_result(recorder, leaf) for leaf in flat))
+    result.meta.update(val=tuple(flat), module="", source="")
+    _drop_unused_items(graph)
+    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(inputs.arguments), inputs.spec, spec)))
+    module = fx.GraphModule(recorder.values.roots, graph, type(recorder.model).__name__)
+    module.training = recorder.model.training
+    recorder.kept.settle()
+    module.meta.update(
+        guards=symbol.guards(), symbol=symbol.symbol, batch_size=symbol.fixed,
+        in_spec=inputs.spec, out_spec=spec, names=inputs.names, dims=inputs.dims,
+        outside=regions.outside, device=recorder.twins.device, kept=recorder.kept.reasons(),
+    )  # fmt: skip
+    module.register_forward_pre_hook(_check_leaves, with_kwargs=True)
+    return module
+
+
+def _check_leaves(graph: Any, args: Any, kwargs: Any) -> None:
+    """Of a list that is longer, fx itself would take what it knows and say nothing."""
+    given, known = len(pytree.tree_leaves(opened((args, kwargs)))), graph.meta["in_spec"].num_leaves
+    if given != known:
+        raise InputError(
+            f"the graph was recorded with {known} values in its inputs, and is given {given}",
+            why="a list of another length, or an argument more or less, is another recording",
+            hint="pc.trace with these inputs; pc.compile does so by itself",
+        )
+
+
+def _result(recorder: Recorder, leaf: Any) -> Any:
+    """An output leaf; an input or a parameter that is returned as it is gets a node of its own, so a stage makes it."""
+    node = recorder.values.result(leaf)
+    if not isinstance(leaf, torch.Tensor) or node.op not in ("placeholder", "get_attr"):
+        return node
+    alias = recorder.graph.call_method("view_as", (node, node))
+    alias.meta.update(node.meta, ambient=recorder.regions.outside)
+    return alias
+
+
+def _drop_unused_items(graph: fx.Graph) -> None:
+    for node in reversed(graph.nodes):
+        scalar = node.meta.get("scalar", False)
+        if not node.users and (node.target is operator.getitem or node.op == "get_attr" or scalar):
+            graph.erase_node(node)

@@ -1,0 +1,216 @@
+"""Which graph node stands for which live value while the model runs, and how call arguments become node arguments."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from pipecompile.batching.containers import Shell, bare, built, hides_tensors, shell_of
+from pipecompile.errors import TraceError
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.emit.node_target import attribute
+from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
+from pipecompile.tracing.fakes.fake_tensors import Twins
+from pipecompile.tracing.user_source import caller
+
+__all__ = ["PLAIN", "Values", "storages", "tensors_in"]
+
+PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
+
+def tensors_in(structure: object) -> list[torch.Tensor]:
+    """All tensors of a nested structure."""
+    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """A key for the memory that each tensor lives in; views share it. Valid while the tensors are kept alive."""
+    return frozenset(t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided)
+
+
+_BASES: dict[type, Any] = {int: int.__int__, float: float.__float__, complex: complex, str: str.__str__}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and strings of derived classes (an enum, a numpy scalar) as what they are, so that fx can write them down."""
+    for kind in (bool, int, float, complex, str):
+        if isinstance(value, kind):
+            return value if type(value) is kind else _BASES[kind](value)
+    return value
+
+
+class Values:
+    """Tensors by identity. Every tensor seen is kept alive, so that no two of them ever share an id."""
+
+    def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins) -> None:
+        self.graph, self.symbol, self.twins = graph, symbol, twins
+        self.roots: dict[str, Any] = {}
+        self.buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
+        self._owned: dict[int, tuple[str | None, torch.Tensor]] = {}
+        self._nodes: dict[int, fx.Node] = {}
+        self._attributes: dict[int, fx.Node] = {}
+        self._alive: list[Any] = []
+
+    def own(self, model: nn.Module) -> None:
+        """Put twins in the place of all parameters and buffers. The caller restores."""
+        for path, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # keeps its tensors in C++, and computes on no others
+                continue
+            for table in (module._parameters, module._buffers):
+                for key, tensor in table.items():
+                    if tensor is not None:
+                        table[key] = twin = self.twins.of(tensor)
+                        self._owned.setdefault(id(twin), (f"{path}.{key}".lstrip("."), tensor))
+            self.buffers += [(module, key, twin) for key, twin in module._buffers.items() if twin is not None]
+
+    @contextmanager
+    def as_found(self) -> Iterator[None]:
+        """The model's tables hold the twins that were put there, for as long as the block lasts, and these stand for what the
+        model owns: a call such as `weight.float()` may give the very twin that it got, which then stands for its result.
+        """
+        now = [(module, key, module._buffers.get(key)) for module, key, _ in self.buffers]
+        nodes, self._nodes = self._nodes, self._nodes | self._attributes
+        try:
+            for module, key, twin in self.buffers:
+                module._buffers[key] = twin
+            yield
+        finally:
+            self._nodes = nodes
+            for module, key, value in now:
+                module._buffers[key] = value
+
+    def stands_for(self, twin: object, tensor: object) -> bool:
+        """Is `twin` the one of this parameter, buffer or constant?"""
+        return id(twin) in self._owned and self._owned[id(twin)][1] is tensor
+
+    def faked(self, structure: Any) -> Any:
+        """The structure with twins for the real tensors in it: constants that the model holds outside its tables."""
+        if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(structure)):
+            return structure
+        return pytree.tree_map_only(torch.Tensor, self._faked, structure)
+
+    def _faked(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        twin = self.twins.of(tensor)
+        self._owned.setdefault(id(twin), (None, tensor))
+        return twin
+
+    def bind(self, value: torch.Tensor, node: fx.Node) -> None:
+        """From now on `node` stands for this tensor."""
+        self._nodes[id(value)] = node
+        self._alive.append(value)
+
+    def bind_result(self, result: Any, node: fx.Node) -> None:
+        """Bind a call's result: the tensor itself, or every tensor inside it through `getitem` nodes."""
+        if isinstance(result, torch.Tensor):
+            self.bind(result, node)
+        elif isinstance(result, dict):
+            self._bind_items(result.items(), node)
+        elif isinstance(result, (tuple, list)):
+            self._bind_items(enumerate(result), node)
+        elif shell := shell_of(result):
+            keys = len(shell.look.keys)
+            self._bind_items(zip(shell.look.keys, shell.values[:keys], strict=True), node)
+            self._bind_items(zip(shell.look.attributes, shell.values[keys:], strict=True), node, getattr)
+
+    def _bind_items(self, items: Iterable[tuple[Any, Any]], node: fx.Node, take: Any = operator.getitem) -> None:
+        for key, item in items:
+            if tensors_in(item) or shell_of(item):
+                child = self.graph.call_function(take, (node, key))
+                child.meta.update(node.meta, val=item, storages=storages(tensors_in(item)), mutates=frozenset())
+                self.bind_result(item, child)
+
+    def argument(self, value: Any) -> Any:
+        """A call's argument as the graph writes it."""
+        if isinstance(value, torch.Tensor):
+            return self.node(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.symbol.argument(self.graph, value, self.node)
+        if isinstance(value, slice):
+            return slice(*map(self.argument, (value.start, value.stop, value.step)))
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            own = "__new__" in vars(type(value)) and type(value).__bases__ != (
+                tuple,
+            )  # PackedSequence looks at its parts
+            return self._object(value, bare(value)) if own else type(value)(*map(self.argument, value))
+        if isinstance(value, (tuple, list)):
+            return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
+        if isinstance(value, dict):
+            return {key: self.argument(item) for key, item in value.items()}
+        if shell := shell_of(value):
+            return self._object(value, shell)
+        return _plain(value) if isinstance(value, PLAIN) else self._constant(value)
+
+    def _object(self, value: Any, shell: Shell) -> fx.Node:
+        """An object with tensors in it is put together anew when the graph runs."""
+        node = self.graph.call_function(built, (self._constant(shell.look), [*map(self.argument, shell.values)]))
+        nothing: frozenset[int] = frozenset()
+        node.meta.update(
+            val=value, module="", source=caller(), ambient=Ambient.now(), storages=nothing, mutates=nothing
+        )
+        return node
+
+    def result(self, value: Any) -> Any:
+        """A leaf of the model's output as the graph writes it."""
+        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) or type(value) in PLAIN:
+            return self.argument(value)
+        if not hides_tensors(value):
+            return self._constant(value)
+        kind = type(value).__name__
+        raise TraceError(f"cannot trace: the model returns a {kind}, which cannot be taken apart into tensors", code="PC105",
+                         hint="return tuples, lists, dicts or objects with tensors among their attributes")  # fmt: skip
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Did a recorded call make it, or does the model own it?"""
+        return id(tensor) in self._nodes or id(tensor) in self._owned
+
+    def node(self, tensor: torch.Tensor) -> fx.Node:
+        """The node of a tensor: what made it, or the parameter, buffer or constant that it is."""
+        tensor = self._faked(tensor)
+        if id(tensor) not in self._nodes:
+            if id(tensor) not in self._owned:
+                raise TraceError(code="PC107", where=caller())
+            name, owned = self._owned[id(tensor)]
+            self.bind(tensor, self._attribute(name, owned, tensor))
+            self._attributes[id(tensor)] = self._nodes[id(tensor)]
+        return self._nodes[id(tensor)]
+
+    def _attribute(self, name: str | None, value: Any, seen: Any) -> fx.Node:
+        target = attribute(name) if name else f"_constant_{len(self.roots)}"
+        self.roots[target] = value
+        with self.graph.inserting_before(self._first()):
+            node = self.graph.get_attr(target)
+        held = tensors_in(seen)
+        node.meta.update(
+            val=seen, module=(name or "").rpartition(".")[0], source="", storages=storages(held), mutates=frozenset()
+        )
+        return node
+
+    def _constant(self, value: Any) -> fx.Node:
+        self._alive.append(value)
+        if id(value) not in self._nodes:
+            self._nodes[id(value)] = self._attribute(None, value, value)
+        return self._nodes[id(value)]
+
+    def _first(self) -> fx.Node:
+        return next((n for n in self.graph.nodes if n.op != "placeholder"), self.graph._root)

@@ -1,0 +1,226 @@
+"""The batch size as a symbol: how it is made, and how sizes computed from it become nodes of the graph again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from pipecompile.batching.batch_dims import Dims
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.fakes.data_sizes import Unknowns
+from pipecompile.tracing.user_source import caller
+
+__all__ = ["BatchSymbol", "Guard"]
+
+
+class Guard:
+    """A condition on the batch size under which the recorded graph is right, because the model branched on it.
+
+    `place` is the line of the user's that branched, as "file:line in function".
+    """
+
+    def __init__(self, symbol: sympy.Symbol, condition: sympy.Basic, place: str = "") -> None:
+        self.symbol, self.condition, self.place = symbol, condition, place
+        self._known: dict[int, bool] = {}
+
+    def holds(self, size: int) -> bool:
+        if size not in self._known:
+            self._known[size] = bool(self.condition.subs({self.symbol: size}))
+        return self._known[size]
+
+    def __str__(self) -> str:
+        return str(self.condition).replace(str(self.symbol), "batch_size")
+
+
+_FUNCTIONS = {"maximum": max, "minimum": min, "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "log2": math.log2,
+              "sin": math.sin, "cos": math.cos, "tan": math.tan, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
+              "asin": math.asin, "acos": math.acos, "atan": math.atan}  # fmt: skip
+
+
+class _Arithmetic(PythonReferenceAnalysis):
+    """Python's operators, on proxies: also those that torch leaves out or that a proxy does not take by itself."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def floor_to_int(a: Any, _dtype: Any) -> Any:
+        return _written(math.floor, a)
+
+    @staticmethod
+    def ceil_to_int(a: Any, _dtype: Any) -> Any:
+        return _written(math.ceil, a)
+
+    @staticmethod
+    def round_to_int(a: Any, _dtype: Any) -> Any:
+        return _written(round, a)
+
+    @staticmethod
+    def round_decimal(a: Any, b: Any) -> Any:
+        return _written(round, a, b)
+
+    @staticmethod
+    def trunc_to_int(a: Any, _dtype: Any) -> Any:
+        return _written(int, a)
+
+    @staticmethod
+    def to_dtype(a: Any, dtype: torch.dtype) -> Any:
+        return _written(float if dtype.is_floating_point else int, a)
+
+
+def _written(function: Any, *args: Any) -> Any:
+    """A node for the call, when it is about a proxy."""
+    proxy = next((arg for arg in args if isinstance(arg, fx.Proxy)), None)
+    return function(*args) if proxy is None else proxy.tracer.create_proxy("call_function", function, args, {})
+
+
+for _name, _function in _FUNCTIONS.items():
+    setattr(_Arithmetic, _name, staticmethod(partial(_written, _function)))
+
+
+class _Shapes(ShapeEnv):
+    """While it is lenient, comparisons of sizes are answered for the example, and nothing is concluded from the answer.
+
+    Only what makes the batch size one number is always concluded: shapes would otherwise be of the example alone.
+    """
+
+    lenient = False
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.places: list[str] = []
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        value = self._evaluated(orig_expr, *args, **kwargs)
+        if len(self.guards) > len(self.places):
+            self.places += [caller()] * (len(self.guards) - len(self.places))
+        return value
+
+    def _evaluated(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.lenient:
+            return super().evaluate_expr(orig_expr, *args, **kwargs)
+        with self.suppress_guards():
+            value = super().evaluate_expr(orig_expr, *args, **kwargs)
+        if isinstance(orig_expr, sympy.logic.boolalg.Boolean) and (type(orig_expr), value) not in _EQUAL:
+            return value
+        return super().evaluate_expr(orig_expr, *args, **kwargs)
+
+
+_EQUAL = ((sympy.Eq, sympy.true), (sympy.Ne, sympy.false))
+
+
+def _asked() -> dict[str, Any]:
+    """The meta of a node that reads or computes a size that the data decide."""
+    nothing: frozenset[int] = frozenset()
+    return {
+        "val": None,
+        "module": "",
+        "source": caller(),
+        "ambient": Ambient.now(),
+        "storages": nothing,
+        "mutates": nothing,
+    }
+
+
+class BatchSymbol:
+    """One symbol for the batch dimension of all inputs, and the graph nodes that compute sizes from it.
+
+    While recording, `size` is what the symbol is worth where Python asks; with `fixed` it is a number.
+    """
+
+    def __init__(self, size: int, *, fixed: bool = False) -> None:
+        self.env = _Shapes(
+            allow_scalar_outputs=False,
+            allow_dynamic_output_shape_ops=False,
+            duck_shape=False,
+            should_record_events=False,
+            specialize_zero_one=False,
+        )
+        self.symbol = self.env.create_symbol(size, ConstantSource("batch"), DimDynamic.DYNAMIC, None)
+        self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=size)
+        self.unknowns = Unknowns(self.env)
+        self._nodes: dict[sympy.Basic, fx.Node] = {}
+        self.root: fx.Node | None = None
+
+    @property
+    def fixed(self) -> int | None:
+        """The only batch size that the recording is right for, if there is but one."""
+        number = self.size if isinstance(self.size, int) else self.env.replacements.get(self.symbol)
+        return int(number) if number is not None and sympy.sympify(number).is_number else None
+
+    def open(self, graph: fx.Graph, placeholders: Sequence[fx.Node], dims: Dims) -> None:
+        """Make the node that reads the batch size from the first batched input."""
+        batched = [(node, dim) for node, dim in zip(placeholders, dims, strict=True) if isinstance(dim, int)]
+        if batched and isinstance(self.size, torch.SymInt):
+            self.root = graph.call_method("size", batched[0])
+            self.root.meta.update(scalar=True, batch_size=True, val=self.size)
+
+    def argument(
+        self,
+        graph: fx.Graph,
+        value: torch.SymInt | torch.SymFloat | torch.SymBool,
+        node_of: Callable[[torch.Tensor], fx.Node],
+    ) -> Any:
+        """A symbolic number as an argument: a constant where it is one, else the node that computes it.
+
+        What the data decide is computed anew for everyone who asks, in its stage, from the tensor (`node_of`).
+        """
+        expression = sympy.sympify(value.node.expr)
+        if expression.is_number or expression in (sympy.true, sympy.false):
+            return value.node.pytype(expression)
+        if names := self.unknowns.within(expression):
+            before = len(graph.nodes)
+            read = {name: self.unknowns.read(graph, name, node_of) for name in names}
+            return self._compute(graph, expression, value, read, before, _asked())
+        if expression not in self._nodes:
+            before = len(graph.nodes)
+            self._nodes[expression] = self._compute(graph, expression, value, {}, before, {"scalar": True, "val": None})
+        return self._nodes[expression]
+
+    def _compute(
+        self, graph: fx.Graph, expression: sympy.Basic, value: Any, read: Any, before: int, meta: dict[str, Any]
+    ) -> fx.Node:
+        nodes = read if self.root is None else {self.symbol: self.root, **read}
+        assert expression.free_symbols <= nodes.keys(), "a size depends on a batch that no input has"
+        tracer = fx.proxy.GraphAppendingTracer(graph)
+        proxies = {name: fx.Proxy(node, tracer) for name, node in nodes.items()}
+        node: fx.Node = sympy_interp(_Arithmetic, proxies, expression).node
+        for made in list(graph.nodes)[before:]:
+            made.meta = {**meta, **made.meta}
+        node.meta["val"] = value
+        return node
+
+    @contextmanager
+    def lenient(self) -> Iterator[None]:
+        """Inside a recorded call torch asks what is true of the sizes (which convolution is faster ...): it will ask anew
+        when the graph runs, so the recording is not bound to the answer.
+        """
+        self.env.lenient = True
+        try:
+            yield
+        finally:
+            self.env.lenient = False
+
+    def guards(self) -> tuple[Guard, ...]:
+        """What the model's own branches assumed about the batch size."""
+        places = [*self.env.places, *[""] * len(self.env.guards)]
+        found = [
+            Guard(self.symbol, guard.expr, place)
+            for guard, place in zip(self.env.guards, places, strict=False)
+            if guard.expr.free_symbols == {self.symbol}
+        ]
+        if self.fixed is not None:
+            found.append(Guard(self.symbol, sympy.Eq(self.symbol, self.fixed)))
+        return tuple({str(guard): guard for guard in reversed(found)}.values())[::-1]

@@ -1,0 +1,157 @@
+"""Does every RECV have its SEND, and every SEND its RECV? And can the devices meet them?
+
+    device 0 │ SEND v#0 to 1 ──────▶ device 1 │ RECV v#0 from 0
+
+The host sends the inputs (and the gradients of outputs) whenever asked, and takes every output (and every gradient of
+an input) exactly once. Exchanges of tied parameters are waited for by all their devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Value, place
+from pipecompile.verifiers.deadlock import Step, deadlocks
+from pipecompile.verifiers.message_models import Model
+
+__all__ = ["pairing_faults"]
+
+Message = tuple[Value, int, int]
+"""One value on its way from a device, or the host, to another."""
+
+
+def pairing_faults(program: Program, models: frozenset[Model]) -> list[str]:
+    """All sends and receives that lack their partner, all cycles of waits among devices, all messages out of turn."""
+    numbers: dict[Message, int] = {}
+    lines = [_line(device, row, numbers) for device, row in enumerate(program.rows)]
+    sends = Counter(number for line in lines for i, number in line if i.op is Op.SEND)
+    recvs = Counter(number for line in lines for i, number in line if i.op is Op.RECV)
+    for (value, source, _), number in numbers.items():
+        if source == HOST and _host_gives(program, value):
+            sends[number] += recvs[number]
+    for message in _host_takes(program):
+        recvs[numbers.setdefault(message, len(numbers))] += 1
+    messages = list(numbers)
+    faults = list(_unpaired(messages, sends, recvs))
+    if models:
+        buffered = _deadlocks(program, lines, meet=False)
+        faults += buffered
+        if Model.RENDEZVOUS in models and not buffered:
+            cycles = _deadlocks(program, lines, meet=True)
+            faults += (f"if sends wait for their receives: {cycle}" for cycle in cycles)
+    if Model.FIFO in models:
+        faults += _out_of_turn(lines, messages)
+    return faults
+
+
+Line = list[tuple[Instruction, int]]
+"""What a device exchanges, in order: instructions with the number of their message, -1 for a tied parameter."""
+
+
+def _line(device: int, row: Sequence[Instruction], numbers: dict[Message, int]) -> Line:
+    found: Line = []
+    for instruction in row:
+        op = instruction.op
+        if op is Op.SEND and instruction.peer is not None:
+            message = instruction.reads[0].value, device, instruction.peer
+            found.append((instruction, numbers.setdefault(message, len(numbers))))
+        elif op is Op.RECV and instruction.peer is not None:
+            message = instruction.writes[0].value, instruction.peer, device
+            found.append((instruction, numbers.setdefault(message, len(numbers))))
+        elif op is Op.BROADCAST or op is Op.REDUCE:
+            found.append((instruction, -1))
+    return found
+
+
+def _host_gives(program: Program, value: Value) -> bool:
+    """Whether the host can send this: an input of the model, or the gradient of an output."""
+    for route in program.routes:
+        if route.value == value.name:
+            wanted = HOST in route.consumers and route.gradient and value.consumer == HOST
+            return wanted or (route.source == HOST and value.consumer is None)
+    return False
+
+
+def _host_takes(program: Program) -> Iterator[Message]:
+    """What the host waits for."""
+    trained = any(i.action is not None and i.action.kind is not Kind.FORWARD for row in program.rows for i in row)
+    for route in program.routes:
+        for microbatch in range(program.n_microbatches):
+            if route.source != HOST and HOST in route.consumers:
+                yield Value(route.value, microbatch), program.placement[route.source], HOST
+            if route.source == HOST and route.gradient and trained:
+                for consumer in (c for c in route.consumers if c != HOST):
+                    yield Value(route.value, microbatch, consumer), program.placement[consumer], HOST
+
+
+def _unpaired(messages: Sequence[Message], sends: Counter[int], recvs: Counter[int]) -> Iterator[str]:
+    for number in dict.fromkeys([*sends, *recvs]):
+        sent, received = sends[number], recvs[number]
+        if (sent, received) != (1, 1):
+            value, source, target = messages[number]
+            given = f"SEND {value} to {place(target)}" if sent else "(nothing)"
+            taken = f"RECV {value} from {place(source)}" if received else "(nothing)"
+            picture = f"{_end(source)} │ {given} ──▶ {taken} │ {_end(target)}"
+            times = f"{_times('sent', sent)}, {_times('received', received)}"
+            yield f"{value} from {_end(source)} to {_end(target)}: {times}\n      {picture}"
+
+
+def _times(verb: str, count: int) -> str:
+    return f"never {verb}" if count == 0 else f"{verb} once" if count == 1 else f"{verb} {count} times"
+
+
+def _end(end: int) -> str:
+    return place(end) if end == HOST else f"device {end}"
+
+
+def _deadlocks(program: Program, lines: Sequence[Line], *, meet: bool) -> list[str]:
+    """Cycles of waits. `meet`: a send waits for its receive, as the receive for its send."""
+    parties = {tie.name: tie.devices(program.placement) for tie in program.ties}
+    rows: list[list[Step]] = []
+    origin: list[list[int]] = []
+    for device, line in enumerate(lines):
+        steps: list[Step] = []
+        index_of: list[int] = []
+        for index, (instruction, number) in enumerate(line):
+            before = len(steps)
+            if number < 0:
+                names = [(str(instruction), party) for party in parties.get(instruction.tie or "", ())]
+                steps += [((), (str(instruction), device)), (tuple(names), None)]
+            elif instruction.peer != HOST:
+                steps += _steps(number, instruction.op is Op.SEND, meet)
+            index_of += [index] * (len(steps) - before)
+        rows.append(steps)
+        origin.append(index_of)
+    return deadlocks(rows, lambda device, step: lines[device][origin[device][step]][0])
+
+
+def _steps(number: int, is_send: bool, meet: bool) -> list[Step]:
+    """Message n gives n when it is sent, and ~n when its receive is posted."""
+    if is_send:
+        return [((), number), ((~number,), None)] if meet else [((), number)]
+    return [((), ~number), ((number,), None)] if meet else [((number,), None)]
+
+
+def _out_of_turn(lines: Sequence[Line], messages: Sequence[Message]) -> Iterator[str]:
+    """Pairs of devices where what is received next is not what was sent next."""
+    sent = _by_pair((number for line in lines for i, number in line if i.op is Op.SEND), messages)
+    received = _by_pair((number for line in lines for i, number in line if i.op is Op.RECV), messages)
+    for pair, order in sent.items():
+        taken = received.get(pair, [])
+        if order == taken or HOST in pair or Counter(order) != Counter(taken):
+            continue
+        first = next(index for index, (a, b) in enumerate(zip(order, taken, strict=True)) if a != b)
+        (source, target), several = pair, slice(first, first + 3)
+        names = [", ".join(str(messages[number][0]) for number in numbers[several]) for numbers in (order, taken)]
+        yield (
+            f"messages from device {source} to device {target} are not received in the order in which they are sent\n"
+            f"      device {source} │ … SEND {names[0]} … ──▶ device {target} │ … RECV {names[1]} …"
+        )
+
+
+def _by_pair(numbers: Iterable[int], messages: Sequence[Message]) -> dict[tuple[int, int], list[int]]:
+    found: dict[tuple[int, int], list[int]] = {}
+    for number in numbers:
+        found.setdefault(messages[number][1:], []).append(number)
+    return found

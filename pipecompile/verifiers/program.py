@@ -1,0 +1,84 @@
+"""What a legal program is, by levels.
+
+    COMPUTE     the actions are a legal schedule, and each reads and writes what the routes say
+    TRANSFERS   every RECV has one SEND and every SEND one RECV, no device waits for ever, nothing is read too early
+    MEETINGS    no device waits for ever either when sends wait for their receives, and messages arrive as they were sent
+    TIES        copies of tied parameters are refreshed once, and their gradients brought home once
+    LIVENESS    every value is freed once, is not read after, and nothing is left
+    SLOTS       every operand names its buffer, and a buffer is written only when it is free
+
+Each pass of the lowering adds a promise to those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+from pipecompile.ir import HOST, Instruction, Op, Program, Schedule
+from pipecompile.verifiers.lifetimes import lifetime_faults
+from pipecompile.verifiers.message_models import ALL_MODELS, Model
+from pipecompile.verifiers.operands import operand_faults
+from pipecompile.verifiers.pairing import pairing_faults
+from pipecompile.verifiers.routes import route_faults
+from pipecompile.verifiers.schedule import schedule_faults, shape_faults
+from pipecompile.verifiers.tied_parameters import exchange_faults, tie_faults
+
+__all__ = ["Level", "program_faults"]
+
+
+class Level(IntEnum):
+    """How far a program is lowered."""
+
+    COMPUTE = 0
+    TRANSFERS = 1
+    MEETINGS = 2
+    TIES = 3
+    LIVENESS = 4
+    SLOTS = 5
+
+
+def program_faults(program: Program, level: Level, models: frozenset[Model] = ALL_MODELS) -> list[str]:
+    """All faults of `program` at `level` and below; from MEETINGS on under all of `models`."""
+    schedule = _schedule_of(program)
+    malformed = [*route_faults(program.routes, program.n_stages), *tie_faults(program.ties, program.n_stages)]
+    if malformed := [*malformed, *_form_faults(program), *shape_faults(schedule)]:
+        return malformed
+    faults = [*schedule_faults(schedule, program.routes), *operand_faults(program)]
+    if level >= Level.TRANSFERS:
+        faults += pairing_faults(program, models if level >= Level.MEETINGS else frozenset({Model.BUFFERED}))
+        faults += lifetime_faults(program, frees=level >= Level.LIVENESS, slots=level >= Level.SLOTS)
+    if level >= Level.TIES:
+        faults += exchange_faults(program)
+    return faults
+
+
+def _schedule_of(program: Program) -> Schedule:
+    rows = tuple(tuple(i.action for i in row if i.action is not None) for row in program.rows)
+    return Schedule(program.n_stages, program.n_microbatches, program.placement, rows)
+
+
+_FORM = {Op.SEND: (1, 0), Op.RECV: (0, 1), Op.FREE: (1, 0), Op.BROADCAST: (0, 0), Op.REDUCE: (0, 0)}
+"""How many operands an instruction reads and writes."""
+
+
+def _form_faults(program: Program) -> Iterator[str]:
+    for device, row in enumerate(program.rows):
+        for index, instruction in enumerate(row):
+            for fault in _instruction_faults(instruction, device, program.n_devices):
+                yield f"device {device}, step {index}: {instruction}: {fault}"
+
+
+def _instruction_faults(instruction: Instruction, device: int, n_devices: int) -> Iterator[str]:
+    if (instruction.op is Op.COMPUTE) != (instruction.action is not None):
+        yield "a compute instruction has an action, and no other has"
+    counts = len(instruction.reads), len(instruction.writes)
+    if _FORM.get(instruction.op, counts) != counts:
+        yield f"it reads {counts[0]} and writes {counts[1]}"
+    if (instruction.op in (Op.BROADCAST, Op.REDUCE)) != (instruction.tie is not None):
+        yield "BROADCAST and REDUCE name a tie, and no other does"
+    talks = instruction.op in (Op.SEND, Op.RECV)
+    if talks != (instruction.peer is not None):
+        yield "SEND and RECV have a peer, and no other has"
+    elif talks and (instruction.peer == device or instruction.peer not in range(HOST, n_devices)):
+        yield "the peer must be another device, or the host"

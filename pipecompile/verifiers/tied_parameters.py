@@ -1,0 +1,64 @@
+"""Is every copy of a tied parameter refreshed before it is used, and every gradient of it brought home when it is complete?
+
+    tie w: 0 2        device of stage 0 │ BROADCAST w … 0F0 … 0B7 … REDUCE w
+                      device of stage 2 │ BROADCAST w … 2F0 … 2B7 … REDUCE w
+
+Once each, on every device that has one of its stages, if there are several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pipecompile.ir import Instruction, Kind, Op, Program, Tie
+from pipecompile.verifiers.routes import is_name
+
+__all__ = ["exchange_faults", "tie_faults"]
+
+
+def tie_faults(ties: Sequence[Tie], n_stages: int) -> list[str]:
+    """All faults of the ties by themselves."""
+    counts = Counter(tie.name for tie in ties)
+    twice = [f"{count} ties are called {name!r}" for name, count in counts.items() if count > 1]
+    return [*twice, *(f"{tie}: {fault}" for tie in ties for fault in _faults(tie, n_stages))]
+
+
+def _faults(tie: Tie, n_stages: int) -> Iterator[str]:
+    if not is_name(tie.name):
+        yield f"{tie.name!r} is not a name: no spaces, no # ' [ ]"
+    if not (math.isfinite(tie.nbytes) and tie.nbytes >= 0):
+        yield "the size must be finite and not negative"
+    if outside := [stage for stage in tie.stages if not 0 <= stage < n_stages]:
+        yield f"there is no stage {outside[0]}, stages are 0 to {n_stages - 1}"
+    if len(tie.stages) < 2 or list(tie.stages) != sorted(set(tie.stages)):
+        yield "two or more stages, in ascending order, each once"
+
+
+def exchange_faults(program: Program) -> Iterator[str]:
+    """All BROADCAST and REDUCE that are missing, too many, too late or too early."""
+    trained = any(i.action is not None and i.action.kind is not Kind.FORWARD for row in program.rows for i in row)
+    wanted = {tie.name: tie for tie in program.ties if len(tie.devices(program.placement)) > 1}
+    for device, row in enumerate(program.rows):
+        for index, instruction in enumerate(row):
+            if instruction.op in (Op.BROADCAST, Op.REDUCE):
+                tie = wanted.get(instruction.tie or "")
+                if tie is None or device not in tie.devices(program.placement):
+                    yield f"device {device}, step {index}, {instruction}: nothing is exchanged here"
+    for tie in wanted.values():
+        for device in tie.devices(program.placement):
+            yield from _of_device(tie, device, program.rows[device], trained=trained)
+
+
+def _of_device(tie: Tie, device: int, row: Sequence[Instruction], *, trained: bool) -> Iterator[str]:
+    uses = [index for index, i in enumerate(row) if i.action is not None and i.action.stage in tie.stages]
+    for op, expected in ((Op.BROADCAST, 1), (Op.REDUCE, int(trained))):
+        found = [index for index, i in enumerate(row) if i.op is op and i.tie == tie.name]
+        if len(found) != expected:
+            yield f"device {device}: {op.value} {tie.name} is there {len(found)} times, {expected} is right"
+        for index in found:
+            if op is Op.BROADCAST and any(use < index for use in uses):
+                yield f"device {device}, step {index}, {row[index]}: comes after {row[uses[0]].action}, which uses it"
+            if op is Op.REDUCE and any(use > index for use in uses):
+                yield f"device {device}, step {index}, {row[index]}: comes before {row[uses[-1]].action}, which adds to it"
