@@ -33,10 +33,10 @@ from pipecompile.schedules import CATALOGUE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.eager import square_loss
-from tests.emulated import EmulatedExecutable
-from tests.launch_mutants import free_earlier, is_legal, mutants, with_row
-from tests.models import ZOO, deterministic
+from tests.support.eager import square_loss
+from tests.support.emulated import EmulatedExecutable
+from tests.support.launch_mutants import free_earlier, is_legal, mutants, with_row
+from tests.support.models import ZOO, deterministic
 
 STAGES, COUNT = 4, 4
 Outcome = list[torch.Tensor | None]

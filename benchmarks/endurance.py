@@ -29,7 +29,7 @@ from pipecompile.schedules import CATALOGUE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.eager import accumulate, square_loss
+from tests.support.eager import accumulate, square_loss
 
 STAGES, COUNT = 4, 4
 MODES = ("never", "except_last", "always")

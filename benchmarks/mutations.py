@@ -3,7 +3,7 @@
     python benchmarks/mutations.py [--programs 14000] [--schedules 6000] [--markdown benchmarks/results/mutations.md]
 
 Legal schedules of all kinds, with skips, tied parameters, split backwards and recomputation, are damaged in one place. The
-run (tests/program_executor.py) steps all devices with labels in place of tensors, under each model of communication.
+run (tests/support/program_executor.py) steps all devices with labels in place of tensors, under each model of communication.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from damages import (  # noqa: E402 found beside the tests
     DAMAGES,

@@ -2,7 +2,7 @@
 
 U-Net (Ronneberger et al. 2015, in the form of torchgpipe, arXiv 2004.09910, section 4): `UNet(blocks, width)`.
 AmoebaNet-D (Real et al. 2019, arXiv 1802.01548, figure 2; GPipe, arXiv 1811.06965, table 1): `AmoebaNetD(layers, width)`.
-Their numbers of parameters are the published ones (tests/test_published.py).
+Their numbers of parameters are the published ones (tests/system/test_published.py).
 """
 
 from __future__ import annotations

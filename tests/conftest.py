@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +13,6 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from golden import CheckGolden
 
-sys.path.insert(0, str(Path(__file__).parent))  # so that tests find the helpers beside this file in any import mode
 torch.set_num_threads(1)  # as each of several workers has: with more, sums come in other orders
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")

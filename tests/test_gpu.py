@@ -12,7 +12,7 @@ import torchvision
 from torch import nn
 
 import pipecompile as pc
-from tests.eager import accumulate
+from tests.support.eager import accumulate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from tests.eager import accumulate, assert_same
-from tests.models import UNet
+from tests.support.eager import accumulate, assert_same
+from tests.support.models import UNet
 
 pytestmark = pytest.mark.smoke
 

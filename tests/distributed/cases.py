@@ -28,8 +28,8 @@ from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.schedules import CATALOGUE
 from tests.distributed import torch_cases
-from tests.eager import looped, off
-from tests.models import ZOO, UNet, deterministic
+from tests.support.eager import looped, off
+from tests.support.models import ZOO, UNet, deterministic
 
 warnings.simplefilter("ignore")
 divided.WORTH["cpu"] = 0.0  # every weight is worth a W

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from distributed import batch_norms, cases, layouts, meshes, overlaps  # noqa: E402
 

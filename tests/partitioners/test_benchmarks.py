@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-from pipecompile.partitioners import partition
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from partition_chains import best_of_chain, chain, solve
 from partition_scale import SHAPES, large
+
+from pipecompile.partitioners import partition
 
 
 def test_random_chains_are_cut_as_the_exact_chain_partition_is():

@@ -137,7 +137,7 @@ def test_a_partition_is_frozen_and_finds_its_own_faults():
 
 
 def test_nothing_here_imports_torch():
-    for path in Path(pipecompile.partitioners.__file__).parent.glob("*.py"):
+    for path in Path(pipecompile.partitioners.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

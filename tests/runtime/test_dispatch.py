@@ -9,7 +9,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.runtime import dispatch
 from pipecompile.runtime.dispatch import choose
-from tests.eager import square_loss
+from tests.support.eager import square_loss
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from tests.eager import square_loss
+from tests.support.eager import square_loss
 
 
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])

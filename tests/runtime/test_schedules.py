@@ -17,8 +17,8 @@ from pipecompile.parameters import placement as placing
 from pipecompile.runtime import interpreter
 from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.schedules import CATALOGUE
-from tests.eager import accumulate, assert_same, square_loss
-from tests.models import ZOO, deterministic
+from tests.support.eager import accumulate, assert_same, square_loss
+from tests.support.models import ZOO, deterministic
 
 N_STAGES, COUNT = 4, 5
 SAMPLES = 2 * COUNT + 3

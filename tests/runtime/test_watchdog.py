@@ -11,7 +11,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.runtime.dispatch import WATCHDOG
-from tests.eager import square_loss
+from tests.support.eager import square_loss
 
 
 class Waits(nn.Module):

@@ -1,0 +1,99 @@
+"""The examples run as scripts, agree with eager PyTorch, and write what they name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = {
+    "graph.dot",
+    "graph.py",
+    "passes.txt",
+    "plan.json",
+    "program.txt",
+    "report.html",
+    "schedule.csv",
+    "timeline.json",
+    "timeline.svg",
+}
+STEP = re.compile(r"^ *(\d+) +(\S+) +(\S+) +(\S+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module", params=["quickstart", "unet"])
+def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What one example prints in two small steps on CPU, and the directory of its files."""
+    out = tmp_path_factory.mktemp(request.param)
+    script = ROOT / "examples" / f"{request.param}.py"
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    options = ["--steps", "2", "--image-size", "32", "--batch", "17"]
+    done = subprocess.run([sys.executable, str(script), "--out", str(out), *options], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, out
+
+
+def test_every_step_equals_eager(printed: tuple[str, Path]) -> None:
+    steps = [(int(step), *map(float, rest)) for step, *rest in STEP.findall(printed[0])]
+    assert [step for step, *_ in steps] == [0, 1]
+    for _, loss, eager_loss, difference in steps:
+        assert loss == eager_loss
+        assert difference <= 1e-6
+
+
+def test_a_table_and_both_bubbles_are_printed(printed: tuple[str, Path]) -> None:
+    assert re.search(r"^4 stages on 4 devices", printed[0], re.MULTILINE)
+    bubbles = re.search(r"bubble: ([\d.]+)% simulated, ([\d.]+)% measured", printed[0])
+    assert bubbles is not None
+    assert all(0 < float(bubble) < 100 for bubble in bubbles.groups())
+
+
+def test_the_files_that_are_named_exist(printed: tuple[str, Path]) -> None:
+    text, out = printed
+    named = {Path(line.strip()) for line in text.partition("wrote:\n")[2].splitlines()}
+    assert {path.name for path in named} >= FILES
+    assert all(path.parent == out and path.stat().st_size > 0 for path in named)
+
+
+def test_the_skips_of_the_unet_are_shown(printed: tuple[str, Path]) -> None:
+    text, _ = printed
+    shown = re.findall(r"stage (\d) to stage (\d)", text)
+    if "skips, each copied once" in text:
+        assert shown
+    assert all(int(target) > int(source) + 1 for source, target in shown)
+
+
+def test_training_on_two_ranks_and_on_from_there_on_one(tmp_path: Path) -> None:
+    """The second run prints the steps that the first has not, and goes on with its losses."""
+    script = [
+        str(ROOT / "examples" / "train_distributed.py"),
+        "--out",
+        str(tmp_path),
+        "--image-size",
+        "32",
+        "--batch",
+        "9",
+    ]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    losses = {}
+    for ranks, steps in ((2, 3), (1, 4)):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *script]
+        done = subprocess.run([*launch, "--steps", str(steps), "--every", "2"], env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        losses |= {int(line.split()[0]): (float(line.split()[1]), ranks) for line in done.stdout.splitlines()}
+    assert [ranks for _, ranks in losses.values()] == [2, 2, 2, 1]
+    assert losses[3][0] < losses[2][0] < losses[0][0]
+    assert {path.name: len([*path.glob("*.distcp")]) for path in tmp_path.iterdir()} == {
+        "00000002": 2, "00000003": 2, "00000004": 1,
+    }  # fmt: skip

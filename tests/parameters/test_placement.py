@@ -1,0 +1,228 @@
+"""Tied tensors on several devices: here every stage is told to have a memory of its own, so mirrors are at work on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.parameters import placement as placing
+from pipecompile.parameters.tied_mirrors import Borrowing, Mirror
+from tests.support.eager import accumulate, assert_same, square_loss
+
+WIDTH, VOCABULARY = 8, 16
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two stages share memory."""
+    monkeypatch.setattr(placing, "memory_of", lambda _build, stage: stage.index)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Language(nn.Module):
+    """Embedding and head share one weight, as GPT-2's do: two modules, one Parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.embedding(x)))
+
+
+class ByFunction(Language):
+    """The tied weight is read as an attribute."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.blocks(self.embedding(x)), self.embedding.weight)
+
+
+class Repeated(nn.Module):
+    """The same block, called again and again, as ALBERT does: every stage needs every weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.block, self.head = nn.Embedding(VOCABULARY, WIDTH), Block(), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x)
+        for _ in range(4):
+            x = self.block(x)
+        return self.head(x)
+
+
+class Recurrent(nn.Module):
+    """One recurrent layer used twice: its weights are also kept in a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(VOCABULARY, WIDTH), nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.between, self.head = Block(), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.between(self.lstm(self.embedding(x))[0])
+        return self.head(self.between(self.lstm(x)[0]))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "two modules": Language,
+    "module and attribute": ByFunction,
+    "one module, many uses": Repeated,
+    "recurrent": Recurrent,
+}
+STAGES = {"two modules": 4, "module and attribute": 4, "one module, many uses": 4, "recurrent": 3}
+
+
+def next_token(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def batch() -> torch.Tensor:
+    return torch.randint(VOCABULARY, (6, 5))
+
+
+def piped(model: nn.Module, n_stages: int = 4, **options: Any) -> pc.Pipeline:
+    return pc.compile(model, n_stages, n_microbatches=3, devices=["cpu"] * n_stages, cost="analytic", **options)
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_eager_training(name: str, dispatch: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().double()
+    eager, keys = copy.deepcopy(model), list(model.state_dict())
+    pipe = piped(model, STAGES[name], loss_fn=next_token, dispatch=dispatch)
+    mine, theirs = torch.optim.AdamW(pipe.parameters(), 1e-2), torch.optim.AdamW(eager.parameters(), 1e-2)
+    for _ in range(5):
+        x = batch()
+        mine.zero_grad()
+        theirs.zero_grad()
+        loss = pipe.step(x, target=x.roll(-1, 1))
+        expected = accumulate(eager, x, 3, next_token, x.roll(-1, 1))
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+        assert_same(model, eager, 1e-11)
+        mine.step()
+        theirs.step()
+    assert pipe.builds.latest.mirrors.mirrors, "this test needs weights on several devices"
+    assert list(pipe.state_dict()) == keys
+    assert len(list(pipe.parameters())) == len(list(eager.parameters())), "tied weights are one parameter"
+
+
+@pytest.mark.usefixtures("apart")
+def test_two_forwards_before_their_backwards() -> None:
+    model = Language().double()
+    eager, a, b = copy.deepcopy(model), batch(), batch()
+    pipe = piped(model)
+    first, second = pipe(a), pipe(b)
+    square_loss(second).backward()
+    square_loss(first).backward()
+    for x in (a, b):
+        square_loss(eager(x)).backward()
+    assert_same(model, eager, 1e-11)
+
+
+@pytest.mark.usefixtures("apart")
+def test_writes_that_leave_no_trace_are_seen() -> None:
+    model, x = Language(), batch()
+    pipe = piped(model).eval()
+    with torch.no_grad():
+        pipe(x)
+        model.embedding.weight.data.mul_(2)
+        torch.testing.assert_close(pipe(x), torch.cat([model(part) for part in x.tensor_split(3)]), rtol=0, atol=0)
+        with torch.inference_mode():
+            model.embedding.weight.data.mul_(2)
+            torch.testing.assert_close(pipe(x), torch.cat([model(part) for part in x.tensor_split(3)]), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("apart")
+def test_what_was_frozen_or_changed_its_dtype_meanwhile() -> None:
+    model, x = Language(), batch()
+    pipe = piped(model)
+    square_loss(pipe(x)).backward()
+    model.zero_grad()
+    model.embedding.weight.requires_grad_(False)
+    square_loss(pipe(x)).backward()
+    assert model.embedding.weight.grad is None
+    assert model.blocks[0].up.weight.grad is not None
+    pipe.double()
+    assert pipe(x).dtype == torch.float64
+
+
+@pytest.mark.usefixtures("apart")
+def test_hooks_of_a_borrowing_module_see_the_module() -> None:
+    model, x, seen = Language(), batch(), []
+    pipe = piped(model)
+    pipe(x)
+    model.head.register_forward_hook(lambda module, *_: seen.append(module))
+    pipe(x)
+    assert seen == [model.head] * 3
+    assert model.head.weight is model.embedding.weight
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_failed_step_leaves_no_gradient_for_the_next() -> None:
+    model = Language().double()
+    eager, x = copy.deepcopy(model), batch()
+    pipe = piped(model, loss_fn=next_token)
+    pipe.step(x, target=x)
+    with pytest.raises(pc.PipecompileError):
+        pipe.step(x, target=x.float())
+    assert model.head.weight is model.embedding.weight
+    model.zero_grad()
+    pipe.step(x, target=x)
+    accumulate(eager, x, 3, next_token, x)
+    assert_same(model, eager, 1e-11)
+
+
+def test_one_memory_needs_no_mirror() -> None:
+    model, x = Language(), batch()
+    pipe = piped(model)
+    pipe(x)
+    assert not pipe.builds.latest.mirrors.mirrors
+    assert not any(isinstance(module, Borrowing) for stage in pipe.stages for module in stage.module.modules())
+
+
+def test_sparse_and_dense_gradients_meet() -> None:
+    weight = nn.Parameter(torch.randn(4, 2))
+    mirror = Mirror.of(weight, weight.device)
+    F.embedding(torch.tensor([1, 1]), weight, sparse=True).sum().backward()
+    (mirror.copy * 2).sum().backward()
+    mirror.settle()
+    wanted = torch.full((4, 2), 2.0)
+    wanted[1] += 2
+    assert torch.equal(weight.grad.to_dense() if weight.grad.is_sparse else weight.grad, wanted)
+
+
+def test_what_is_written_on_a_mirror_comes_home() -> None:
+    table, statistics = nn.Parameter(torch.full((4, 2), 9.0)), torch.zeros(2)
+    for home, write in (
+        (table, lambda copy: F.embedding(torch.tensor([1]), copy, max_norm=1.0)),
+        (statistics, lambda copy: F.batch_norm(torch.ones(3, 2), copy, torch.ones(2), training=True)),
+    ):
+        mirror = Mirror.of(home, home.device)
+        mirror.refresh()
+        before = home.detach().clone()
+        with torch.no_grad():
+            write(mirror.copy)
+        mirror.settle()
+        assert not torch.equal(home, before)
+        assert torch.equal(home, mirror.copy)

@@ -1,0 +1,164 @@
+"""Deferred BatchNorm: after a step, running statistics are those that one forward of the whole mini-batch would leave."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pipecompile as pc
+from tests.support.eager import accumulate, assert_same, square_loss
+from tests.support.models import UNet
+
+
+class OwnForward(nn.BatchNorm2d):
+    """As timm writes it: the layer calls the function and counts for itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        factor = 0.0 if self.momentum is None else self.momentum
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, factor, self.eps
+        ).relu()
+
+
+def net(norm: nn.Module) -> nn.Sequential:
+    """The first thing that happens is a BatchNorm, so it sees the same numbers in micro-batches as in a mini-batch."""
+    return nn.Sequential(norm, nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+
+
+def piped(model: nn.Module, **options: Any) -> pc.Pipeline:
+    given = {"n_microbatches": 4, "cost": "analytic", "loss_fn": square_loss, "devices": ["cpu"] * 3} | options
+    return pc.compile(model, 3, **{"batch_norm": "deferred", **given})
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+@pytest.mark.parametrize("samples", [8, 11, 3])
+def test_running_statistics_of_the_whole_mini_batch(momentum: float | None, checkpoint: str, samples: int) -> None:
+    torch.manual_seed(0)
+    model = net(nn.BatchNorm2d(3, momentum=momentum))
+    eager = copy.deepcopy(model)
+    pipe = piped(model, checkpoint=checkpoint)
+    for step in range(3):
+        x = torch.randn(samples, 3, 6, 6) * (step + 1) + step
+        pipe.step(x)
+        eager(x)
+    _assert_statistics(model, eager)
+
+
+def _assert_statistics(model: nn.Module, eager: nn.Module) -> None:
+    for (name, mine), theirs in zip(model.named_buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+def test_a_layer_with_a_forward_of_its_own(dispatch: str) -> None:
+    torch.manual_seed(0)
+    model = net(OwnForward(3))
+    eager, x = copy.deepcopy(model), torch.randn(9, 3, 6, 6)
+    pipe = piped(model, dispatch=dispatch)
+    for _ in range(2):
+        pipe.step(x)
+        eager(x)
+    _assert_statistics(model, eager)
+
+
+def test_calls_too_once_forward_is_over() -> None:
+    torch.manual_seed(0)
+    model = net(nn.BatchNorm2d(3))
+    eager, x = copy.deepcopy(model), torch.randn(9, 3, 6, 6)
+    pipe = piped(model)
+    made = pipe(x)
+    eager(x)
+    _assert_statistics(model, eager)
+    made.sum().backward()
+    _assert_statistics(model, eager)
+    with torch.no_grad():
+        pipe(x)
+        eager(x)
+    _assert_statistics(model, eager)
+    pipe.eval()
+    pipe(x)
+    _assert_statistics(model, eager)
+
+
+def test_gradients_are_those_of_the_micro_batched_loop() -> None:
+    torch.manual_seed(0)
+    model, x = UNet(depth=2), torch.randn(8, 3, 16, 16)
+    eager = copy.deepcopy(model)
+    loss = piped(model).step(x)
+    torch.testing.assert_close(loss, accumulate(eager, x, 4), rtol=0, atol=0)
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+
+
+def test_a_failed_step_leaves_the_statistics_alone() -> None:
+    model = net(nn.BatchNorm2d(3))
+    before = copy.deepcopy(dict(model.named_buffers()))
+    fails = True
+
+    def loss_fn(output: torch.Tensor) -> torch.Tensor:
+        if fails and isinstance(output.data_ptr(), int):
+            raise ZeroDivisionError
+        return square_loss(output)
+
+    pipe = piped(model, loss_fn=loss_fn)
+    x = torch.randn(8, 3, 6, 6)
+    with pytest.raises(pc.RunError):
+        pipe.step(x)
+    fails = False
+    eager = net(nn.BatchNorm2d(3))
+    eager[0].load_state_dict({**eager[0].state_dict(), **{n.removeprefix("0."): b for n, b in before.items()}})
+    pipe.step(x)
+    eager(x)
+    _assert_statistics(model, eager)
+
+
+def test_who_did_not_say_is_told_how_many_layers_there_are() -> None:
+    x = torch.randn(8, 3, 16, 16)
+    with pytest.warns(pc.RecordingWarning, match="10 BatchNorm layers .* batch_norm='deferred'"):
+        piped(UNet(depth=2), example_args=(x,), batch_norm=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pc.RecordingWarning)
+        piped(UNet(depth=2), example_args=(x,), batch_norm="each").step(x)
+        piped(UNet(depth=2).eval(), example_args=(x,), batch_norm=None).step(x)
+        piped(UNet(depth=2), example_args=(x,), batch_norm=None, n_microbatches=1).step(x)
+    with pytest.raises(pc.InputError, match="batch_norm='sync' is not known"):
+        piped(UNet(depth=2), batch_norm="sync")
+
+
+@pytest.mark.parametrize("batch_norm", ["each", "deferred"])
+def test_in_one_process_synchronised_layers_are_like_any_other(batch_norm: str) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
+    x = torch.randn(9, 8)
+    for m in (model, plain):
+        pc.compile(m, 2, n_microbatches=4, batch_norm=batch_norm, cost="analytic", loss_fn=square_loss).step(x)
+    assert_same(model, plain)
+
+
+@pytest.mark.parametrize("options", [{"batch_norm": "deferred"}, {"dispatch": "threads"}], ids=str)
+def test_layers_that_speak_to_other_processes_are_refused_where_they_would_be_wrong(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.SyncBatchNorm(8))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group=None: 2)
+    with pytest.raises(pc.InputError, match="SyncBatchNorm layer of several processes"):
+        pc.compile(
+            model,
+            2,
+            devices=["cpu"] * 2,
+            example_args=(torch.randn(8, 8),),
+            n_microbatches=2,
+            cost="analytic",
+            **options,
+        )

@@ -1,0 +1,220 @@
+"""Devices that are threads: every stream a queue, every launch late by chance, memory that is given back overwritten at once.
+
+    host      launch 0F0   launch SEND   launch FREE   launch 0F1 ...     goes on at once, as with CUDA
+    compute 0     ...zz 0F0 ■   zz FREE: NaN   z 0F1                      in order, each after a delay
+    copy 0►1               z wait ■ zzz SEND ■
+
+What the host puts into a register stands for a tensor to come. A missing wait reads too early, an early free reads NaN.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from time import sleep
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import pipecompile as pc
+from pipecompile.ir import Op, Program
+from pipecompile.passes import lower
+from pipecompile.runtime import interpreter
+from pipecompile.runtime.executable import Executable, loss_cells, step_routes
+from pipecompile.runtime.interpreter import bind
+from pipecompile.runtime.registers import Frame
+from pipecompile.runtime.stream_events import Lane, Place, launches
+from pipecompile.runtime.streams import Act
+from pipecompile.runtime.transport import Link
+from tests.support.launch_mutants import Launches, Mutant
+
+__all__ = ["EmulatedExecutable", "EmulatedStreams"]
+
+
+@dataclass(slots=True)
+class Handle:
+    """A value to come; its memory may be given back before, when nobody waited."""
+
+    value: Any = None
+    is_given_back: bool = False
+
+
+@dataclass(slots=True)
+class Device:
+    """What a launch sees of the frame: registers hold values, by now."""
+
+    registers: dict[int, Any]
+    frame: Frame
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.frame, name)
+
+
+class Copy(Link):
+    """Into memory of its own."""
+
+    def send(self, value: Any) -> Any:
+        return None if value is None else value.detach().clone().requires_grad_(value.requires_grad)
+
+
+@dataclass
+class EmulatedStreams:
+    """Between any two devices copies run beside compute. `most` is the longest delay in seconds."""
+
+    seed: int = 0
+    most: float = 2e-4
+    errors: list[BaseException] = field(default_factory=list)
+    lanes: dict[Lane, EmulatedStream] = field(default_factory=dict)
+    slow: dict[Place, float] = field(default_factory=dict)
+
+    def apart(self, source: int, target: int) -> bool:
+        return source != target
+
+    def stream(self, lane: Lane) -> EmulatedStream:
+        if lane not in self.lanes:
+            self.lanes[lane] = EmulatedStream(self, lane, random.Random(f"{self.seed} {lane}"))
+        return self.lanes[lane]
+
+    def link(self, source: int, target: int) -> Link:
+        return Copy()
+
+    def reseed(self, seed: int) -> None:
+        """Other delays from now on."""
+        self.errors.clear()
+        self.slow = {}
+        for lane, stream in self.lanes.items():
+            stream.chance = random.Random(f"{seed} {lane}")
+            stream.pace = stream.chance.choice((0.0, 0.1, 1.0))
+
+    def delay(self, places: set[Place], seconds: float) -> None:
+        """These launches are slow, all others are fast."""
+        self.errors.clear()
+        self.slow = dict.fromkeys(places, seconds)
+        for stream in self.lanes.values():
+            stream.pace = 0.0
+
+    def finish(self) -> None:
+        """Wait for everything that was launched. Raises what a launch raised."""
+        for stream in self.lanes.values():
+            stream.record().wait()
+        if self.errors:
+            raise self.errors[0]
+
+    def close(self) -> None:
+        for stream in self.lanes.values():
+            stream.queue.put(None)
+
+
+class EmulatedStream:
+    def __init__(self, streams: EmulatedStreams, lane: Lane, chance: random.Random) -> None:
+        self.streams, self.is_compute, self.chance, self.pace = streams, lane[0] == lane[1], chance, 1.0
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=_work, args=(self.queue, streams), daemon=True).start()
+
+    def run(self, act: Act, frame: Frame) -> None:
+        given = {index: frame.registers[index] for index in act.reads}
+        if act.op is Op.FREE:
+            (index,) = act.reads
+            frame.registers[index] = None
+            self._later(act, lambda: self._give_back(given[index]))
+            return
+        made = {index: Handle() for index in act.writes}
+        for index, handle in made.items():
+            frame.registers[index] = handle
+
+        def late() -> None:
+            device = Device({index: handle.value for index, handle in given.items()}, frame)
+            act.run(device)  # type: ignore[arg-type]
+            for index, handle in made.items():
+                handle.value = device.registers[index]
+                if handle.is_given_back:
+                    _overwrite(handle.value)
+
+        self._later(act, late)
+
+    def _give_back(self, handle: Handle) -> None:
+        """Overwrite the memory. What a device sent may be part of what its stage saved, and is not given back then."""
+        handle.is_given_back = True
+        if not (self.is_compute and _is_held(handle)):
+            _overwrite(handle.value)
+
+    def _later(self, act: Act, work: Any) -> None:
+        delay = (
+            self.streams.slow.get(act.place, 0.0) + (0.5 + self.chance.random() ** 3) * self.pace * self.streams.most
+        )
+        self.queue.put(lambda: (sleep(delay) if delay else None, work()))
+
+    def record(self) -> threading.Event:
+        event = threading.Event()
+        self.queue.put(event.set)
+        return event
+
+    def wait(self, event: threading.Event) -> None:
+        self.queue.put(event.wait)
+
+
+def _work(queue: SimpleQueue[Any], streams: EmulatedStreams) -> None:
+    while (work := queue.get()) is not None:
+        try:
+            with torch.enable_grad():
+                work()
+        except BaseException as error:
+            streams.errors.append(error)
+        del work
+
+
+def _overwrite(value: Any) -> None:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        value.data.fill_(float("nan"))
+
+
+def _is_held(handle: Handle) -> bool:
+    """Does anybody but the handle hold the tensor, or another tensor its memory?"""
+    value = handle.value
+    if not isinstance(value, torch.Tensor):
+        return False
+    storage = value.untyped_storage()
+    return sys.getrefcount(value) > ALONE + 1 or bool(torch._C._storage_Use_Count(storage._cdata) > ALONE)
+
+
+ALONE = 2
+"""Users of a tensor that nobody holds but the handle, and who asks; so, of a storage, its tensor, and who asks."""
+
+
+class EmulatedExecutable(Executable):
+    """A program on emulated devices; a run ends when everything that was launched is over, and leaves nothing behind."""
+
+    def __init__(self, pipe: pc.Pipeline, count: int, damage: Callable[[Program], Program] | None = None) -> None:
+        build = pipe.builds.latest
+        ways = step_routes(build.routes, len(build.stages), with_target=False)
+        sound = lower(build.schedule(count), ways, overlap=True)
+        program = sound if damage is None else damage(sound)
+        self.was_harmed = program != sound
+        cells = loss_cells(build.stages, build.codes, ways, build.outputs, pipe.options.loss_fn)
+        super().__init__(program, cells, pipe.devices, build.graph, build.mirrors)
+        self.streams, self.key = EmulatedStreams(), ("step", count, False)
+        build._executables[self.key] = self
+        self.n_runs = 0
+        self.bind(launches(program, self.streams.apart))
+
+    def bind(self, planned: Launches) -> None:
+        """From now on, launch like this."""
+        with patch.object(interpreter, "launches", lambda *_: planned):
+            self.__dict__["inline"] = bind(self.program, self.cells, self.devices, threaded=False, streams=self.streams)
+        self._idle[False].clear()
+
+    def suffer(self, mutant: Mutant, seconds: float = 0.02) -> None:
+        """Launch like this, what has to be late for it to show so late."""
+        self.bind(mutant.launches)
+        self.streams.delay(mutant.late(self.program), seconds)
+
+    def run(self, code: Any, frame: Frame, crew: Any = None) -> None:
+        self.n_runs += 1
+        super().run(code, frame, crew)
+        self.streams.finish()
+        assert not any(register is not None for register in frame.registers), "something was not freed"

@@ -1,0 +1,91 @@
+"""`segmentation_models_pytorch.Unet`, unmodified: its skips go straight from the encoder's stage to the decoder's.
+
+stage 0         stage 1      stage 2      stage 3
+encoder ─┬────► encoder ───► decoder ───► decoder
+         └──────── one copy, no stop ───► concat
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import segmentation_models_pytorch as smp
+import torch
+
+import pipecompile as pc
+from pipecompile.ir import HOST, Op
+from pipecompile.runtime import streams
+from pipecompile.runtime.transport import Link
+from tests.support.eager import accumulate, assert_same, square_loss
+
+N_STAGES, COUNT = 4, 3
+
+
+class CountingLink(Link):
+    """Between two places that share memory, but it counts what passes."""
+
+    sent: Counter[tuple[int, ...]] = Counter()
+
+    def send(self, value: Any) -> Any:
+        CountingLink.sent[tuple(value.shape)] += 1
+        return value
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> pc.Pipeline:
+    CountingLink.sent.clear()
+    monkeypatch.setattr(streams, "link", lambda *_: CountingLink())
+    torch.manual_seed(0)
+    model = smp.Unet("resnet18", encoder_weights=None, classes=2)
+    x = torch.randn(6, 3, 64, 64)
+    return pc.compile(
+        model, N_STAGES, example_args=(x,), n_microbatches=COUNT, loss_fn=square_loss, cost="analytic",
+        devices=["cpu"] * N_STAGES, dispatch="inline",
+    )  # fmt: skip
+
+
+def test_gradients_and_buffers_equal_eager(pipe: pc.Pipeline) -> None:
+    """Decoder blocks use a skip once and the value below once, each in one stage: every sum keeps its order."""
+    model, eager = pipe.model, copy.deepcopy(pipe.model)
+    x = torch.randn(6, 3, 64, 64)
+    loss = pipe.step(x)
+    torch.testing.assert_close(loss, accumulate(eager, x, COUNT))
+    assert_same(model, eager)
+
+
+def test_a_skip_over_two_stages_is_copied_once_per_consumer_device(pipe: pc.Pipeline) -> None:
+    skips = [
+        route
+        for route in pipe.plan.routes
+        if route.source != HOST and any(end - route.source > 2 for end in route.consumers)
+    ]
+    assert skips, "the cut has no skip that passes over two stages"
+    sends = Counter(
+        instruction.reads[0].value.name
+        for row in pipe.program.rows
+        for instruction in row
+        if instruction.op is Op.SEND and instruction.peer != HOST and instruction.reads[0].value.consumer is None
+    )
+    for route in pipe.plan.routes:
+        if route.source != HOST:
+            devices = {end for end in route.consumers if end != HOST}
+            assert sends[route.value] == COUNT * len(devices), route.value
+
+
+def test_what_the_program_sends_is_what_passes_the_links(pipe: pc.Pipeline) -> None:
+    """Counted while it runs: nothing is relayed by the stages in between, forward or backward."""
+    pipe.step(torch.randn(6, 3, 64, 64))
+    shapes = {
+        node.name: tuple(node.meta["val"].shape[1:])
+        for node in pipe.graph.graph.nodes
+        if hasattr(node.meta.get("val"), "shape")
+    }
+    expected: Counter[tuple[int, ...]] = Counter()
+    for row in pipe.program.rows:
+        for instruction in row:
+            if instruction.op is Op.SEND and instruction.peer != HOST:
+                expected[(6 // COUNT, *shapes[instruction.reads[0].value.name])] += 1
+    assert CountingLink.sent == expected
