@@ -88,12 +88,19 @@ def test_a_file_that_was_edited_is_refused(tmp_path: Path) -> None:
         ("stage_of", {**known["stage_of"], "first": 2, "act": 0}, "needs first"),
         ("stage_of", {"first": 0}, "does not cover the graph"),
         ("fingerprint", "0", "another graph"),
-        ("format", "pipecompile.ir.plan/99", "plan/99"),
+        ("format", "pipecompile.plan/99", "plan/99"),
         ("stages", "none", r"\$.stages"),
     ):
         path.write_text(json.dumps({**known, key: value}))
         with pytest.raises(pc.PipecompileError, match=text):
             compiled(Net(nn.ReLU), plan=path)
+
+
+def test_the_format_of_the_file_keeps_its_name(tmp_path: Path) -> None:
+    """The name does not follow the module: files written before the module moved must load."""
+    path = tmp_path / "plan.json"
+    compiled(UNet()).plan.save(path)
+    assert json.loads(path.read_text())["format"] == "pipecompile.plan/1"
 
 
 def test_nothing_moves_before_the_plan_is_known_to_fit(tmp_path: Path) -> None:
