@@ -15,7 +15,7 @@ from pipecompile.batching.call_inputs import validate_model
 from pipecompile.costs.links import checked
 from pipecompile.costs.optimizer_bytes import optimizer_state
 from pipecompile.costs.user_costs import Given
-from pipecompile.distributed.rank_mesh import Ranks
+from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.graph.cut_constraints import Steering, Together
 from pipecompile.ir import Schedule
@@ -117,7 +117,7 @@ def compile(
     TraceError, PartitionError (InfeasibleError when nothing fits), ScheduleError or PlanError before anything moves.
     """
     asked, model = load_schedule(schedule), validate_model(model)
-    ranks = Ranks.of(mesh, devices)
+    ranks = RankMesh.of(mesh, devices)
     places = resolve_devices(devices, n_stages, asked) if ranks is None else ranks.devices
     steering = Steering.of(
         model, n_stages, split_before=split_before, keep_together=keep_together, pin=pin, balance=balance

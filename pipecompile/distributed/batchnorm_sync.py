@@ -14,20 +14,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pipecompile.distributed.collectives import Circle
+from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.errors import InputError
 from pipecompile.runtime.cells.deferred_batchnorm import Norms, Seen, speaks
 
-__all__ = ["SharedNorms", "check_groups", "left_alone", "speaking"]
+__all__ = ["ReplicatedNorms", "check_sync_groups", "without_sync", "sync_batchnorm_layers"]
 
 
-def speaking(model: nn.Module) -> dict[str, nn.SyncBatchNorm]:
+def sync_batchnorm_layers(model: nn.Module) -> dict[str, nn.SyncBatchNorm]:
     """The layers that exchange statistics with other processes."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)}
     return {name: layer for name, layer in layers.items() if speaks(layer)}
 
 
-def check_groups(layers: dict[str, nn.SyncBatchNorm], copies: dist.ProcessGroup | None) -> None:
+def check_sync_groups(layers: dict[str, nn.SyncBatchNorm], copies: dist.ProcessGroup | None) -> None:
     """Raise InputError for a layer that would wait for ranks that do not have it."""
     having = {dist.get_rank()} if copies is None else set(dist.get_process_group_ranks(copies))
     for name, layer in layers.items():
@@ -41,32 +41,32 @@ def check_groups(layers: dict[str, nn.SyncBatchNorm], copies: dist.ProcessGroup 
             )
 
 
-class Alone(_BatchNorm):
+class LocalBatchNorm(_BatchNorm):
     """What a SyncBatchNorm is meanwhile."""
 
     _check_input_dim = nn.SyncBatchNorm._check_input_dim
 
 
-Alone.__module__ = nn.SyncBatchNorm.__module__  # it is recorded as what it stands for: a layer of torch
+LocalBatchNorm.__module__ = nn.SyncBatchNorm.__module__  # it is recorded as what it stands for: a layer of torch
 
 
 @contextmanager
-def left_alone(layers: Sequence[nn.SyncBatchNorm]) -> Iterator[None]:
+def without_sync(layers: Sequence[nn.SyncBatchNorm]) -> Iterator[None]:
     """In this context the layers wait for nobody."""
     kinds = [type(layer) for layer in layers]
     try:
         for layer in layers:
-            layer.__class__ = Alone  # type: ignore[assignment]
+            layer.__class__ = LocalBatchNorm  # type: ignore[assignment]
         yield
     finally:
         for layer, kind in zip(layers, kinds, strict=True):
             layer.__class__ = kind
 
 
-class SharedNorms(Norms):
+class ReplicatedNorms(Norms):
     """The deferred layers of one build. All copies saw the same layers, those of this rank's stages."""
 
-    def __init__(self, norms: Norms, copies: Circle) -> None:
+    def __init__(self, norms: Norms, copies: CollectiveGroup) -> None:
         super().__init__(norms.norms)
         self.copies = copies
 

@@ -8,7 +8,7 @@ import msgspec
 
 from pipecompile.errors import PipecompileError, PlanError, RunError
 
-__all__ = ["Disagreement", "Lost", "Owed", "Report"]
+__all__ = ["Disagreement", "RankLost", "AwaitedMessage", "FailureReport"]
 
 
 class Disagreement(PlanError):
@@ -16,7 +16,7 @@ class Disagreement(PlanError):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FailureReport:
     """Rank `rank` failed "at 2F1", or "before 2F1 had come" from it, in a stage and a micro-batch if that is an action."""
 
     rank: int
@@ -28,7 +28,7 @@ class Report:
     hint: str = ""
 
     @classmethod
-    def of(cls, error: Exception, rank: int, action: str = "") -> Report:
+    def of(cls, error: Exception, rank: int, action: str = "") -> FailureReport:
         """What is to be told of an error."""
         if isinstance(error, RunError):
             return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
@@ -50,12 +50,12 @@ class Report:
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Report:
+    def from_json(cls, text: str | bytes) -> FailureReport:
         return msgspec.json.decode(text, type=cls)
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class AwaitedMessage:
     """Who waits says that `rank` owes `what`, in a step: one may be in a later step than another, who waits for the same rank."""
 
     rank: int
@@ -66,13 +66,13 @@ class Owed:
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Owed:
+    def from_json(cls, text: str | bytes) -> AwaitedMessage:
         return msgspec.json.decode(text, type=cls)
 
 
-class Lost(Exception):
+class RankLost(Exception):
     """A rank failed; inside the library, until it is raised as a RunError. `is_told`: the others know."""
 
-    def __init__(self, report: Report, *, is_told: bool) -> None:
+    def __init__(self, report: FailureReport, *, is_told: bool) -> None:
         super().__init__(report.what)
         self.report, self.is_told = report, is_told

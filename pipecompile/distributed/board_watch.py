@@ -1,4 +1,4 @@
-"""A thread that glances at the board for every line there is. It ends before the interpreter does: a thread that Python stops
+"""A thread that glances at the board for every watched there is. It ends before the interpreter does: a thread that Python stops
 inside c10d takes the process with it.
 """
 
@@ -24,14 +24,14 @@ class Watched(Protocol):
     def glance(self) -> None: ...
 
 
-_LINES: WeakSet[Watched] = WeakSet()
+_WATCHED: WeakSet[Watched] = WeakSet()
 _THREADS: list[Thread] = []
 _ENDED = Event()
 
 
-def watch(line: Watched) -> None:
-    """From now on, for as long as somebody else knows the line."""
-    _LINES.add(line)
+def watch(watched: Watched) -> None:
+    """From now on, for as long as somebody else knows the communicator."""
+    _WATCHED.add(watched)
     if not _THREADS:
         _THREADS.append(Thread(target=_watch, name="pipecompile-watch", daemon=True))
         _THREADS[0].start()
@@ -40,9 +40,9 @@ def watch(line: Watched) -> None:
 
 def _watch() -> None:
     while not _ENDED.wait(POLL):
-        for line in list(_LINES):
-            line.glance()
-            del line
+        for watched in list(_WATCHED):
+            watched.glance()
+            del watched
 
 
 def _end() -> None:

@@ -24,14 +24,14 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.blame import Disagreement, Lost, Report
+from pipecompile.distributed.blame import Disagreement, FailureReport, RankLost
 from pipecompile.distributed.board_watch import POLL, watch
 from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
-from pipecompile.distributed.rank_mesh import Ranks
-from pipecompile.distributed.status_board import Board
+from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.distributed.status_board import StatusBoard
 from pipecompile.errors import RunError
 
-__all__ = ["Line"]
+__all__ = ["Communicator"]
 
 _PATIENCE = timedelta(days=30)
 """How long c10d may wait; who watches the board ends it before."""
@@ -43,7 +43,7 @@ _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictio
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wait:
+class PendingWait:
     """For a message of this name, to or from `peer`, from the moment `since`."""
 
     peer: int
@@ -51,22 +51,22 @@ class Wait:
     since: float
 
 
-class Line:
+class Communicator:
     """Peers are numbered as pipeline devices."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: RankMesh) -> None:
         self.ranks, self.rank, self.timeout = ranks, dist.get_rank(), ranks.timeout
         self.number = _MADE[ranks.members] = _MADE[ranks.members] + 1
-        self.board = Board(ranks, self.rank, self.number)
+        self.board = StatusBoard(ranks, self.rank, self.number)
         self.action = ""
         self._broken: RunError | None = None
         self._group: dist.ProcessGroup | None = None
         self._out: dict[int, Outbox] = {}
         self._in: dict[int, Inbox] = {}
-        self._waiting: Wait | None = None
-        self._seen: Wait | None = None
+        self._waiting: PendingWait | None = None
+        self._seen: PendingWait | None = None
         self._is_shown, self._lock = False, Lock()
-        self._verdict: Lost | None = None
+        self._verdict: RankLost | None = None
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -89,21 +89,21 @@ class Line:
             watch(self)
 
     def expect(self, source: int, names: Iterable[str]) -> None:
-        """These values will come from `source`, in this order. Raises Lost."""
+        """These values will come from `source`, in this order. Raises RankLost."""
         try:
             self._in[source].expect(names)
         except RuntimeError as error:
             raise self._gone(source, "", error) from None
 
     def send(self, target: int, name: str, value: Any, *, once: bool = False) -> None:
-        """Hand a value over; it must stay as it is until `flush`. `once`: nobody was told to expect it. Raises Lost."""
+        """Hand a value over; it must stay as it is until `flush`. `once`: nobody was told to expect it. Raises RankLost."""
         try:
             self._out[target].put(name, value, once=once)
         except RuntimeError as error:
             raise self._gone(target, "", error) from None
 
     def take(self, source: int, name: str, *, once: bool = False) -> Any:
-        """The next value from `source`, which must be the one called so. Raises Lost."""
+        """The next value from `source`, which must be the one called so. Raises RankLost."""
         box = self._in[source]
         try:
             value = box.take_once(name) if once else box.take(name)
@@ -113,7 +113,7 @@ class Line:
         return value
 
     def flush(self) -> None:
-        """Return when all that was sent is on its way, and may be changed. Raises Lost."""
+        """Return when all that was sent is on its way, and may be changed. Raises RankLost."""
         for target, box in self._out.items():
             try:
                 box.flush()
@@ -121,7 +121,7 @@ class Line:
                 raise self._gone(target, "", error) from None
 
     def _wait(self, peer: int, work: dist.Work, name: str) -> None:
-        self._waiting = Wait(peer, name, monotonic())
+        self._waiting = PendingWait(peer, name, monotonic())
         try:
             work.wait(_PATIENCE)
         finally:
@@ -129,7 +129,7 @@ class Line:
         if self._is_shown:  # what did not come stays on the board: others may have to know
             self._hide()
 
-    def _gone(self, peer: int, name: str, error: Exception) -> Lost:
+    def _gone(self, peer: int, name: str, error: Exception) -> RankLost:
         """Why a message of this name does not come, or one does not go."""
         if self._verdict is not None:
             return self._verdict
@@ -140,13 +140,13 @@ class Line:
             peer, reason if isinstance(error, ConnectionError) else f"the connection to it is gone: {reason}", name
         )
 
-    def _lost(self, peer: int, what: str, name: str) -> Lost:
+    def _lost(self, peer: int, what: str, name: str) -> RankLost:
         with suppress(RuntimeError):
             sleep(POLL)  # who knows more, has told it by then
             if (report := self.board.failed()) is not None:
-                return Lost(report, is_told=True)
+                return RankLost(report, is_told=True)
         rank, name = self.board.to_blame(self.ranks.rank_of(peer), name)
-        return Lost(Report(rank, what, where=f"{name} was to come from it" if name else ""), is_told=False)
+        return RankLost(FailureReport(rank, what, where=f"{name} was to come from it" if name else ""), is_told=False)
 
     # -- while this rank waits ----------------------------------------------------------------------------------------
 
@@ -161,12 +161,12 @@ class Line:
             self._show(wait)
             if monotonic() - wait.since > self.timeout:
                 raise self._lost(wait.peer, f"it has been silent for {self.timeout:.3g} s", wait.name)
-        except Lost as lost:
+        except RankLost as lost:
             if self._waiting is wait:
                 self._verdict = lost
                 self._break()
 
-    def _show(self, wait: Wait) -> None:
+    def _show(self, wait: PendingWait) -> None:
         """Let others read for whom this rank waits, unless it does not any more."""
         with self._lock:
             if not self._is_shown:
@@ -202,16 +202,16 @@ class Line:
             )
         self.board.begin()
 
-    def gathered(self, topic: str, text: str) -> list[str]:
-        """What every member says to a topic. Raises Disagreement when one is asked something else, Lost when one is silent."""
-        return self.board.gathered(topic, text)
+    def all_gather_text(self, topic: str, text: str) -> list[str]:
+        """What every member says to a topic. Raises Disagreement when one is asked something else, RankLost when one is silent."""
+        return self.board.all_gather_text(topic, text)
 
     def agree(self, topic: str, text: str) -> None:
         """Raise Disagreement, on all ranks, unless all say the same."""
         self.board.agree(topic, text)
 
     def look(self) -> None:
-        """Raise Lost when a rank failed, or asks for something that this one is not asked for."""
+        """Raise RankLost when a rank failed, or asks for something that this one is not asked for."""
         self.board.look()
 
     def wanted(self, rank: int, own: str) -> set[str]:
@@ -225,14 +225,14 @@ class Line:
             yield
         except Disagreement:
             raise
-        except Lost as lost:
+        except RankLost as lost:
             report = lost.report if lost.is_told else self.board.tell(lost.report)
             self.board.heard()
             self._broken = report.error()
             self._break()
             raise self._broken from None
         except Exception as error:
-            report = Report.of(error, self.rank, self.action)
+            report = FailureReport.of(error, self.rank, self.action)
             self._broken = report.error()
             if self.board.tell(report) == report:
                 self.board.wait_for_hearers()

@@ -19,23 +19,23 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from pipecompile.distributed.blame import Disagreement
-from pipecompile.distributed.collectives import Circle, Message
-from pipecompile.distributed.sharded_parameters import Shards
+from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
+from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.errors import InputError, RunError
 from pipecompile.torch_private.dtensors import gradient_of, like, local
 
-__all__ = ["Replicas", "align", "check_unwrapped"]
+__all__ = ["Replicas", "broadcast_from_first", "check_unwrapped"]
 
 
 class Replicas:
-    """`circle` has this rank and those that run the same stages on other parts; None when there are none. What they keep of
+    """`group` has this rank and those that run the same stages on other parts; None when there are none. What they keep of
     their parameters in parts, `shards` knows. `reductions` is how many messages gradients took until now: per step and dtype
     one for all that are complete at the same place of the row, and one for what the row does not complete.
     """
 
-    def __init__(self, circle: Circle | None, shards: Shards) -> None:
-        self.circle, self.shards, self.reductions = circle, shards, 0
-        self._step: Step | None = None
+    def __init__(self, group: CollectiveGroup | None, shards: ShardedParameters) -> None:
+        self.group, self.shards, self.reductions = group, shards, 0
+        self._step: GradientReduction | None = None
 
     @contextmanager
     def reduced(
@@ -45,16 +45,16 @@ class Replicas:
         it has in parts; what it yields makes the loss of a part of the batch that of the whole. Parts are weighted by their
         samples, or added when those are None. One that fails leaves the gradients that were there before.
         """
-        circle = self.circle
-        if circle is None:
+        group = self.group
+        if group is None:
             yield lambda loss: loss
             return
         before = {parameter: parameter.grad for parameter in parameters()}
         for parameter in before:
             parameter.grad = None
         try:
-            self._step = step = Step(circle, self.shards, parameters, samples)
-            yield lambda loss: circle.sum(loss * step.share)
+            self._step = step = GradientReduction(group, self.shards, parameters, samples)
+            yield lambda loss: group.sum(loss * step.share)
             self.reduce(None)
             step.end()
         except BaseException:
@@ -81,19 +81,23 @@ class Replicas:
         self.reductions += self._step.begin(complete)
 
 
-class Step:
+class GradientReduction:
     """The gradients of one step, on their way to those of the whole batch.
 
     row        3B0  3B1  1B0  1B1
-    circle              [ 3 ─────── ]  [ 1 ]  [ the rest ]     all are waited for at the end, and in this order on all copies
+    group              [ 3 ─────── ]  [ 1 ]  [ the rest ]     all are waited for at the end, and in this order on all copies
     """
 
     def __init__(
-        self, circle: Circle, shards: Shards, parameters: Callable[[], Iterator[nn.Parameter]], samples: int | None
+        self,
+        group: CollectiveGroup,
+        shards: ShardedParameters,
+        parameters: Callable[[], Iterator[nn.Parameter]],
+        samples: int | None,
     ) -> None:
-        self.circle, self.shards, self.parameters, self.samples = circle, shards, parameters, samples
+        self.group, self.shards, self.parameters, self.samples = group, shards, parameters, samples
         self.share = 1.0
-        self._messages: list[Message] = []
+        self._messages: list[GradientBucket] = []
 
     @cached_property
     def whole(self) -> tuple[nn.Parameter, ...]:
@@ -103,7 +107,7 @@ class Step:
     def agree(self, program: str) -> None:
         """On the order of messages, which is that of the program; and on how much each part of the batch counts."""
         mark = float(int(sha256(program.encode()).hexdigest()[:12], 16))
-        said = self.circle.rows(torch.tensor([self.samples or 0.0, mark], dtype=torch.float64))
+        said = self.group.rows(torch.tensor([self.samples or 0.0, mark], dtype=torch.float64))
         if (said[:, 1] != mark).any():
             raise Disagreement(
                 "the copies of the pipeline are about to run different programs",
@@ -129,7 +133,7 @@ class Step:
         self._messages += new
         return len(new)
 
-    def _message(self, group: Sequence[nn.Parameter]) -> Message:
+    def _message(self, group: Sequence[nn.Parameter]) -> GradientBucket:
         """Which says as well on how many ranks a parameter has a gradient at all."""
         parts = [local(gradient_of(parameter)).reshape(-1) for parameter in group]
         has = torch.tensor([float(p.grad is not None) for p in group]).to(parts[0])
@@ -138,7 +142,7 @@ class Step:
         for parameter in group:
             parameter.grad = None
         sizes = [*map(len, parts), len(group)]
-        return Message(group, self.circle.begin_sum(flat), (), partial(_receive, group, sizes))
+        return GradientBucket(group, self.group.begin_sum(flat), (), partial(_receive, group, sizes))
 
     @torch.no_grad()
     def end(self) -> None:
@@ -164,7 +168,7 @@ def _receive(group: Sequence[nn.Parameter], sizes: Sequence[int], flat: torch.Te
         parameter.grad = like(parameter, gradient.clone()) if number else None
 
 
-def align(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
     """Make these tensors what they are in the first copy of the pipeline."""
     if group is not None:
         for tensor in tensors:

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from pipecompile.distributed.collectives import Circle
+from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.torch_private.dtensors import local
 
 __all__ = ["scaled_to_norm", "spread_infinities", "total_norm"]
 
 
-def total_norm(gradients: Sequence[torch.Tensor], norm_type: float, pipeline: Circle) -> torch.Tensor:
+def total_norm(gradients: Sequence[torch.Tensor], norm_type: float, pipeline: CollectiveGroup) -> torch.Tensor:
     """Of the gradients of all ranks of a pipeline. Those in parts on several ranks are counted once, by DTensor."""
     total = torch.zeros((), dtype=torch.float64)
     for _, alike in groupby(sorted(gradients, key=_where), key=_where):
@@ -37,12 +37,12 @@ def scaled_to_norm(gradients: Iterable[torch.Tensor], total: torch.Tensor, max_n
         gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
 
-def spread_infinities(parameters: Iterable[nn.Parameter], circles: Sequence[Circle]) -> None:
+def spread_infinities(parameters: Iterable[nn.Parameter], groups: Sequence[CollectiveGroup]) -> None:
     """When a gradient on any rank is not finite, make those on all ranks so: then each `GradScaler` skips its step."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     found = torch.tensor(float(not all(bool(gradient.isfinite().all()) for gradient in gradients)))
-    for circle in circles:
-        found = circle.largest(found)
+    for group in groups:
+        found = group.largest(found)
     if found:
         for gradient in gradients:
             gradient.fill_(torch.inf)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.message_layout import HEADER, Kind, Layout, laid_out, mark_of, raw
+from pipecompile.distributed.message_layout import HEADER, MessageLayout, PayloadKind, encoded, name_checksum, raw
 
 __all__ = ["Channel", "Inbox", "Outbox", "Waiter"]
 
@@ -60,13 +60,13 @@ class Channel:
         return work
 
 
-class Slot:
+class MessageBuffer:
     """Memory of one end for the values of one name that have this layout. `head` is read and written by numpy, which is faster.
 
     `value` is where a small value is, `large` where the next large one comes to; `last` is the number of the message last sent.
     """
 
-    def __init__(self, name: str, layout: Layout) -> None:
+    def __init__(self, name: str, layout: MessageLayout) -> None:
         self.layout = layout
         self.is_small = layout.nbytes <= SMALL
         inline = layout.nbytes if self.is_small else 0
@@ -74,9 +74,9 @@ class Slot:
             self.bytes = torch.zeros(8 * _HEAD + inline, dtype=torch.uint8, device="cpu")
             self.head = self.bytes[: 8 * _HEAD].view(torch.int64).numpy()
             content = self.bytes[8 * _HEAD :].view(layout.dtype)
-            is_here = self.is_small and layout.kind is Kind.TENSOR
+            is_here = self.is_small and layout.kind is PayloadKind.TENSOR
             self.value = content.as_strided(layout.shape, layout.strides) if is_here else None
-        self.head[_MARK] = mark_of(name)
+        self.head[_MARK] = name_checksum(name)
         self.works: list[dist.Work] = []
         self.large: torch.Tensor | None = None
         self.last = 0
@@ -87,7 +87,7 @@ class Outbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, MessageBuffer] = {}
         self.sent = 0
         self.pending: deque[tuple[int, str, list[dist.Work]]] = deque()
 
@@ -101,14 +101,14 @@ class Outbox:
         if slot.layout.is_of(value):
             plain = None if value is None else value.detach()
         else:
-            layout, plain = laid_out(value)
+            layout, plain = encoded(value)
             if layout != slot.layout:
                 self._sent(name, [*self._changed(slot), *self._aside(name, value)])
                 return
         self._sent(name, self._same(slot, plain))
         slot.last = self.sent
 
-    def _same(self, slot: Slot, plain: Any) -> list[dist.Work]:
+    def _same(self, slot: MessageBuffer, plain: Any) -> list[dist.Work]:
         slot.head[_IS_SAME], slot.head[_TAKEN] = 1, self.channel.taken
         if slot.value is not None:
             slot.value.copy_(plain)
@@ -117,7 +117,7 @@ class Outbox:
             works.append(self.channel.send(raw(plain)))
         return works
 
-    def _changed(self, slot: Slot) -> list[dist.Work]:
+    def _changed(self, slot: MessageBuffer) -> list[dist.Work]:
         """What the other has room for is sent, but only its head says something."""
         slot.head[_IS_SAME], slot.head[_TAKEN] = 0, self.channel.taken
         works = [self.channel.send(slot.bytes)]
@@ -127,8 +127,8 @@ class Outbox:
 
     def _aside(self, name: str, value: Any, *, once: bool = False) -> list[dist.Work]:
         with torch.inference_mode(False):
-            layout, plain = laid_out(value)
-            numbers = torch.tensor([mark_of(name), *layout.numbers()], device="cpu")
+            layout, plain = encoded(value)
+            numbers = torch.tensor([name_checksum(name), *layout.numbers()], device="cpu")
         works = [self.channel.send(numbers, aside=True)]
         if plain is not None and layout.nbytes:
             works.append(self.channel.send(raw(plain), aside=True))
@@ -164,9 +164,9 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, MessageBuffer] = {}
         self.expected: deque[str] = deque()
-        self.posted: deque[Slot] = deque()
+        self.posted: deque[MessageBuffer] = deque()
         self.told = 0
 
     def expect(self, names: Iterable[str]) -> None:
@@ -205,7 +205,7 @@ class Inbox:
         self.channel.taken += 1
         return value
 
-    def _from(self, slot: Slot, name: str) -> Any:
+    def _from(self, slot: MessageBuffer, name: str) -> Any:
         for work in slot.works:
             self.channel.wait(work, name)
         _check(slot.head[_MARK], name)
@@ -213,7 +213,7 @@ class Inbox:
         large, slot.large, slot.works = slot.large, None, []
         if not slot.head[_IS_SAME]:
             return self._aside(name)
-        return slot.layout.opened(large if slot.value is None else slot.value.clone())
+        return slot.layout.decoded(large if slot.value is None else slot.value.clone())
 
     def _aside(self, name: str, *, once: bool = False) -> Any:
         with torch.inference_mode(False):
@@ -221,23 +221,23 @@ class Inbox:
             self.channel.wait(self.channel.receive(numbers, aside=True), name)
             mark, *rest = numbers.tolist()
             _check(mark, name)
-            layout = Layout.read(rest)
+            layout = MessageLayout.read(rest)
             made = layout.room()
             if layout.nbytes:
                 self.channel.wait(self.channel.receive(raw(made), aside=True), name)
             if not once:
                 _remember(self.slots, name, layout)
-            return layout.opened(made)
+            return layout.decoded(made)
 
 
-def _remember(slots: dict[str, Slot], name: str, layout: Layout) -> None:
+def _remember(slots: dict[str, MessageBuffer], name: str, layout: MessageLayout) -> None:
     """Both ends do this with the same layout, so that they agree about what comes next time. Objects have no fixed length."""
-    if layout.kind is Kind.OBJECT:
+    if layout.kind is PayloadKind.OBJECT:
         slots.pop(name, None)
     else:
-        slots[name] = Slot(name, layout)
+        slots[name] = MessageBuffer(name, layout)
 
 
 def _check(mark: int, name: str) -> None:
-    if int(mark) != mark_of(name):
+    if int(mark) != name_checksum(name):
         raise ConnectionError("it sent another value: the ranks are not in the same step")

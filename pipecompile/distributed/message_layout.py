@@ -17,7 +17,7 @@ from zlib import crc32
 
 import torch
 
-__all__ = ["HEADER", "Kind", "Layout", "laid_out", "mark_of", "raw"]
+__all__ = ["HEADER", "PayloadKind", "MessageLayout", "encoded", "name_checksum", "raw"]
 
 _MOST = 10
 HEADER = 5 + 2 * _MOST
@@ -27,7 +27,7 @@ _DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, t
 _NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
 
-class Kind(IntEnum):
+class PayloadKind(IntEnum):
     """What the bytes are."""
 
     NOTHING = 0
@@ -36,10 +36,10 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MessageLayout:
     """What has to be known of a value to receive its bytes."""
 
-    kind: Kind
+    kind: PayloadKind
     nbytes: int = 0
     wants_gradient: bool = False
     dtype: torch.dtype = torch.uint8
@@ -48,7 +48,7 @@ class Layout:
 
     def is_of(self, value: Any) -> bool:
         """Can this value be sent as it is by this layout?"""
-        if self.kind is Kind.NOTHING:
+        if self.kind is PayloadKind.NOTHING:
             return value is None
         return (
             type(value) in _PLAIN
@@ -72,16 +72,16 @@ class Layout:
         return [*first, *self.shape, *rest, *self.strides, *rest]
 
     @classmethod
-    def read(cls, header: Sequence[int]) -> Layout:
+    def read(cls, header: Sequence[int]) -> MessageLayout:
         kind, wants, dtype, dims, nbytes, *rest = header
         shape, strides = tuple(rest[:dims]), tuple(rest[_MOST : _MOST + dims])
-        return cls(Kind(kind), nbytes, bool(wants), _DTYPES[dtype], shape, strides)
+        return cls(PayloadKind(kind), nbytes, bool(wants), _DTYPES[dtype], shape, strides)
 
-    def opened(self, content: torch.Tensor | None) -> Any:
+    def decoded(self, content: torch.Tensor | None) -> Any:
         """The value that was sent, once its bytes are there."""
-        if content is None or self.kind is Kind.NOTHING:
+        if content is None or self.kind is PayloadKind.NOTHING:
             return None
-        if self.kind is Kind.OBJECT:
+        if self.kind is PayloadKind.OBJECT:
             return pickle.loads(content.numpy().tobytes())  # noqa: S301 it comes from a rank of this very program
         return content.requires_grad_(self.wants_gradient)
 
@@ -89,18 +89,18 @@ class Layout:
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def laid_out(value: Any) -> tuple[Layout, torch.Tensor | None]:
+def encoded(value: Any) -> tuple[MessageLayout, torch.Tensor | None]:
     """The layout of any value, and the tensor with its bytes: the value itself where that is possible."""
     if value is None:
-        return Layout(Kind.NOTHING), None
+        return MessageLayout(PayloadKind.NOTHING), None
     if not _is_plain(value):
         content = torch.frombuffer(bytearray(pickle.dumps(_detached(value))), dtype=torch.uint8)
-        return Layout(Kind.OBJECT, len(content), shape=(len(content),), strides=(1,)), content
+        return MessageLayout(PayloadKind.OBJECT, len(content), shape=(len(content),), strides=(1,)), content
     plain = value.detach().resolve_conj().resolve_neg().cpu()
     if not plain.permute(_order(plain.stride())).is_contiguous():
         plain = plain.contiguous()
     shape, strides = tuple(plain.shape), plain.stride()
-    return Layout(Kind.TENSOR, plain.nbytes, value.requires_grad, plain.dtype, shape, strides), plain
+    return MessageLayout(PayloadKind.TENSOR, plain.nbytes, value.requires_grad, plain.dtype, shape, strides), plain
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.permute(_order(tensor.stride())).view(-1).view(torch.uint8)
 
 
-def mark_of(text: str) -> int:
+def name_checksum(text: str) -> int:
     """What both ends call a value, as a number."""
     return crc32(text.encode())
 

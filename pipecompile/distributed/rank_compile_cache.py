@@ -11,12 +11,17 @@ from torch import fx, nn
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.microbatches import MiniBatch
-from pipecompile.distributed.batchnorm_sync import SharedNorms, check_groups, left_alone, speaking
-from pipecompile.distributed.collectives import Circle
-from pipecompile.distributed.communicator import Line
-from pipecompile.distributed.data_parallel import Replicas, align
+from pipecompile.distributed.batchnorm_sync import (
+    ReplicatedNorms,
+    check_sync_groups,
+    sync_batchnorm_layers,
+    without_sync,
+)
+from pipecompile.distributed.collectives import CollectiveGroup
+from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
 from pipecompile.distributed.rank_executable import RankExecutable
-from pipecompile.distributed.sharded_parameters import Shards
+from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.distributed.tied_copies import place_on_ranks
 from pipecompile.driver.compile_cache import Builds
 from pipecompile.driver.specialization import Build
@@ -33,11 +38,15 @@ __all__ = ["RankBuilds"]
 
 
 class RankBuilds(Builds):
-    def __init__(self, model: nn.Module, options: Options, line: Line) -> None:
+    def __init__(self, model: nn.Module, options: Options, communicator: Communicator) -> None:
         super().__init__(model, options)
-        self.line, self.filling.gathered = line, line.gathered
-        self.shards = Shards(line.ranks.sharing, line)
-        self.copies = None if line.ranks.replicas is None else Circle(line.ranks.replicas, line)
+        self.communicator, self.filling.gathered = communicator, communicator.all_gather_text
+        self.shards = ShardedParameters(communicator.ranks.shard_mesh, communicator)
+        self.copies = (
+            None
+            if communicator.ranks.replica_group is None
+            else CollectiveGroup(communicator.ranks.replica_group, communicator)
+        )
         self.replicas = Replicas(self.copies, self.shards)
 
     def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
@@ -50,10 +59,10 @@ class RankBuilds(Builds):
 
     def _left_alone(self) -> AbstractContextManager[None]:
         """Recording and measuring, ranks do not wait for each other. Raises InputError for layers that always would."""
-        if layers := speaking(self.model):
+        if layers := sync_batchnorm_layers(self.model):
             check_alone(self.model, self.options.batch_norm, self.options.dispatch)
-            check_groups(layers, self.line.ranks.replicas)
-        return left_alone([*layers.values()])
+            check_sync_groups(layers, self.communicator.ranks.replica_group)
+        return without_sync([*layers.values()])
 
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         self._agree(graph, f"{count} micro-batches")
@@ -67,34 +76,34 @@ class RankBuilds(Builds):
     def _agree(self, graph: fx.GraphModule, counts: str) -> None:
         lines = node_lines(graph)
         asked = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {self.options.n_stages} stages"
-        self.line.agree("graph of the model", f"{asked}, {counts}")
+        self.communicator.agree("graph of the model", f"{asked}, {counts}")
 
     def _shared(self, make: Callable[[], Chosen]) -> Chosen:
         """What the first member makes, on all: the plan, there alone its problem, and the samples of its micro-batches."""
-        if self.line.ranks.place == 0:
+        if self.communicator.ranks.member_index == 0:
             plan, problem, samples = make()
-            self.line.gathered("plan", f"{samples or ''}\n{plan.to_json()}")
+            self.communicator.all_gather_text("plan", f"{samples or ''}\n{plan.to_json()}")
             return plan, problem, samples
-        number, _, text = self.line.gathered("plan", "")[0].partition("\n")
+        number, _, text = self.communicator.all_gather_text("plan", "")[0].partition("\n")
         return Plan.from_json(text), None, int(number) if number else None
 
     def _mirrors(self, build: Build) -> Mirrors:
-        copies = place_on_ranks(build, self._homes, self.line)
+        copies = place_on_ranks(build, self._homes, self.communicator)
         build.executable = partial(
             RankExecutable,
-            line=self.line,
+            communicator=self.communicator,
             placement=build.plan.placement,
             replicas=self.replicas,
             tied=copies.tied,
         )
-        if self.line.ranks.index == 0:
+        if self.communicator.ranks.index == 0:
             self._homes.bring_rest(self.model, self.options.devices[0])
         return copies
 
     def _place(self, build: Build, seconds: float) -> None:
         super()._place(build, seconds)
         if self.copies is not None:
-            build.norms = SharedNorms(build.norms, self.copies)
+            build.norms = ReplicatedNorms(build.norms, self.copies)
         if not self and self.filling.is_done:
             self._align(build)
 
@@ -103,9 +112,9 @@ class RankBuilds(Builds):
             self._align(self.latest)
 
     def _align(self, build: Build) -> None:
-        held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.line.ranks.index}
-        align(held.values(), self.line.ranks.replicas)
-        self.shards.share_out(tensor for tensor in held.values() if isinstance(tensor, nn.Parameter))
+        held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.communicator.ranks.index}
+        broadcast_from_first(held.values(), self.communicator.ranks.replica_group)
+        self.shards.shard(tensor for tensor in held.values() if isinstance(tensor, nn.Parameter))
 
     def owner(self, tensor: torch.Tensor) -> int:
         """The pipeline device that a tensor lives on; what no stage uses lives on the first."""

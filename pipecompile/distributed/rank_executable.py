@@ -1,4 +1,4 @@
-"""One rank's part of a bound program: the row of its device, with SEND and RECV bound to the line.
+"""One rank's part of a bound program: the row of its device, with SEND and RECV bound to the communicator.
 
 device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   take v#0 of rank 0, run the cell, send w#0 to rank 2
 """
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.distributed.blame import Lost, Report
+from pipecompile.distributed.blame import FailureReport, RankLost
 from pipecompile.distributed.collectives import OWED
-from pipecompile.distributed.communicator import Line
+from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas
 from pipecompile.distributed.gradient_ready import completed
 from pipecompile.errors import ScheduleError
@@ -39,33 +39,35 @@ __all__ = ["RankExecutable"]
 
 
 class RankBinder(Binder):
-    """Messages to and from other devices go by the line."""
+    """Messages to and from other devices go by the communicator."""
 
-    def __init__(self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], line: Line) -> None:
+    def __init__(
+        self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], communicator: Communicator
+    ) -> None:
         super().__init__(program, cells, devices, DeviceStreams(devices), threaded=False)
-        self.line = line
+        self.communicator = communicator
 
     def send(self, instruction: Instruction, device: int) -> Run:
-        peer, line = instruction.peer, self.line
+        peer, communicator = instruction.peer, self.communicator
         if peer is None or peer == HOST:
             return super().send(instruction, device)
         (operand,) = instruction.reads
         index, name = self.register(operand, device), str(operand.value)
 
         def put(frame: Frame) -> None:
-            line.send(peer, name, frame.registers[index])
+            communicator.send(peer, name, frame.registers[index])
 
         return put
 
     def receive(self, instruction: Instruction, device: int) -> Run:
-        peer, line, here = instruction.peer, self.line, self.devices[device]
+        peer, communicator, here = instruction.peer, self.communicator, self.devices[device]
         if peer is None or peer == HOST:
             return super().receive(instruction, device)
         (operand,) = instruction.writes
         index, name = self.register(operand, device), str(operand.value)
 
         def take(frame: Frame) -> None:
-            frame.registers[index] = _there(line.take(peer, name), here)
+            frame.registers[index] = _there(communicator.take(peer, name), here)
 
         return take
 
@@ -92,7 +94,7 @@ class RankExecutable(Executable):
         mirrors: Mirrors,
         norms: Norms | None = None,
         *,
-        line: Line,
+        communicator: Communicator,
         placement: tuple[int, ...],
         replicas: Replicas,
         tied: frozenset[int],
@@ -104,12 +106,12 @@ class RankExecutable(Executable):
                 hint="compile with this schedule",
             )
         super().__init__(program, cells, devices, graph, mirrors, norms)
-        self.line, self.device, self._is_agreed = line, line.ranks.index, False
+        self.communicator, self.device, self._is_agreed = communicator, communicator.ranks.index, False
         self.replicas, self.tied = replicas, tied
 
     @cached_property
     def inline(self) -> Code:
-        binder = RankBinder(self.program, self.cells, self.devices, self.line)
+        binder = RankBinder(self.program, self.cells, self.devices, self.communicator)
         row = tuple(
             self._then_reduce(binder.run(instruction, self.device), self._complete.get(index))
             for index, instruction in enumerate(self.program.rows[self.device])
@@ -120,56 +122,58 @@ class RankExecutable(Executable):
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """As in one process; before its first run the ranks agree that it is the same program everywhere."""
         if not self._is_agreed:
-            self.line.agree("program of the step", self._summary)
-            self.line.connect()
+            self.communicator.agree("program of the step", self._summary)
+            self.communicator.connect()
             self._is_agreed = True
         with self._blaming(is_begun=False):
             self.replicas.agree(self._summary)
             return super().frame(sizes, arrivals, threaded=threaded)
 
     def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
-        """Run the row, then let all ranks have what departed. Raises RunError for a failure here, Lost for one elsewhere."""
+        """Run the row, then let all ranks have what departed. Raises RunError for a failure here, RankLost for one elsewhere."""
         assert crew is None
         error: BaseException | None = None
         with self._blaming():
             try:
                 with contained():
                     for source, names in self._incoming.items():
-                        self.line.expect(source, names)
+                        self.communicator.expect(source, names)
                     run_inline(code, frame)
                     self._share(frame)
             except Failure as failure:
                 error = self._explained(failure)
             if error is not None:
                 raise error
-            self.line.flush()
+            self.communicator.flush()
 
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
         with self._blaming():
             super().finished(frame, threaded=threaded)
-            self.line.flush()
+            self.communicator.flush()
 
     @contextmanager
     def _blaming(self, *, is_begun: bool = True) -> Iterator[None]:
         """Say of a rank that is lost what it was about to do: its first action, when the run has not begun."""
         try:
             yield
-        except Lost as lost:
-            raise lost if lost.is_told else Lost(self._blamed(lost.report, is_begun), is_told=False) from None
+        except RankLost as lost:
+            raise lost if lost.is_told else RankLost(self._blamed(lost.report, is_begun), is_told=False) from None
 
     def _explained(self, failure: Failure) -> BaseException:
         instruction = self.program.rows[failure.device][failure.index]
-        if not isinstance(failure.error, Lost):
-            self.line.action = f"at {instruction.action or instruction}"
+        if not isinstance(failure.error, RankLost):
+            self.communicator.action = f"at {instruction.action or instruction}"
             return explained(failure, self.program, self.graph)
         return failure.error
 
-    def _blamed(self, report: Report, is_begun: bool) -> Report:
+    def _blamed(self, report: FailureReport, is_begun: bool) -> FailureReport:
         """With the first action of the rank whose result somebody waits for; its last one, if that is nothing of its row. A rank of
         another copy is not in this program.
         """
-        wanted = {name.partition(" ")[0] for name in self.line.wanted(report.rank, report.where)}
-        row = next((row for d, row in enumerate(self.program.rows) if self.line.ranks.rank_of(d) == report.rank), ())
+        wanted = {name.partition(" ")[0] for name in self.communicator.wanted(report.rank, report.where)}
+        row = next(
+            (row for d, row in enumerate(self.program.rows) if self.communicator.ranks.rank_of(d) == report.rank), ()
+        )
         first = maker = None
         for instruction in row:
             maker = instruction.action or maker
@@ -188,11 +192,11 @@ class RankExecutable(Executable):
             if device == self.device:
                 value = found[microbatch] if microbatch is not None else torch.stack(found).detach().cpu()
                 for peer in self._others:
-                    self.line.send(peer, mark, value)
+                    self.communicator.send(peer, mark, value)
             elif microbatch is None:
-                found[:] = _there(self.line.take(device, mark), self.devices[self.device]).unbind()
+                found[:] = _there(self.communicator.take(device, mark), self.devices[self.device]).unbind()
             else:
-                found[microbatch] = _there(self.line.take(device, mark), self.devices[self.device])
+                found[microbatch] = _there(self.communicator.take(device, mark), self.devices[self.device])
 
     def _then_reduce(self, run: Run, complete: frozenset[int] | None) -> Run:
         def run_and_reduce(frame: Frame) -> None:
@@ -204,7 +208,7 @@ class RankExecutable(Executable):
     @cached_property
     def _complete(self) -> dict[int, frozenset[int]]:
         """The weights of which the gradients can be put together, by place in the row."""
-        if self.replicas.circle is None:
+        if self.replicas.group is None:
             return {}
         return completed(self.program.rows[self.device], [cell.weights - self.tied for cell in self.cells])
 

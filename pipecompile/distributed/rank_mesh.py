@@ -17,14 +17,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipecompile.errors import InputError
 
-__all__ = ["Ranks"]
+__all__ = ["RankMesh"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankMesh:
     """`group` has a rank per pipeline device, this one is number `index` of it. `members` are all ranks of the mesh.
-    `replicas` is the group of those that run the same stages on other parts of the batch, if there are several pipelines, and
-    `sharing` the mesh of those that keep the parameters of these in parts; `layers` the group of those that have parts of the
+    `replica_group` is the group of those that run the same stages on other parts of the batch, if there are several pipelines, and
+    `shard_mesh` the mesh of those that keep the parameters of these in parts; `tensor_group` the group of those that have parts of the
     same layers.
     """
 
@@ -32,12 +32,12 @@ class Ranks:
     index: int
     size: int
     members: tuple[int, ...]
-    replicas: dist.ProcessGroup | None = None
-    sharing: DeviceMesh | None = None
-    layers: dist.ProcessGroup | None = None
+    replica_group: dist.ProcessGroup | None = None
+    shard_mesh: DeviceMesh | None = None
+    tensor_group: dist.ProcessGroup | None = None
 
     @classmethod
-    def of(cls, mesh: DeviceMesh | None, devices: Sequence[object] | None) -> Ranks | None:
+    def of(cls, mesh: DeviceMesh | None, devices: Sequence[object] | None) -> RankMesh | None:
         """The ranks of a mesh; without one all ranks there are. None: this process alone, as `devices` asks for, too."""
         if mesh is not None:
             if devices is not None:
@@ -53,7 +53,7 @@ class Ranks:
         return cls(group, dist.get_rank(), len(members), members)
 
     @classmethod
-    def _of_mesh(cls, mesh: DeviceMesh) -> Ranks:
+    def _of_mesh(cls, mesh: DeviceMesh) -> RankMesh:
         names = mesh.mesh_dim_names or ("pp",) * (mesh.ndim == 1)
         if "pp" not in names or set(names) - {"pp", "dp", "dp_shard", "tp"}:
             raise InputError(
@@ -82,7 +82,7 @@ class Ranks:
         return (here,) * self.size
 
     @property
-    def place(self) -> int:
+    def member_index(self) -> int:
         """The number of this rank among the members."""
         return self.members.index(dist.get_rank())
 

@@ -12,12 +12,12 @@ from torch.distributed.pipelining import PipelineStage
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.distributed.clock_sync import gathered_spans
-from pipecompile.distributed.collectives import Circle
-from pipecompile.distributed.communicator import Line
+from pipecompile.distributed.collectives import CollectiveGroup
+from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import check_unwrapped
 from pipecompile.distributed.gradient_norm import scaled_to_norm, spread_infinities, total_norm
 from pipecompile.distributed.rank_compile_cache import RankBuilds
-from pipecompile.distributed.rank_mesh import Ranks
+from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import full_state, load_own, own_state
 from pipecompile.distributed.torch_pipelining import torch_stages
 from pipecompile.errors import InputError
@@ -35,22 +35,22 @@ class RankPipeline(Pipeline):
     `parameters()`, `buffers()` and `state_dict()` have what lives on this rank, under the model's own names.
     """
 
-    def __init__(self, model: nn.Module, options: Options, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, options: Options, ranks: RankMesh) -> None:
         check_unwrapped(model)
         super().__init__(model, options)
-        self.ranks, self.line = ranks, Line(ranks)
-        self.builds: RankBuilds = RankBuilds(model, options, self.line)
+        self.ranks, self.communicator = ranks, Communicator(ranks)
+        self.builds: RankBuilds = RankBuilds(model, options, self.communicator)
         self.shards, self.replicas = self.builds.shards, self.builds.replicas
-        groups = (ranks.group, ranks.replicas, ranks.layers)
-        self.circles = tuple(Circle(group, self.line) for group in groups if group is not None)
+        groups = (ranks.group, ranks.replica_group, ranks.tensor_group)
+        self.groups = tuple(CollectiveGroup(group, self.communicator) for group in groups if group is not None)
         self.clock_error = 0.0
 
     # -- running ----------------------------------------------------------------------------------------------------
 
     def prepare(self, inputs: FlatInputs) -> None:
         """Compile for these inputs."""
-        self.line.begin()
-        with self.line.guarded():
+        self.communicator.begin()
+        with self.communicator.guarded():
             super().prepare(inputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,8 +62,8 @@ class RankPipeline(Pipeline):
                 hint="pipe.step(x, target=...), or torch.no_grad() around it",
             )
         self._require_shards()
-        self.line.begin()
-        with self.line.guarded(), self.shards.whole():
+        self.communicator.begin()
+        with self.communicator.guarded(), self.shards.whole():
             return super().forward(*args, **kwargs)
 
     def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
@@ -71,24 +71,24 @@ class RankPipeline(Pipeline):
         its own part of the batch, and loss and gradients are those of the whole.
         """
         self._require_shards()
-        self.line.begin()
-        with self.line.guarded(), self.shards.whole():
+        self.communicator.begin()
+        with self.communicator.guarded(), self.shards.whole():
             samples = self.flat(args, kwargs).samples if self.options.loss_reduction == "mean" else None
             with self.replicas.reduced(self._whole_parameters, samples) as whole:
                 made = super().step(*args, target=target, scaler=scaler, **kwargs)
                 made = (whole(made[0]), made[1]) if self.options.has_aux else whole(made)
             if scaler is not None and scaler.is_enabled():
-                spread_infinities(self.parameters(), self.circles)
+                spread_infinities(self.parameters(), self.groups)
             return made
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """As `Pipeline.clip_grad_norm_`, on all ranks together: the norm is that of the whole model's gradients."""
-        self.line.begin()
-        with self.line.guarded(), torch.no_grad():
+        self.communicator.begin()
+        with self.communicator.guarded(), torch.no_grad():
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-            total = total_norm(gradients, float(norm_type), self.circles[0])
+            total = total_norm(gradients, float(norm_type), self.groups[0])
             if error_if_nonfinite and not total.isfinite():
                 raise RuntimeError(f"the norm of the gradients is {total.item()}")
             scaled_to_norm(gradients, total, max_norm)
@@ -111,11 +111,11 @@ class RankPipeline(Pipeline):
 
         Times are of the first rank's clock; `clock_error` says by how many seconds those of other ranks may be wrong.
         """
-        self.line.begin()
-        with self.line.guarded():
-            self.line.agree("timelines to gather", "none" if self._last is None else "those of the last step")
+        self.communicator.begin()
+        with self.communicator.guarded():
+            self.communicator.agree("timelines to gather", "none" if self._last is None else "those of the last step")
             if self._last is not None:
-                spans, self.clock_error = gathered_spans(self.line, self._last[1])
+                spans, self.clock_error = gathered_spans(self.communicator, self._last[1])
                 self._last = self._last[0], spans
         return self.measured
 
@@ -156,15 +156,15 @@ class RankPipeline(Pipeline):
 
     def full_state_dict(self) -> dict[str, Any]:
         """The state of the whole model, on every rank, each of which must call this. Tensors are on the CPU."""
-        self.line.begin()
-        with self.line.guarded(), self.shards.whole():
+        self.communicator.begin()
+        with self.communicator.guarded(), self.shards.whole():
             return full_state(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Take over a whole state or the part of this rank. Raises RuntimeError, as a module does, for other keys."""
         if assign:
             self._refuse_for_shards()
-        if self.shards or self.ranks.layers is not None:
+        if self.shards or self.ranks.tensor_group is not None:
             state_dict = fitted(state_dict, self.model.state_dict(keep_vars=True))
         with self.shards.whole():
             result = load_own(self, state_dict, strict=strict, assign=assign)

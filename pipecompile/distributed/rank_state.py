@@ -36,17 +36,17 @@ def full_state(pipe: RankPipeline) -> dict[str, Any]:
     kept, here = pipe.model.state_dict(keep_vars=True), pipe.ranks.index
     owners = {key: pipe.builds.owner(value) if isinstance(value, torch.Tensor) else 0 for key, value in kept.items()}
     others = [peer for peer in range(pipe.ranks.size) if peer != here]
-    pipe.line.connect()
+    pipe.communicator.connect()
     found: dict[str, Any] = {}
     for key, owner in owners.items():
         if owner == here:
             value = kept[key]
             found[key] = whole_of(value.detach()).cpu().clone() if isinstance(value, torch.Tensor) else value
             for peer in others:
-                pipe.line.send(peer, key, found[key], once=True)
+                pipe.communicator.send(peer, key, found[key], once=True)
         else:
-            found[key] = pipe.line.take(owner, key, once=True)
-    pipe.line.flush()
+            found[key] = pipe.communicator.take(owner, key, once=True)
+    pipe.communicator.flush()
     return found
 
 
@@ -60,6 +60,6 @@ def load_own(pipe: RankPipeline, state: Mapping[str, Any], *, strict: bool, assi
     missing = [key for key in result.missing_keys if key in own]
     if strict and (missing or result.unexpected_keys):
         raise RuntimeError(
-            f"state_dict of rank {pipe.line.rank}: missing {missing}, unexpected {result.unexpected_keys}"
+            f"state_dict of rank {pipe.communicator.rank}: missing {missing}, unexpected {result.unexpected_keys}"
         )
     return result

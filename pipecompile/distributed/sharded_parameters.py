@@ -24,17 +24,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from pipecompile.distributed.collectives import Circle, Message
-from pipecompile.distributed.communicator import Line
+from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
+from pipecompile.distributed.communicator import Communicator
 from pipecompile.torch_private.dtensors import like, local
 
-__all__ = ["Shards"]
+__all__ = ["ShardedParameters"]
 
 T = TypeVar("T", bound=torch.Tensor)
 
 
 @dataclass(slots=True)
-class Part:
+class ShardedParameter:
     """`whole` is the model's own parameter, `kept` what of it this rank keeps; `width` elements of it are sent, padding included."""
 
     whole: nn.Parameter
@@ -78,21 +78,23 @@ class Part:
         self.kept.grad = made if self.kept.grad is None else self.kept.grad.add_(made)
 
 
-class Shards:
+class ShardedParameters:
     """`mesh` has the copies that share parameters; with two dimensions, the second: along the first the same part is kept by
     each. None: nothing is shared out. `is_known` says whether it was.
     """
 
-    def __init__(self, mesh: DeviceMesh | None, line: Line) -> None:
+    def __init__(self, mesh: DeviceMesh | None, communicator: Communicator) -> None:
         self.mesh, self.is_known = mesh, mesh is None
-        self.circles = [Circle(mesh.get_group(dim), line) for dim in range(mesh.ndim)] if mesh is not None else []
-        self._parts: dict[int, Part] = {}
+        self.groups = (
+            [CollectiveGroup(mesh.get_group(dim), communicator) for dim in range(mesh.ndim)] if mesh is not None else []
+        )
+        self._parts: dict[int, ShardedParameter] = {}
         self._is_whole = False
 
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def share_out(self, parameters: Iterable[nn.Parameter]) -> None:
+    def shard(self, parameters: Iterable[nn.Parameter]) -> None:
         """From now on this rank keeps its part only: of a number alone, all of it. Integers stay as they are."""
         self.is_known = True
         if self.mesh is None:
@@ -101,15 +103,15 @@ class Shards:
             if whole.is_floating_point() and id(whole) not in self._parts:
                 self._parts[id(whole)] = self._part(whole, self.mesh)
 
-    def _part(self, whole: nn.Parameter, mesh: DeviceMesh) -> Part:
-        circle = self.circles[-1]
+    def _part(self, whole: nn.Parameter, mesh: DeviceMesh) -> ShardedParameter:
+        group = self.groups[-1]
         placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0) if whole.dim() else Replicate()]
         stride = torch.empty(whole.shape, device="meta").stride()
-        own = _rows(whole.data, circle.index, circle.size).contiguous().clone()
+        own = _rows(whole.data, group.index, group.size).contiguous().clone()
         kept = DTensor.from_local(own, mesh, placements, run_check=False, shape=whole.shape, stride=stride)
-        width = -(-len(whole) // circle.size) * math.prod(whole.shape[1:]) if whole.dim() else 1
-        part = Part(whole, nn.Parameter(kept, whole.requires_grad), whole.stride(), width, whole._version)
-        part.empty(circle.index, circle.size)
+        width = -(-len(whole) // group.size) * math.prod(whole.shape[1:]) if whole.dim() else 1
+        part = ShardedParameter(whole, nn.Parameter(kept, whole.requires_grad), whole.stride(), width, whole._version)
+        part.empty(group.index, group.size)
         return part
 
     def kept(self, tensor: T) -> T:
@@ -137,9 +139,9 @@ class Shards:
         finally:
             self._is_whole = False
             for part in self._parts.values():
-                part.empty(self.circles[-1].index, self.circles[-1].size)
+                part.empty(self.groups[-1].index, self.groups[-1].size)
 
-    def reduced(self, is_due: Callable[[torch.Tensor], bool], share: float) -> list[Message]:
+    def reduced(self, is_due: Callable[[torch.Tensor], bool], share: float) -> list[GradientBucket]:
         """Each rank is to get the gradient of its part, a sum over all copies, of which this one counts so much; one message per
         dtype of those that are due.
         """
@@ -149,24 +151,24 @@ class Shards:
     def _gather(self) -> None:
         for bucket in _by_dtype(self._parts.values()):
             row = torch.cat([_padded(part.local, part.width) for part in bucket])
-            columns = self.circles[-1].rows(row).split_with_sizes([part.width for part in bucket], 1)
+            columns = self.groups[-1].rows(row).split_with_sizes([part.width for part in bucket], 1)
             for part, column in zip(bucket, columns, strict=True):
                 part.fill(column.reshape(-1))
 
-    def _message(self, bucket: Sequence[Part], share: float) -> Message:
+    def _message(self, bucket: Sequence[ShardedParameter], share: float) -> GradientBucket:
         """Per part the gradient of the own rows, padded, and last on how many ranks each has a gradient at all."""
-        *copies, circle = self.circles
+        *copies, group = self.groups
         has = torch.tensor([float(part.whole.grad is not None) for part in bucket])
-        columns = [part.column(circle.size) for part in bucket]
-        rows = torch.cat([*columns, has.to(columns[0]).expand(circle.size, -1)], 1)
+        columns = [part.column(group.size) for part in bucket]
+        rows = torch.cat([*columns, has.to(columns[0]).expand(group.size, -1)], 1)
         rows[:, : -len(bucket)].mul_(share)
         for part in bucket:
             part.whole.grad = None
-        coming = circle.begin_own_row(rows)
-        return Message([part.whole for part in bucket], coming, copies, partial(_receive, bucket))
+        coming = group.begin_own_row(rows)
+        return GradientBucket([part.whole for part in bucket], coming, copies, partial(_receive, bucket))
 
 
-def _receive(bucket: Sequence[Part], row: torch.Tensor) -> None:
+def _receive(bucket: Sequence[ShardedParameter], row: torch.Tensor) -> None:
     *own, counts = row.split_with_sizes([*(part.width for part in bucket), len(bucket)])
     for part, gradient, count in zip(bucket, own, counts.tolist(), strict=True):
         if count:
@@ -185,8 +187,8 @@ def _padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
     return F.pad(tensor.reshape(-1), (0, width - tensor.numel()))
 
 
-def _by_dtype(parts: Iterable[Part]) -> list[list[Part]]:
-    found: dict[torch.dtype, list[Part]] = {}
+def _by_dtype(parts: Iterable[ShardedParameter]) -> list[list[ShardedParameter]]:
+    found: dict[torch.dtype, list[ShardedParameter]] = {}
     for part in parts:
         found.setdefault(part.whole.dtype, []).append(part)
     return [*found.values()]

@@ -8,19 +8,19 @@ from time import monotonic, sleep
 
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from pipecompile.distributed.blame import Disagreement, Lost, Owed, Report
-from pipecompile.distributed.rank_mesh import Ranks
+from pipecompile.distributed.blame import AwaitedMessage, Disagreement, FailureReport, RankLost
+from pipecompile.distributed.rank_mesh import RankMesh
 
-__all__ = ["Board"]
+__all__ = ["StatusBoard"]
 
 _GRACE = 10.0
 """Seconds that a failing rank gives the others to hear of it."""
 
 
-class Board:
+class StatusBoard:
     """The ranks of a mesh, this one of them, and the part of the store that is theirs."""
 
-    def __init__(self, ranks: Ranks, rank: int, number: int) -> None:
+    def __init__(self, ranks: RankMesh, rank: int, number: int) -> None:
         self.ranks, self.rank, self.timeout = ranks, rank, ranks.timeout
         name = "-".join(map(str, ranks.members))
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun outlives the ranks
@@ -33,9 +33,9 @@ class Board:
 
     # -- what all must agree on ---------------------------------------------------------------------------------------
 
-    def gathered(self, topic: str, text: str) -> list[str]:
-        """What every member says to a topic. Raises Disagreement when one is asked something else, Lost when one is silent."""
-        place, count = self.ranks.place, len(self.ranks.members)
+    def all_gather_text(self, topic: str, text: str) -> list[str]:
+        """What every member says to a topic. Raises Disagreement when one is asked something else, RankLost when one is silent."""
+        place, count = self.ranks.member_index, len(self.ranks.members)
         self._rounds += 1
         self.store.set(f"ask/{self.step}/{self._asked}", "")
         self._asked += 1
@@ -48,7 +48,7 @@ class Board:
 
     def agree(self, topic: str, text: str) -> None:
         """Raise Disagreement, on all ranks, unless all say the same."""
-        said = self.gathered(topic, text)
+        said = self.all_gather_text(topic, text)
         if len(set(said)) > 1:
             self._disagree(said, topic)
 
@@ -68,11 +68,11 @@ class Board:
         start, pause = monotonic(), 0.002
         while not self.store.check([key]):
             if (report := self.failed()) is not None:
-                raise Lost(report, is_told=True)
+                raise RankLost(report, is_told=True)
             if monotonic() - start > self.timeout:
                 rank = self.ranks.members[member]
-                report = Report(rank, f"it did not come to agree on the program within {self.timeout:.3g} s")
-                raise Lost(report, is_told=False)
+                report = FailureReport(rank, f"it did not come to agree on the program within {self.timeout:.3g} s")
+                raise RankLost(report, is_told=False)
             sleep(pause)
             pause = min(2 * pause, 0.1)
         return self.store.get(key).decode()
@@ -80,24 +80,24 @@ class Board:
     # -- who failed ---------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Raise Lost when a rank failed, or asks for something that this one is not asked for."""
+        """Raise RankLost when a rank failed, or asks for something that this one is not asked for."""
         if (report := self.failed()) is not None:
-            raise Lost(report, is_told=True)
+            raise RankLost(report, is_told=True)
         with suppress(RuntimeError):
             if self.store.check([f"ask/{self.step}/{self._asked}"]):
                 what = "the ranks disagree: another has something new to agree on, this one has not"
-                raise Lost(Report(self.rank, what), is_told=False)
+                raise RankLost(FailureReport(self.rank, what), is_told=False)
 
-    def failed(self) -> Report | None:
+    def failed(self) -> FailureReport | None:
         with suppress(RuntimeError):  # the store is gone with its rank
             if self.store.check(["failed"]):
-                return Report.from_json(self.store.get("failed"))
+                return FailureReport.from_json(self.store.get("failed"))
         return None
 
-    def tell(self, report: Report) -> Report:
+    def tell(self, report: FailureReport) -> FailureReport:
         """Post a report, or hear that of a rank that was first."""
         try:
-            return Report.from_json(self.store.compare_set("failed", "", report.to_json()))
+            return FailureReport.from_json(self.store.compare_set("failed", "", report.to_json()))
         except RuntimeError:
             return report
 
@@ -115,7 +115,7 @@ class Board:
 
     def say_wait(self, rank: int, name: str) -> None:
         with suppress(RuntimeError):
-            self.store.set(f"waits/{self.rank}", Owed(rank, name, self.step).to_json())
+            self.store.set(f"waits/{self.rank}", AwaitedMessage(rank, name, self.step).to_json())
 
     def unsay_wait(self) -> None:
         """The key stays, for who finds one that is gone before it is read would wait for it."""
@@ -136,9 +136,9 @@ class Board:
         first = min((wait.step for wait in waits), default=self.step)
         return {wait.what for wait in waits if wait.step == first} | ({own} if first >= self.step else set())
 
-    def waits(self, rank: int) -> Owed | None:
+    def waits(self, rank: int) -> AwaitedMessage | None:
         """For whom and for what a rank says that it waits."""
         with suppress(RuntimeError):
             if self.store.check([f"waits/{rank}"]) and (text := self.store.get(f"waits/{rank}")):
-                return Owed.from_json(text)
+                return AwaitedMessage.from_json(text)
         return None

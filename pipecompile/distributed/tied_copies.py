@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pipecompile.distributed.communicator import Line
+from pipecompile.distributed.communicator import Communicator
 from pipecompile.driver.specialization import Build
 from pipecompile.parameters.placement import Homes, uses
 from pipecompile.parameters.tied_mirrors import Mirrors
 
-__all__ = ["Copies", "place_on_ranks"]
+__all__ = ["TiedCopies", "place_on_ranks"]
 
 
 @dataclass(slots=True)
-class Copy:
+class TiedCopy:
     """A tensor that lives on device `home` and is used on `away`, too."""
 
     name: str
@@ -33,19 +33,19 @@ class Copy:
     version: int = 0
 
 
-class Copies(Mirrors):
+class TiedCopies(Mirrors):
     """The tensors of one build that are used away from home; every rank knows all of them, in the same order."""
 
-    def __init__(self, copies: tuple[Copy, ...], line: Line) -> None:
+    def __init__(self, copies: tuple[TiedCopy, ...], communicator: Communicator) -> None:
         super().__init__()
-        self.copies, self.line, self.here = copies, line, line.ranks.index
+        self.copies, self.communicator, self.here = copies, communicator, communicator.ranks.index
         self.outgoing = [(c.away, name) for c in copies if c.home == self.here for name in (f"{c.name}'", c.name)]
         self.tied = frozenset(id(copy.tensor) for copy in copies)
         self.incoming = [(copy.home, copy.name) for copy in copies if copy.away == self.here]
 
     def _expect(self, coming: Sequence[tuple[int, str]]) -> None:
         for source in dict.fromkeys(source for source, _ in coming):
-            self.line.expect(source, [name for peer, name in coming if peer == source])
+            self.communicator.expect(source, [name for peer, name in coming if peer == source])
 
     def refresh(self) -> None:
         """Before a run. A gradient left over from a run that failed is dropped."""
@@ -53,9 +53,9 @@ class Copies(Mirrors):
         with torch.inference_mode(False), torch.no_grad():
             for copy in self.copies:
                 if copy.home == self.here:
-                    self.line.send(copy.away, copy.name, copy.tensor.data)
+                    self.communicator.send(copy.away, copy.name, copy.tensor.data)
                 elif copy.away == self.here:
-                    copy.tensor.data.copy_(self.line.take(copy.home, copy.name))
+                    copy.tensor.data.copy_(self.communicator.take(copy.home, copy.name))
                     copy.tensor.grad, copy.version = None, copy.tensor._version
 
     def settle(self) -> None:
@@ -68,29 +68,32 @@ class Copies(Mirrors):
                 elif copy.home == self.here:
                     self._receive(copy)
 
-    def _bring(self, copy: Copy) -> None:
+    def _bring(self, copy: TiedCopy) -> None:
         gradient, copy.tensor.grad = copy.tensor.grad, None
         is_written = not isinstance(copy.tensor, nn.Parameter) or copy.tensor._version != copy.version
-        self.line.send(copy.home, f"{copy.name}'", gradient)
-        self.line.send(copy.home, copy.name, copy.tensor.data if is_written else None)
+        self.communicator.send(copy.home, f"{copy.name}'", gradient)
+        self.communicator.send(copy.home, copy.name, copy.tensor.data if is_written else None)
 
-    def _receive(self, copy: Copy) -> None:
-        gradient, written = self.line.take(copy.away, f"{copy.name}'"), self.line.take(copy.away, copy.name)
+    def _receive(self, copy: TiedCopy) -> None:
+        gradient, written = (
+            self.communicator.take(copy.away, f"{copy.name}'"),
+            self.communicator.take(copy.away, copy.name),
+        )
         if gradient is not None:
             torch.autograd.backward((copy.tensor,), (gradient.to(copy.tensor.device),))
         if written is not None:
             copy.tensor.data.copy_(written)
 
 
-def place_on_ranks(build: Build, homes: Homes, line: Line) -> Copies:
+def place_on_ranks(build: Build, homes: Homes, communicator: Communicator) -> TiedCopies:
     """Find the home of every tensor, move those of this rank's stages to its device, and the rest of what stages share."""
-    found: dict[tuple[int, int], Copy] = {}
+    found: dict[tuple[int, int], TiedCopy] = {}
     for stage, tensor in uses(build):
         memory = build.plan.placement[stage.index]
         home = homes.of(tensor, memory)
-        if memory == line.ranks.index:
+        if memory == communicator.ranks.index:
             homes.bring(tensor, build.stage_devices[stage.index], is_copy=home != memory)
         if home != memory and (memory, id(tensor)) not in found:
             assert isinstance(home, int)
-            found[memory, id(tensor)] = Copy(f"tied {len(found)}", tensor, home, memory)
-    return Copies(tuple(found.values()), line)
+            found[memory, id(tensor)] = TiedCopy(f"tied {len(found)}", tensor, home, memory)
+    return TiedCopies(tuple(found.values()), communicator)

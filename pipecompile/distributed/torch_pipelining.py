@@ -1,7 +1,7 @@
 """Our stages as those of `torch.distributed.pipelining`, to run under its schedules.
 
     ours      stage 1    inputs b, a  ──► module ──► outputs c, d      by name, straight from whoever makes them
-    theirs    stage 1    f(a, b)      ──► Piece  ──► (c, d)            by position, all that the stage before it made
+    theirs    stage 1    f(a, b)      ──► PositionalStage  ──► (c, d)            by position, all that the stage before it made
 
 A piece takes what the stage before it hands on, in its order, and hands on what it makes. It has the model's own parameters.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch.distributed.pipelining import PipelineStage
 
-from pipecompile.distributed.tied_copies import Copies
+from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.errors import PlanError
 from pipecompile.ir import HOST
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["torch_stages"]
 
 
-class Piece(nn.Module):
+class PositionalStage(nn.Module):
     """One stage by position. Inputs of the model come by position to the first stage, by name to any other."""
 
     def __init__(self, build: Build, index: int) -> None:
@@ -61,7 +61,9 @@ def torch_stages(pipe: RankPipeline) -> list[PipelineStage]:
         )
     here = [index for index, device in enumerate(build.plan.placement) if device == pipe.ranks.index]
     return [
-        PipelineStage(Piece(build, index), index, len(build.stages), build.stage_devices[index], group=pipe.ranks.group)
+        PipelineStage(
+            PositionalStage(build, index), index, len(build.stages), build.stage_devices[index], group=pipe.ranks.group
+        )
         for index in here
     ]
 
@@ -82,7 +84,7 @@ def _faults(build: Build) -> Iterator[str]:
     for stage in build.stages:
         if stage.sized and _with_batch(build.graph, stage.inputs) is None:
             yield f"nothing that stage {stage.index} takes says how many samples there are"
-    if isinstance(build.mirrors, Copies) and build.mirrors.copies:
+    if isinstance(build.mirrors, TiedCopies) and build.mirrors.copies:
         yield f"{len(build.mirrors.copies)} parameters or buffers are used on several ranks"
     if build.options.batch_norm == "deferred":
         yield 'batch_norm="deferred" is settled by pipe.step'

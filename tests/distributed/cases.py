@@ -272,9 +272,9 @@ def gathered() -> Any:
     own, whole, again = pipe.measured, pipe.gathered(), pipe.gathered()
     if dist.get_rank() == 0:
         pipe.dump(Path(os.environ["CASES_OUT"]) / "dump")
-    pipe.line.begin()
+    pipe.communicator.begin()
     shift = 5000.0 * dist.get_rank()
-    clocks = read_clocks(pipe.line, lambda: perf_counter() + shift)
+    clocks = read_clocks(pipe.communicator, lambda: perf_counter() + shift)
     begun = {(span.device, span.name): (span.start, span.end) for span in whole.spans}
     early = [pipe.clock_error + begun[stage, f"{stage}F{m}"][0] - begun[stage - 1, f"{stage - 1}F{m}"][1]
              for stage in range(1, 4) for m in range(4)]  # fmt: skip

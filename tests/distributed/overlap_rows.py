@@ -3,7 +3,7 @@ of so many numbers.
 
 Layers have 9 weights and 3 biases, and each of these a flag whether there is a gradient; in parts there is a row of them per rank,
 padded. In the last step layer 2 is frozen. "shared": the bias of the first layer is tied to another rank, so it is in the last
-message, with what is not used. "hsdp": there is one device; all that went through a first circle goes through a second.
+message, with what is not used. "hsdp": there is one device; all that went through a first group goes through a second.
 """
 
 from __future__ import annotations

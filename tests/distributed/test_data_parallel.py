@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.distributed.collectives import Circle, Coming
-from pipecompile.distributed.communicator import Line
+from pipecompile.distributed.collectives import CollectiveGroup, PendingCollective
+from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas
-from pipecompile.distributed.sharded_parameters import Shards
+from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.errors import PlanError, RunError
 
 
-class Twins(Circle):
-    """The circle of the two. It notes what it was asked for."""
+class Twins(CollectiveGroup):
+    """The group of the two. It notes what it was asked for."""
 
     def __init__(self) -> None:
         self.size, self.index, self.begun = 2, 0, list[int]()
         self.apart = torch.zeros(2)
 
-    def begin_sum(self, tensor: torch.Tensor) -> Coming:
+    def begin_sum(self, tensor: torch.Tensor) -> PendingCollective:
         self.begun.append(tensor.numel())
-        return Coming(self, None, tensor.mul_(2))
+        return PendingCollective(self, None, tensor.mul_(2))
 
     def rows(self, row: torch.Tensor) -> torch.Tensor:
         return torch.stack([row, row + self.apart])
@@ -34,9 +34,9 @@ class Twins(Circle):
 
 
 def pair() -> tuple[Replicas, Twins, list[nn.Parameter]]:
-    circle = Twins()
+    group = Twins()
     parameters = [nn.Parameter(torch.ones(size, dtype=torch.double)) for size in (2, 3, 5)]
-    return Replicas(circle, Shards(None, cast(Line, None))), circle, parameters
+    return Replicas(group, ShardedParameters(None, cast(Communicator, None))), group, parameters
 
 
 def add(parameter: nn.Parameter, value: float) -> None:
@@ -49,7 +49,7 @@ def gradients(parameters: list[nn.Parameter]) -> list[list[float] | None]:
 
 def test_each_gradient_goes_once_as_soon_as_it_is_complete() -> None:
     """The message of the row, the loss, and a message for the rest, each with a flag per parameter."""
-    replicas, circle, parameters = pair()
+    replicas, group, parameters = pair()
     first, second, _ = parameters
     add(first, 100.0)
     with replicas.reduced(lambda: iter(parameters), samples=4) as whole:
@@ -59,31 +59,31 @@ def test_each_gradient_goes_once_as_soon_as_it_is_complete() -> None:
         replicas.reduce({id(first)})
         assert first.grad is None
         assert whole(torch.tensor(3.0)).item() == 3.0
-    assert circle.begun == [2 + 1, 1, 3 + 5 + 2]
+    assert group.begun == [2 + 1, 1, 3 + 5 + 2]
     assert replicas.reductions == 2
     assert gradients(parameters) == [[102.0] * 2, [4.0] * 3, None]
 
 
 def test_every_dtype_has_a_message() -> None:
-    replicas, circle, parameters = pair()
+    replicas, group, parameters = pair()
     parameters.append(nn.Parameter(torch.ones(4)))
     with replicas.reduced(lambda: iter(parameters), samples=None):
         for parameter in parameters:
             add(parameter, 1.0)
         replicas.reduce({id(parameters[0]), id(parameters[3])})
-    assert circle.begun == [3, 5, 10]
+    assert group.begun == [3, 5, 10]
     assert replicas.reductions == 3
     assert gradients(parameters) == [[2.0] * 2, [2.0] * 3, [2.0] * 5, [2.0] * 4]
 
 
 def test_what_is_not_trained_is_not_sent() -> None:
-    replicas, circle, parameters = pair()
+    replicas, group, parameters = pair()
     parameters[0].requires_grad_(requires_grad=False)
     with replicas.reduced(lambda: iter(parameters), samples=None):
         replicas.reduce({id(parameters[0])})
         add(parameters[1], 1.0)
         replicas.reduce({id(parameters[1])})
-    assert circle.begun == [4, 6]
+    assert group.begun == [4, 6]
 
 
 def test_a_step_that_fails_leaves_the_gradients_that_were_there() -> None:
@@ -120,9 +120,9 @@ def test_a_gradient_that_comes_too_late_is_an_error() -> None:
 
 
 def test_copies_that_run_different_programs_say_so_before_anything_is_sent() -> None:
-    replicas, circle, parameters = pair()
+    replicas, group, parameters = pair()
     add(parameters[0], 7.0)
-    circle.apart = torch.tensor([0.0, 1.0])
+    group.apart = torch.tensor([0.0, 1.0])
 
     def step() -> None:
         with replicas.reduced(lambda: iter(parameters), samples=4):
@@ -130,5 +130,5 @@ def test_copies_that_run_different_programs_say_so_before_anything_is_sent() -> 
 
     with pytest.raises(PlanError, match="about to run different programs"):
         step()
-    assert not circle.begun
+    assert not group.begun
     assert gradients(parameters) == [[7.0] * 2, None, None]

@@ -127,7 +127,7 @@ def test_a_mesh_trains_as_eager_does_on_the_whole_batch(ran: Ran, case: str, red
 
 @pytest.mark.parametrize("case", ROWS)
 def test_gradients_are_put_together_beside_the_last_backwards(ran: Ran, case: str) -> None:
-    """Each once, when its stage has had its last backward, in the same order on all copies; with HSDP in two circles."""
+    """Each once, when its stage has had its last backward, in the same order on all copies; with HSDP in two groups."""
     for rank, found in enumerate(ran.of(case)):
         for each, logs in zip(found, ROWS[case], strict=True):
             assert each["log"] == (log := logs[rank % len(logs)])
