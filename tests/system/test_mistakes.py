@@ -205,7 +205,7 @@ def test_damaged_plan(tmp_path: Path) -> None:
     text = build().plan.to_json()
     path.write_text(text.replace('"n_stages": 2', '"n_stages": "two"'))
     assert "$.n_stages" in told(pc.PlanError, lambda: build(plan=path))
-    path.write_text(text.replace("pipecompile.plan/1", "pipecompile.ir.plan/9"))
+    path.write_text(text.replace("pipecompile.plan/1", "pipecompile.plan/9"))
     assert "pipecompile.plan/9" in told(pc.PlanError, lambda: build(plan=path))
     path.write_text(text.replace('"placement": [\n  0,', '"placement": [\n  7,'))
     assert "placement" in told(pc.PlanError, lambda: build(plan=path))
