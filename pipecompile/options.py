@@ -139,7 +139,7 @@ class Options:
         return Links.of(self.devices, self.bandwidth)
 
     @property
-    def devices_differ(self) -> bool:
+    def has_unequal_devices(self) -> bool:
         """Does it matter which device a stage is on, to the cut?"""
         return self.speeds is not None or self.memory_limit is not None or self.links.factors is not None
 
@@ -151,11 +151,11 @@ class Options:
         return self.n_microbatches if isinstance(self.n_microbatches, int) else 2 * len(self.devices)
 
     @property
-    def chooses(self) -> bool:
+    def has_open_choice(self) -> bool:
         """Is the number of micro-batches, or the schedule, to be chosen with the cut?"""
         return self.plan is None and "auto" in (self.n_microbatches, self.schedule)
 
-    def chosen(self, plan: Plan | None) -> Options:
+    def with_choice_of(self, plan: Plan | None) -> Options:
         """With the number of micro-batches and the schedule that were chosen with the plan, where they were left open."""
         if plan is None or plan.considered is None or "auto" not in (self.n_microbatches, self.schedule):
             return self
@@ -175,7 +175,7 @@ class Options:
         checkpoint = "never" if self.checkpoint == "auto" else self.checkpoint  # until there is a plan
         return insert_recompute(self._plain(n_microbatches, custom=custom), checkpoint)
 
-    def settled(self, recompute: tuple[bool, ...]) -> Options:
+    def with_recompute(self, recompute: tuple[bool, ...]) -> Options:
         """With the stages that recompute, as the plan has them, when that was left to the solver."""
         return replace(self, checkpoint=recompute or "never") if self.checkpoint == "auto" else self
 
@@ -192,7 +192,7 @@ class Options:
         return self.restored + (self.checkpoint == "except_last" and n_microbatches > 1) if is_all else 1
 
     @property
-    def trains(self) -> bool:
+    def has_backward(self) -> bool:
         """Has the schedule a backward?"""
         return self.kinds != {Kind.FORWARD}
 
@@ -228,7 +228,7 @@ class Options:
             raise ScheduleError(error.what, why=error.why, hint=hint) from None
 
     @cached_property
-    def needs_target(self) -> bool:
+    def is_target_required(self) -> bool:
         """Does `loss_fn` refuse to be called with the output alone?"""
         try:
             inspect.signature(self.loss_fn).bind(None) if self.loss_fn else None

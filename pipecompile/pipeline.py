@@ -87,7 +87,7 @@ class Pipeline(StandIn):
         With `has_aux` also a list of what `loss_fn` returned beside it, an entry per micro-batch. The gradients are those of
         the loss times the scale of `scaler`; the loss returned is not scaled.
         """
-        inputs, trains = self.flat(args, kwargs), self.options.trains
+        inputs, trains = self.flat(args, kwargs), self.options.has_backward
         with torch.set_grad_enabled(trains):
             build, batch = self.builds.find(inputs)
         self.builds.check_values()

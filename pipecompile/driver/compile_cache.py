@@ -46,7 +46,7 @@ class Builds:
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
-        self.model, self.options = model, options.chosen(options.plan)
+        self.model, self.options = model, options.with_choice_of(options.plan)
         self.plan: Plan | None = options.plan
         self.problem: Problem | None = None
         self._builds: list[Build] = []
@@ -98,7 +98,7 @@ class Builds:
     def find(self, inputs: FlatInputs) -> tuple[Build, MiniBatch]:
         """The build for these inputs, made now if there is none, and the inputs in micro-batches."""
         made = self._traces
-        if self.plan is None and self.options.chooses:
+        if self.plan is None and self.options.has_open_choice:
             self._choose(inputs)
         batch = MiniBatch(inputs, self._sizes(inputs))
         mark = self._signature(batch)
@@ -133,7 +133,7 @@ class Builds:
         move_model(self.model, self.options)
         with too_small(1 if len(counts) > 1 else first, batch.first.samples):
             plan, self.problem, samples = self._chosen(graph, inputs, counts)
-        options = self.options.chosen(plan)
+        options = self.options.with_choice_of(plan)
         build = Build.make(graph, mark, plan, options, samples=samples)
         self._place(build, seconds)
         self.plan, self.options, self._cut = plan, options, build.cut

@@ -118,7 +118,7 @@ class Build:
         ways = routes(graph, stage_of, samples)
         stages = split(graph, ways, stage_of, devices)
         names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
-        return cls(graph, mark, plan, options.settled(plan.recompute), devices, ways, stages, Outputs(graph), names)
+        return cls(graph, mark, plan, options.with_recompute(plan.recompute), devices, ways, stages, Outputs(graph), names)
 
     def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
         """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
@@ -147,13 +147,13 @@ class Build:
 
     def reschedule(self, options: Options) -> None:
         """Other options: programs are made anew when they are asked for."""
-        self.options = options.settled(self.plan.recompute)
+        self.options = options.with_recompute(self.plan.recompute)
         self._executables.clear()
         self._schedules.clear()
 
     def require_loss(self, with_target: bool) -> None:
         """Raise InputError when a step would have nothing to start its backward from."""
-        if self.options.needs_target and not with_target:
+        if self.options.is_target_required and not with_target:
             raise InputError("loss_fn takes a target", hint="step(x, target=...)")
         if self.options.loss_fn is None and own_loss(self.outputs.example) is None:
             raise InputError(

@@ -216,7 +216,7 @@ class _Comparison:
         """With the step that a pipeline of this draft will run."""
         placement, found = draft.placement, draft.found
         if schedule is None:
-            settled = options.settled(found.recompute)
+            settled = options.with_recompute(found.recompute)
             schedule = schedule_of(settled, draft.stages, draft.routes, placement, row.n_microbatches)
         ways = step_routes(
             draft.routes, options.n_stages, options.loss_fn is not None
@@ -252,7 +252,7 @@ class _Comparison:
         draft, count = entry.draft, entry.row.n_microbatches
         assert draft is not None
         row, options = Candidate(count, "auto"), replace(entry.options, schedule="auto")
-        settled = options.settled(draft.found.recompute)
+        settled = options.with_recompute(draft.found.recompute)
         try:
             made = schedule_of(settled, draft.stages, draft.routes, draft.placement, count)
         except ScheduleError as error:

@@ -79,8 +79,8 @@ def make_plan(
         raise with_enough_stages(error, partial(asked_problem, graph, costs, n_microbatches), options) from None
     warn_of_gap(found, options)
     draft = drafted(graph, found, solved, costs, options, schedule.placement, samples)
-    if options.schedule == "auto" and not options.devices_differ:
-        there = searched(options.settled(found.recompute), draft.stages, draft.routes, n_microbatches).placement
+    if options.schedule == "auto" and not options.has_unequal_devices:
+        there = searched(options.with_recompute(found.recompute), draft.stages, draft.routes, n_microbatches).placement
         draft = replace(draft, placement=there)
     return plan_of(graph, draft, cost, options, unforced=unforced_bottleneck(graph, problem, found, options)), solved
 
@@ -108,7 +108,7 @@ def make_problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: 
         optimizer_state=options.optimizer_state,
         restored=options.restored_at_once(schedule.n_microbatches),
     )
-    shared = options.devices_differ and placement != tuple(range(options.n_stages))
+    shared = options.has_unequal_devices and placement != tuple(range(options.n_stages))
     return replace(
         problem,
         speed=options.speeds,
