@@ -118,7 +118,9 @@ class Build:
         ways = routes(graph, stage_of, samples)
         stages = split(graph, ways, stage_of, devices)
         names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
-        return cls(graph, mark, plan, options.with_recompute(plan.recompute), devices, ways, stages, Outputs(graph), names)
+        return cls(
+            graph, mark, plan, options.with_recompute(plan.recompute), devices, ways, stages, Outputs(graph), names
+        )
 
     def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
         """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
