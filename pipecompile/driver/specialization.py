@@ -17,6 +17,7 @@ from pipecompile.graph.cut_transfer import Cut, carried
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.training_routes import training_routes
 from pipecompile.options import Options
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.passes import lower
@@ -25,7 +26,7 @@ from pipecompile.runtime.cells.deferred_batchnorm import Norms
 from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.runtime.cells.torch_compiled import stage_codes
 from pipecompile.runtime.cuda_graphs.stage_graphs import graphed
-from pipecompile.runtime.executable import Executable, loss_cells, plain_cells, step_routes
+from pipecompile.runtime.executable import Executable, loss_cells, plain_cells
 from pipecompile.runtime.interpreter import Cell
 from pipecompile.runtime.model_output import Outputs, own_loss
 from pipecompile.runtime.streams import DeviceStreams
@@ -203,7 +204,7 @@ class Build:
         return DeviceStreams(self.options.devices).overlap
 
     def _new_step(self, n_microbatches: int, with_target: bool) -> Executable:
-        ways = step_routes(self.routes, len(self.stages), with_target, self.options.has_aux)
+        ways = training_routes(self.routes, len(self.stages), with_target, self.options.has_aux)
         program = lower(self.schedule(n_microbatches), ways, overlap=self.overlap)
         cells = loss_cells(self.stages, self.codes, ways, self.outputs, self.options.loss_fn)
         return self._executable(program, self._graphed(cells))

@@ -21,9 +21,10 @@ that it does. Plain frozen data, no torch.
 
 from __future__ import annotations
 
+from pipecompile.ir.action import Action, Kind
 from pipecompile.ir.program import Instruction, Op, Operand, Program, Value, part_of, recipe, saved, weight_saved
 from pipecompile.ir.routes import AUX, HOST, LOSS, TARGET, Route, Tie, chain, place
-from pipecompile.ir.schedule import Action, Kind, Schedule
+from pipecompile.ir.schedule import Schedule
 
 __all__ = [
     "AUX",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from pipecompile.ir.action import Action
 from pipecompile.ir.routes import Route, Tie, place
-from pipecompile.ir.schedule import Action
 
 __all__ = ["Instruction", "Op", "Operand", "Program", "Value", "part_of", "recipe", "saved", "weight_saved"]
 

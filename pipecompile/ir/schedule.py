@@ -2,54 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from pipecompile.errors import ScheduleError
+from pipecompile.ir.action import Action
 
-__all__ = ["Action", "Kind", "Schedule"]
-
-
-class Kind(Enum):
-    """What an action computes. `BACKWARD` does the work of `INPUT_GRAD` and `WEIGHT_GRAD` in one go; `RECOMPUTE` runs the
-    forward once more for a backward to come, when the forward itself kept nothing but its inputs.
-    """
-
-    FORWARD = "F"
-    BACKWARD = "B"
-    INPUT_GRAD = "I"
-    WEIGHT_GRAD = "W"
-    RECOMPUTE = "R"
-
-    __hash__ = object.__hash__  # Enum's own is written in Python, and looked up millions of times
-
-
-_ACTION = re.compile(r"([0-9]{1,9})([FBIWR])([0-9]{1,9})")
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One cell of a schedule: `2F0` is the forward of stage 2 on micro-batch 0."""
-
-    stage: int
-    kind: Kind
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind._value_}{self.microbatch}"
-
-    @classmethod
-    def parse(cls, text: str) -> Action:
-        """The inverse of `str`. Raises ScheduleError when any character is left over."""
-        match = _ACTION.fullmatch(text)
-        if match is None:
-            raise ScheduleError(
-                f"{text!r} is not an action", why="an action is STAGE, one of F R B I W, MICROBATCH, as in 2F0"
-            )
-        return cls(int(match[1]), Kind(match[2]), int(match[3]))
+__all__ = ["Schedule"]
 
 
 @dataclass(frozen=True, slots=True)

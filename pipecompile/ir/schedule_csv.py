@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir.schedule import Action, Kind
+from pipecompile.ir.action import Action, Kind
 
 __all__ = ["read_rows"]
 

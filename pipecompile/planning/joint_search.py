@@ -26,6 +26,7 @@ from pipecompile.errors import InfeasibleError, PipecompileError, ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.candidates import Candidate, Considered
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.training_routes import training_routes
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.planning.infeasible_hint import with_enough_stages
@@ -44,7 +45,6 @@ from pipecompile.planning.planner import (
 )
 from pipecompile.planning.schedule_choice import costs_of, schedule_of
 from pipecompile.planning.solve_cut import cut, excess
-from pipecompile.runtime.executable import step_routes
 from pipecompile.schedules import CATALOGUE, Builder
 from pipecompile.schedules.search.evaluate import Judge
 from pipecompile.simulation.costs import make_costs
@@ -218,7 +218,7 @@ class _Comparison:
         if schedule is None:
             settled = options.with_recompute(found.recompute)
             schedule = schedule_of(settled, draft.stages, draft.routes, placement, row.n_microbatches)
-        ways = step_routes(
+        ways = training_routes(
             draft.routes, options.n_stages, options.loss_fn is not None
         )  # outputs go to where the loss is
         given = costs_of(draft.stages, ways, options.links, placement)

@@ -10,52 +10,21 @@ A cut takes some hundredths of a second (dynamic programming alone), an order is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from pipecompile.errors import PartitionError, ScheduleError, VerifyError
 from pipecompile.ir import Schedule
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.what_if import Order, StageCosts, WhatIf
 from pipecompile.partitioners import Problem, partition
 from pipecompile.schedules import CATALOGUE, build_schedule
 
-__all__ = ["Order", "StageCosts", "WhatIf", "unit_what_if", "what_if"]
+__all__ = ["unit_what_if", "what_if"]
 
 _DEVICES, _MICROBATCHES = (2, 4, 8, 16), (4, 8, 16, 32, 64)
 _MOST, _MOST_OF_OWN = 256, 1024
 """Devices times micro-batches: the catalogue takes some 240 bytes for each, all sizes together 400 KB."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageCosts:
-    """Per stage the seconds and bytes of one micro-batch; `transfer[s]` is the time of all that stage s sends ahead."""
-
-    forward: tuple[float, ...]
-    input_grad: tuple[float, ...]
-    weight_grad: tuple[float, ...]
-    saved: tuple[float, ...]
-    transfer: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A schedule as text."""
-
-    name: str
-    devices: int
-    microbatches: int
-    placement: tuple[int, ...]
-    csv: str
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    """Costs by number of stages, for micro-batches as large as with `microbatches` of them; and orders, `own` among them."""
-
-    own: Order
-    microbatches: int
-    costs: dict[int, StageCosts]
-    orders: tuple[Order, ...]
 
 
 def what_if(plan: Plan, problem: Problem | None, schedule: Schedule, transfer: dict[str, float]) -> WhatIf:

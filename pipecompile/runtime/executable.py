@@ -26,27 +26,9 @@ from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import explained
 from pipecompile.tracing.ambient_modes import contained
 
-__all__ = ["Executable", "loss_cells", "plain_cells", "step_routes"]
+__all__ = ["Executable", "loss_cells", "plain_cells"]
 
 Function = Callable[..., Any]
-
-
-def step_routes(routes: Sequence[Route], n_stages: int, with_target: bool, has_aux: bool = False) -> tuple[Route, ...]:
-    """Routes of a training step: outputs go to the last stage instead of the host; target and loss join in.
-
-    The loss is computed in the last stage, and its gradient, the weight of the micro-batch, comes from the host.
-    """
-    last = n_stages - 1
-    found = []
-    for route in routes:
-        ends = {last if end == HOST else end for end in route.consumers} - {route.source}
-        if ends:
-            found.append(replace(route, consumers=tuple(sorted(ends))))
-    if with_target:
-        found.append(Route(TARGET, HOST, (last,), gradient=False))
-    if has_aux:
-        found.append(Route(AUX, last, (HOST,), gradient=False))
-    return (*found, Route(LOSS, last, (HOST,)))
 
 
 def plain_cells(stages: Sequence[Stage], codes: Sequence[StageCode]) -> list[Cell]:

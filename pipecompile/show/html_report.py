@@ -25,7 +25,7 @@ from pipecompile.show.units import BYTES, SECONDS, written
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from pipecompile.planning.what_if import WhatIf
+    from pipecompile.ir.what_if import WhatIf
 
 __all__ = ["report_html"]
 

@@ -6,7 +6,8 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.ir import Schedule
-from pipecompile.planning.what_if import Order, StageCosts, unit_what_if, what_if
+from pipecompile.ir.what_if import Order, StageCosts
+from pipecompile.planning.what_if import unit_what_if, what_if
 from pipecompile.schedules import build_schedule
 from pipecompile.simulation.simulator import simulate
 

@@ -23,9 +23,10 @@ import torch
 
 import pipecompile as pc
 from pipecompile.ir import Op, Program
+from pipecompile.ir.training_routes import training_routes
 from pipecompile.passes import lower
 from pipecompile.runtime import interpreter
-from pipecompile.runtime.executable import Executable, loss_cells, step_routes
+from pipecompile.runtime.executable import Executable, loss_cells
 from pipecompile.runtime.interpreter import bind
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.stream_events import Lane, Place, launches
@@ -191,7 +192,7 @@ class EmulatedExecutable(Executable):
 
     def __init__(self, pipe: pc.Pipeline, count: int, damage: Callable[[Program], Program] | None = None) -> None:
         build = pipe.builds.latest
-        ways = step_routes(build.routes, len(build.stages), with_target=False)
+        ways = training_routes(build.routes, len(build.stages), with_target=False)
         sound = lower(build.schedule(count), ways, overlap=True)
         program = sound if damage is None else damage(sound)
         self.was_harmed = program != sound
