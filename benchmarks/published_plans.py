@@ -104,7 +104,7 @@ MEMORY = (
 def compiled(model: nn.Module, images: tuple[int, ...], n_devices: int, count: int, **options: Any) -> pc.Pipeline:
     """A pipeline that is only planned: its parameters stay without memory."""
     how = {"schedule": "gpipe", "checkpoint": "except_last", "batch_norm": "each"} | options
-    with patch.object(Homes, "bring", lambda *_, **__: None):
+    with patch.object(Homes, "move", lambda *_, **__: None):
         return pc.compile(
             model, n_devices, example_args=(torch.empty(images, device="meta"),), n_microbatches=count,
             loss_fn=torch.Tensor.mean, devices=["cpu"] * n_devices, bandwidth=P40.link_bandwidth,

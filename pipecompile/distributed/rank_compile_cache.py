@@ -28,7 +28,7 @@ from pipecompile.driver.specialization import Build
 from pipecompile.graph.fingerprint import fingerprint, node_lines
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
-from pipecompile.parameters.placement import uses
+from pipecompile.parameters.placement import tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.partitioners import Problem
 from pipecompile.planning.planner import Chosen
@@ -40,7 +40,7 @@ __all__ = ["RankBuilds"]
 class RankBuilds(Builds):
     def __init__(self, model: nn.Module, options: Options, communicator: Communicator) -> None:
         super().__init__(model, options)
-        self.communicator, self.filling.gathered = communicator, communicator.all_gather_text
+        self.communicator, self.meta_init.gather = communicator, communicator.all_gather_text
         self.shards = ShardedParameters(communicator.ranks.shard_mesh, communicator)
         self.copies = (
             None
@@ -97,26 +97,30 @@ class RankBuilds(Builds):
             tied=copies.tied,
         )
         if self.communicator.ranks.index == 0:
-            self._homes.bring_rest(self.model, self.options.devices[0])
+            self._homes.move_unused(self.model, self.options.devices[0])
         return copies
 
     def _place(self, build: Build, seconds: float) -> None:
         super()._place(build, seconds)
         if self.copies is not None:
             build.norms = ReplicatedNorms(build.norms, self.copies)
-        if not self and self.filling.is_done:
+        if not self and self.meta_init.is_done:
             self._align(build)
 
     def check_values(self) -> None:
-        if self.filling.check():
+        if self.meta_init.check():
             self._align(self.latest)
 
     def _align(self, build: Build) -> None:
-        held = {id(tensor): tensor for _, tensor in uses(build) if self.owner(tensor) == self.communicator.ranks.index}
+        held = {
+            id(tensor): tensor
+            for _, tensor in tensor_uses(build.graph, build.stages)
+            if self.owner(tensor) == self.communicator.ranks.index
+        }
         broadcast_from_first(held.values(), self.communicator.ranks.replica_group)
         self.shards.shard(tensor for tensor in held.values() if isinstance(tensor, nn.Parameter))
 
     def owner(self, tensor: torch.Tensor) -> int:
         """The pipeline device that a tensor lives on; what no stage uses lives on the first."""
-        home = self._homes.known(tensor)
+        home = self._homes.find(tensor)
         return home if isinstance(home, int) else 0

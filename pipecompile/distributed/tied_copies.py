@@ -16,7 +16,7 @@ from torch import nn
 
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.driver.specialization import Build
-from pipecompile.parameters.placement import Homes, uses
+from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
 
 __all__ = ["TiedCopies", "place_on_ranks"]
@@ -88,11 +88,11 @@ class TiedCopies(Mirrors):
 def place_on_ranks(build: Build, homes: Homes, communicator: Communicator) -> TiedCopies:
     """Find the home of every tensor, move those of this rank's stages to its device, and the rest of what stages share."""
     found: dict[tuple[int, int], TiedCopy] = {}
-    for stage, tensor in uses(build):
+    for stage, tensor in tensor_uses(build.graph, build.stages):
         memory = build.plan.placement[stage.index]
-        home = homes.of(tensor, memory)
+        home = homes.assign(tensor, memory)
         if memory == communicator.ranks.index:
-            homes.bring(tensor, build.stage_devices[stage.index], is_copy=home != memory)
+            homes.move(tensor, build.stage_devices[stage.index], is_copy=home != memory)
         if home != memory and (memory, id(tensor)) not in found:
             assert isinstance(home, int)
             found[memory, id(tensor)] = TiedCopy(f"tied {len(found)}", tensor, home, memory)

@@ -24,7 +24,7 @@ from pipecompile.graph.prepare import prepare
 from pipecompile.ir import Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
-from pipecompile.parameters.meta_init import Filling
+from pipecompile.parameters.meta_init import MetaInit
 from pipecompile.parameters.placement import Homes, move_model, place_stages
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.partitioners import Problem
@@ -54,7 +54,7 @@ class Builds:
         self._cut: Cut | None = None
         self._notices = Notices()
         self._homes = Homes()
-        self.filling = Filling(model, self._homes.blanks, options)
+        self.meta_init = MetaInit(model, self._homes.uninitialized, options.init, options.devices[0])
         self._notices.undivided(options)
         self._notices.ungraphed(options)
 
@@ -130,7 +130,7 @@ class Builds:
         seconds = perf_counter() - start
         if len(counts) == 1 and first > 1:
             self._check_divided(graph)
-        move_model(self.model, self.options)
+        self._move_to_measure()
         with too_small(1 if len(counts) > 1 else first, batch.first.samples):
             plan, self.problem, samples = self._chosen(graph, inputs, counts)
         options = self.options.with_choice_of(plan)
@@ -233,13 +233,13 @@ class Builds:
     def _place(self, build: Build, seconds: float) -> None:
         """Parameters to where their stages are, and mirrors of those that are needed elsewhere, too."""
         build.mirrors, build.seconds = self._mirrors(build), seconds
-        self.filling.fill()
+        self.meta_init.fill()
         if self.options.batch_norm == "deferred":
             build.norms = defer_norms(build.stages, self.model)
 
     def _mirrors(self, build: Build) -> Mirrors:
-        copies = place_stages(build, self._homes)
-        self._homes.bring_rest(self.model, self.options.devices[0])
+        copies = place_stages(build.graph, build.stages, build.stage_devices, build.memories, self._homes)
+        self._homes.move_unused(self.model, self.options.devices[0])
         return copies
 
     def _recorded(self, whole: FlatInputs, part: FlatInputs) -> fx.GraphModule:
@@ -247,7 +247,7 @@ class Builds:
         grad = torch.is_grad_enabled()  # to be asked first: leaving inference mode turns it on
         try:
             with torch.inference_mode(False), torch.set_grad_enabled(grad):
-                return prepare(record(self.model, part, self.filling.device))
+                return prepare(record(self.model, part, self.meta_init.device))
         except TraceError as error:
             divided = whole.samples != part.samples
             hints = [error.hint]
@@ -270,18 +270,23 @@ class Builds:
     def join(self, build: Build, batch: MiniBatch) -> None:
         """Find out how outputs of several micro-batches are put together. Raises InputError when they cannot be."""
         if len(batch.sizes) > 1 and build.outputs.joins is None:
-            other = another_size(self.model, build.graph, batch.first, self.filling.device)
+            other = another_size(self.model, build.graph, batch.first, self.meta_init.device)
             build.outputs.join(joins(build.graph, other, mean=self.options.loss_reduction == "mean"))
 
     def check_values(self) -> None:
         """Raise InputError while there are tensors that were on `meta` and that nobody has given values."""
-        self.filling.check()
+        self.meta_init.check()
 
     def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         if self.plan is None:
-            move_model(self.model, self.options)
+            self._move_to_measure()
         with too_small(count, first.samples):
             return make_plan(graph, first.leaves, self.options, count, first.samples)
+
+    def _move_to_measure(self) -> None:
+        """Move the model to the first device if costs are measured there."""
+        if self.options.cost != "analytic":
+            move_model(self.model, self.options.devices[0])
 
     def _keep(self, build: Build) -> None:
         """Add a build; the least recently used one goes when there are too many."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +134,11 @@ class Build:
         """Its cut, for other recordings of the same model."""
         stage_of = {name: stage.index for stage in self.stages for name in stage.nodes}
         return Cut.of(self.graph, stage_of, len(self.stages))
+
+    @property
+    def memories(self) -> Sequence[Hashable]:
+        """The memory of each stage: stages with equal memories use the same tensor objects."""
+        return self.stage_devices
 
     def broken(self, sizes: Sequence[int]) -> Guard | None:
         """The first guard that does not hold for one of these sizes of micro-batches."""

@@ -1,1 +1,10 @@
-"""parameters: say here what this level is, and nothing else."""
+"""Tensors of the model: where parameters and buffers live, and where their values come from.
+
+    meta ── uninitialized ──► memory ── meta_init, checkpoint_files ──► values
+                                 │
+                             placement ──► device of the first stage that uses the tensor (its home)
+                                 └───────► tied_mirrors: copies on the devices of further stages
+
+`placement.py` comes first when reading. `optimizer_state.py` names the state of an optimizer by parameters. Tensors stay the
+objects that the user's optimizers refer to.
+"""

@@ -1,11 +1,11 @@
-"""What goes into the tensors of a model that was built on `meta`, as `compile(init=...)` says.
+"""Initial values of a model that was built on `meta`, by the sources in `compile(init=...)`.
 
-    "reset_parameters"      each module's own, and the model's `_init_weights(module)`
+    "reset_parameters"      each module's own method, then `_init_weights(module)` of the nearest enclosing model
     a function of a module  called with every module, children first, as `module.apply` does
-    a path                  of a checkpoint, of which only the tensors that are here are read
+    a path                  a checkpoint, of which only the tensors on this rank are read
 
-Several are done one after the other. Only what was on `meta` gets values: what had any keeps them. Random numbers are drawn for
-each module from a seed of its own, so they are the same however the model is cut, and on however many ranks.
+Several sources run one after the other. Only tensors that were on `meta` get values; all others keep theirs. Random numbers
+of each module come from a seed of its own, so the values depend neither on the cut nor on the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,34 +17,33 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from pipecompile.errors import InputError
 from pipecompile.parameters.checkpoint_files import check_readable, read_checkpoint
-from pipecompile.parameters.uninitialized import Blanks, names_of, with_memory
+from pipecompile.parameters.uninitialized import UninitializedTensors, temporary_memory, tensor_names
 from pipecompile.tracing.state.preserved_run import preserved
 
-if TYPE_CHECKING:
-    from pipecompile.options import Options
-
-__all__ = ["Filling", "Init", "Source", "sources_of"]
+__all__ = ["Init", "MetaInit", "Source", "sources_of"]
 
 RESET = "reset_parameters"
 _SHOWN = 8
+"""Names of tensors that an error message lists; it counts the rest."""
 
 Source = Path | Callable[[nn.Module], object] | str
 """A checkpoint, a function of a module, or "reset_parameters"."""
 
 Init = Source | Sequence[Source] | None
-"""What `compile` takes."""
+"""The type of `compile(init=...)`."""
 
 
 def sources_of(init: Init, model: nn.Module) -> tuple[Source, ...]:
-    """One after the other. Raises InputError for what is none, for a checkpoint that is not there, and for a model that has
-    all its values.
+    """Return the sources in `init`, flat and in order.
+
+    Raises InputError for a value that is no source, a checkpoint that does not exist, and a model without tensors on meta.
     """
     sources = _sources_of(init)
     if sources and not is_on_meta(model):
@@ -57,7 +56,7 @@ def sources_of(init: Init, model: nn.Module) -> tuple[Source, ...]:
 
 
 def is_on_meta(model: nn.Module) -> bool:
-    """Is any of it?"""
+    """Return whether a parameter or buffer of `model` is on meta."""
     return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
@@ -77,38 +76,50 @@ def _sources_of(init: Init) -> tuple[Source, ...]:
     return (Path(init),)
 
 
-class Filling:
-    """What became of the values of a model. One that was never on `meta` has them.
+class MetaInit:
+    """Initialisation of the tensors of a model that were on `meta`; without effect for any other model.
 
-    `device` is where to record it: some ranks have given memory to parameters that others have still on `meta`. `gathered` tells
-    all processes what each says to a topic; here there is one.
+    `device` is the device to trace the model for, because some ranks have given memory to parameters that are still on meta on
+    others; None if no tensor was on meta. `gather(topic, text)` returns the texts of all processes; by default there is one.
     """
 
-    def __init__(self, model: nn.Module, blanks: Blanks, options: Options) -> None:
-        self.model, self.blanks, self.sources = model, blanks, options.init
+    def __init__(
+        self,
+        model: nn.Module,
+        uninitialized: UninitializedTensors,
+        sources: Sequence[Source],
+        device: torch.device,
+    ) -> None:
+        self.model, self.uninitialized, self.sources = model, uninitialized, sources
         self.is_needed = is_on_meta(model)
         self.is_done = not self.is_needed
-        self.device = options.devices[0] if self.is_needed else None
+        self.device = device if self.is_needed else None
         self.seed: int | None = None
-        self.gathered: Callable[[str, str], list[str]] = lambda _, text: [text]
+        self.gather: Callable[[str, str], list[str]] = lambda _, text: [text]
 
     def fill(self) -> None:
-        """Give what is blank its values, when a build has been placed. Raises InputError when something stays without."""
+        """Write the values of the uninitialized tensors from the sources, if there are any; to be called after placement.
+
+        Raises InputError if a tensor stays without values. All processes use the seed of the first.
+        """
         if not self.is_needed:
             return
         self.is_done = False
         if self.sources:
-            drawn = str(torch.randint(2**62, ()).item()) if self.seed is None else str(self.seed)
-            self.seed = int(self.gathered("seed of the weights", drawn)[0])
-            _fill(self.model, self.blanks, self.sources, self.seed)
+            seed = str(torch.randint(2**62, ()).item()) if self.seed is None else str(self.seed)
+            self.seed = int(self.gather("seed of the weights", seed)[0])
+            _fill(self.model, self.uninitialized, self.sources, self.seed)
             self.check()
 
     def check(self) -> bool:
-        """Has the last value come since this was asked for? Raises InputError that lists what has none, on all ranks."""
+        """Raise InputError, on all ranks, listing the tensors that were on meta and have no values.
+
+        Return True at the first call after the last tensor was initialised, else False.
+        """
         if self.is_done:
             return False
-        left = "\n".join(names_of(self.model, self.blanks.left()))
-        missing = [name for text in self.gathered("values of the model", left) for name in text.splitlines()]
+        local = "\n".join(tensor_names(self.model, self.uninitialized.remaining()))
+        missing = [name for text in self.gather("values of the model", local) for name in text.splitlines()]
         if missing:
             raise _without_values(list(dict.fromkeys(missing)), with_sources=bool(self.sources))
         self.is_done = True
@@ -124,49 +135,56 @@ def _without_values(names: Sequence[str], *, with_sources: bool) -> InputError:
         else "a tensor of the model has no values",
         where=", ".join(names[:_SHOWN]) + more,
         why="the model was built on meta"
-        + (", what its constructor computes has to be computed again" if computed else "")
-        + (", and nothing in init= fills them" if with_sources else ""),
-        hint=f'init=["{RESET}", checkpoint, fill], where `def fill(module)` computes what the others do not have'
+        + (", and values computed by its constructor have to be computed again" if computed else "")
+        + (", and no source in init= fills them" if with_sources else ""),
+        hint=f'init=["{RESET}", checkpoint, fill], where `def fill(module)` computes the missing values'
         if with_sources
         else f'init="{RESET}", a checkpoint, or a function of a module; or pipe.load_state_dict(...) before the first step',
     )
 
 
-def _fill(model: nn.Module, blanks: Blanks, sources: Sequence[Source], seed: int) -> None:
-    blank = {id(tensor): tensor for tensor in blanks.left()}
-    for source in sources if blank else ():
+def _fill(model: nn.Module, uninitialized: UninitializedTensors, sources: Sequence[Source], seed: int) -> None:
+    targets = {id(tensor): tensor for tensor in uninitialized.remaining()}
+    for source in sources if targets else ():
         if isinstance(source, Path):
-            read_checkpoint(source, _named(model, blank))
+            read_checkpoint(source, _state_dict_names(model, targets))
         else:
-            _call(model, blanks, _reset(model) if isinstance(source, str) else partial(_by_function, source), seed)
+            initialise = _reset(model) if isinstance(source, str) else partial(_by_function, source)
+            _initialise_modules(model, uninitialized, initialise, seed)
 
 
-def _named(model: nn.Module, blank: dict[int, torch.Tensor]) -> list[tuple[list[str], torch.Tensor]]:
-    """The blank tensors that `state_dict` has, each with all its names there."""
+def _state_dict_names(model: nn.Module, targets: dict[int, torch.Tensor]) -> list[tuple[list[str], torch.Tensor]]:
+    """Return (names, tensor) of the tensors in `targets` (by id) that `state_dict` has. A tied tensor has several names."""
     names: dict[int, list[str]] = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) in blank:
+        if id(value) in targets:
             names.setdefault(id(value), []).append(name)
-    return [(found, blank[key]) for key, found in names.items()]
+    return [(aliases, targets[key]) for key, aliases in names.items()]
 
 
-# -- by the modules -------------------------------------------------------------------------------------------------
+# -- sources that are called with modules -----------------------------------------------------------------------------
 
 
 Initialise = Callable[[str, nn.Module], object]
 
 
-def _call(model: nn.Module, blanks: Blanks, initialise: Initialise, seed: int) -> None:
-    """For every module that has a blank tensor in it, with memory for those of its own that live elsewhere: it draws the same
-    numbers for its tensors wherever they are.
+def _initialise_modules(
+    model: nn.Module, uninitialized: UninitializedTensors, initialise: Initialise, seed: int
+) -> None:
+    """Call `initialise(name, module)` for every module that has an uninitialized tensor, its children first.
+
+    Tensors of the module that live on another rank get temporary memory, so the random numbers that the module draws for its
+    other tensors do not depend on the placement.
     """
     for name, module in _children_first(model):
-        held = [*module.parameters(), *module.buffers(), *_attributes(module)]
-        if not any(tensor in blanks for tensor in held):
+        tensors = [*module.parameters(), *module.buffers(), *_attributes(module)]
+        if not any(tensor in uninitialized for tensor in tensors):
             continue
-        kept = [tensor for tensor in held if blanks.has_values(tensor)]
+        initialised = [tensor for tensor in tensors if uninitialized.has_values(tensor)]
         direct = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        with torch.no_grad(), preserved(kept), with_memory(direct), _in_place(module), _drawing(seed, name):
+        with (
+            torch.no_grad(), preserved(initialised), temporary_memory(direct), _in_place(module), _seeded(seed, name),
+        ):  # fmt: skip
             try:
                 initialise(name, module)
             except Exception as error:
@@ -174,7 +192,7 @@ def _call(model: nn.Module, blanks: Blanks, initialise: Initialise, seed: int) -
                     "a module of the model cannot be given values",
                     where=f"{name or 'the model'}, a {type(module).__name__}",
                     why=f"{type(error).__name__}: {error}",
-                    hint="init= a function that knows how, and does nothing for other modules",
+                    hint="init= a function that initialises this module and does nothing for others",
                 ) from error
 
 
@@ -197,32 +215,35 @@ def _attributes(module: nn.Module) -> list[torch.Tensor]:
 
 @contextmanager
 def _in_place(module: nn.Module) -> Iterator[None]:
-    """What a method makes anew goes into the tensor that was there, which the stages know."""
+    """Copy a tensor that a method creates anew into the tensor that it replaces, which the stages refer to."""
     tables: list[dict[str, Any]] = [
         table for part in module.modules() for table in (part._parameters, part._buffers, vars(part))
     ]
-    held = [
+    entries = [
         (table, name, value) for table in tables for name, value in table.items() if isinstance(value, torch.Tensor)
     ]
     yield
-    for table, name, value in held:
-        made = table.get(name)
-        if made is not value and isinstance(made, torch.Tensor) and made.shape == value.shape:
-            if not value.is_meta and not made.is_meta:
-                value.copy_(made)
+    for table, name, value in entries:
+        new = table.get(name)
+        if new is not value and isinstance(new, torch.Tensor) and new.shape == value.shape:
+            if not value.is_meta and not new.is_meta:
+                value.copy_(new)
             table[name] = value
 
 
 @contextmanager
-def _drawing(seed: int, name: str) -> Iterator[None]:
-    cards = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(cards):
+def _seeded(seed: int, name: str) -> Iterator[None]:
+    """Seed the random number generators for the module `name`; restore their states afterwards."""
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(gpus):
         torch.manual_seed(int.from_bytes(sha256(f"{seed} {name}".encode()).digest()[:7], "big"))
         yield
 
 
 def _reset(model: nn.Module) -> Initialise:
-    """A module's own method, then what the nearest model around it has for modules, as those of transformers."""
+    """Return a function that calls the module's own `reset_parameters`, then `_init_weights(module)` of the nearest enclosing
+    module that has such a method, as models of transformers do.
+    """
     modules = dict(model.named_modules())
 
     def initialise(name: str, module: nn.Module) -> None:
@@ -230,15 +251,17 @@ def _reset(model: nn.Module) -> Initialise:
         if callable(own):
             own()
         parts = name.split(".") if name else []
-        around = (modules[".".join(parts[:count])] for count in range(len(parts), -1, -1))
-        taking = next((m._init_weights for m in around if _takes_a_module(getattr(m, "_init_weights", None))), None)
-        if taking is not None:
-            taking(module)
+        enclosing = (modules[".".join(parts[:count])] for count in range(len(parts), -1, -1))
+        init_weights = next(
+            (m._init_weights for m in enclosing if _accepts_one_argument(getattr(m, "_init_weights", None))), None
+        )
+        if init_weights is not None:
+            init_weights(module)
 
     return initialise
 
 
-def _takes_a_module(method: object) -> bool:
+def _accepts_one_argument(method: object) -> bool:
     if not callable(method):
         return False
     try:

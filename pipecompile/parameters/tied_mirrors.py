@@ -1,11 +1,11 @@
-"""Copies of tied tensors in the memory of another device than their home: refreshed before a run, settled after it.
+"""Mirrors: copies of tied tensors on further devices than their home, refreshed before a run and written back after it.
 
-    home    cuda:0   wte.weight ──── refresh ───►  mirror, cuda:3     before a run: the home's numbers
+    home    cuda:0   wte.weight ──── refresh ───►  mirror, cuda:3     before a run: the values of the home
                      wte.weight.grad ◄── settle ── mirror.grad        after it: one gradient, added once
 
-The home is the model's own tensor, the only one that optimizers and `state_dict` know. A refresh is made before every run,
-for a write through `.data` leaves no trace to go by; it leaves no trace itself, so that a forward whose backward is yet to
-come stays valid.
+The home is the model's own tensor, which optimizers and `state_dict` refer to. Every run begins with a refresh, because a
+write through `.data` does not change the tensor's version. The refresh writes through `.data` as well, so a forward whose
+backward is still to run stays valid for autograd.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Borrowing", "Mirror", "Mirrors"]
+__all__ = ["Mirror", "MirroredModule", "Mirrors"]
 
 
 @dataclass(slots=True)
 class Mirror:
-    """One tensor in a second place."""
+    """A tensor and its copy on another device. `version` is the autograd version of `copy` after the last refresh."""
 
     home: torch.Tensor
     copy: torch.Tensor
@@ -31,23 +31,23 @@ class Mirror:
 
     @classmethod
     def of(cls, home: torch.Tensor, device: torch.device) -> Mirror:
-        """A new mirror on `device`: a parameter of a parameter, else a plain tensor."""
+        """Create a mirror of `home` on `device`: an `nn.Parameter` if `home` is one, else a plain tensor."""
         copy = home.detach().to(device, copy=True)
         return cls(home, nn.Parameter(copy, home.requires_grad) if isinstance(home, nn.Parameter) else copy)
 
     def refresh(self) -> None:
-        """Make it what the home is. A gradient left over from a run that failed is dropped."""
-        there = self.copy.device
+        """Copy values, shape, dtype and `requires_grad` from the home. Drop a gradient left by a failed run."""
+        device = self.copy.device
         if (self.copy.shape, self.copy.dtype) == (self.home.shape, self.home.dtype):
             self.copy.data.copy_(self.home.data, non_blocking=True)
         else:
-            self.copy.data = self.home.data.to(there)
+            self.copy.data = self.home.data.to(device)
         self.copy.requires_grad_(self.home.requires_grad)
         self.copy.grad = None
         self.version = self.copy._version
 
     def settle(self) -> None:
-        """Bring home what the run left here: the gradient, through the home's own place in autograd, and writes."""
+        """Write back to the home: add the mirror's gradient through the home's AccumulateGrad node, and copy in-place writes."""
         gradient, self.copy.grad = self.copy.grad, None
         if gradient is not None:
             torch.autograd.backward((self.home,), (gradient.to(self.home.device),))
@@ -56,44 +56,46 @@ class Mirror:
 
 
 class Mirrors:
-    """The mirrors of one build. Who writes a tensor shares its stage with all who read it, so only one mirror can differ."""
+    """The mirrors of one build. At most one mirror of a tensor can differ from its home after a run, because an operation that
+    writes a tensor shares its stage with all operations that read the tensor.
+    """
 
     def __init__(self, mirrors: Iterable[Mirror] = ()) -> None:
         self.mirrors = tuple(mirrors)
 
     def refresh(self) -> None:
-        """Before a run."""
+        """Refresh every mirror; to be called before a run."""
         if self.mirrors:
             with torch.inference_mode(False), torch.no_grad():
                 for mirror in self.mirrors:
                     mirror.refresh()
 
     def settle(self) -> None:
-        """After a run that succeeded."""
+        """Write every mirror back; to be called after a run that succeeded."""
         if self.mirrors:
             with torch.inference_mode(False), torch.no_grad():
                 for mirror in self.mirrors:
                     mirror.settle()
 
 
-class Borrowing(nn.Module):
-    """A module of the user that runs on mirrors: they take the place of its own tensors for the length of a call.
+class MirroredModule(nn.Module):
+    """A module of the user whose tied tensors are replaced by mirrors during each call.
 
-    The module stays itself, for its hooks and whatever it notes on itself. Whoever calls it, or runs it on its own tensors
-    elsewhere, holds `lock` meanwhile.
+    `substitutions` has (owner module, attribute name, mirror). The module object stays the user's: hooks and attributes set in
+    `forward` work. Concurrent calls exclude each other by `lock`, including calls on the module's own tensors in other stages.
     """
 
-    def __init__(self, module: nn.Module, loans: Iterable[tuple[nn.Module, str, Mirror]], lock: Lock) -> None:
+    def __init__(self, module: nn.Module, substitutions: Iterable[tuple[nn.Module, str, Mirror]], lock: Lock) -> None:
         super().__init__()
-        self.module, self.loans, self.lock = module, tuple(loans), lock
+        self.module, self.substitutions, self.lock = module, tuple(substitutions), lock
         self.training = module.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.lock:
             try:
-                for owner, name, mirror in self.loans:
+                for owner, name, mirror in self.substitutions:
                     setattr(owner, name, mirror.copy)
                 return self.module(*args, **kwargs)
             finally:
-                for owner, name, mirror in self.loans:
+                for owner, name, mirror in self.substitutions:
                     setattr(owner, name, mirror.home)

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import pipecompile as pc
 from pipecompile.distributed.clock_sync import read_clocks
+from pipecompile.driver.specialization import Build
 from pipecompile.errors import PlanError
-from pipecompile.parameters import placement as placing
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.schedules import CATALOGUE
@@ -33,7 +33,7 @@ from tests.support.models import ZOO, UNet, deterministic
 
 warnings.simplefilter("ignore")
 divided.WORTH["cpu"] = 0.0  # every weight is worth a W
-placing.memory_of = lambda build, stage: build.plan.placement[stage.index]  # one process with a memory per device
+Build.memories = property(lambda build: build.plan.placement)  # one process with a memory per device
 
 COUNT, SAMPLES = 5, 13
 FULL = "CASES_FULL" in os.environ

@@ -121,7 +121,7 @@ def test_what_nobody_fills_is_named_what_checkpoints_lack_first() -> None:
     with pytest.raises(pc.InputError, match=missing) as caught:
         compiled(on_meta(), init="reset_parameters")
     assert "6 tensors of the model have no values" in str(caught.value)
-    assert "what its constructor computes has to be computed again" in str(caught.value)
+    assert "values computed by its constructor have to be computed again" in str(caught.value)
     pipe = compiled(on_meta())
     for call in (lambda: pipe.step(X), lambda: pipe(X)):
         with pytest.raises(pc.InputError, match="34 tensors of the model have no values"):

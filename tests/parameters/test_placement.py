@@ -1,4 +1,4 @@
-"""Tied tensors on several devices: here every stage is told to have a memory of its own, so mirrors are at work on the CPU."""
+"""Tied tensors on several devices: here every stage has a memory of its own, so mirrors are used on the CPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.parameters import placement as placing
-from pipecompile.parameters.tied_mirrors import Borrowing, Mirror
+from pipecompile.driver.specialization import Build
+from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule
 from tests.support.eager import accumulate, assert_same, square_loss
 
 WIDTH, VOCABULARY = 8, 16
@@ -22,7 +22,7 @@ WIDTH, VOCABULARY = 8, 16
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """No two stages share memory."""
-    monkeypatch.setattr(placing, "memory_of", lambda _build, stage: stage.index)
+    monkeypatch.setattr(Build, "memories", property(lambda build: range(len(build.stages))))
 
 
 class Block(nn.Module):
@@ -168,7 +168,7 @@ def test_what_was_frozen_or_changed_its_dtype_meanwhile() -> None:
 
 
 @pytest.mark.usefixtures("apart")
-def test_hooks_of_a_borrowing_module_see_the_module() -> None:
+def test_hooks_of_a_mirrored_module_see_the_module() -> None:
     model, x, seen = Language(), batch(), []
     pipe = piped(model)
     pipe(x)
@@ -198,7 +198,7 @@ def test_one_memory_needs_no_mirror() -> None:
     pipe = piped(model)
     pipe(x)
     assert not pipe.builds.latest.mirrors.mirrors
-    assert not any(isinstance(module, Borrowing) for stage in pipe.stages for module in stage.module.modules())
+    assert not any(isinstance(module, MirroredModule) for stage in pipe.stages for module in stage.module.modules())
 
 
 def test_sparse_and_dense_gradients_meet() -> None:

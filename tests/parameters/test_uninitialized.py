@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.parameters.uninitialized import Blanks, names_of, with_memory
+from pipecompile.parameters.uninitialized import UninitializedTensors, temporary_memory, tensor_names
 
 CPU = torch.device("cpu")
 
@@ -32,18 +32,18 @@ def on_meta() -> Held:
 
 
 def test_what_gets_memory_stays_the_same_object_and_is_blank_until_it_is_written() -> None:
-    model, blanks = on_meta(), Blanks()
+    model, uninitialized = on_meta(), UninitializedTensors()
     before = [(id(t), t.shape, t.dtype, t.requires_grad, type(t)) for t in model.tensors]
     optimizer = torch.optim.SGD(model.linear.parameters(), lr=1.0)
     for tensor in model.tensors:
-        blanks.add(tensor, CPU)
+        uninitialized.add(tensor, CPU)
     assert before == [(id(t), t.shape, t.dtype, t.requires_grad, type(t)) for t in model.tensors]
     assert {t.device for t in model.tensors} == {CPU}
-    assert {id(t) for t in blanks.left()} == {id(t) for t in model.tensors}
+    assert {id(t) for t in uninitialized.remaining()} == {id(t) for t in model.tensors}
     for tensor in model.tensors:
         tensor.data.zero_()  # leaves no trace but the zeros
-        assert id(tensor) not in {id(t) for t in blanks.left()}
-        assert tensor not in blanks
+        assert id(tensor) not in {id(t) for t in uninitialized.remaining()}
+        assert tensor not in uninitialized
     model.lstm(torch.randn(2, 3))
     model.linear(torch.randn(2, 3, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
@@ -53,24 +53,24 @@ def test_what_gets_memory_stays_the_same_object_and_is_blank_until_it_is_written
 def test_an_integer_may_well_be_minus_one() -> None:
     with torch.device("meta"):
         last, unknown = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
-    blanks = Blanks()
+    uninitialized = UninitializedTensors()
     for tensor in (last, unknown):
-        blanks.add(tensor, CPU)
+        uninitialized.add(tensor, CPU)
     last.fill_(-1)
     unknown.fill_(float("nan"))
-    assert blanks.left() == []
+    assert uninitialized.remaining() == []
 
 
 def test_names_say_what_a_checkpoint_does_not_have() -> None:
     model = on_meta()
-    assert names_of(model, [model.linear.bias, model.index, model.stretched, torch.ones(1)]) == [
+    assert tensor_names(model, [model.linear.bias, model.index, model.stretched, torch.ones(1)]) == [
         "index (a buffer outside state_dict)", "stretched (an attribute)", "linear.bias", "a tensor",
     ]  # fmt: skip
 
 
 def test_memory_that_is_lent_is_taken_back() -> None:
     model = on_meta()
-    with with_memory(model.linear.parameters()):
+    with temporary_memory(model.linear.parameters()):
         assert not model.linear.weight.is_meta
         nn.init.ones_(model.linear.weight)
     assert model.linear.weight.is_meta
@@ -84,4 +84,4 @@ def test_wrapped_tensors_are_refused() -> None:
     with torch.device("meta"):
         wrapped = TwoTensor(torch.ones(2), torch.ones(2))
     with pytest.raises(pc.InputError, match="a TwoTensor is on meta"):
-        Blanks().add(wrapped, CPU)
+        UninitializedTensors().add(wrapped, CPU)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.driver.specialization import Build
 from pipecompile.ir import Op, Program
-from pipecompile.parameters import placement as placing
 from pipecompile.passes import lower
 from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.runtime.stream_events import Place, launches
@@ -90,7 +90,7 @@ def test_random_timings_give_what_one_thread_gives(
     schedule: str, n_devices: int, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(divided.WORTH, "cpu", 0.0)
-    monkeypatch.setattr(placing, "memory_of", lambda _build, stage: stage.index)
+    monkeypatch.setattr(Build, "memories", property(lambda build: range(len(build.stages))))
     torch.manual_seed(0)
     model, x = UNet(depth=2, width=4).eval(), torch.randn(6, 3, 8, 8)
     pipe = piped(model, x, schedule=schedule, checkpoint=checkpoint, devices=["cpu"] * n_devices)
