@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.batch_dims import (
     BatchDims,
@@ -28,6 +27,7 @@ from pipecompile.batching.batch_dims import (
 from pipecompile.batching.containers import opened, taken_apart
 from pipecompile.batching.sample_lists import entries, listed_names
 from pipecompile.errors import InputError
+from pipecompile.torch_private import pytree
 
 __all__ = ["FlatInputs", "count_leaves", "flatten", "flatten_target"]
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import _pytree as fx_pytree
-from torch.utils import _pytree as pytree
+
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.fx_graphs import register_pytree_flatten_spec
 
 __all__ = ["Shell", "bare", "built", "hides_tensors", "opened", "shell_of", "taken_apart"]
 
@@ -188,4 +189,4 @@ pytree.register_pytree_node(
     serialized_type_name="pipecompile.Shell",
     flatten_with_keys_fn=_flatten_with_keys,
 )
-fx_pytree.register_pytree_flatten_spec(Shell, lambda value, _spec: _flatten(value)[0])
+register_pytree_flatten_spec(Shell, lambda value, _spec: _flatten(value)[0])

@@ -14,11 +14,12 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.batch_dims import BatchDims, Dims, scatter, sizes
 from pipecompile.batching.call_inputs import FlatInputs, count_leaves, flatten_target
 from pipecompile.errors import InputError
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.storages import foreach_mul
 
 __all__ = [
     "How",
@@ -114,7 +115,7 @@ def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[Sequence[float]
 def weighed(losses: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     """The loss of the mini-batch from those of its micro-batches, added in their order."""
     with torch.no_grad():
-        first, *others = torch._foreach_mul(losses, weights)
+        first, *others = foreach_mul(losses, weights)
         return reduce(torch.Tensor.add_, others, first)
 
 

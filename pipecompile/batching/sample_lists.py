@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.errors import InputError
+from pipecompile.torch_private import pytree
 
 if TYPE_CHECKING:
     from pipecompile.batching.call_inputs import FlatInputs

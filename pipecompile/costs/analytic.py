@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.nn.modules.batchnorm import _NormBase
 
 from pipecompile.costs.devices import DeviceSpec, spec_for
 from pipecompile.costs.fake_inputs import OneDevice, Twins
@@ -22,6 +20,8 @@ from pipecompile.costs.graph_walk import Visit, walk
 from pipecompile.costs.kernels import Kernel, KernelLog
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import Cell, map_tensors, tensors_in
+from pipecompile.torch_private.modes import FakeTensorMode, is_mkldnn_enabled, set_mkldnn_enabled
+from pipecompile.torch_private.modules import NormBase
 from pipecompile.tracing.opaque.opaque_node import Kept
 from pipecompile.tracing.state.preserved_run import state_tensors, untouched
 
@@ -108,7 +108,7 @@ def _of_kept(kept: Kept, args: Sequence[object]) -> Work:
 def _known_momenta(graph: GraphModule) -> None:
     """BatchNorm without a momentum divides by its own count, which a fake tensor does not know. Called inside `untouched`."""
     for module in graph.modules():
-        if isinstance(module, _NormBase) and module.momentum is None:
+        if isinstance(module, NormBase) and module.momentum is None:
             module.momentum = 0.1
 
 
@@ -124,11 +124,11 @@ def _common_device(tensors: Sequence[Tensor]) -> torch.device:
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
     """Without fused kernels that have no FLOP formula: oneDNN's recurrent layers, the inference path of attention."""
-    fast, onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    fast, onednn = torch.backends.mha.get_fastpath_enabled(), is_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    torch._C._set_mkldnn_enabled(False)  # the public `flags` would touch TF32 as well, and warn
+    set_mkldnn_enabled(False)
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        torch._C._set_mkldnn_enabled(onednn)
+        set_mkldnn_enabled(onednn)

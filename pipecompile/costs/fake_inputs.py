@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from pipecompile.torch_private.dtensors import like
+from pipecompile.torch_private.dtensors import like, part_of
 from pipecompile.tracing.fakes.unknown_data import with_unknown_data
 
 __all__ = ["OneDevice", "Twins"]
@@ -53,7 +53,7 @@ class Twins:
 
     def _make(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, DTensor):
-            made = like(tensor, self._make(tensor._local_tensor))
+            made = like(tensor, self._make(part_of(tensor)))
             return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
         shape, strides = [int(size) for size in tensor.shape], [int(step) for step in tensor.stride()]
         twin = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self._device)

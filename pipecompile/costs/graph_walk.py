@@ -20,6 +20,7 @@ from pipecompile.costs.node_cost import CostError
 from pipecompile.costs.node_run import Cell, map_tensors, settled, tensors_in
 from pipecompile.costs.saved_bytes import SavedLedger
 from pipecompile.errors import InputError
+from pipecompile.torch_private.fx_graphs import target_text
 from pipecompile.tracing.state.preserved_run import state_tensors
 
 __all__ = ["COMPUTE_OPS", "Visit", "naming", "walk"]
@@ -119,7 +120,7 @@ def naming(node: Node) -> Iterator[None]:
 
 def _failed(node: Node, error: Exception) -> CostError:
     """The error that names the node: its module or function, and the user's line when the graph knows it."""
-    target = node._pretty_print_target(node.target)
+    target = target_text(node)
     sources = ", ".join(source.name for source in node.all_input_nodes)
     return CostError(
         f"node {node.name} ({node.op} {target}) failed: {type(error).__name__}: {error}",

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipecompile.costs.devices import DeviceSpec
+from pipecompile.torch_private.modes import TorchDispatchMode
+from pipecompile.torch_private.operators import packet_of, schema_of
+from pipecompile.torch_private.pytree import tree_leaves
+from pipecompile.torch_private.storages import storage_key
 
 __all__ = ["Kernel", "KernelLog"]
 
@@ -73,7 +75,7 @@ class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         read, made = _tensors((args, kwargs)), _tensors(result)
         if _launches(func, read, made):
-            formula = self._formulas.get(func._overloadpacket)
+            formula = self._formulas.get(packet_of(func))
             flops = float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
             self._kernels.append(Kernel(flops, _moved(func, args, read, made), _dtype(read, made)))
         return result
@@ -87,14 +89,14 @@ _OVERWRITES = frozenset({"copy_", "fill_", "zero_"})
 
 def _launches(func: Any, read: list[Tensor], made: list[Tensor]) -> bool:
     """Whether a kernel runs: no tensor made, memory only reserved, or only a view taken, and there is none."""
-    if not made or func._overloadpacket.__name__ in _ALLOCATIONS:
+    if not made or packet_of(func).__name__ in _ALLOCATIONS:
         return False
-    homes = {tensor.untyped_storage()._cdata for tensor in read}
-    return bool(func._schema.is_mutable or any(tensor.untyped_storage()._cdata not in homes for tensor in made))
+    homes = {storage_key(tensor) for tensor in read}
+    return bool(schema_of(func).is_mutable or any(storage_key(tensor) not in homes for tensor in made))
 
 
 def _moved(func: Any, args: tuple[Any, ...], read: list[Tensor], made: list[Tensor]) -> float:
-    name = func._overloadpacket.__name__
+    name = packet_of(func).__name__
     written = sum(map(_bytes, made))
     if name in _GATHERS:
         return 2 * written + sum(_bytes(tensor) for tensor in read[1:])

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
@@ -16,6 +15,7 @@ from pipecompile.costs.node_cost import CostProvider, NodeCost
 from pipecompile.costs.node_run import tensors_in
 from pipecompile.costs.profile import REPEATS, Repeats, profiled_costs
 from pipecompile.errors import InputError
+from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.state.preserved_run import state_tensors
 
 __all__ = ["chosen_cost", "node_costs"]

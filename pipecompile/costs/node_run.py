@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.utils._pytree import tree_map
 
 from pipecompile.costs.saved_bytes import SavedLedger
 from pipecompile.graph.backward_split import INPUT, WORTH, divide, explore
+from pipecompile.torch_private.pytree import tree_map
+from pipecompile.torch_private.storages import version_of
 
 __all__ = ["Cell", "map_tensors", "settled", "tensors_in"]
 
@@ -111,7 +112,7 @@ class Cell:
 
     def settle(self) -> None:
         """After the run that counts: what it wrote, and the value that the rest of the graph sees."""
-        self.writes = self._before != [tensor._version for tensor in self.given]
+        self.writes = self._before != [version_of(tensor) for tensor in self.given]
         for tensor in self.given:
             if self._aliases[id(tensor)].requires_grad and not tensor.requires_grad:
                 tensor.requires_grad_()  # something that needs a gradient was written into it
@@ -132,7 +133,7 @@ class Cell:
         self._aliases, self._edges = {}, []
         for tensor in self.given:
             self._aliases[id(tensor)] = self._alias(tensor)
-        self._before = [tensor._version for tensor in self.given]
+        self._before = [version_of(tensor) for tensor in self.given]
         self._ready = map_tensors(lambda t: self._aliases[id(t)], (tuple(self.args), dict(self._kwargs)))
 
     def forward(self) -> None:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.errors import InputError
 from pipecompile.runtime.cells.deferred_batchnorm import Norms, Seen, speaks
+from pipecompile.torch_private.modules import BatchNorm, sync_check_input_dim
 
 __all__ = ["ReplicatedNorms", "check_sync_groups", "without_sync", "sync_batchnorm_layers"]
 
@@ -41,10 +41,10 @@ def check_sync_groups(layers: dict[str, nn.SyncBatchNorm], copies: dist.ProcessG
             )
 
 
-class LocalBatchNorm(_BatchNorm):
+class LocalBatchNorm(BatchNorm):
     """What a SyncBatchNorm is meanwhile."""
 
-    _check_input_dim = nn.SyncBatchNorm._check_input_dim
+    _check_input_dim = sync_check_input_dim
 
 
 LocalBatchNorm.__module__ = nn.SyncBatchNorm.__module__  # it is recorded as what it stands for: a layer of torch

@@ -30,6 +30,7 @@ from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.status_board import StatusBoard
 from pipecompile.errors import RunError
+from pipecompile.torch_private.process_groups import cpu_backend
 
 __all__ = ["Communicator"]
 
@@ -80,7 +81,7 @@ class Communicator:
                 assert isinstance(group, dist.ProcessGroup)
                 _GROUPS[self.ranks.group] = group
             self._group = _GROUPS[self.ranks.group]
-            backend = self._group._get_backend(torch.device("cpu"))
+            backend = cpu_backend(self._group)
             for peer in range(self.ranks.size):
                 if peer != self.ranks.index:
                     address = dist.get_group_rank(self._group, self.ranks.rank_of(peer))

@@ -32,7 +32,7 @@ from pipecompile.runtime.interpreter import Binder, Cell, Code
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import explained
 from pipecompile.runtime.streams import DeviceStreams
-from pipecompile.runtime.transport import to_device
+from pipecompile.torch_private.devices import to_device
 from pipecompile.tracing.ambient_modes import contained
 
 __all__ = ["RankExecutable"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipecompile.errors import InputError
+from pipecompile.torch_private.process_groups import flattened, timeout_of
 
 __all__ = ["RankMesh"]
 
@@ -95,12 +95,11 @@ class RankMesh:
         """Seconds until a rank that says nothing is given up: what `init_process_group(timeout=)` was told."""
         world = dist.group.WORLD  # a mesh makes its groups without it
         assert world is not None
-        given: timedelta = world._get_backend(torch.device("cpu")).options._timeout
-        return given.total_seconds()
+        return timeout_of(world).total_seconds()
 
 
 def _joined(mesh: DeviceMesh, names: tuple[str, ...]) -> dist.ProcessGroup | None:
     """The group along some dimensions."""
     if len(names) < 2:
         return mesh.get_group(names[0]) if names else None
-    return mesh[names]._flatten("pipecompile_" + "_".join(names)).get_group()
+    return flattened(mesh[names], "pipecompile_" + "_".join(names)).get_group()

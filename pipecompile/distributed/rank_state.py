@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipecompile.torch_private.dtensors import whole_of
+from pipecompile.torch_private.modules import copy_metadata
 
 if TYPE_CHECKING:
     from pipecompile.distributed.rank_pipeline import RankPipeline
@@ -55,7 +56,7 @@ def load_own(pipe: RankPipeline, state: Mapping[str, Any], *, strict: bool, assi
     own = own_keys(pipe)
     elsewhere = pipe.model.state_dict(keep_vars=True).keys() - own
     given = OrderedDict((key, value) for key, value in state.items() if key not in elsewhere)
-    given._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
+    copy_metadata(state, given)
     result = pipe.model.load_state_dict(given, strict=False, assign=assign)
     missing = [key for key in result.missing_keys if key in own]
     if strict and (missing or result.unexpected_keys):

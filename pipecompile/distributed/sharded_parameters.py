@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.torch_private.dtensors import like, local
+from pipecompile.torch_private.storages import version_of
 
 __all__ = ["ShardedParameters"]
 
@@ -55,11 +56,11 @@ class ShardedParameter:
             made = torch.empty_strided(made.shape, self.stride, dtype=made.dtype, device=made.device).copy_(made)
         self.whole.data = made
         self.whole.requires_grad_(self.kept.requires_grad)
-        self.version = self.whole._version
+        self.version = version_of(self.whole)
 
     def empty(self, index: int, size: int) -> None:
         """Let go of the whole, which is not a number until it is whole again. What a forward wrote into it is kept."""
-        if self.whole._version != self.version:
+        if version_of(self.whole) != self.version:
             self.local.copy_(_rows(self.whole.data, index, size))
         self.whole.data = self.whole.new_full((), torch.nan).expand(self.whole.shape)
 
@@ -110,7 +111,9 @@ class ShardedParameters:
         own = _rows(whole.data, group.index, group.size).contiguous().clone()
         kept = DTensor.from_local(own, mesh, placements, run_check=False, shape=whole.shape, stride=stride)
         width = -(-len(whole) // group.size) * math.prod(whole.shape[1:]) if whole.dim() else 1
-        part = ShardedParameter(whole, nn.Parameter(kept, whole.requires_grad), whole.stride(), width, whole._version)
+        part = ShardedParameter(
+            whole, nn.Parameter(kept, whole.requires_grad), whole.stride(), width, version_of(whole)
+        )
         part.empty(group.index, group.size)
         return part
 

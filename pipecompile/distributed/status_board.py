@@ -6,10 +6,11 @@ import os
 from contextlib import suppress
 from time import monotonic, sleep
 
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from pipecompile.distributed.blame import AwaitedMessage, Disagreement, FailureReport, RankLost
 from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.torch_private.process_groups import default_store
 
 __all__ = ["StatusBoard"]
 
@@ -24,7 +25,7 @@ class StatusBoard:
         self.ranks, self.rank, self.timeout = ranks, rank, ranks.timeout
         name = "-".join(map(str, ranks.members))
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun outlives the ranks
-        self.store = PrefixStore(f"pipecompile/{start}/{name}/{number}", _get_default_store())
+        self.store = PrefixStore(f"pipecompile/{start}/{name}/{number}", default_store())
         self.step = self._asked = self._rounds = 0
 
     def begin(self) -> None:

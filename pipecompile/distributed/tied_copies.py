@@ -18,6 +18,7 @@ from pipecompile.distributed.communicator import Communicator
 from pipecompile.driver.specialization import Build
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
+from pipecompile.torch_private.storages import version_of
 
 __all__ = ["TiedCopies", "place_on_ranks"]
 
@@ -56,7 +57,7 @@ class TiedCopies(Mirrors):
                     self.communicator.send(copy.away, copy.name, copy.tensor.data)
                 elif copy.away == self.here:
                     copy.tensor.data.copy_(self.communicator.take(copy.home, copy.name))
-                    copy.tensor.grad, copy.version = None, copy.tensor._version
+                    copy.tensor.grad, copy.version = None, version_of(copy.tensor)
 
     def settle(self) -> None:
         """After a run: gradients go home, through the home's own place in autograd, and so does what was written."""
@@ -70,7 +71,7 @@ class TiedCopies(Mirrors):
 
     def _bring(self, copy: TiedCopy) -> None:
         gradient, copy.tensor.grad = copy.tensor.grad, None
-        is_written = not isinstance(copy.tensor, nn.Parameter) or copy.tensor._version != copy.version
+        is_written = not isinstance(copy.tensor, nn.Parameter) or version_of(copy.tensor) != copy.version
         self.communicator.send(copy.home, f"{copy.name}'", gradient)
         self.communicator.send(copy.home, copy.name, copy.tensor.data if is_written else None)
 

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from pipecompile.errors import InputError
+from pipecompile.torch_private.devices import requested_device
+from pipecompile.torch_private.modules import apply_to_tensors
 
 __all__ = ["StandIn"]
 
@@ -61,7 +63,7 @@ class StandIn(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Change the dtype. A device is refused: the stages are placed by the plan. Raises InputError."""
-        if torch._C._nn._parse_to(*args, **kwargs)[0] is not None:
+        if requested_device(*args, **kwargs) is not None:
             self._refuse()
         return super().to(*args, **kwargs)
 
@@ -79,6 +81,6 @@ class StandIn(nn.Module):
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        self.model._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        apply_to_tensors(self.model, fn, recurse)
         self.forget()
         return self

@@ -30,6 +30,7 @@ from pipecompile.runtime.executable import Executable, loss_cells, plain_cells
 from pipecompile.runtime.interpreter import Cell
 from pipecompile.runtime.model_output import Outputs, own_loss
 from pipecompile.runtime.streams import DeviceStreams
+from pipecompile.torch_private.modules import children_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.verifiers.plan import verify_plan
@@ -52,8 +53,8 @@ def _modes(model: nn.Module) -> tuple[bool, ...]:
     for module in waiting:  # grows meanwhile
         if module is not None and (key := id(module)) not in found:
             found[key] = module.training
-            if module._modules:
-                waiting += module._modules.values()
+            if children := children_of(module):
+                waiting += children.values()
     return tuple(found.values())
 
 

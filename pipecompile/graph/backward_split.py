@@ -23,6 +23,8 @@ from typing import Any
 
 from torch.autograd.graph import GradientEdge
 
+from pipecompile.torch_private.autograd_engine import input_shape, raw_saved_names
+
 __all__ = ["INPUT", "WORTH", "Division", "divide", "explore"]
 
 DIVISIBLE = frozenset(
@@ -164,7 +166,7 @@ def _weights(names: Sequence[str], reached: Iterable[int]) -> tuple[int, ...]:
 def _pays(nodes: Sequence[Any], names: Sequence[str], fork: int, reached: Iterable[int], least: float) -> bool:
     """Is the gradient of these weights worth going back for? Of a product: twice the output times each weight's share."""
     try:
-        shape = tuple(map(int, nodes[fork]._input_metadata[0].shape))
+        shape = tuple(map(int, input_shape(nodes[fork])))
     except (AttributeError, IndexError, RuntimeError, TypeError):  # sizes are not told everywhere
         return True
     channels = shape[1] if names[fork].startswith("Convolution") else shape[-1]
@@ -175,5 +177,5 @@ def _pays(nodes: Sequence[Any], names: Sequence[str], fork: int, reached: Iterab
 
 def _is_packed(node: Any) -> bool:
     """Did somebody else pack what the node saved? Then unpacking may compute, as `torch.utils.checkpoint` does."""
-    raw = [getattr(node, name) for name in dir(node) if name.startswith("_raw_saved")]
+    raw = [getattr(node, name) for name in raw_saved_names(node)]
     return any(getattr(saved, "unpack_hook", None) is not None for saved in raw)

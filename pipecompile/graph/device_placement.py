@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.amp.autocast_mode import _enter_autocast
-from torch.utils._device import _device_constructors
+
+from pipecompile.torch_private.devices import device_constructors
+from pipecompile.torch_private.modes import enter_autocast
 
 __all__ = ["follow_device"]
 
@@ -25,7 +26,7 @@ def follow_device(graph: fx.Graph, recorded: torch.device, device: torch.device)
     if _same(recorded, device):
         return graph
     for node in graph.nodes:
-        if node.target is _enter_autocast:
+        if node.target is enter_autocast:
             node.args = tuple(device.type if argument == recorded.type else argument for argument in node.args)
         elif node.op in ("call_function", "call_method"):
             node.args = fx.node.map_aggregate(node.args, lambda a: device if _names(a, recorded) else a)
@@ -55,5 +56,5 @@ def _follow(node: fx.Node, device: torch.device) -> None:
     """Say the device where the call itself does not."""
     if node.op == "call_method" and node.target in ("cpu", "cuda"):
         node.target, node.args, node.kwargs = "to", (node.args[0], device), {}
-    elif node.target in _device_constructors() and node.kwargs.get("device") is None:
+    elif node.target in device_constructors() and node.kwargs.get("device") is None:
         node.update_kwarg("device", device)

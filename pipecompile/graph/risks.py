@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipecompile.costs.problem_builder import held_by
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.cross_sample import meetings
+from pipecompile.torch_private.modules import BatchNorm, is_hooked
 from pipecompile.tracing.emit.node_target import said
 from pipecompile.tracing.user_source import line_of
 
@@ -44,7 +44,7 @@ def risks(model: nn.Module, graph: fx.GraphModule | None = None) -> tuple[Risk, 
 
 def _of_model(model: nn.Module) -> Iterator[tuple[str, str, Sequence[str]]]:
     named = [(name or "the model", module) for name, module in model.named_modules()]
-    norms = [name for name, module in named if isinstance(module, _BatchNorm) and _by_batch(module)]
+    norms = [name for name, module in named if isinstance(module, BatchNorm) and _by_batch(module)]
     yield "batch statistics", "normalises over a micro-batch, not over the whole batch", norms
     hooked = [name for name, module in named if _hooks(module)]
     yield "hooks", "run once per micro-batch, on its values; while recording they run on fake tensors", hooked
@@ -64,14 +64,12 @@ def _of_graph(model: nn.Module, graph: fx.GraphModule) -> Iterator[tuple[str, st
     yield "unused parameters", "this call does not use them: they get no gradient", unused
 
 
-def _by_batch(norm: _BatchNorm) -> bool:
+def _by_batch(norm: BatchNorm) -> bool:
     return norm.training or norm.running_mean is None
 
 
 def _hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+    return bool(is_hooked(module))
 
 
 def _tied(model: nn.Module) -> list[str]:

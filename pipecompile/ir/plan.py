@@ -13,7 +13,7 @@ from pipecompile.ir.candidates import Considered
 
 __all__ = ["Plan", "StageSummary"]
 
-FORMAT = "pipecompile.plan/1"
+FORMAT = "pipecompile.ir.plan/1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from torch import nn
 from pipecompile.errors import InputError
 from pipecompile.parameters.checkpoint_files import check_readable, read_checkpoint
 from pipecompile.parameters.uninitialized import UninitializedTensors, temporary_memory, tensor_names
+from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.tracing.state.preserved_run import preserved
 
 __all__ = ["Init", "MetaInit", "Source", "sources_of"]
@@ -217,7 +218,7 @@ def _attributes(module: nn.Module) -> list[torch.Tensor]:
 def _in_place(module: nn.Module) -> Iterator[None]:
     """Copy a tensor that a method creates anew into the tensor that it replaces, which the stages refer to."""
     tables: list[dict[str, Any]] = [
-        table for part in module.modules() for table in (part._parameters, part._buffers, vars(part))
+        table for part in module.modules() for table in (parameters_of(part), buffers_of(part), vars(part))
     ]
     entries = [
         (table, name, value) for table in tables for name, value in table.items() if isinstance(value, torch.Tensor)
@@ -252,9 +253,8 @@ def _reset(model: nn.Module) -> Initialise:
             own()
         parts = name.split(".") if name else []
         enclosing = (modules[".".join(parts[:count])] for count in range(len(parts), -1, -1))
-        init_weights = next(
-            (m._init_weights for m in enclosing if _accepts_one_argument(getattr(m, "_init_weights", None))), None
-        )
+        methods = (getattr(module, "_init_weights", None) for module in enclosing)
+        init_weights = next((method for method in methods if _accepts_one_argument(method)), None)
         if init_weights is not None:
             init_weights(module)
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.torch_private.modules import children_of
+
 __all__ = ["load_optimizer_state", "optimizer_state_of"]
 
 
@@ -46,7 +48,7 @@ def _tree(parameters: Mapping[str, nn.Parameter]) -> nn.Module:
     for name, parameter in parameters.items():
         owner, *path = root, *name.split(".")
         for part in path[:-1]:
-            if part not in owner._modules:
+            if part not in children_of(owner):
                 owner.add_module(part, nn.Module())
             owner = owner.get_submodule(part)
         owner.register_parameter(path[-1], parameter)

@@ -17,6 +17,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.stages import Stage
 from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule, Mirrors
 from pipecompile.parameters.uninitialized import UninitializedTensors
+from pipecompile.torch_private.modules import buffers_of, parameters_of
 
 __all__ = ["Homes", "move_model", "place_stages", "tensor_uses"]
 
@@ -134,5 +135,5 @@ def _bind_module(
 def _tensor_slots(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """Yield (owner, attribute name) of every parameter and buffer in `module`."""
     for owner in module.modules():
-        for name in (*owner._parameters, *owner._buffers):
+        for name in (*parameters_of(owner), *buffers_of(owner)):
             yield owner, name

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.torch_private.storages import version_of
+
 __all__ = ["Mirror", "MirroredModule", "Mirrors"]
 
 
@@ -44,14 +46,14 @@ class Mirror:
             self.copy.data = self.home.data.to(device)
         self.copy.requires_grad_(self.home.requires_grad)
         self.copy.grad = None
-        self.version = self.copy._version
+        self.version = version_of(self.copy)
 
     def settle(self) -> None:
         """Write back to the home: add the mirror's gradient through the home's AccumulateGrad node, and copy in-place writes."""
         gradient, self.copy.grad = self.copy.grad, None
         if gradient is not None:
             torch.autograd.backward((self.home,), (gradient.to(self.home.device),))
-        if not isinstance(self.home, nn.Parameter) or self.copy._version != self.version:
+        if not isinstance(self.home, nn.Parameter) or version_of(self.copy) != self.version:
             self.home.data.copy_(self.copy.data, non_blocking=True)
 
 

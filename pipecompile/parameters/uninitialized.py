@@ -15,9 +15,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pipecompile.errors import InputError
+from pipecompile.torch_private.modules import buffers_of, non_persistent_of, parameters_of
+from pipecompile.torch_private.storages import exchange, is_traceable_wrapper_subclass, version_of
 
 __all__ = ["UninitializedTensors", "temporary_memory", "tensor_names"]
 
@@ -41,7 +42,7 @@ class UninitializedTensors:
         if is_copy:
             self._copies[id(tensor)] = tensor
         else:
-            self._tensors[id(tensor)] = tensor, tensor._version
+            self._tensors[id(tensor)] = tensor, version_of(tensor)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         """Return whether `tensor` was uninitialized at the last call of `remaining`."""
@@ -63,10 +64,10 @@ def tensor_names(model: nn.Module, tensors: Iterable[torch.Tensor]) -> list[str]
     """
     keys, names = {id(tensor) for tensor in tensors}, dict[int, str]()
     for path, module in model.named_modules():
-        for table, kind in ((module._parameters, ""), (module._buffers, ""), (vars(module), " (an attribute)")):
+        for table, kind in ((parameters_of(module), ""), (buffers_of(module), ""), (vars(module), " (an attribute)")):
             for name, value in table.items():
                 if isinstance(value, torch.Tensor) and id(value) in keys:
-                    suffix = " (a buffer outside state_dict)" if name in module._non_persistent_buffers_set else kind
+                    suffix = " (a buffer outside state_dict)" if name in non_persistent_of(module) else kind
                     names.setdefault(id(value), f"{path}.{name}".strip(".") + suffix)
     return sorted(names.values(), key=lambda name: not name.endswith(")")) + ["a tensor"] * len(keys - names.keys())
 
@@ -106,14 +107,14 @@ def _swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """
     other.requires_grad_(tensor.requires_grad)
     tensor.grad = None
-    torch._C._swap_tensor_impl(tensor, other)
+    exchange(tensor, other)
 
 
 def _is_unwritten(tensor: torch.Tensor, version: int) -> bool:
     """Return whether all bytes are still 0xff. An integer tensor with a newer autograd version counts as written: -1 is 0xff."""
     if tensor.is_meta or tensor.numel() == 0:
         return False
-    if tensor._version != version and not (tensor.is_floating_point() or tensor.is_complex()):
+    if version_of(tensor) != version and not (tensor.is_floating_point() or tensor.is_complex()):
         return False
     with torch.no_grad():
         data = tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -30,7 +30,7 @@ from pipecompile.planning.infeasible_hint import with_enough_stages
 from pipecompile.planning.progress import working
 from pipecompile.planning.schedule_choice import searched
 from pipecompile.planning.solve_cut import cut, free_bottleneck
-from pipecompile.runtime.transport import to_device
+from pipecompile.torch_private.devices import to_device
 from pipecompile.tracing.emit.node_target import said
 
 __all__ = [

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.microbatches import MiniBatch, ungather
 from pipecompile.errors import InputError
@@ -22,6 +21,7 @@ from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.input_gradients import input_gradients
 from pipecompile.runtime.model_output import Outputs
 from pipecompile.runtime.registers import Frame
+from pipecompile.torch_private import pytree
 
 __all__ = ["Call", "pipelined"]
 

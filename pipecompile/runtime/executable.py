@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
@@ -24,6 +23,7 @@ from pipecompile.runtime.interpreter import Cell, Code, bind
 from pipecompile.runtime.model_output import Outputs, own_loss
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import explained
+from pipecompile.torch_private import pytree
 from pipecompile.tracing.ambient_modes import contained
 
 __all__ = ["Executable", "loss_cells", "plain_cells"]

@@ -6,7 +6,7 @@ import torch
 
 from pipecompile.runtime.cells.forward_backward import Run
 from pipecompile.runtime.registers import Frame
-from pipecompile.runtime.transport import to_device
+from pipecompile.torch_private.devices import to_device
 
 __all__ = ["arrive", "depart", "depart_gradient"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.microbatches import How, Join, gather
 from pipecompile.errors import InputError
+from pipecompile.torch_private import pytree
 
 __all__ = ["Outputs", "own_loss"]
 

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-__all__ = ["Link", "link", "to_device"]
+__all__ = ["Link", "link"]
 
 
 class Link:
@@ -57,10 +56,3 @@ def link(source: torch.device, target: torch.device) -> Link:
         return Link()
     both = source.type == target.type == "cuda"
     return PeerCopy(target) if both else BlockingCopy(target)
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """An input or target on its way from the host: tensors go to the device, in nested structures too."""
-    if isinstance(value, torch.Tensor):
-        return value if value.device == device else value.to(device, non_blocking=True)
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)

@@ -1,25 +1,36 @@
-"""Calls of autograd's engine that add to `.grad`, without the checks that `torch.autograd.backward` makes before.
-
-Those are of shapes and dtypes, which the engine looks at again itself: on a small cell they cost as much as its backward
-(benchmarks/overhead.py).
-"""
+"""The autograd engine: backward passes that add to `.grad`, nodes of the graph, and tensors that nodes saved."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
-__all__ = ["accumulate"]
+__all__ = [
+    "FunctionNode",
+    "accumulate",
+    "hooks_of_tensor",
+    "input_shape",
+    "raw_saved_names",
+    "saved_tensor_hooks",
+    "unpacked_name",
+]
 
 
 def accumulate(
     roots: Sequence[GradientEdge], gradients: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] = ()
 ) -> None:
-    """The backward from these roots to all leaves, or only to the `weights`."""
+    """Run the backward from `roots` and add to `.grad` of all leaves, or of `weights` alone. 2.11.
+
+    `torch.autograd.backward` checks shapes and dtypes before, and the engine checks them again. On a small cell these checks
+    cost as much as the backward itself (benchmarks/overhead.py).
+    """
     is_plain = gradients[0].is_cpu and not _LOG.isEnabledFor(logging.DEBUG)
     run: Callable[..., object] = _run_here if is_plain else _engine_run_backward
     run(tuple(roots), tuple(gradients), False, False, tuple(weights), allow_unreachable=True, accumulate_grad=True)
@@ -28,4 +39,29 @@ def accumulate(
 _LOG = logging.getLogger("torch.autograd.graph")
 
 _run_here = Variable._execution_engine.run_backward
-"""Without what `_engine_run_backward` does for the engine's threads of other devices, and for its log."""
+"""The engine's own function: without the setup for threads of other devices, and without logging. 2.11."""
+
+FunctionNode = torch._C._FunctionBase
+"""Base class of nodes of `torch.autograd.Function`; a GradientEdge to such a node keeps more alive. 2.11."""
+
+hooks_of_tensor: Callable[[torch.Tensor], dict[int, Any] | None] = attrgetter("_backward_hooks")
+"""Return the hooks of `tensor.register_hook`, None before the first one. 2.11."""
+
+saved_tensor_hooks: Callable[[], object] = partial(torch._C._autograd._top_saved_tensors_default_hooks, False)
+"""Return the innermost `torch.autograd.graph.saved_tensors_hooks` that is active, or None. 2.11."""
+
+
+def input_shape(node: Any) -> Sequence[int]:
+    """Return the shape of the first gradient that a node receives. 2.11."""
+    shape: Sequence[int] = node._input_metadata[0].shape
+    return shape
+
+
+def raw_saved_names(node: Any) -> list[str]:
+    """Return the attributes of a node that hold what it saved, packed: `_raw_saved_self`, `_raw_saved_tensors`, ... 2.11."""
+    return [name for name in dir(node) if name.startswith("_raw_saved")]
+
+
+def unpacked_name(name: str) -> str:
+    """Return the attribute that unpacks what `name` of `raw_saved_names` holds: `_saved_self`, `saved_tensors`, ... 2.11."""
+    return "saved_tensors" if name == "_raw_saved_tensors" else name.replace("_raw", "", 1)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["fitted", "gradient_of", "like", "local", "whole_of"]
+__all__ = ["fitted", "gradient_of", "like", "local", "part_of", "whole_of"]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -18,11 +18,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def part_of(tensor: DTensor) -> torch.Tensor:
+    """Return this rank's part, without autograd; `to_local` records. 2.11."""
+    return tensor._local_tensor
+
+
 def like(pattern: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """The tensor of which each rank has its `own` elements, laid out as `pattern` is."""
     if not isinstance(pattern, DTensor):
         return own.view(pattern.shape)
-    shaped, layout = own.view(pattern._local_tensor.shape), (pattern.device_mesh, pattern.placements)
+    shaped, layout = own.view(part_of(pattern).shape), (pattern.device_mesh, pattern.placements)
     return DTensor.from_local(shaped, *layout, run_check=False, shape=pattern.shape, stride=pattern.stride())
 
 

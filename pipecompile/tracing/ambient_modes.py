@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+from pipecompile.torch_private.modes import enter_autocast, exit_autocast, set_grad_enabled
 
 __all__ = ["Ambient", "Regions", "contained"]
 
@@ -111,20 +112,20 @@ class Regions:
 
     def _leave(self) -> None:
         for entered in reversed(self._open.pop()[1]):
-            self._switch(_exit_autocast, entered)
+            self._switch(exit_autocast, entered)
 
     def _open_autocast(self, ambient: Ambient) -> None:
         entered = []
         for (kind, dtype, cache), (_, around, _) in zip(ambient.autocast, self._innermost.autocast, strict=True):
             if dtype != around:
                 kept = getattr(torch, dtype) if dtype else None
-                entered.append(self._switch(_enter_autocast, kind, kept, dtype is not None, cache))
+                entered.append(self._switch(enter_autocast, kind, kept, dtype is not None, cache))
         self._open.append((ambient, entered))
 
     def _set_grad(self, enabled: bool) -> None:
         if self._before is None:
             self._before = self._switch(torch.is_grad_enabled)
-        self._switch(torch._C._set_grad_enabled, self._before if enabled == self.outside.grad else enabled)
+        self._switch(set_grad_enabled, self._before if enabled == self.outside.grad else enabled)
 
     def _switch(self, function: object, *args: object) -> fx.Node:
         node = self.graph.call_function(function, args)  # type: ignore[arg-type]

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils import _pytree as pytree
 
-__all__ = ["has_backward_hooks", "is_leaf", "outline"]
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modules import NormBase, children_of, has_backward_hooks, has_forward_hooks
+
+__all__ = ["is_leaf", "outline"]
 
 _WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Leaves although they have children, or parameters under names of their own."""
@@ -26,16 +27,12 @@ def is_leaf(module: nn.Module) -> bool:
         return True
     if not type(module).__module__.startswith("torch.nn."):
         return False
-    return isinstance(module, _WHOLE) or not module._modules
-
-
-def has_backward_hooks(module: nn.Module) -> bool:
-    return bool(module._backward_hooks or module._backward_pre_hooks)
+    return isinstance(module, _WHOLE) or not children_of(module)
 
 
 def outline(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call` of a leaf, or something cheaper that gives the same shapes: torch unrolls a recurrent layer, one step will do."""
-    plain = isinstance(module, nn.RNNBase) and not module._forward_hooks and not module._forward_pre_hooks
+    plain = isinstance(module, nn.RNNBase) and not has_forward_hooks(module)
 
     def one_step(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, torch.Tensor):
@@ -53,7 +50,7 @@ def outline(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _known_momentum(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
     """BatchNorm without a momentum divides by its own count, which only a run knows; any momentum shows the same shapes."""
-    if getattr(module, "momentum", 0.0) is not None or not isinstance(module, _NormBase):
+    if getattr(module, "momentum", 0.0) is not None or not isinstance(module, NormBase):
         return call
 
     def known(*args: Any, **kwargs: Any) -> Any:

@@ -15,11 +15,10 @@ from typing import Any
 
 from torch import nn
 
+from pipecompile.torch_private.modules import CALL_MACHINERY
 from pipecompile.tracing.user_source import frames
 
 __all__ = ["Catch", "Piece", "alike", "blame", "candidates", "caught"]
-
-_MACHINERY = ("__call__", "_call_impl", "_wrapped_call_impl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def blame(error: BaseException, piece: Piece) -> None:
 def _piece(path: str, owner: nn.Module, name: str) -> Piece | None:
     if name == "forward":
         return Piece(path) if path else None
-    if name in _MACHINERY or not inspect.isfunction(inspect.getattr_static(type(owner), name, None)):
+    if name in CALL_MACHINERY or not inspect.isfunction(inspect.getattr_static(type(owner), name, None)):
         return None
     return Piece(path, name)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
+
+from pipecompile.torch_private import pytree
 
 __all__ = ["Cached", "Reach", "enclosed", "names_in", "reachable"]
 

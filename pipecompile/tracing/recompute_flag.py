@@ -5,7 +5,8 @@ from __future__ import annotations
 from threading import local
 
 import torch
-from torch._guards import active_fake_mode
+
+from pipecompile.torch_private.modes import active_fake_mode
 
 __all__ = ["is_recomputing", "recomputation"]
 

@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import DataDependentOutputException, FakeTensorMode, enable_python_dispatcher
+from pipecompile.torch_private.modules import has_backward_hooks
+from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.ambient_modes import Ambient, Regions
 from pipecompile.tracing.emit.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.emit.graph_module import finished
@@ -43,7 +44,7 @@ from pipecompile.tracing.interception.lru_caches import passed_by
 from pipecompile.tracing.interception.module_calls import intercepted
 from pipecompile.tracing.interception.python_builtins import calls
 from pipecompile.tracing.interception.randomness import Draws, settable
-from pipecompile.tracing.leaf_modules import has_backward_hooks, is_leaf, outline
+from pipecompile.tracing.leaf_modules import is_leaf, outline
 from pipecompile.tracing.model_pieces import Piece, blame, caught
 from pipecompile.tracing.opaque.opaque_calls import KeptPieces
 from pipecompile.tracing.reachable_code import reachable
@@ -186,12 +187,12 @@ class Recorder(TorchFunctionMode):
         """Make the call, and write it down if tensors came out of it or were changed by it, as `written` are. It reads `held`."""
         args, kwargs = self.values.faked((args, kwargs))
         reached = (*tensors_in((args, kwargs)), *held)
-        given = [(tensor, tensor._version) for tensor in reached if not tensor.is_inference()]
+        given = [(tensor, version_of(tensor)) for tensor in reached if not tensor.is_inference()]
         ambient, drawn = Ambient.now(), self.draws.count
         before = storages(args[:1]) if func.__name__ == "__set__" else frozenset()  # x.data = y exchanges the memory
         with self.kept_whole(), nullcontext() if decides_rank(func) else self.symbol.lenient():
             result = with_unknown_data(func, args, kwargs)(*args, **kwargs)
-        changed = [tensor for tensor, version in given if tensor._version != version]
+        changed = [tensor for tensor, version in given if version_of(tensor) != version]
         changed += [*written, *silently_changed(func, args, kwargs)]
         if changed or tensors_in(result):
             node = self._write(spell(args), kwargs, result, changed, ambient)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from pipecompile.tracing.leaf_modules import has_backward_hooks
+from pipecompile.torch_private.modules import has_backward_hooks
 from pipecompile.tracing.opaque.opaque_node import Kept
 from pipecompile.tracing.user_source import line_of
 

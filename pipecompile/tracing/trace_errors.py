@@ -5,15 +5,15 @@ from __future__ import annotations
 from types import FrameType
 
 from torch import nn
-from torch._subclasses.fake_tensor import (
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from pipecompile.errors import TraceError
+from pipecompile.torch_private.modes import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-from pipecompile.errors import TraceError
 from pipecompile.tracing.user_source import frames, raiser
 
 __all__ = ["beyond_fakes", "explained", "failed_eagerly", "needs_values"]

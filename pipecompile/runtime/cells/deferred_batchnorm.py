@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import distributed, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
+from pipecompile.torch_private.modules import BatchNorm
 from pipecompile.tracing.recompute_flag import is_recomputing
 
 __all__ = ["DeferredNorm", "Norms", "check_alone", "defer_norms", "speaks", "updating_norms"]
@@ -47,7 +47,7 @@ class Seen:
 class Norm:
     """One BatchNorm layer, and what it saw since it was last settled."""
 
-    def __init__(self, layer: _BatchNorm) -> None:
+    def __init__(self, layer: BatchNorm) -> None:
         self.layer = layer
         self.seen: Seen | None = None
         self.counted: torch.Tensor | None = None
@@ -130,15 +130,15 @@ class DeferredNorm(nn.Module):
         return made
 
 
-def updating_norms(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, _BatchNorm]:
+def updating_norms(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, BatchNorm]:
     """The nodes that update a layer's running statistics: the layer of the model itself, or `F.batch_norm` on its buffers."""
-    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm)]
     owners = {id(layer.running_mean): layer for layer in layers if layer.running_mean is not None}
-    found: dict[fx.Node, _BatchNorm] = {}
+    found: dict[fx.Node, BatchNorm] = {}
     for node in graph.graph.nodes:
         if node.op == "call_module":
             module = graph.get_submodule(str(node.target))
-            if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None:
+            if isinstance(module, BatchNorm) and module.training and module.running_mean is not None:
                 found[node] = module
         elif node.op == "call_function" and node.target is F.batch_norm and _argument(node, 5, "training"):
             mean = _argument(node, 1, "running_mean")
@@ -153,7 +153,7 @@ def check_alone(model: nn.Module, batch_norm: str | None, dispatch: str) -> None
     """Raise InputError when SyncBatchNorm layers would meet other processes in a way that is wrong, or waits for ever. In one
     process they are BatchNorm layers like any other.
     """
-    name = next((n for n, module in model.named_modules() if isinstance(module, _BatchNorm) and speaks(module)), None)
+    name = next((n for n, module in model.named_modules() if isinstance(module, BatchNorm) and speaks(module)), None)
     deferred = batch_norm == "deferred"
     if name is not None and (deferred or dispatch == "threads"):
         raise InputError(
@@ -166,7 +166,7 @@ def check_alone(model: nn.Module, batch_norm: str | None, dispatch: str) -> None
         )
 
 
-def speaks(layer: _BatchNorm) -> bool:
+def speaks(layer: BatchNorm) -> bool:
     """Does it exchange statistics with other processes?"""
     if not isinstance(layer, nn.SyncBatchNorm) or not layer.training:
         return False

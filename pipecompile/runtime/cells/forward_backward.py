@@ -19,7 +19,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecompile.runtime.cells.split_backward import DividedBackward, hooks_registered
 from pipecompile.runtime.registers import Frame
-from pipecompile.torch_private.autograd_engine import accumulate
+from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate
+from pipecompile.torch_private.modes import is_any_autocast_enabled
 
 __all__ = ["Run", "Saved", "attached", "backward_cell", "edge_of", "forward_cell", "input_cell", "weight_cell"]
 
@@ -78,7 +79,7 @@ def attached(
     Autocast takes leaves for weights and casts them once, however often they are used: it is given views of them.
     """
     leaves: list[torch.Tensor | None] = [None] * len(values)
-    is_cast = casts or torch._C._is_any_autocast_enabled()
+    is_cast = casts or is_any_autocast_enabled()
     for place, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             leaf = leaves[place] = value.detach().requires_grad_()
@@ -97,13 +98,9 @@ def edge_of(made: torch.Tensor) -> GradientEdge | None:
             viewed = made.view_as(made).grad_fn
         if viewed is None or viewed.next_functions[0][0] is None:
             return None
-    elif not isinstance(node, _InPython):
+    elif not isinstance(node, FunctionNode):
         return GradientEdge(node, made.output_nr)  # what `get_gradient_edge` makes, in half the time
     return get_gradient_edge(made)
-
-
-_InPython = torch._C._FunctionBase
-"""Nodes of `torch.autograd.Function`, of which an edge has to keep more alive."""
 
 
 def backward_cell(saved: int, gradients: Gradients, sent: Sent) -> Run:

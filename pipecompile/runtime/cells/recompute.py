@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.amp.autocast_mode import _enter_autocast
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.forward_backward import Run, Saved, attached
 from pipecompile.runtime.registers import Frame
+from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
+from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.tracing.recompute_flag import recomputation
 
 __all__ = ["Footprints", "Stint", "checkpointed_cell", "drawing_alone", "recompute_cell"]
@@ -55,7 +56,7 @@ class Footprints:
             any(node.meta.get("draws") for node in nodes),
             tuple({id(tensor): tensor for tensor in _lasting(stage.module, nodes, written)}.values()),
             tuple(place for place, port in enumerate(ports) if written & set(port.meta.get("storages", ()))),
-            any(node.target is _enter_autocast for node in nodes),
+            any(node.target is enter_autocast for node in nodes),
         )
 
 
@@ -113,7 +114,7 @@ def checkpointed_cell(ran: Stint, inputs: Sequence[int], outputs: Sequence[int],
 
 def _held_plainly() -> AbstractContextManager[None]:
     """Hooks of the user on what autograd saves are for what it will use: not for a graph that is dropped."""
-    hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    hooked = saved_tensor_hooks() is not None
     return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved) if hooked else nullcontext()
 
 

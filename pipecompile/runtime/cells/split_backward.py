@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
 from pipecompile.graph.backward_split import WORTH, Division, Structure, divide, explore
-from pipecompile.torch_private.autograd_engine import accumulate
+from pipecompile.torch_private.autograd_engine import accumulate, hooks_of_tensor, raw_saved_names, unpacked_name
 
 __all__ = ["DividedBackward", "Left", "hooks_registered"]
 
@@ -69,7 +69,7 @@ class DividedBackward:
         early = [nodes[index].variable for index in division.early]
         if division.is_whole:
             self._undivided.add(shapes)
-        if division.is_whole or any(weight._backward_hooks for weight in early):
+        if division.is_whole or any(hooks_of_tensor(weight) for weight in early):
             return _whole(leaves, roots, gradients), Left()
         outer = {nodes[index] for index in division.outer}
         pairs = list(zip(roots, gradients, strict=True))
@@ -150,8 +150,5 @@ def _saved_names(node: Node) -> tuple[tuple[str, str], ...]:
     """The attributes of what a node saved, raw and unpacked."""
     kind = type(node)
     if kind not in _NAMES:
-        raw = [name for name in dir(node) if name.startswith("_raw_saved")]
-        _NAMES[kind] = tuple(
-            (name, "saved_tensors" if name == "_raw_saved_tensors" else name.replace("_raw", "", 1)) for name in raw
-        )
+        _NAMES[kind] = tuple((name, unpacked_name(name)) for name in raw_saved_names(node))
     return _NAMES[kind]

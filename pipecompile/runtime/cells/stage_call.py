@@ -16,9 +16,10 @@ from types import MethodType
 from typing import Any
 
 from torch import fx, nn
-from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["StageCode", "is_hooked"]
+from pipecompile.torch_private.modules import has_any_global_hook, is_compiled, is_hooked
+
+__all__ = ["StageCode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +41,10 @@ class StageCode:
 
     def look(self) -> None:
         """Call layers by their forward from now on, but those with hooks."""
-        is_watched = _has_any_global_hook()  # type: ignore[no-untyped-call]
+        is_watched = has_any_global_hook()
         for attributes, name, layer in self.layers:
-            is_plain = not (is_watched or is_hooked(layer) or layer._compiled_call_impl)
+            is_plain = not (is_watched or is_hooked(layer) or is_compiled(layer))
             attributes[name] = layer.forward if is_plain else layer
-
-
-def is_hooked(layer: nn.Module) -> bool:
-    """Does calling it call more than its forward?"""
-    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return bool(hooks)
 
 
 def _around(target: str) -> Iterator[str]:

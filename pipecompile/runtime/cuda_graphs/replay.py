@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.utils import _pytree as pytree
 
 from pipecompile.errors import InputError
 from pipecompile.graph.backward_split import explore
 from pipecompile.runtime.cells.forward_backward import edge_of
 from pipecompile.runtime.cuda_graphs.capture import Tape
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.autograd_engine import hooks_of_tensor
+from pipecompile.torch_private.storages import foreach_copy
 
 __all__ = ["Captured", "Function", "said"]
 
@@ -137,7 +139,7 @@ class _Replayed(torch.autograd.Function):
 @contextmanager
 def _unhooked(weights: Sequence[torch.Tensor]) -> Iterator[None]:
     """Hooks of weights are called when autograd adds the gradients up, which is later."""
-    hooked = [weight._backward_hooks for weight in weights if weight._backward_hooks]
+    hooked = [hooks for weight in weights if (hooks := hooks_of_tensor(weight))]
     before = [dict(hooks) for hooks in hooked]
     for hooks in hooked:
         hooks.clear()
@@ -150,7 +152,7 @@ def _unhooked(weights: Sequence[torch.Tensor]) -> Iterator[None]:
 
 def _handed_on(tensor: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
     """In memory of its own, but what is only added to a gradient that is there."""
-    is_added = tensor.grad is not None and not tensor._backward_hooks
+    is_added = tensor.grad is not None and not hooks_of_tensor(tensor)
     return gradient if gradient is None or is_added else gradient.clone()
 
 
@@ -161,7 +163,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 def _put(ports: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Through `.data`, since autograd has saved them, and is to find what is put there."""
     if ports:
-        torch._foreach_copy_([port.data for port in ports], list(values))
+        foreach_copy([port.data for port in ports], list(values))
 
 
 class _uncached_autocast:  # noqa: N801 used as a context, as a function is

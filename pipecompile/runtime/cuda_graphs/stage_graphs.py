@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.modules.module import _has_any_global_hook
-from torch.utils import _pytree as pytree
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.deferred_batchnorm import speaks
-from pipecompile.runtime.cells.stage_call import is_hooked
 from pipecompile.runtime.cuda_graphs import capture as tapes
 from pipecompile.runtime.cuda_graphs.capture import Tape
 from pipecompile.runtime.cuda_graphs.replay import Captured, Function, said
 from pipecompile.runtime.interpreter import Cell
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
+from pipecompile.torch_private.modules import has_any_global_hook, is_hooked
 
 __all__ = ["graphed"]
 
@@ -153,7 +153,7 @@ def _called(module: fx.GraphModule) -> list[nn.Module]:
 
 def _is_watched(layers: Sequence[nn.Module]) -> bool:
     """Would a replay pass over hooks?"""
-    if _has_any_global_hook() or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:  # type: ignore[no-untyped-call]
+    if has_any_global_hook() or saved_tensor_hooks() is not None:
         return True
     return any(map(is_hooked, layers))
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from pipecompile.torch_private.modules import buffers_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.value_nodes import Values, storages
 
@@ -33,7 +34,7 @@ def write_back(values: Values, ambient: Ambient) -> None:
 
 def _replaced(values: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for module, key, twin in values.buffers:
-        new = module._buffers.get(key)
+        new = buffers_of(module).get(key)
         if new is not None and new is not twin and (new.shape, new.dtype) == (twin.shape, twin.dtype):
             yield twin, new
 

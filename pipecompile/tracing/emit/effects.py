@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from pipecompile.torch_private.modes import set_grad_enabled
 from pipecompile.tracing.user_source import is_foreign
 
 __all__ = ["asks_grad_mode", "only_asks", "reads_gradient", "silently_changed"]
@@ -52,7 +53,7 @@ def asks_grad_mode(func: Any, args: Any) -> bool:
 
     It asks a tensor, or turns gradients on itself; `no_grad` that puts back what was there does not.
     """
-    if func is torch._C._set_grad_enabled:
+    if func is set_grad_enabled:
         frame, way = sys._getframe(2), []
         for _ in range(2):
             way.append(frame.f_code.co_name)

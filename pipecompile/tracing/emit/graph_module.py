@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.containers import opened
 from pipecompile.errors import InputError
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
 from pipecompile.tracing.emit.buffer_writeback import write_back
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def finished(recorder: Recorder, inputs: FlatInputs, output: Any) -> fx.GraphMod
     result = graph.output(tuple(_result(recorder, leaf) for leaf in flat))
     result.meta.update(val=tuple(flat), module="", source="")
     _drop_unused_items(graph)
-    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(inputs.arguments), inputs.spec, spec)))
+    graph.set_codegen(PyTreeCodeGen(PyTreeInfo(list(inputs.arguments), inputs.spec, spec)))
     module = fx.GraphModule(recorder.values.roots, graph, type(recorder.model).__name__)
     module.training = recorder.model.training
     recorder.kept.settle()

@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.containers import Shell, bare, built, hides_tensors, shell_of
 from pipecompile.errors import TraceError
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.fx_graphs import root_of
+from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.torch_private.modules import buffers_of, parameters_of
+from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_target import attribute
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
@@ -44,7 +47,7 @@ def tensors_in(structure: object) -> list[torch.Tensor]:
 
 def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     """A key for the memory that each tensor lives in; views share it. Valid while the tensors are kept alive."""
-    return frozenset(t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided)
+    return frozenset(storage_key(t) for t in tensors if t.layout is torch.strided)
 
 
 _BASES: dict[type, Any] = {int: int.__int__, float: float.__float__, complex: complex, str: str.__str__}
@@ -75,28 +78,28 @@ class Values:
         for path, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):  # keeps its tensors in C++, and computes on no others
                 continue
-            for table in (module._parameters, module._buffers):
+            for table in (parameters_of(module), buffers_of(module)):
                 for key, tensor in table.items():
                     if tensor is not None:
                         table[key] = twin = self.twins.of(tensor)
                         self._owned.setdefault(id(twin), (f"{path}.{key}".lstrip("."), tensor))
-            self.buffers += [(module, key, twin) for key, twin in module._buffers.items() if twin is not None]
+            self.buffers += [(module, key, twin) for key, twin in buffers_of(module).items() if twin is not None]
 
     @contextmanager
     def as_found(self) -> Iterator[None]:
         """The model's tables hold the twins that were put there, for as long as the block lasts, and these stand for what the
         model owns: a call such as `weight.float()` may give the very twin that it got, which then stands for its result.
         """
-        now = [(module, key, module._buffers.get(key)) for module, key, _ in self.buffers]
+        now = [(module, key, buffers_of(module).get(key)) for module, key, _ in self.buffers]
         nodes, self._nodes = self._nodes, self._nodes | self._attributes
         try:
             for module, key, twin in self.buffers:
-                module._buffers[key] = twin
+                buffers_of(module)[key] = twin
             yield
         finally:
             self._nodes = nodes
             for module, key, value in now:
-                module._buffers[key] = value
+                buffers_of(module)[key] = value
 
     def stands_for(self, twin: object, tensor: object) -> bool:
         """Is `twin` the one of this parameter, buffer or constant?"""
@@ -213,4 +216,4 @@ class Values:
         return self._nodes[id(value)]
 
     def _first(self) -> fx.Node:
-        return next((n for n in self.graph.nodes if n.op != "placeholder"), self.graph._root)
+        return next((n for n in self.graph.nodes if n.op != "placeholder"), root_of(self.graph))

@@ -11,12 +11,10 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipecompile.batching.batch_dims import Dims
+from pipecompile.torch_private.symbols import ConstantSource, PythonReferenceAnalysis, sympy_interp
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.data_sizes import Unknowns
 from pipecompile.tracing.user_source import caller

@@ -13,8 +13,9 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from pipecompile.torch_private.symbols import ConstantSource
 
 __all__ = ["Unknowns"]
 

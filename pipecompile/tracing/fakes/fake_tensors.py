@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+
+from pipecompile.torch_private.modes import FakeTensorMode, disable_current_modes
 
 __all__ = ["Twins", "recording_device"]
 
@@ -40,7 +40,7 @@ class Twins:
         """The twin of a parameter, buffer or constant: always the same one."""
         if id(tensor) not in self._made:
             here = tensor.device == self.device
-            with _disable_current_modes():
+            with disable_current_modes():
                 twin = self.fake.from_tensor(tensor, static_shapes=True) if here else self._moved(tensor)
             self._made[id(tensor)] = tensor, twin  # the tensor too, so that its id stays its own
             self._kinds[id(twin)] = type(tensor)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.utils import _pytree as pytree
+
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import FakeTensorMode, unset_fake_temporarily
 
 __all__ = ["with_unknown_data"]
 

@@ -15,7 +15,9 @@ from types import FrameType
 from typing import TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.torch_private.operators import torch_assert
 
 __all__ = ["holds", "taken_for_granted"]
 
@@ -30,7 +32,7 @@ def holds(tensor: torch.Tensor, expected: bool, place: str) -> None:
 
 def taken_for_granted(func: object, frame: FrameType) -> bool | None:
     """What a tensor must be whose truth a call asks for at this line, if the code is not to raise; None: it is no assertion."""
-    if func is torch._assert:
+    if func is torch_assert:
         return True
     if func is not torch.Tensor.__bool__:
         return None

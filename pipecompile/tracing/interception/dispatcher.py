@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
-from torch._C import _functorch as functorch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipecompile.errors import TraceError
+from pipecompile.torch_private.modes import TorchDispatchMode, is_transformed_tensor, transform_stack
+from pipecompile.torch_private.operators import HigherOrderOperator, name_of, schema_of
 from pipecompile.tracing.user_source import caller
 
 __all__ = ["Floor", "transformed"]
@@ -50,7 +49,9 @@ class Floor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            raise TraceError(code="PC115", where=caller(), why=f"torch compiles what {func._name} is given as a whole")
+            raise TraceError(
+                code="PC115", where=caller(), why=f"torch compiles what {name_of(func)} is given as a whole"
+            )
         if not self.listener.listening:
             return func(*args, **kwargs)
         if func in _ALIASES and not self.detaching:
@@ -67,11 +68,11 @@ def _written(func: Any) -> Any:
 
 def transformed(tensors: Iterable[torch.Tensor]) -> bool:
     """Is this the inside of a function that torch.func transforms, or are these tensors that come from there?"""
-    return functorch.peek_interpreter_stack() is not None or any(map(functorch.is_functorch_wrapped_tensor, tensors))
+    return transform_stack() is not None or any(map(is_transformed_tensor, tensors))
 
 
 def _written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The arguments that an operator writes in place, by its schema."""
-    named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-    found = [named.get(a.name) for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    named = dict(zip((argument.name for argument in schema_of(func).arguments), args, strict=False)) | kwargs
+    found = [named.get(a.name) for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write]
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]

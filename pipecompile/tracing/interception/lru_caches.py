@@ -15,9 +15,9 @@ from functools import update_wrapper
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.reachable_code import Cached
 
 __all__ = ["STAND_INS", "passed_by"]

@@ -25,10 +25,15 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.autograd import Function
-from torch.distributions import Distribution
-from torch.nn.modules import transformer
 from torch.utils.checkpoint import CheckpointFunction
 
+from pipecompile.torch_private.interception_points import (
+    CAUSAL_MASK,
+    NESTED_MASK,
+    SCRIPT_CALL,
+    VALIDATE_ARGUMENTS,
+    scripted_source,
+)
 from pipecompile.tracing.interception.python_builtins import QUESTIONS
 from pipecompile.tracing.interception.randomness import SETTERS
 from pipecompile.tracing.state.recording_leftovers import Remains
@@ -101,7 +106,7 @@ def _script(listener: Listener, original: Any) -> Any:
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         if not listener.listening:
             return original(function, *args, **kwargs)
-        return listener.opaque(_source_of(function) or _scripted(function), _scripted(function), args, kwargs)
+        return listener.opaque(scripted_source(function) or _scripted(function), _scripted(function), args, kwargs)
 
     return call
 
@@ -152,20 +157,14 @@ def _unchecked(_listener: Listener, _original: Any) -> Any:
 _INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (
     (nn.Module, "__call__", _module),
     (Function, "apply", _function),
-    (torch._C.ScriptFunction, "__call__", _script),
+    (*SCRIPT_CALL, _script),
     (torch, "is_grad_enabled", _grad_mode),
     (torch.autograd, "backward", _backward),
     *((owner, name, _seeds) for owner in (torch, torch.random) for name in SETTERS),
-    (transformer, "_detect_is_causal_mask", _causal_mask),
-    (torch, "_nested_tensor_from_mask_left_aligned", _no_nesting),
-    (Distribution, "_validate_args", _unchecked),
+    (*CAUSAL_MASK, _causal_mask),
+    (*NESTED_MASK, _no_nesting),
+    (*VALIDATE_ARGUMENTS, _unchecked),
 )
-
-
-def _source_of(function: Any) -> Callable[..., Any] | None:
-    """The Python function that was scripted; it shows shapes at any batch size, which TorchScript does not."""
-    known = torch.jit._state._jit_caching_layer.items()
-    return next((source for source, name in known if name == function.qualified_name), None)
 
 
 @cache

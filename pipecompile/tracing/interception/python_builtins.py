@@ -19,9 +19,10 @@ from typing import Any
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 
+from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.torch_private.operators import symbolic_function
+from pipecompile.torch_private.symbols import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 from pipecompile.tracing.interception.messages import for_people
 from pipecompile.tracing.user_source import called_by_user
 
@@ -80,7 +81,7 @@ def _extreme(symbolic: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _math(name: str) -> Callable[[Any, Any], Any]:
-    symbolic = getattr(torch, f"_sym_{name}", None)
+    symbolic = symbolic_function(name)
 
     def make(listener: Any, original: Any) -> Any:
         def function(value: Any, *rest: Any) -> Any:

@@ -13,8 +13,8 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
-from torch._guards import active_fake_mode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipecompile.torch_private.modes import TorchDispatchMode, active_fake_mode
 
 __all__ = ["SETTERS", "Draws", "settable"]
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import FAKE_TENSOR_LOGGER, FakeTensor
 from pipecompile.tracing.model_pieces import Piece, alike, candidates
 from pipecompile.tracing.opaque.result_spec import Foretold, Unforetold, comparable, foretold
 from pipecompile.tracing.opaque.trial_runs import Call, trial
@@ -179,7 +179,7 @@ def _third(size: int | None, other: int | None) -> int:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Torch logs what fails on fake tensors; whoever calls gets the exception, which says it all."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     disabled, logger.disabled = logger.disabled, True
     try:
         yield

@@ -7,8 +7,8 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
 
+from pipecompile.torch_private import pytree
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.opaque.opaque_node import Promise, Promised
 from pipecompile.tracing.opaque.result_spec import UNKNOWN, Foretold, Leaf

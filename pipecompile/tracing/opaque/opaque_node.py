@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 from torch import nn
-from torch._guards import detect_fake_mode
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.containers import taken_apart
 from pipecompile.errors import TraceError
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import detect_fake_mode
+from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.tracing.model_pieces import Piece
 
 __all__ = ["Kept", "Promise", "Promised"]
@@ -73,7 +74,7 @@ class Kept(nn.Module):
         """Count these tensors of the model as the piece's."""
         for tensor in used:
             if not any(tensor is mine for mine in (*self.parameters(), *self.buffers())):
-                name = f"used_{len(self._parameters) + len(self._buffers)}"
+                name = f"used_{len(parameters_of(self)) + len(buffers_of(self))}"
                 if isinstance(tensor, nn.Parameter):
                     self.register_parameter(name, tensor)
                 else:

@@ -16,8 +16,8 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from pipecompile.torch_private import pytree
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.trial_runs import Call, Seen
 

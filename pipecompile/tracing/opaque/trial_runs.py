@@ -15,11 +15,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from pipecompile.batching.containers import taken_apart
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import TorchDispatchMode
+from pipecompile.torch_private.operators import packet_of, schema_of
+from pipecompile.torch_private.storages import storage_key, version_of
 from pipecompile.torch_private.tensor_bytes import footprint
 from pipecompile.tracing.model_pieces import Piece, caught
 from pipecompile.tracing.opaque.torch_functions import functions_caught
@@ -93,7 +95,7 @@ def trial(
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+    return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
 
 
 def _reference(tensor: torch.Tensor) -> StorageWeakRef:
@@ -147,7 +149,7 @@ class _Record:
         self.own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         self.state = {_key(t): t for t in (*watch.model.parameters(), *watch.model.buffers())}
         self.given = taken_apart(given)[0]
-        self.versions = [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in self.given]
+        self.versions = [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self.given]
         self.known = {_key(tensor) for tensor in (*self.own, *_tensors(self.given))}
         self.earlier = dict(watch.makers)
         self.outside: dict[int, torch.Tensor] = {}
@@ -163,8 +165,8 @@ class _Record:
                 self.outside[_key(tensor)] = tensor
         fresh = [tensor for tensor in _tensors(made) if _key(tensor) not in keys]
         self.known |= {_key(tensor) for tensor in fresh}
-        if fresh or func._schema.is_mutable:
-            count = flop_registry.get(getattr(func, "_overloadpacket", func))
+        if fresh or schema_of(func).is_mutable:
+            count = flop_registry.get(packet_of(func))
             moved = sum(map(footprint, (*read, *fresh)))
             dtype = next((tensor.dtype for tensor in (*read, *fresh)), torch.float32)
             self.work.append((float(count(*args, **kwargs, out_val=made)) if count else 0.0, float(moved), dtype))
@@ -180,7 +182,7 @@ class _Record:
         written = [
             place
             for place, (leaf, version) in enumerate(zip(self.given, self.versions, strict=True))
-            if isinstance(leaf, torch.Tensor) and leaf._version != version
+            if isinstance(leaf, torch.Tensor) and version_of(leaf) != version
         ]
         used = [self.state[key] for key in self.outside if key in self.state]
         stray = any(self.earlier.get(key, self.piece) != self.piece for key in self.outside if key not in self.state)

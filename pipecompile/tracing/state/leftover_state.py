@@ -21,17 +21,16 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._guards import active_fake_mode
-from torch.nn.modules import module as hooks
-from torch.utils import _pytree as pytree
 
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import active_fake_mode
+from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, STATE_TABLES, forward_hooks_of
 from pipecompile.tracing.emit.value_nodes import PLAIN
 from pipecompile.tracing.recompute_flag import is_recomputing
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 
 __all__ = ["Change", "Watch", "alike", "from_constants", "hooks_of", "marks", "muted", "without", "writer"]
 
-_TABLES = ("_parameters", "_buffers", "_modules")
 _muted = False
 
 
@@ -85,7 +84,7 @@ class Watch:
 
     def __init__(self, *roots: Any) -> None:
         modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
-        self._tables = {id(vars(module).get(name)) for module in modules for name in _TABLES}
+        self._tables = {id(vars(module).get(name)) for module in modules for name in STATE_TABLES}
         self._tables |= {id(vars(module)) for module in modules if type(module).__module__.startswith("torch.nn.")}
         self._then = [(place, content_of(place.container)) for place in places_of(*roots)]
 
@@ -103,12 +102,7 @@ class Watch:
 
 def hooks_of(module: nn.Module) -> list[Any]:
     """What a call of this module runs beside its forward."""
-    tables = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        hooks._global_forward_hooks,
-        hooks._global_forward_pre_hooks,
-    )
+    tables = (*forward_hooks_of(module), *GLOBAL_FORWARD_HOOKS)
     return [hook for table in tables for hook in table.values()]
 
 

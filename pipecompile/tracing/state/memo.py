@@ -10,8 +10,7 @@ from itertools import compress, repeat
 from operator import is_
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
+from pipecompile.torch_private import pytree
 from pipecompile.tracing.interception.lru_caches import STAND_INS
 
 __all__ = ["forgetful"]

@@ -11,9 +11,11 @@ from typing import Any
 
 from torch import nn
 
+from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES
+
 __all__ = ["Originals"]
 
-_TABLES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_TABLES = (*STATE_TABLES, *HOOK_TABLES)
 _PLAIN = (int, float, bool, str, type(None))
 
 

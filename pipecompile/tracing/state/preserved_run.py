@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.state.leftover_state import muted
 from pipecompile.tracing.state.snapshot import kept_content, places_of
 
@@ -73,13 +74,13 @@ def preserved(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     Fake tensors have no contents.
     """
     with torch.no_grad():
-        kept = [(t, t.detach().clone(), t._version) for t in tensors if not isinstance(t, FakeTensor)]
+        kept = [(t, t.detach().clone(), version_of(t)) for t in tensors if not isinstance(t, FakeTensor)]
     written: list[Tensor] = []
     try:
         yield written
     finally:
         for tensor, copy, version in kept:
-            if tensor._version != version or not torch.equal(tensor, copy):
+            if version_of(tensor) != version or not torch.equal(tensor, copy):
                 tensor.data.copy_(copy)  # through `data`, so that restoring is no new version either
                 written.append(tensor)
 

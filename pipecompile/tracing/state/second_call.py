@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import RecordingWarning, TraceError
+from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.value_nodes import Values
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.state.leftover_state import Change, Watch, alike, from_constants, writer

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as hooks
 
+from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
 from pipecompile.tracing.reachable_code import names_in
 
 __all__ = ["Place", "can_hold", "content_of", "kept_content", "places_of", "tensors_of", "untouched"]
@@ -85,7 +85,7 @@ def places_of(*roots: Any) -> list[Place]:
     for root in roots:
         if isinstance(root, nn.Module):
             paths |= {id(module): path for path, module in root.named_modules()}
-            waiting += [(table, "", "") for table in (hooks._global_forward_hooks, hooks._global_forward_pre_hooks)]
+            waiting += [(table, "", "") for table in GLOBAL_FORWARD_HOOKS]
             followed |= {id(hook) for module in root.modules() for hook in _hooks(module)}
     while waiting:
         holder, owner, name = waiting.pop()
@@ -106,9 +106,9 @@ def places_of(*roots: Any) -> list[Place]:
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
-    for table in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks):
+    for table in (*forward_hooks_of(module), *backward_hooks_of(module)):
         yield from table.values()
-    for table in (hooks._global_forward_hooks, hooks._global_forward_pre_hooks):
+    for table in GLOBAL_FORWARD_HOOKS:
         yield from table.values()
 
 

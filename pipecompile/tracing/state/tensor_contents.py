@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import TorchDispatchMode
+from pipecompile.torch_private.operators import HigherOrderOperator, schema_of
+from pipecompile.torch_private.storages import preserve_versions, storage_key
 from pipecompile.tracing.state.snapshot import tensors_of
 
 __all__ = ["preserved"]
@@ -32,7 +32,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
         copies = [(tensor, tensor.clone()) for tensor in others]
     guard = _CopyBeforeWrite(parameters)
     cards = sorted({tensor.get_device() for tensor in parameters if tensor.is_cuda})
-    versions = _unsafe_preserve_version_counter((*parameters, *others))
+    versions = preserve_versions((*parameters, *others))
     with torch.random.fork_rng(devices=cards, device_type="cuda"), versions:
         try:
             with guard:
@@ -50,15 +50,15 @@ class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.owned = {parameter.untyped_storage()._cdata: parameter for parameter in parameters}
+        self.owned = {storage_key(parameter): parameter for parameter in parameters}
         self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, HigherOrderOperator) and func._schema.is_mutable:
-            for argument, value in zip(func._schema.arguments, args, strict=False):
+        if not isinstance(func, HigherOrderOperator) and schema_of(func).is_mutable:
+            for argument, value in zip(schema_of(func).arguments, args, strict=False):
                 self._keep(argument, value)
-            for argument in func._schema.arguments:
+            for argument in schema_of(func).arguments:
                 self._keep(argument, kwargs.get(argument.name))
         return func(*args, **kwargs)
 
@@ -66,10 +66,6 @@ class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if argument.alias_info is None or not argument.alias_info.is_write:
             return
         for tensor in pytree.tree_leaves(value):
-            key = (
-                tensor.untyped_storage()._cdata
-                if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
-                else 0
-            )
+            key = storage_key(tensor) if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided else 0
             if key in self.owned and key not in self.copies:
                 self.copies[key] = self.owned[key], self.owned[key].detach().clone()

@@ -1,0 +1,33 @@
+"""Functions of torch that look at values only to choose a kernel or to refuse a call, and TorchScript's: a recording replaces them.
+
+Each point is a pair: the object that owns a function, and the function's name there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributions import Distribution
+from torch.nn.modules import transformer
+
+__all__ = ["CAUSAL_MASK", "NESTED_MASK", "SCRIPT_CALL", "VALIDATE_ARGUMENTS", "scripted_source"]
+
+CAUSAL_MASK: tuple[Any, str] = (transformer, "_detect_is_causal_mask")
+"""Compares a mask with the causal one. 2.11."""
+
+NESTED_MASK: tuple[Any, str] = (torch, "_nested_tensor_from_mask_left_aligned")
+"""Asks whether a padding mask allows nested tensors. 2.11."""
+
+VALIDATE_ARGUMENTS: tuple[Any, str] = (Distribution, "_validate_args")
+"""The flag by which distributions check their parameters' values. 2.11."""
+
+SCRIPT_CALL: tuple[Any, str] = (torch._C.ScriptFunction, "__call__")
+"""The call of a scripted function. 2.11."""
+
+
+def scripted_source(function: Any) -> Callable[..., Any] | None:
+    """Return the Python function that was scripted to `function`, or None. 2.11."""
+    known = torch.jit._state._jit_caching_layer.items()
+    return next((source for source, name in known if name == function.qualified_name), None)

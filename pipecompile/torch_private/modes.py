@@ -1,0 +1,76 @@
+"""Modes of torch: fake tensors, dispatch, autocast, gradients, oneDNN, and the transforms of `torch.func`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _functorch
+from torch._dispatch.python import enable_python_dispatcher  # 2.11; operators decompose in Python, with symbolic sizes
+from torch._guards import (  # 2.11; the FakeTensorMode on the stack, or that of tensors
+    active_fake_mode,
+    detect_fake_mode,
+)
+from torch._subclasses.fake_tensor import (  # 2.11; tensors without memory, and why an operator cannot run on them
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # 2.11; sees each operator call
+
+__all__ = [
+    "FAKE_TENSOR_LOGGER",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "UnsupportedFakeTensorException",
+    "UnsupportedOperatorException",
+    "active_fake_mode",
+    "detect_fake_mode",
+    "disable_current_modes",
+    "enable_python_dispatcher",
+    "enter_autocast",
+    "exit_autocast",
+    "is_any_autocast_enabled",
+    "is_mkldnn_enabled",
+    "is_transformed_tensor",
+    "set_grad_enabled",
+    "set_mkldnn_enabled",
+    "transform_stack",
+    "unset_fake_temporarily",
+]
+
+FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
+"""Name of the logger that reports operators that fail on fake tensors. 2.11."""
+
+disable_current_modes = _disable_current_modes
+"""Context manager that takes all function, dispatch and fake modes off the stack. 2.11."""
+
+enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
+"""Begin and end an autocast region, as two calls that a graph can hold. 2.11."""
+
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+"""Switch grad mode, as one call that a graph can hold; `torch.no_grad` calls this function as well. 2.11."""
+
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Return True if autocast is on for any device. 2.11; bound, because each forward of a cell calls it."""
+
+is_mkldnn_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
+"""Return True if oneDNN kernels may be chosen on the CPU. 2.11."""
+
+set_mkldnn_enabled: Callable[[bool], None] = torch._C._set_mkldnn_enabled
+"""Allow or forbid oneDNN. 2.11; the public `torch.backends.mkldnn.flags` sets TF32 as well, and warns."""
+
+transform_stack: Callable[[], Any] = _functorch.peek_interpreter_stack
+"""Return the innermost active transform of `torch.func`, or None. 2.11."""
+
+is_transformed_tensor: Callable[[torch.Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+"""Return True for a tensor that a transform of `torch.func` wraps. 2.11."""

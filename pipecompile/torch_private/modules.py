@@ -1,0 +1,113 @@
+"""Tables of `nn.Module`: its parameters, buffers, children and hooks, and the base classes of normalisation layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as _module
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+__all__ = [
+    "CALL_MACHINERY",
+    "GLOBAL_FORWARD_HOOKS",
+    "HOOK_TABLES",
+    "STATE_TABLES",
+    "BatchNorm",
+    "NormBase",
+    "apply_to_tensors",
+    "backward_hooks_of",
+    "buffers_of",
+    "children_of",
+    "copy_metadata",
+    "forward_hooks_of",
+    "has_any_global_hook",
+    "has_backward_hooks",
+    "has_forward_hooks",
+    "is_compiled",
+    "is_hooked",
+    "non_persistent_of",
+    "parameters_of",
+    "sync_check_input_dim",
+]
+
+BatchNorm = _BatchNorm
+"""Base class of BatchNorm1d, 2d, 3d and SyncBatchNorm. 2.11."""
+
+NormBase = _NormBase
+"""Base class of BatchNorm and InstanceNorm layers. 2.11."""
+
+STATE_TABLES = ("_parameters", "_buffers", "_modules")
+"""Attributes of a module that hold its parameters, buffers and children. 2.11."""
+
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
+"""Attributes of a module that hold the hooks that its call runs. 2.11."""
+
+CALL_MACHINERY = ("__call__", "_call_impl", "_wrapped_call_impl")
+"""Functions of `nn.Module` between a call and its forward. 2.11."""
+
+GLOBAL_FORWARD_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = (
+    _module._global_forward_hooks,
+    _module._global_forward_pre_hooks,
+)
+"""Hooks that every module runs. 2.11."""
+
+has_any_global_hook: Callable[[], bool] = _module._has_any_global_hook
+"""Return True if a hook is registered for all modules. 2.11; bound, because each step calls it."""
+
+parameters_of: Callable[[nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_parameters")
+"""Return the table of a module's own parameters. 2.11."""
+
+buffers_of: Callable[[nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_buffers")
+"""Return the table of a module's own buffers. 2.11."""
+
+children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
+"""Return the table of a module's children. 2.11; bound, because each step reads the mode of all modules."""
+
+non_persistent_of: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")
+"""Return the names of a module's buffers that `state_dict` leaves out. 2.11."""
+
+is_compiled: Callable[[nn.Module], Any] = attrgetter("_compiled_call_impl")
+"""Return what `module.compile()` installed, or None. 2.11."""
+
+sync_check_input_dim = nn.SyncBatchNorm._check_input_dim
+"""Raise ValueError for an input that SyncBatchNorm refuses. 2.11."""
+
+
+def forward_hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return the tables of a module's own hooks that run with its forward. 2.11."""
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+def backward_hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return the tables of a module's own hooks that run with its backward. 2.11."""
+    return module._backward_hooks, module._backward_pre_hooks
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Return True if a hook runs with the module's forward. 2.11."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Return True if a hook runs with the module's backward. 2.11."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return True if a call of the module runs more than its forward. 2.11; called for each layer in each step."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks)
+
+
+def apply_to_tensors(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:
+    """Replace each parameter and buffer by the function's result, as `module.to` does. 2.11."""
+    module._apply(function, recurse)  # type: ignore[no-untyped-call]
+
+
+def copy_metadata(source: Any, target: Any) -> None:
+    """Give the state dict `target` the versions of modules in `source`, which `load_state_dict` reads. 2.11."""
+    target._metadata = getattr(source, "_metadata", None)

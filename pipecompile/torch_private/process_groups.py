@@ -1,0 +1,34 @@
+"""Process groups: the default store, the backend's timeout and flattened meshes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import Store, _get_default_store
+
+__all__ = ["cpu_backend", "default_store", "flattened", "timeout_of"]
+
+
+def default_store() -> Store:
+    """Return the store that `init_process_group` made or was given. 2.11."""
+    return _get_default_store()
+
+
+def cpu_backend(group: dist.ProcessGroup) -> Any:
+    """Return the group's backend for CPU tensors, which has `send` and `recv` without the group's bookkeeping. 2.11."""
+    return group._get_backend(torch.device("cpu"))
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """Return the `timeout` of `init_process_group`, as the group's backend for CPU tensors has it. 2.11."""
+    timeout: timedelta = cpu_backend(group).options._timeout
+    return timeout
+
+
+def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """Return a mesh of one dimension, called `name`, over all ranks of `mesh`. 2.11."""
+    return mesh._flatten(name)

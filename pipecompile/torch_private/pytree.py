@@ -1,0 +1,34 @@
+"""Nested containers of values and their leaves: torch's own pytree, which `torch.export` and fx use as well.
+
+`torch.utils.pytree`, its public successor, has other names, and no keys for the paths of leaves.
+"""
+
+from __future__ import annotations
+
+from torch.utils._pytree import (  # 2.11
+    GetAttrKey,
+    MappingKey,
+    TreeSpec,
+    register_pytree_node,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_structure,
+    tree_unflatten,
+)
+
+__all__ = [
+    "GetAttrKey",
+    "MappingKey",
+    "TreeSpec",
+    "register_pytree_node",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_structure",
+    "tree_unflatten",
+]

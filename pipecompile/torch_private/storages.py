@@ -1,0 +1,42 @@
+"""Memory and versions of tensors: keys of storages, version counters, and the exchange of two tensors' insides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # 2.11; True for DTensor and its like
+
+__all__ = [
+    "exchange",
+    "foreach_copy",
+    "foreach_mul",
+    "is_traceable_wrapper_subclass",
+    "preserve_versions",
+    "storage_key",
+    "version_of",
+]
+
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""Return how often a tensor was written in place, views included. 2.11; bound, because steps compare versions."""
+
+preserve_versions = _unsafe_preserve_version_counter
+"""Context manager in which writes to the tensors leave their version counters as they are. 2.11."""
+
+exchange: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
+"""Swap the insides of two tensor objects. 2.11; `torch.utils.swap_tensors` refuses tensors with weak references."""
+
+foreach_mul: Callable[..., Sequence[torch.Tensor]] = torch._foreach_mul
+"""Return each tensor times its number, in few kernels. 2.11."""
+
+foreach_copy: Callable[..., Any] = torch._foreach_copy_
+"""Copy each tensor of the second list into that of the first, in few kernels. 2.11."""
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a key of the memory that a strided tensor lives in; views share it. Valid while the tensor is alive. 2.11."""
+    key: int = tensor.untyped_storage()._cdata
+    return key

@@ -1,0 +1,23 @@
+"""Symbolic sizes: where a symbol comes from, the functions in its expressions, and their evaluation on other values."""
+
+from __future__ import annotations
+
+from torch._dynamo.source import ConstantSource  # 2.11; names the origin of a symbol
+from torch.utils._sympy.functions import (  # 2.11; divisions as Python has them
+    FloatTrueDiv,
+    FloorDiv,
+    IntTrueDiv,
+    ToFloat,
+)
+from torch.utils._sympy.interp import sympy_interp  # 2.11; evaluates an expression by the functions of an analysis
+from torch.utils._sympy.reference import PythonReferenceAnalysis  # 2.11; Python's own operators as an analysis
+
+__all__ = [
+    "ConstantSource",
+    "FloatTrueDiv",
+    "FloorDiv",
+    "IntTrueDiv",
+    "PythonReferenceAnalysis",
+    "ToFloat",
+    "sympy_interp",
+]
