@@ -1,6 +1,12 @@
-"""Every exception that pipecompile raises on purpose: one root, a leaf per phase.
+"""Every exception that pipecompile raises on purpose: one root, one leaf per phase, and the codes of tracing failures.
 
-A message has up to four parts, each on its own line: what went wrong, where, why, and what to try.
+    InputError: n_stages=0 is not a whole number of at least 1        what
+      where  line or entry                                            optional
+      why    the reason, if `what` does not say it                    optional
+      try    n_stages=4                                               optional: text to paste
+
+A `TraceError` has a code besides. A code never changes its meaning and is never reused; docs/errors.md has a section per code
+with an example that raises it and a cure.
 """
 
 from __future__ import annotations
@@ -8,13 +14,15 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Sequence
-
-from pipecompile.codes import CODES
+from dataclasses import dataclass
 
 __all__ = [
+    "CODES",
+    "ErrorCode",
     "InfeasibleError",
     "InputError",
     "PartitionError",
+    "PartitionWarning",
     "PipecompileError",
     "PlanError",
     "RecordingWarning",
@@ -26,7 +34,7 @@ __all__ = [
 
 
 class PipecompileError(Exception):
-    """Root of all errors of this library. `what` is a sentence; the other parts are optional."""
+    """Root of all errors of this library. `what` is a sentence; the other parts may be empty."""
 
     def __init__(self, what: str, *, where: str = "", why: str = "", hint: str = "") -> None:
         self.what, self.where, self.why, self.hint = what, where, why, hint
@@ -35,20 +43,20 @@ class PipecompileError(Exception):
 
 
 class InputError(PipecompileError):
-    """An argument or a mini-batch cannot be used: shapes, batch sizes, devices, counts."""
+    """An argument or a mini-batch that cannot be used: wrong types, shapes, batch sizes, devices or counts."""
 
 
 class TraceError(PipecompileError):
-    """The model cannot be recorded; `where` is the line of the user's file.
+    """A model that cannot be recorded; `where` is the line of the user's file.
 
-    `code` is stable and has a section in docs/errors.md; what is not said is filled in from the table of codes.
-    `file`, `line`, `function` and `source` (the text of the line) are the parts of `where`; empty and 0 when nobody knows.
+    `code` is an entry of CODES, which supplies the parts of the message that are not passed. `file`, `line`, `function` and
+    `source` (the text of the line) are the parts of `where`; empty strings and line 0 when the line is unknown.
     """
 
     def __init__(self, what: str = "", *, code: str = "PC199", where: str = "", why: str = "", hint: str = "") -> None:
         entry = CODES[code]
         self.code, self.page = code, entry.page
-        self.file, self.line, self.function, self.source = _place(where)
+        self.file, self.line, self.function, self.source = _source_line(where)
         if self.source and not where.endswith(self.source):
             where = f"{where}:  {self.source}"
         super().__init__(
@@ -57,47 +65,37 @@ class TraceError(PipecompileError):
         self.args = (f"{code} {self}\n  {'more':<6} {entry.page}",)
 
 
-_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in (?P<function>\S+?)(?::  (?P<source>.*))?$", re.DOTALL)
-
-
-def _place(where: str) -> tuple[str, int, str, str]:
-    """File, line, function and text of the line, of a place written as "file:line in function"."""
-    found = _PLACE.match(where)
-    if found is None:
-        return "", 0, "", ""
-    file, line = found["file"], int(found["line"])
-    return file, line, found["function"], found["source"] or linecache.getline(file, line).strip()
-
-
 class PartitionError(PipecompileError):
-    """A partition problem is malformed or asks for the impossible."""
+    """A partition problem that is malformed or has no solution for its number of stages."""
 
 
 class InfeasibleError(PartitionError):
-    """No cut fits; the message names the binding stage and the least limit that works."""
+    """A partition problem in which no cut fits; the message names the binding stage and the least limit that works."""
 
 
 class PlanError(PipecompileError):
-    """A plan file is damaged, of another version, or made for another graph."""
+    """A plan file that is damaged, of another version, or of another graph."""
 
 
 class ScheduleError(PipecompileError):
-    """A schedule is unknown, cannot be built for these counts, or its text does not parse."""
+    """A schedule that is unknown, cannot be built for these counts, or has a text that does not parse."""
 
 
 class VerifyError(PipecompileError):
-    """Something at one level is not legal. `faults` lists everything that was found wrong, `picture` shows where."""
+    """Illegal data at one level. `faults` lists all faults, `picture` draws where they are."""
 
     def __init__(self, subject: str, faults: Sequence[str], picture: str = "") -> None:
         self.subject, self.faults = subject, tuple(faults)
         count = f"{len(self.faults)} fault" + "s" * (len(self.faults) != 1)
-        drawn = [f"  {line}" for line in picture.splitlines()]
-        listed = [f"  - {fault}" for fault in self.faults]
-        super().__init__("\n".join([f"{subject} is not legal: {count}", *listed, *drawn]))
+        picture_lines = [f"  {line}" for line in picture.splitlines()]
+        fault_lines = [f"  - {fault}" for fault in self.faults]
+        super().__init__("\n".join([f"{subject} is not legal: {count}", *fault_lines, *picture_lines]))
 
 
 class RunError(PipecompileError):
-    """A stage failed while it ran, or a device moving a value (`stage` None). The original exception is the cause."""
+    """A stage that failed while it ran, or a device that failed to move a value (`stage` None). The original exception is
+    its `__cause__`.
+    """
 
     def __init__(
         self, what: str, *, stage: int | None, microbatch: int, where: str = "", why: str = "", hint: str = ""
@@ -107,8 +105,88 @@ class RunError(PipecompileError):
 
 
 class PartitionWarning(UserWarning):
-    """Time was up before the cut was proven to be the best; the message has the gap that is left."""
+    """Warning that the time limit ended before the cut was proven optimal; the message has the remaining gap."""
 
 
 class RecordingWarning(UserWarning):
-    """The model was recorded anew, or a mini-batch cut otherwise than asked for, because of how the model is written."""
+    """Warning that the model was recorded again, or that a mini-batch was divided otherwise than `n_microbatches` says, because
+    of how the model is written.
+    """
+
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in (?P<function>\S+?)(?::  (?P<source>.*))?$", re.DOTALL)
+
+
+def _source_line(where: str) -> tuple[str, int, str, str]:
+    """Return (file, line number, function, text of the line) of a place written as "file:line in function"."""
+    match = _PLACE.match(where)
+    if match is None:
+        return "", 0, "", ""
+    file, line = match["file"], int(match["line"])
+    return file, line, match["function"], match["source"] or linecache.getline(file, line).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """One kind of tracing failure: the parts of its message where the raising place passes none."""
+
+    name: str
+    what: str
+    why: str
+    hint: str
+
+    @property
+    def page(self) -> str:
+        """Section of the documentation."""
+        return f"docs/errors.md#{self.name.lower()}"
+
+
+_TABLE = (
+    ErrorCode("PC101", "Python branches on the value of a tensor",
+              "an if, while or bool() needs a number that exists only when the model runs",
+              "torch.where or a mask instead of the branch, or move the branch into a submodule, which is kept whole"),
+    ErrorCode("PC102", "Python takes a number out of a tensor",
+              "item(), tolist(), int() or float() needs a number that exists only when the model runs",
+              "keep the number a tensor of no dimensions, which broadcasts, or read it in a submodule, which is kept whole"),
+    ErrorCode("PC103", "the shape of a result depends on the values of a tensor",
+              "nonzero, unique, masked_select or a boolean index returns as many rows as the data decide",
+              "multiply with the mask, topk, or make the call in a submodule, which is kept whole"),
+    ErrorCode("PC104", "data leave torch",
+              "numpy and other libraries compute on memory that a recording does not have",
+              "the same computation in torch, or in a submodule, which is kept whole"),
+    ErrorCode("PC105", "the model returns an object that cannot be taken apart into tensors",
+              "outputs are put together from micro-batches, leaf by leaf",
+              "return tuples, lists or dicts of tensors"),
+    ErrorCode("PC106", "a backward hook on the whole model",
+              "no stage has the whole model's inputs and outputs", "register the hook on the submodules, or on the parameters"),
+    ErrorCode("PC107", "a tensor was made by a call that torch does not report",
+              "the tensor would be a constant of the recording; the call ran on another thread, or in code outside of torch",
+              "make the call on the thread of the forward, or in a submodule, which is kept whole"),
+    ErrorCode("PC108", "the forward itself raises on these inputs",
+              "the forward raises without pipecompile, too", "check that model(*example_args, **example_kwargs) works"),
+    ErrorCode("PC109", "the inputs cannot be used",
+              "micro-batches are slices along the batch dimension", "give tensors the same first dimension"),
+    ErrorCode("PC110", "the result of a submodule is unknown unless the submodule runs",
+              "the submodule cannot be recorded, nor can it run: its weights or inputs are on meta",
+              "give the model real weights and the example real data, or keep Python's decisions out of the submodule"),
+    ErrorCode("PC111", "a submodule that cannot be recorded cannot be kept whole either",
+              "its result could not be predicted: the result must be tensors, numbers and containers of them",
+              "return tuples, lists or dicts of tensors, as many in every call"),
+    ErrorCode("PC112", "a part kept whole returned another kind of result than while recording",
+              "Python code of the model has decided by the result of the recording",
+              "compile with an example that is typical of the data"),
+    ErrorCode("PC113", "the forward reads a gradient, or runs a backward that accumulates one",
+              "gradients of earlier calls exist only when the model runs",
+              "torch.autograd.grad(...) returns gradients and accumulates none; code that must read .grad belongs after the step"),
+    ErrorCode("PC114", "a call depends on state that an earlier call left on the model",
+              "one call is recorded, and the recording runs for every call",
+              "keep the state in a buffer, or in a submodule, which is kept whole"),
+    ErrorCode("PC115", "an operator that takes functions, such as flex_attention or torch.cond",
+              "torch compiles the functions with the operator, so there are no single calls to record",
+              "make the call in a submodule, which is kept whole"),
+    ErrorCode("PC199", "the forward works, but not while it is recorded",
+              "a recording computes on tensors without memory; something in the model does not work on such tensors",
+              "move it into a submodule of its own, which is kept whole; and please report the line"),
+)  # fmt: skip
+
+CODES: dict[str, ErrorCode] = {entry.name: entry for entry in _TABLE}

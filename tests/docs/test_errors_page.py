@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pipecompile as pc
-from pipecompile.codes import CODES
+from pipecompile.errors import CODES
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 TEXT = PAGE.read_text()

@@ -62,7 +62,7 @@ def test_the_model_is_left_exactly_as_it_was_found(fails, training):
     model = Hoarder(fails=fails).train(training)
     x = torch.randn(3, 4)
     before = state(model)
-    with pytest.raises(TraceError, match="ValueError: late" if fails else "what the call before left"):
+    with pytest.raises(TraceError, match="ValueError: late" if fails else "state that an earlier call left"):
         trace(model, x)
     assert state(model) == before
 

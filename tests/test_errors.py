@@ -1,0 +1,81 @@
+"""Errors: the parts of a message, the place in the user's file, and the table of codes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from pipecompile.errors import CODES, ErrorCode, InputError, PipecompileError, RunError, TraceError, VerifyError
+
+
+def test_a_message_has_its_parts_one_per_line_and_leaves_out_the_empty_ones() -> None:
+    error = PipecompileError("it broke", where="here", why="it was old", hint="a new one")
+    assert str(error) == "it broke\n  where  here\n  why    it was old\n  try    a new one"
+    assert str(PipecompileError("it broke", hint="a new one")) == "it broke\n  try    a new one"
+    assert str(PipecompileError("it broke")) == "it broke"
+
+
+def test_a_trace_error_fills_in_what_its_code_says() -> None:
+    error, entry = TraceError(code="PC101"), CODES["PC101"]
+    assert (error.code, error.why, error.hint, error.page) == ("PC101", entry.why, entry.hint, "docs/errors.md#pc101")
+    assert str(error).splitlines()[0] == f"PC101 cannot trace: {entry.what}"
+    assert str(error).splitlines()[-1] == "  more   docs/errors.md#pc101"
+    assert TraceError("own words", code="PC101", why="because").why == "because"
+
+
+def test_a_trace_error_takes_its_place_apart_and_adds_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("def forward(x):\n    if x > 0:\n        pass\n")
+    error = TraceError(code="PC101", where=f"{path}:2 in forward")
+    assert (error.file, error.line, error.function, error.source) == (str(path), 2, "forward", "if x > 0:")
+    assert error.where == f"{path}:2 in forward:  if x > 0:"
+    named = TraceError(where=f"{path}:2 in forward:  something else")
+    assert (named.source, named.where.count("something else")) == ("something else", 1)
+
+
+def test_a_place_of_another_form_has_no_line() -> None:
+    error = TraceError(where="the third layer")
+    assert (error.file, error.line, error.function, error.source) == ("", 0, "", "")
+    assert error.where == "the third layer"
+
+
+def test_an_unknown_code_is_refused() -> None:
+    with pytest.raises(KeyError):
+        TraceError(code="PC000")
+
+
+@pytest.mark.parametrize(("faults", "count"), [(["a"], "1 fault\n"), (["a", "b"], "2 faults\n")])
+def test_a_verify_error_lists_all_faults_and_draws_its_picture(faults: list[str], count: str) -> None:
+    error = VerifyError("the schedule", faults, picture="0F0\n1F0")
+    assert f"the schedule is not legal: {count}" in str(error)
+    assert str(error).splitlines()[1:] == [*(f"  - {fault}" for fault in faults), "  0F0", "  1F0"]
+    assert error.faults == tuple(faults)
+
+
+def test_a_run_error_has_its_stage_and_micro_batch() -> None:
+    error = RunError("stage 2 failed", stage=2, microbatch=5, where="model.py:3 in forward")
+    assert (error.stage, error.microbatch) == (2, 5)
+    assert "  where  model.py:3 in forward" in str(error)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_an_error_of_one_text_can_be_copied_and_sent(copied: object) -> None:
+    again = copied(InputError("it broke", why="it was old"))  # type: ignore[operator]
+    assert (type(again), again.why) == (InputError, "it was old")
+    assert "it broke" in str(again)
+
+
+def test_codes_are_unique_in_order_and_complete() -> None:
+    assert list(CODES) == sorted(CODES)
+    for name, entry in CODES.items():
+        assert isinstance(entry, ErrorCode)
+        assert re.fullmatch(r"PC1\d\d", name)
+        assert name == entry.name
+        assert entry.what
+        assert entry.why
+        assert entry.hint
+        assert not entry.what.endswith(".")
