@@ -24,7 +24,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.costs import analytic_costs, spec_for
-from pipecompile.costs.problem_builder import cost_graph
+from pipecompile.costs.problem_builder import build_problem
 from pipecompile.partitioners import Partition, Problem
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.dp.linear_order import cut
@@ -136,7 +136,7 @@ def problem_of(name: str) -> tuple[Problem, dict[str, int]]:
     with torch.device("meta"):
         model, x = make(), inputs()
     graph, spec = pc.trace(model, x), spec_for("a100")
-    problem = cost_graph(graph, analytic_costs(graph, (x,), device="a100"),
+    problem = build_problem(graph, analytic_costs(graph, (x,), device="a100"),
                          seconds_per_byte=1 / spec.link_bandwidth, latency=spec.link_latency)  # fmt: skip
     modules = {n.name: graph.get_submodule(str(n.target)) for n in graph.graph.nodes if n.op == "call_module"}
     return problem, {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}

@@ -76,12 +76,17 @@ _HOMES = {
     "tracing": ("trace",),
 }
 
+_PICTURED = {"Plan", "Program", "Schedule", "Timeline", "auto_schedule", "build_schedule", "compile", "simulate"}
+"""Names whose results have a picture in a notebook: `show` registers the pictures when it is imported."""
+
 __all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605 static checkers read the imports above
 
 
 def __getattr__(name: str) -> object:
     for home, names in _HOMES.items():
         if name in names:
+            if name in _PICTURED:
+                import_module("pipecompile.show.notebook")
             return getattr(import_module(f"pipecompile.{home}"), name)
     raise AttributeError(f"module 'pipecompile' has no attribute {name!r}")
 

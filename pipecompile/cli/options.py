@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipecompile.errors import InputError
-from pipecompile.show.units import parse_bytes
+from pipecompile.ir.units import parse_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from pipecompile.ir import Schedule
 from pipecompile.ir.timeline import Timeline
+from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.candidate_table import considered_table
 from pipecompile.show.dump import dump
 from pipecompile.show.grid import timeline_grid
 from pipecompile.show.html_report import report_html
 from pipecompile.show.table import remarks, stage_table
-from pipecompile.show.units import BYTES, SECONDS, written
 
 if TYPE_CHECKING:
     from pipecompile.cli.training_trial import Trial

@@ -6,7 +6,7 @@ meta or fake, or a device   ──►  analytic   by arithmetic, for a device th
 
 from __future__ import annotations
 
-from pipecompile.costs.analytic import Work, analytic_costs, node_work
+from pipecompile.costs.analytic import NodeKernels, analytic_costs, node_work
 from pipecompile.costs.devices import DEVICES, DeviceSpec, spec_for
 from pipecompile.costs.model_choice import chosen_cost, node_costs
 from pipecompile.costs.node_cost import CostError, CostProvider, NodeCost
@@ -19,7 +19,7 @@ __all__ = [
     "DeviceSpec",
     "NodeCost",
     "Repeats",
-    "Work",
+    "NodeKernels",
     "analytic_costs",
     "chosen_cost",
     "node_costs",

@@ -15,21 +15,21 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pipecompile.costs.devices import DeviceSpec, spec_for
-from pipecompile.costs.fake_inputs import OneDevice, Twins
+from pipecompile.costs.fake_inputs import FakeTwins, OneDevice
 from pipecompile.costs.graph_walk import Visit, walk
 from pipecompile.costs.kernels import Kernel, KernelLog
 from pipecompile.costs.node_cost import NodeCost
-from pipecompile.costs.node_run import Cell, map_tensors, tensors_in
+from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
 from pipecompile.torch_private.modes import FakeTensorMode, is_mkldnn_enabled, set_mkldnn_enabled
 from pipecompile.torch_private.modules import NormBase
 from pipecompile.tracing.opaque.opaque_node import Kept
 from pipecompile.tracing.state.preserved_run import state_tensors, untouched
 
-__all__ = ["Work", "analytic_costs", "node_work"]
+__all__ = ["NodeKernels", "analytic_costs", "node_work"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class NodeKernels:
     """The kernels that one node launches, forward and backward. Does the backward divide into I and W? None: unknown."""
 
     forward: tuple[Kernel, ...]
@@ -58,7 +58,7 @@ def analytic_costs(
     return {name: _cost(visit, spec) for name, visit in node_work(graph, inputs).items()}
 
 
-def _cost(visit: Visit[Work], spec: DeviceSpec) -> NodeCost:
+def _cost(visit: Visit[NodeKernels], spec: DeviceSpec) -> NodeCost:
     """The gradients of a product's two factors are as dear, so W has half of a backward that divides."""
     work = visit.reading
     forward, backward = _seconds(work.forward, spec), _seconds(work.backward, spec)
@@ -66,12 +66,12 @@ def _cost(visit: Visit[Work], spec: DeviceSpec) -> NodeCost:
     return NodeCost(forward, backward, visit.saved_bytes, visit.output_bytes, weight=weight, saves=visit.saves)
 
 
-def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[Work]]:
+def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[NodeKernels]]:
     """The kernels of every compute node, on whatever device: one walk on fake tensors."""
     device = _common_device([*state_tensors(graph), *tensors_in(tuple(inputs))])
     with untouched(graph), _plain_kernels(), FakeTensorMode():
         _known_momenta(graph)
-        twins = Twins(device)
+        twins = FakeTwins(device)
         twins.replace_in(graph)
         return walk(graph, [map_tensors(twins.of, value) for value in inputs], _Tally(device))
 
@@ -82,7 +82,7 @@ class _Tally:
     def __init__(self, device: torch.device) -> None:
         self.log, self.place = KernelLog(), OneDevice(device)
 
-    def __call__(self, cell: Cell) -> Work:
+    def __call__(self, cell: NodeRun) -> NodeKernels:
         with self.log, self.place:
             cell.first()
         forward = self.log.take()
@@ -92,17 +92,17 @@ class _Tally:
         divides = bool(cell.late(recorded=True))
         with self.log:
             cell.backward()
-        return Work(forward, self.log.take(), divides)
+        return NodeKernels(forward, self.log.take(), divides)
 
 
-def _of_kept(kept: Kept, args: Sequence[object]) -> Work:
+def _of_kept(kept: Kept, args: Sequence[object]) -> NodeKernels:
     """What was seen while recording; fake tensors cannot run it. The backward is taken as twice the forward."""
     call, size = args[:2]
     assert isinstance(call, int)
     assert isinstance(size, int)
     forward = tuple(Kernel(*seen) for seen in kept.kernels(call, size))
     trains = any(leaf.requires_grad for leaf in kept.promises[call].leaves)
-    return Work(forward, forward * 2 if trains else ())
+    return NodeKernels(forward, forward * 2 if trains else ())
 
 
 def _known_momenta(graph: GraphModule) -> None:

@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 from pipecompile.torch_private.dtensors import like, part_of
 from pipecompile.tracing.fakes.unknown_data import with_unknown_data
 
-__all__ = ["OneDevice", "Twins"]
+__all__ = ["OneDevice", "FakeTwins"]
 
 
-class Twins:
+class FakeTwins:
     """Makes one fake twin per tensor. Use it inside a FakeTensorMode. Nothing is copied, not even to look at it."""
 
     def __init__(self, device: torch.device) -> None:

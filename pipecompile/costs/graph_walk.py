@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipecompile.costs.node_cost import CostError
-from pipecompile.costs.node_run import Cell, map_tensors, settled, tensors_in
+from pipecompile.costs.node_run import NodeRun, map_tensors, settled, tensors_in
 from pipecompile.costs.saved_bytes import SavedLedger
 from pipecompile.errors import InputError
 from pipecompile.torch_private.fx_graphs import target_text
@@ -40,7 +40,7 @@ class Visit(Generic[T]):
     saves: frozenset[str] = frozenset()
 
 
-def walk(graph: GraphModule, inputs: Sequence[object], meter: Callable[[Cell], T]) -> dict[str, Visit[T]]:
+def walk(graph: GraphModule, inputs: Sequence[object], meter: Callable[[NodeRun], T]) -> dict[str, Visit[T]]:
     """Visit every compute node in order. The meter is given the node's cell and must call `first` on it.
 
     Raises InputError when the inputs are not one per placeholder, CostError when a node fails.
@@ -58,7 +58,7 @@ def walk(graph: GraphModule, inputs: Sequence[object], meter: Callable[[Cell], T
 
 
 class _Walker(Interpreter, Generic[T]):
-    def __init__(self, graph: GraphModule, meter: Callable[[Cell], T]) -> None:
+    def __init__(self, graph: GraphModule, meter: Callable[[NodeRun], T]) -> None:
         super().__init__(graph)
         self.extra_traceback = False  # our errors name the node themselves
         self.meter = meter
@@ -78,7 +78,7 @@ class _Walker(Interpreter, Generic[T]):
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         call = self._callable(node)
         parameters = tuple(call.parameters()) if isinstance(call, nn.Module) else ()
-        cell = Cell(call, args, kwargs, parameters, self.ledger)
+        cell = NodeRun(call, args, kwargs, parameters, self.ledger)
         reading = self.meter(cell)
         made = tensors_in(cell.value)
         self.kept[node.name] = self.ledger.made(node.name, made)

@@ -24,7 +24,7 @@ from pipecompile.graph.backward_split import INPUT, WORTH, divide, explore
 from pipecompile.torch_private.pytree import tree_map
 from pipecompile.torch_private.storages import version_of
 
-__all__ = ["Cell", "map_tensors", "settled", "tensors_in"]
+__all__ = ["NodeRun", "map_tensors", "settled", "tensors_in"]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -55,7 +55,7 @@ def settled(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-class Cell:
+class NodeRun:
     """Runs `call`, what a node calls. A run is `prepare`, `forward`, `seed`, `backward`, in this order; a meter
     times what it wants of it.
 

@@ -9,13 +9,14 @@ from torch import fx
 
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.graph.colocation import aliasing, compute_nodes
+from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.partitioners import Node, Problem, Shared, Tensor
 from pipecompile.torch_private.tensor_bytes import footprint
 
-__all__ = ["cost_graph", "held_by"]
+__all__ = ["build_problem"]
 
 
-def cost_graph(
+def build_problem(
     graph: fx.GraphModule,
     costs: Mapping[str, NodeCost],
     *,
@@ -78,31 +79,13 @@ def sources(node: fx.Node) -> list[fx.Node]:
     return [source for source in node.all_input_nodes if not source.meta.get("scalar")]
 
 
-def held_by(graph: fx.GraphModule, node: fx.Node) -> list[torch.Tensor]:
-    """Parameters and buffers that a node uses: those of its module, and those it reads as attributes."""
-    if node.op == "call_module":
-        module = graph.get_submodule(str(node.target))
-        own: list[torch.Tensor] = [*module.parameters(), *module.buffers()]
-    else:
-        own = []
-    attributes = [_attribute(graph, source) for source in node.all_input_nodes if source.op == "get_attr"]
-    return own + [value for value in attributes if isinstance(value, torch.Tensor)]
-
-
-def _attribute(graph: fx.GraphModule, node: fx.Node) -> object:
-    value: object = graph
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
-
-
 def _held_bytes(
     graph: fx.GraphModule, nodes: Sequence[fx.Node], optimizer_state: int
 ) -> tuple[dict[str, float], tuple[Shared, ...]]:
     """What each node alone holds, and what several share."""
     users: dict[int, dict[str, torch.Tensor]] = {}
     for node in nodes:
-        for tensor in held_by(graph, node):
+        for tensor in held_tensors(graph, node):
             users.setdefault(id(tensor), {})[node.name] = tensor
     held, shared = {node.name: 0.0 for node in nodes}, dict[tuple[str, ...], float]()
     for uses in users.values():

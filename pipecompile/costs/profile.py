@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 from pipecompile.costs.graph_walk import walk
 from pipecompile.costs.node_cost import NodeCost
-from pipecompile.costs.node_run import Cell, tensors_in
+from pipecompile.costs.node_run import NodeRun, tensors_in
 from pipecompile.costs.saved_bytes import SavedLedger
 from pipecompile.costs.sweep import Clock, Seconds, Sums, sweep
 from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
@@ -98,7 +98,7 @@ def unrest(times: dict[str, list[Seconds]]) -> float:
     return sum(_spread(rows) * takes[name] for name, rows in times.items()) / total if total else 0.0
 
 
-def _first(cell: Cell) -> list[Tensor]:
+def _first(cell: NodeRun) -> list[Tensor]:
     """The parameters that a node writes."""
     with preserved(t for t in (*cell.parameters, *cell.given) if isinstance(t, nn.Parameter)) as written:
         cell.first()
@@ -117,7 +117,9 @@ def _spread(rows: list[Seconds]) -> float:
 def _entry(clock: Clock, tensors: Sequence[Tensor]) -> float:
     """Seconds of a backward that computes nothing: entering the engine."""
     device = tensors[0].device if tensors else torch.device("cpu")
-    cell = Cell(lambda x: x.view_as(x), (torch.zeros(1, device=device, requires_grad=True),), {}, (), SavedLedger(()))
+    cell = NodeRun(
+        lambda x: x.view_as(x), (torch.zeros(1, device=device, requires_grad=True),), {}, (), SavedLedger(())
+    )
     times = []
     with torch.enable_grad():
         for _ in range(21):

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pipecompile.costs.graph_walk import naming, walk
-from pipecompile.costs.node_run import Cell
+from pipecompile.costs.node_run import NodeRun
 
 __all__ = ["Clock", "Seconds", "Sums", "sweep"]
 
@@ -108,7 +108,7 @@ class _Forward:
         self.clock, self.sums = clock, sums
         self.known: MutableMapping[Tensor, _Sum] = WeakTensorKeyDictionary()
 
-    def __call__(self, cell: Cell) -> _Step:
+    def __call__(self, cell: NodeRun) -> _Step:
         cell.prepare()
         seconds = self.clock(cell.forward)
         cell.settle()
@@ -121,7 +121,7 @@ class _Forward:
             (step.late if place.node in late else step.early).append((place, self._sum(tensor)))
         return step
 
-    def _end(self, cell: Cell, end: Tensor) -> _End:
+    def _end(self, cell: NodeRun, end: Tensor) -> _End:
         return _End(get_gradient_edge(end), self._sum(cell.seen(end)), torch.empty_like(end, device="meta"), end.device)
 
     def _sum(self, tensor: Tensor) -> _Sum:

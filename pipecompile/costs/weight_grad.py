@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from pipecompile.costs import NodeCost
-from pipecompile.costs.problem_builder import held_by
+from pipecompile.graph.held_tensors import held_tensors
 
 __all__ = ["Late", "late", "wanting"]
 
@@ -27,7 +27,7 @@ def wanting(graph: fx.GraphModule) -> set[fx.Node]:
         if node.op == "placeholder":
             wants = isinstance(value, torch.Tensor) and value.requires_grad
         else:
-            held = () if node.op in ("get_attr", "output") else held_by(graph, node)
+            held = () if node.op in ("get_attr", "output") else held_tensors(graph, node)
             wants = any(t.requires_grad for t in held) or any(source in found for source in node.all_input_nodes)
         if wants:
             found.add(node)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import fx, nn
 
-from pipecompile.costs.problem_builder import held_by
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.cross_sample import meetings
+from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.torch_private.modules import BatchNorm, is_hooked
 from pipecompile.tracing.emit.node_target import said
 from pipecompile.tracing.user_source import line_of
@@ -59,7 +59,7 @@ def _of_graph(model: nn.Module, graph: fx.GraphModule) -> Iterator[tuple[str, st
     owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in node.meta["storages"]}
     written = [_place(node) for node in nodes if node.meta["mutates"] & owned]
     yield "in-place writes", "of buffers or parameters, once per micro-batch", written
-    used = {id(tensor) for node in nodes for tensor in held_by(graph, node)}
+    used = {id(tensor) for node in nodes for tensor in held_tensors(graph, node)}
     unused = [name for name, parameter in model.named_parameters() if id(parameter) not in used]
     yield "unused parameters", "this call does not use them: they get no gradient", unused
 

@@ -10,6 +10,7 @@ import msgspec
 from pipecompile.errors import PlanError
 from pipecompile.ir import Route
 from pipecompile.ir.candidates import Considered
+from pipecompile.ir.notebook_html import html_of
 
 __all__ = ["Plan", "StageSummary"]
 
@@ -118,11 +119,8 @@ class Plan:
             raise PlanError(f"the plan has format {plan.format!r}, this version reads {FORMAT!r}", where=where)
         return plan
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from pipecompile.show.notebook import plan_html
-
-        return plan_html(self)
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.to_json())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pipecompile.ir.action import Action
+from pipecompile.ir.notebook_html import html_of
 from pipecompile.ir.routes import Route, Tie, place
 
 __all__ = ["Instruction", "Op", "Operand", "Program", "Value", "part_of", "recipe", "saved", "weight_saved"]
@@ -101,11 +102,8 @@ class Program:
             lines += (f"  {instruction}" for instruction in row)
         return "\n".join(lines) + "\n"
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from pipecompile.show.notebook import program_html
-
-        return program_html(self)
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
 
 def saved(stage: int, microbatch: int) -> Value:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import Action
+from pipecompile.ir.notebook_html import html_of
 
 __all__ = ["Schedule"]
 
@@ -32,11 +33,8 @@ class Schedule:
 
     __str__ = to_csv
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from pipecompile.show.notebook import schedule_html
-
-        return schedule_html(self)
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.to_csv())

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipecompile.ir.notebook_html import html_of
+
 __all__ = ["Span", "Timeline"]
 
 COMPUTE = "compute"
@@ -84,8 +86,5 @@ class Timeline:
         """The highest point of each device's memory curve, bytes."""
         return tuple(max((size for _, size in curve), default=0.0) for curve in self.memory)
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from pipecompile.show.notebook import timeline_html
-
-        return timeline_html(self)
+    def _repr_html_(self) -> str | None:
+        return html_of(self)

@@ -12,8 +12,8 @@ from threading import Lock
 import torch
 from torch import fx, nn
 
-from pipecompile.costs.problem_builder import held_by
 from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.graph.stages import Stage
 from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule, Mirrors
 from pipecompile.parameters.uninitialized import UninitializedTensors
@@ -94,7 +94,7 @@ def tensor_uses(graph: fx.GraphModule, stages: Sequence[Stage]) -> Iterator[tupl
     """Yield every parameter and buffer that a node uses, with the stage of the node, in the order of the graph."""
     stage_of = {name: stage for stage in stages for name in stage.nodes}
     for node in compute_nodes(graph):
-        for tensor in held_by(graph, node):
+        for tensor in held_tensors(graph, node):
             yield stage_of[node.name], tensor
 
 

@@ -33,7 +33,7 @@ __all__ = ["order_meetings"]
 
 def order_meetings(program: Program, ahead: int = 0) -> Program:
     """The same instructions, receives at other places. The program must be legal when sends never wait."""
-    moved = _early(program, ahead) if ahead else _Walk(program).run()
+    moved = _early(program, ahead) if ahead else _MeetingWalk(program).run()
     return replace(program, rows=tuple(tuple(_placed(*each)) for each in zip(program.rows, moved, strict=True)))
 
 
@@ -76,7 +76,7 @@ Stop = tuple[int, bool, Key, int]
 """Where a device meets another: the place in its row, whether it sends, the message, the other device."""
 
 
-class _Walk:
+class _MeetingWalk:
     """Late receives: devices go on until each has met all that it has to; a cycle of waits is opened when it closes."""
 
     def __init__(self, program: Program) -> None:

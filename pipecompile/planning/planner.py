@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from pipecompile.costs import NodeCost, Repeats, chosen_cost, node_costs
-from pipecompile.costs.problem_builder import cost_graph, held_by
+from pipecompile.costs.problem_builder import build_problem
 from pipecompile.costs.profile import REPEATS
 from pipecompile.costs.user_costs import overridden, provided
 from pipecompile.costs.weight_grad import late, wanting
@@ -20,6 +20,7 @@ from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.graph.stages import routes
 from pipecompile.ir import HOST, Kind, Route, Schedule
 from pipecompile.ir.candidates import Considered
@@ -98,16 +99,15 @@ def make_problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: 
     Where devices are alike and have no limit, every stage counts as a device: even stages make even devices.
     """
     links, placement = options.links, schedule.placement
-    problem = cost_graph(
-        graph,
-        costs,
+    problem = build_problem(
+        graph, costs,
         seconds_per_byte=links.seconds_per_byte,
         latency=links.latency,
         memory_limit=options.memory_limit,
         in_flight=flying(schedule, options),
         optimizer_state=options.optimizer_state,
         restored=options.restored_at_once(schedule.n_microbatches),
-    )
+    )  # fmt: skip
     shared = options.has_unequal_devices and placement != tuple(range(options.n_stages))
     return replace(
         problem,
@@ -264,7 +264,7 @@ def _summary(
     speed: float,
     wants: set[fx.Node],
 ) -> StageSummary:
-    parameters = {id(t): t for node in nodes for t in held_by(graph, node) if isinstance(t, torch.nn.Parameter)}
+    parameters = {id(t): t for node in nodes for t in held_tensors(graph, node) if isinstance(t, torch.nn.Parameter)}
     sent = sum(way.nbytes * sum(end != HOST for end in way.consumers) for way in ways if way.source == stage)
     skips = [(way.source, end) for way in ways for end in way.skips]
     mine = [costs[node.name] for node in nodes]

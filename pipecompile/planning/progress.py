@@ -12,9 +12,9 @@ from math import isfinite
 
 from rich.console import Console
 
+from pipecompile.ir.units import SECONDS, written
 from pipecompile.partitioners import Progress
 from pipecompile.partitioners.incumbent import Listener
-from pipecompile.show.units import SECONDS, written
 
 __all__ = ["line", "solving", "working"]
 

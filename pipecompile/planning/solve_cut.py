@@ -12,9 +12,9 @@ from time import monotonic
 import torch
 from torch import fx
 
-from pipecompile.costs.problem_builder import held_by
 from pipecompile.errors import InfeasibleError, PartitionError
 from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, partition, stage_loads
 from pipecompile.partitioners.clusters import coarsen
@@ -94,7 +94,7 @@ def tied_groups(graph: fx.GraphModule) -> dict[str, tuple[str, ...]]:
     names = {id(tensor): name for name, tensor in graph.named_parameters()}
     uses: dict[int, list[str]] = {}
     for node in compute_nodes(graph):
-        for tensor in held_by(graph, node):
+        for tensor in held_tensors(graph, node):
             if isinstance(tensor, torch.nn.Parameter) and node.name not in (known := uses.setdefault(id(tensor), [])):
                 known.append(node.name)
     return {names.get(key, nodes[0]): tuple(nodes) for key, nodes in uses.items() if len(nodes) > 1}

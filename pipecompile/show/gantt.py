@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
+from pipecompile.ir.units import BYTES, SECONDS, Unit, fit, written
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
-from pipecompile.show.units import BYTES, SECONDS, Unit, fit, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,9 +18,9 @@ from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Action, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
+from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
 from pipecompile.show.table import stage_caption, stage_columns
-from pipecompile.show.units import BYTES, SECONDS, written
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -10,6 +10,7 @@ from html import escape
 
 from pipecompile.errors import PipecompileError, ScheduleError
 from pipecompile.ir import Action, Program, Schedule
+from pipecompile.ir.notebook_html import register_html
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
@@ -111,3 +112,9 @@ def _action(span: Span) -> Action | None:
 
 def _table_row(cells: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+
+
+register_html(Plan, plan_html)
+register_html(Program, program_html)
+register_html(Schedule, schedule_html)
+register_html(Timeline, timeline_html)

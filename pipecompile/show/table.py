@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipecompile.ir.plan import Plan, StageSummary
-from pipecompile.show.units import BYTES, COUNT, SECONDS, fit, written
+from pipecompile.ir.units import BYTES, COUNT, SECONDS, fit, written
 
 __all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table"]
 

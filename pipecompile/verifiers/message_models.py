@@ -14,10 +14,10 @@ from enum import Enum
 
 from pipecompile.errors import InputError
 
-__all__ = ["ALL_MODELS", "Model", "models_named"]
+__all__ = ["ALL_MODELS", "MessageModel", "models_named"]
 
 
-class Model(Enum):
+class MessageModel(Enum):
     """A model of communication."""
 
     BUFFERED = "buffered"
@@ -25,13 +25,13 @@ class Model(Enum):
     FIFO = "fifo"
 
 
-ALL_MODELS = frozenset(Model)
+ALL_MODELS = frozenset(MessageModel)
 
 
-def models_named(names: Iterable[str] | str) -> frozenset[Model]:
+def models_named(names: Iterable[str] | str) -> frozenset[MessageModel]:
     """Raises InputError for a name that is none."""
     given = (names,) if isinstance(names, str) else tuple(names)
-    known = {model.value: model for model in Model}
+    known = {model.value: model for model in MessageModel}
     for name in given:
         if name not in known:
             raise InputError(f"no model of communication is called {name!r}", hint="any of " + ", ".join(known))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Value, place
 from pipecompile.verifiers.deadlock import Step, deadlocks
-from pipecompile.verifiers.message_models import Model
+from pipecompile.verifiers.message_models import MessageModel
 
 __all__ = ["pairing_faults"]
 
@@ -21,7 +21,7 @@ Message = tuple[Value, int, int]
 """One value on its way from a device, or the host, to another."""
 
 
-def pairing_faults(program: Program, models: frozenset[Model]) -> list[str]:
+def pairing_faults(program: Program, models: frozenset[MessageModel]) -> list[str]:
     """All sends and receives that lack their partner, all cycles of waits among devices, all messages out of turn."""
     numbers: dict[Message, int] = {}
     lines = [_line(device, row, numbers) for device, row in enumerate(program.rows)]
@@ -37,10 +37,10 @@ def pairing_faults(program: Program, models: frozenset[Model]) -> list[str]:
     if models:
         buffered = _deadlocks(program, lines, meet=False)
         faults += buffered
-        if Model.RENDEZVOUS in models and not buffered:
+        if MessageModel.RENDEZVOUS in models and not buffered:
             cycles = _deadlocks(program, lines, meet=True)
             faults += (f"if sends wait for their receives: {cycle}" for cycle in cycles)
-    if Model.FIFO in models:
+    if MessageModel.FIFO in models:
         faults += _out_of_turn(lines, messages)
     return faults
 

@@ -17,7 +17,7 @@ from enum import IntEnum
 
 from pipecompile.ir import HOST, Instruction, Op, Program, Schedule
 from pipecompile.verifiers.lifetimes import lifetime_faults
-from pipecompile.verifiers.message_models import ALL_MODELS, Model
+from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel
 from pipecompile.verifiers.operands import operand_faults
 from pipecompile.verifiers.pairing import pairing_faults
 from pipecompile.verifiers.routes import route_faults
@@ -38,7 +38,7 @@ class Level(IntEnum):
     SLOTS = 5
 
 
-def program_faults(program: Program, level: Level, models: frozenset[Model] = ALL_MODELS) -> list[str]:
+def program_faults(program: Program, level: Level, models: frozenset[MessageModel] = ALL_MODELS) -> list[str]:
     """All faults of `program` at `level` and below; from MEETINGS on under all of `models`."""
     schedule = _schedule_of(program)
     malformed = [*route_faults(program.routes, program.n_stages), *tie_faults(program.ties, program.n_stages)]
@@ -46,7 +46,7 @@ def program_faults(program: Program, level: Level, models: frozenset[Model] = AL
         return malformed
     faults = [*schedule_faults(schedule, program.routes), *operand_faults(program)]
     if level >= Level.TRANSFERS:
-        faults += pairing_faults(program, models if level >= Level.MEETINGS else frozenset({Model.BUFFERED}))
+        faults += pairing_faults(program, models if level >= Level.MEETINGS else frozenset({MessageModel.BUFFERED}))
         faults += lifetime_faults(program, frees=level >= Level.LIVENESS, slots=level >= Level.SLOTS)
     if level >= Level.TIES:
         faults += exchange_faults(program)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from pipecompile.costs.fake_inputs import OneDevice, Twins
+from pipecompile.costs.fake_inputs import FakeTwins, OneDevice
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def test_every_tensor_of_a_model_gets_one_twin(home: str) -> None:
         model["two"].weight = model["one"].weight
         model["norm"].constant = torch.ones(2, 2).t()
     with FakeTensorMode():
-        Twins(CPU).replace_in(model)
+        FakeTwins(CPU).replace_in(model)
     tensors = [*model.parameters(), *model.buffers(), model["norm"].constant]
     assert all(isinstance(tensor, FakeTensor) and tensor.device == CPU for tensor in tensors)
     assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
@@ -36,7 +36,7 @@ def test_every_tensor_of_a_model_gets_one_twin(home: str) -> None:
 
 def test_twins_keep_whether_a_gradient_is_wanted() -> None:
     with FakeTensorMode():
-        twins = Twins(CPU)
+        twins = FakeTwins(CPU)
         wanted = [twins.of(tensor).requires_grad for tensor in (torch.ones(1), torch.ones(1, requires_grad=True))]
         frozen = twins.of(nn.Parameter(torch.ones(1), requires_grad=False))
     assert (wanted, frozen.requires_grad) == ([False, True], False)

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, symbolic_trace
 
 from pipecompile.costs.graph_walk import Visit, walk
 from pipecompile.costs.node_cost import CostError
-from pipecompile.costs.node_run import Cell
+from pipecompile.costs.node_run import NodeRun
 from pipecompile.errors import InputError
 
 
@@ -21,7 +21,7 @@ def blank_first(x: Tensor) -> None:
 fx.wrap("blank_first")
 
 
-def look(cell: Cell) -> object:
+def look(cell: NodeRun) -> object:
     cell.first()
     return cell.value
 
@@ -95,7 +95,7 @@ def test_values_go_when_their_last_user_has_run() -> None:
     alive: list[list[bool]] = []
     references: list[weakref.ref[Tensor]] = []
 
-    def watch(cell: Cell) -> None:
+    def watch(cell: NodeRun) -> None:
         gc.collect()
         alive.append([reference() is not None for reference in references])
         cell.first()

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipecompile.costs.node_run import Cell, map_tensors, tensors_in
+from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
 from pipecompile.costs.saved_bytes import SavedLedger
 
 
-def cell_of(call: Callable[..., Any], *args: object) -> Cell:
+def cell_of(call: Callable[..., Any], *args: object) -> NodeRun:
     parameters = call.parameters() if isinstance(call, nn.Module) else ()
-    return Cell(call, args, {}, parameters, SavedLedger(()))
+    return NodeRun(call, args, {}, parameters, SavedLedger(()))
 
 
 def wanting(*shape: int) -> Tensor:

@@ -10,10 +10,11 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.costs import analytic_costs
-from pipecompile.costs.problem_builder import cost_graph, held_by
+from pipecompile.costs.problem_builder import build_problem
 from pipecompile.errors import PlanError, VerifyError
 from pipecompile.graph.cut_transfer import carried
 from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.graph.prepare import prepare
 from pipecompile.partitioners import Shared
 from tests.support.eager import square_loss
@@ -41,7 +42,7 @@ X = torch.randn(4, 8)
 def test_the_problem_of_a_graph() -> None:
     graph = pc.trace(Tied(), X)
     costs = analytic_costs(graph, (X,), device="cpu")
-    problem = cost_graph(graph, costs, seconds_per_byte=1e-9, latency=1e-6, memory_limit=1e9, in_flight=(2.0, 1.0))
+    problem = build_problem(graph, costs, seconds_per_byte=1e-9, latency=1e-6, memory_limit=1e9, in_flight=(2.0, 1.0))
     problem.verify()
     assert [node.name for node in problem.nodes] == ["a", "norm", "relu", "b", "mul"]
     assert ("norm", "relu") in problem.groups
@@ -61,8 +62,8 @@ def test_what_a_node_holds() -> None:
     model = Tied()
     graph = pc.trace(model, X)
     nodes = {node.name: node for node in graph.graph.nodes}
-    assert held_by(graph, nodes["mul"])[0] is model.a.bias
-    assert held_by(graph, nodes["b"])[0] is model.a.weight
+    assert held_tensors(graph, nodes["mul"])[0] is model.a.bias
+    assert held_tensors(graph, nodes["b"])[0] is model.a.weight
 
 
 def test_a_plan_is_balanced_and_says_so() -> None:
@@ -105,7 +106,7 @@ def test_a_large_model_is_planned_without_its_weights() -> None:
         model = nn.Sequential(*[layer for _ in range(26) for layer in (nn.Linear(16384, 16384), nn.ReLU())])
         x = torch.empty(4, 16384)
     graph = pc.trace(model, x)
-    problem = cost_graph(graph, analytic_costs(graph, (x,), device="h100"))
+    problem = build_problem(graph, analytic_costs(graph, (x,), device="h100"))
     found = pc.partition(problem, 8)
     assert found.status == "optimal"
     assert found.bottleneck == pytest.approx(4 * sum(node.time for node in problem.nodes) / 26, rel=0.05)

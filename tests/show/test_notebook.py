@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
+import pipecompile.show.notebook  # noqa: F401 registers the formatters
 from pipecompile.ir import Schedule
 from pipecompile.ir.timeline import Timeline
 from pipecompile.passes import lower

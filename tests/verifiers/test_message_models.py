@@ -10,11 +10,11 @@ from pipecompile.passes.lower_actions import lower_actions
 from pipecompile.passes.transfers import insert_transfers
 from pipecompile.schedules import build_schedule
 from pipecompile.verifiers import verify
-from pipecompile.verifiers.message_models import ALL_MODELS, Model, models_named
+from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel, models_named
 
 
 def test_models_have_names() -> None:
-    assert models_named("fifo") == {Model.FIFO}
+    assert models_named("fifo") == {MessageModel.FIFO}
     assert models_named(["buffered", "rendezvous", "fifo"]) == ALL_MODELS
     with pytest.raises(InputError, match="no model of communication is called 'telepathy'\n  try    any of buffered, "):
         models_named(["fifo", "telepathy"])

@@ -6,14 +6,14 @@ from pipecompile.ir import HOST, Route
 from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
-from pipecompile.verifiers.message_models import ALL_MODELS, Model
+from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel
 from pipecompile.verifiers.pairing import pairing_faults
 
 ROUTES = (Route("x", HOST, (0,), 8.0), Route("h", 0, (1,), 8.0), Route("y", 1, (HOST,), 8.0))
 LEGAL = str(lower(build_schedule("gpipe", 2, 1), ROUTES))
 
 
-def faults(text: str, *models: Model) -> list[str]:
+def faults(text: str, *models: MessageModel) -> list[str]:
     return pairing_faults(parse_program(text), frozenset(models) or ALL_MODELS)
 
 
@@ -104,7 +104,7 @@ device 1
 
 
 def test_two_that_send_first_are_stuck_only_when_a_send_waits_for_its_receive() -> None:
-    assert faults(BOTH_SEND_FIRST, Model.BUFFERED, Model.FIFO) == []
+    assert faults(BOTH_SEND_FIRST, MessageModel.BUFFERED, MessageModel.FIFO) == []
     (fault,) = faults(BOTH_SEND_FIRST)
     assert fault.startswith(
         "if sends wait for their receives: deadlock, each waits for the next: SEND a#0 to 1 (device 0)"
@@ -126,8 +126,8 @@ device 1
 
 
 def test_messages_that_overtake_each_other_are_shown_from_the_first_on() -> None:
-    assert faults(CROSSED, Model.BUFFERED) == []
-    assert faults(CROSSED, Model.FIFO) == [
+    assert faults(CROSSED, MessageModel.BUFFERED) == []
+    assert faults(CROSSED, MessageModel.FIFO) == [
         "messages from device 0 to device 1 are not received in the order in which they are sent\n"
         "      device 0 │ … SEND b#0, c#0 … ──▶ device 1 │ … RECV c#0, b#0 …"
     ]
@@ -145,5 +145,5 @@ device 1
   BROADCAST w
   BROADCAST v
 """
-    (fault,) = faults(text, Model.BUFFERED)
+    (fault,) = faults(text, MessageModel.BUFFERED)
     assert fault.startswith("deadlock, each waits for the next: BROADCAST v (device 0) -> ")
