@@ -1,22 +1,27 @@
-"""The two levels below the plan: a *schedule* says in which order each device computes; a *program* says everything
-that it does. Plain frozen data, no torch.
+"""The intermediate representations: frozen dataclasses without torch, each with a text form and a parser.
+
+    plan       stage of every node, device of every stage      plan.py             JSON
+    schedule   order of computation per device                 schedule.py         CSV, read by schedule_csv.py
+    program    everything that each device does                program.py          text, read by program_text.py
+    timeline   spans of time per device                        timeline.py
+
+Open `schedule.py` first. Routes, which a plan decides and a program serves, are in `routes.py`. Verifiers are in
+`verifiers`, passes in `passes`. Grammar of a schedule and of a program:
 
     schedule := row per device                       row     := action ("," action)*
     action   := STAGE KIND MICROBATCH                KIND    := "F" | "R" | "B" | "I" | "W"     2F0
 
-    program  := header route* tie* (device instruction*)*     one a line; program_text.py shows and reads it
-    value    := NAME "#" MICROBATCH                  an activation, or what a stage saved:
+    program  := header route* tie* (device instruction*)*     one per line
+    value    := NAME "#" MICROBATCH                  an activation, or what stage s saves:
                                                      "@s" for its backward, "@s.w" for W, "@s.r" for R
-              | NAME "'" CONSUMER "#" MICROBATCH     the gradient of NAME that stage CONSUMER (or "host") computed
+              | NAME "'" CONSUMER "#" MICROBATCH     the gradient of NAME that stage CONSUMER (or "host") computes
     operand  := value [ "[" SLOT "]" ]               SLOT numbers the buffers of one NAME on one device
     instruction := action operand* "->" operand*     compute
                  | "SEND" operand "to" PEER          PEER is a device, or "host", where inputs and outputs live
                  | "RECV" operand "from" PEER
-                 | "FREE" operand                    the last use is over
-                 | "BROADCAST" TIE                   the home of a tied parameter shows its value to the other devices
-                 | "REDUCE" TIE                      the gradients of all devices are added up at the home
-
-`schedule_csv.py` reads schedules; routes, which a program serves, are in `routes.py`.
+                 | "FREE" operand                    after the last use
+                 | "BROADCAST" TIE                   copy a tied parameter from its home device to the others
+                 | "REDUCE" TIE                      add the gradients of all devices on the home device
 """
 
 from __future__ import annotations

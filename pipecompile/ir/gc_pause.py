@@ -1,5 +1,7 @@
-"""A pause for the garbage collector while millions of objects are made that all stay: it would look at each of them again and
-again, and find nothing. A program for 64 devices and 1,024 micro-batches is lowered and verified twice as fast.
+"""A decorator that disables garbage collection while millions of long-lived objects are allocated.
+
+The collector would scan these objects repeatedly and free none. Without it, lowering and verifying a program for 64
+devices and 1,024 micro-batches take half the time.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ R = TypeVar("R")
 
 
 def without_collection(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function; while it runs no garbage is collected, unless that is off anyway."""
+    """Return `function` with garbage collection disabled during its calls, if it is enabled at the call."""
 
     @wraps(function)
     def paused(*args: P.args, **kwargs: P.kwargs) -> R:

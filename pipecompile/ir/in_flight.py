@@ -1,4 +1,7 @@
-"""How many micro-batches a device has in flight: their forward ran, and what it saved is still needed."""
+"""The peak number of micro-batches in flight per device.
+
+A micro-batch is in flight on a stage from its F until the action that releases what F saved.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,20 @@ __all__ = ["in_flight"]
 def in_flight(
     rows: Sequence[Iterable[Action]], placement: Sequence[int], *, until: Kind = Kind.WEIGHT_GRAD
 ) -> tuple[float, ...]:
-    """Per device the most that its row ever reaches; a stage counts 1/(number of stages there). Linear.
+    """Return, per device, the peak number of micro-batches in flight; a stage counts 1/(number of stages on the
+    device).
 
-    Counted until B or W ran, or, with `until=Kind.INPUT_GRAD`, until B or I. Stages without a backward save nothing.
+    A micro-batch is in flight until its B or W, or, with `until=Kind.INPUT_GRAD`, until its B or I. Stages without a
+    backward save nothing and do not count. Linear in the number of actions.
     """
     trained = {action.stage for row in rows for action in row if action.kind is not Kind.FORWARD}
-    step = {Kind.FORWARD: 1, Kind.BACKWARD: -1, until: -1}
+    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, until: -1}
     peaks = []
     for device, row in enumerate(rows):
-        held = peak = 0
+        count = peak = 0
         for action in row:
             if action.stage in trained:
-                held += step.get(action.kind, 0)
-                peak = max(peak, held)
+                count += change.get(action.kind, 0)
+                peak = max(peak, count)
         peaks.append(peak / max(1, placement.count(device)))
     return tuple(peaks)

@@ -1,9 +1,9 @@
-"""The one pass manager: a frozen pipeline of named passes, and the one hook that runs between them.
+"""The pass manager: a frozen pipeline of named passes, and one hook that runs after each pass.
 
     subject ──▶ pass ──▶ hook ──▶ pass ──▶ hook ──▶ result
                          verify, time, dump
 
-A pass maps a frozen subject to a new one and does nothing else; what is wanted between passes is asked of the hook.
+A pass maps a frozen subject to a new one and does nothing else. Verifying, timing and dumping belong to the hook.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Hook", "Pass", "PassManager", "Step", "watch"]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A named step. `verify` raises when what `run` returned is not legal at the level that this pass reaches."""
+    """A named pass. `verify` raises if the result of `run` is not legal at the level that the pass reaches."""
 
     name: str
     run: Callable[[Any], Any]
@@ -28,7 +28,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the hook sees: the pass that just ran, what it was given, what it made, and the seconds it took."""
+    """One finished pass: its subject `before`, its result `after`, and the time it took in `seconds`."""
 
     done: Pass
     before: Any
@@ -41,12 +41,12 @@ Hook = Callable[[Step], None]
 
 @dataclass(frozen=True, slots=True)
 class PassManager:
-    """Runs its passes in order and calls the hook after each."""
+    """Passes to run in order, with a hook called after each."""
 
     passes: tuple[Pass, ...]
 
     def run(self, subject: Any, hook: Hook) -> Any:
-        """What the last pass makes of `subject`."""
+        """Run all passes on `subject` and return the result of the last pass."""
         for each in self.passes:
             start = perf_counter()
             after = each.run(subject)
@@ -56,7 +56,7 @@ class PassManager:
 
 
 def watch(dump: Callable[[str], object] | None = None) -> Hook:
-    """The hook: verifies every step, and hands its text to `dump`, when given, before it verifies."""
+    """Return a hook that passes the text of every step to `dump`, if given, and then verifies the step."""
 
     def hook(step: Step) -> None:
         if dump is not None:
@@ -67,7 +67,7 @@ def watch(dump: Callable[[str], object] | None = None) -> Hook:
 
 
 def _text(step: Step) -> str:
-    """The pass, its time and what it changed; the text in full where a pass changes the level."""
+    """Return the name and time of the pass and a diff of its subject; both texts in full if the pass changes the level."""
     title = f"== {step.done.name}: {step.seconds * 1e3:.3f} ms"
     before, after = str(step.before), str(step.after)
     if type(step.before) is not type(step.after):

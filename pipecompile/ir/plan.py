@@ -1,4 +1,7 @@
-"""A plan: which stage every node belongs to, which device every stage runs on, and the route of every crossing value."""
+"""A plan: the stage of every node, the device of every stage, and the route of every value that crosses stages.
+
+The text form is JSON (`to_json`, `from_json`); the verifier is `verifiers/plan.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,25 @@ from pipecompile.ir.notebook_html import html_of
 
 __all__ = ["Plan", "StageSummary"]
 
-FORMAT = "pipecompile.ir.plan/1"
+FORMAT = "pipecompile.plan/1"
+"""The name of the file format, not of a module: it stays as it is when modules move."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSummary:
-    """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch; `memory` is what the stage
-    holds at most in a step, `state_bytes` what it holds always: parameters with gradients and optimizer state, and buffers.
-    `forced` is what the user asked of it. `weight` is the part of `backward` that W can do; half of it when nobody knows;
-    `dividing` is what I and W take together beyond `backward`,
-    `received_bytes` what came from other stages and is held until the backward beside what is saved, and `weight_saved_bytes` what
-    a micro-batch holds between I and W; as much as before when nobody knows.
+    """One row of the table that `print(pipe)` shows. Seconds and bytes are for one micro-batch.
+
+    first, last          names of the first and the last module
+    parameters           number of scalars
+    memory               peak bytes of the stage in a step
+    state_bytes          bytes held throughout: parameters with gradients and optimizer state, and buffers
+    saved_bytes          bytes that autograd saves for the backward
+    received_bytes       bytes received from other stages and kept until the backward, beside the saved ones
+    sent_bytes           bytes sent to other stages
+    forced               constraints of the user on this stage
+    weight               seconds of `backward` that W can do; None if unknown: half of `backward`
+    dividing             seconds that I and W together take beyond `backward`
+    weight_saved_bytes   bytes kept between I and W; None if unknown: as many as before I
     """
 
     stage: int
@@ -50,27 +61,29 @@ class StageSummary:
 
     @property
     def held_bytes(self) -> float:
-        """Of a micro-batch, from F to B or I."""
+        """Return the bytes that a micro-batch occupies from F to B or I."""
         return self.saved_bytes + self.received_bytes
 
     @property
     def weight_grad(self) -> float:
-        """Seconds of W."""
+        """Return the seconds of W."""
         return self.backward / 2 if self.weight is None else self.weight
 
     @property
     def input_grad(self) -> float:
-        """Seconds of I."""
+        """Return the seconds of I."""
         return max(self.backward + self.dividing - self.weight_grad, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The partitioner's decision as data. `placement[s]` indexes `devices`; `stage_of` covers every compute node.
+    """The partitioner's decision as data.
 
-    `graph` is what it was made for, a line per node, `fingerprint` their hash. `unforced` is the bottleneck of the cut
-    without what the user forced. `recompute`: which stages the solver has recompute, when that was left to it.
-    `considered`: what was compared, when the number of micro-batches or the schedule was left open.
+    `stage_of` has every compute node. `placement[s]` is the index in `devices` for stage s. `graph` is the traced graph
+    of the plan, one line per node, and `fingerprint` is the hash of these lines. `bottleneck` and `lower_bound` are
+    seconds of the slowest stage for one micro-batch; `unforced` is the bottleneck of the cut without the user's
+    constraints. `recompute` has a flag per stage, if the solver chose the recomputed stages. `considered` lists the
+    candidates, if the number of micro-batches or the schedule was chosen by search.
     """
 
     fingerprint: str
@@ -93,22 +106,23 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How far the bottleneck may be above the least possible one, as a fraction of it."""
+        """Return the relative distance of the bottleneck to its lower bound."""
         return (self.bottleneck - self.lower_bound) / self.bottleneck if self.bottleneck else 0.0
 
     @property
     def price(self) -> float | None:
-        """By how much what was forced makes the slowest stage slower, as a fraction; None when nothing was."""
+        """Return the fraction by which the user's constraints slow down the slowest stage; None without constraints."""
         if self.unforced is None:
             return None
         return max(self.bottleneck / self.unforced - 1.0, 0.0) if self.unforced else 0.0
 
     def to_json(self) -> str:
+        """Return the plan as JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "") -> Plan:
-        """The inverse of `to_json`. Raises PlanError naming the place in the file; never executes anything."""
+        """Return the plan whose `to_json` is `text`. Raise PlanError naming the place in the file; execute nothing."""
         try:
             plan = msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError as error:
@@ -123,11 +137,12 @@ class Plan:
         return html_of(self)
 
     def save(self, path: str | Path) -> None:
+        """Write `to_json` to a file."""
         Path(path).write_text(self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan. Raises PlanError when the file is missing or damaged."""
+        """Read a plan from a file. Raise PlanError if the file is missing or damaged."""
         try:
             text = Path(path).read_bytes()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A program: per device, the ordered list of everything it does for one mini-batch."""
+"""A program: per device, the ordered list of everything that the device does for one mini-batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Instruction", "Op", "Operand", "Program", "Value", "part_of", "recip
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A micro-batch's copy of a named value, or, with `consumer`, the gradient of it that the consumer sends back."""
+    """One micro-batch of a named value, or, with `consumer`, the gradient of the value that the consumer sends back."""
 
     name: str
     microbatch: int
@@ -27,7 +27,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A value together with the buffer that holds it, once buffers are assigned."""
+    """A value and the buffer that holds it. `slot` is None until the pass `assign_slots`."""
 
     value: Value
     slot: int | None = None
@@ -37,7 +37,7 @@ class Operand:
 
 
 class Op(Enum):
-    """What an instruction does."""
+    """The kind of an instruction."""
 
     COMPUTE = "COMPUTE"
     SEND = "SEND"
@@ -46,13 +46,15 @@ class Op(Enum):
     BROADCAST = "BROADCAST"
     REDUCE = "REDUCE"
 
-    __hash__ = object.__hash__  # as for Kind
+    __hash__ = object.__hash__  # faster than Enum.__hash__, as for Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One line of a device's program. SEND and FREE read one operand, RECV writes one, COMPUTE carries an action, BROADCAST
-    and REDUCE the name of a tie.
+    """One line of a device's program.
+
+    COMPUTE has an `action`. SEND and FREE read one operand, RECV writes one. SEND and RECV have a `peer`: a device or
+    HOST. BROADCAST and REDUCE have the name of a `tie`.
     """
 
     op: Op
@@ -79,7 +81,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Per device, the ordered list of everything it does for one mini-batch, and the routes and ties that this serves."""
+    """Per device the ordered instructions of one mini-batch, and the routes and ties that they serve."""
 
     n_stages: int
     n_microbatches: int
@@ -93,7 +95,7 @@ class Program:
         return len(self.rows)
 
     def __str__(self) -> str:
-        """The text that `program_text.parse_program` reads back."""
+        """Return the text that `program_text.parse_program` reads."""
         placement = "".join(f" {device}" for device in self.placement)
         lines = [f"program: {self.n_stages} stages on devices{placement}, {self.n_microbatches} micro-batches"]
         lines += map(str, (*self.routes, *self.ties))
@@ -107,21 +109,21 @@ class Program:
 
 
 def saved(stage: int, microbatch: int) -> Value:
-    """What the forward of `stage` keeps for its backward, or a recomputation brings back: `@s#m`."""
+    """Return `@s#m`: what the forward of `stage` saves for its backward, or what a recomputation restores."""
     return Value(f"@{stage}", microbatch)
 
 
 def weight_saved(stage: int, microbatch: int) -> Value:
-    """What the input gradient of `stage` leaves for its weight gradient: `@s.w#m`."""
+    """Return `@s.w#m`: what the input gradient of `stage` keeps for its weight gradient."""
     return Value(f"@{stage}.w", microbatch)
 
 
 def recipe(stage: int, microbatch: int) -> Value:
-    """What a forward keeps, beside its inputs, so that it can be run again and give the same: `@s.r#m`."""
+    """Return `@s.r#m`: what a forward keeps, beside its inputs, to be recomputed with the same result."""
     return Value(f"@{stage}.r", microbatch)
 
 
 def part_of(value: Value) -> Value | None:
-    """`@s#m` for `@s.w#m`: what I leaves for W was saved by the forward, and is counted once. None for all else."""
+    """Return `@s#m` for `@s.w#m`, else None. What I keeps for W was saved by the forward and is counted once."""
     name = value.name
     return Value(name[:-2], value.microbatch) if name.endswith(".w") and name[0] == "@" else None

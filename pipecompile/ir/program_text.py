@@ -1,4 +1,4 @@
-"""Read a program from its text: `parse_program(str(program)) == program`. The grammar of an instruction is in `ir`.
+"""The parser of programs: `parse_program(str(program)) == program`. The grammar of an instruction is in `ir`.
 
     program: 2 stages on devices 0 1, 4 micro-batches
     route x: host -> 0, 64 bytes
@@ -10,7 +10,8 @@
       0F0 x#0[0] -> v0#0[0] @0#0[0]
       SEND v0#0[0] to 1
 
-One line each, in this order; indentation and empty lines mean nothing. What is read need not be legal: `verify` says.
+One item per line, in this order. Indentation and empty lines have no meaning. The parser accepts illegal programs;
+`verify` reports their faults.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _COMPUTE = re.compile(r"(\S+)((?: \S+)*) ->((?: \S+)*)")
 
 
 def parse_program(text: str) -> Program:
-    """The inverse of `str`. Raises ScheduleError naming the line that cannot be read."""
+    """Return the program whose `str` is `text`. Raise ScheduleError naming the line that cannot be read."""
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     header: re.Match[str] | None = None
     routes: list[Route] = []
@@ -53,7 +54,7 @@ def parse_program(text: str) -> Program:
             elif rows and not line.startswith(("device ", "route ", "tie ")):
                 rows[-1].append(parse_instruction(line))
             else:
-                raise ScheduleError(f"{line!r} is out of place", why=f"'device {len(rows)}' is the next to begin")
+                raise ScheduleError(f"{line!r} is out of place", why=f"the next device must be 'device {len(rows)}'")
         except ScheduleError as error:
             raise ScheduleError(error.what, where=f"line {number}", why=error.why, hint=error.hint) from None
     if header is None:
@@ -63,20 +64,20 @@ def parse_program(text: str) -> Program:
 
 
 def parse_route(line: str) -> Route:
-    """The inverse of `str(route)`. Raises ScheduleError."""
+    """Return the route whose `str` is `line`. Raise ScheduleError if the line cannot be read."""
     match = _match(_ROUTE, line, "route v0: 0 -> 1 host, 4096 bytes, gradient")
     consumers = tuple(map(_end, match[3].split()))
     return Route(match[1], _end(match[2]), consumers, _bytes(match[4], line), match[5] is not None)
 
 
 def parse_tie(line: str) -> Tie:
-    """The inverse of `str(tie)`. Raises ScheduleError."""
+    """Return the tie whose `str` is `line`. Raise ScheduleError if the line cannot be read."""
     match = _match(_TIE, line, "tie embedding: 0 3, 4096 bytes")
     return Tie(match[1], tuple(map(int, match[2].split())), _bytes(match[3], line))
 
 
 def parse_instruction(line: str) -> Instruction:
-    """The inverse of `str(instruction)`. Raises ScheduleError."""
+    """Return the instruction whose `str` is `line`. Raise ScheduleError if the line cannot be read."""
     if line.startswith("SEND "):
         match = _match(_SEND, line, "SEND v0#0 to 1")
         return Instruction(Op.SEND, reads=(_operand(match[1]),), peer=_end(match[2]))

@@ -1,4 +1,4 @@
-"""What moves between stages: values along their routes, and tied parameters, which are refreshed and summed once a step."""
+"""Routes of values between stages, and ties of parameters that several stages share."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 __all__ = ["AUX", "HOST", "LOSS", "TARGET", "Route", "Tie", "chain", "place"]
 
 HOST = -1
-"""The place where model inputs come from and outputs go to: a peer, and a route's end, like any other."""
+"""The source of model inputs and the destination of model outputs, as an end of a route or a peer."""
 
 TARGET, LOSS, AUX = "@target", "@loss", "@aux"
-"""Names of the two values that a training step adds to those of the model."""
+"""Names of the values that a training step adds to those of the model: target, loss and auxiliary output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One value and everybody who needs it: it goes from its source straight to each consumer's device, once.
+    """One value with its source and its consumers. It is sent directly from the source to each consumer's device, once.
 
-    `source` is the producing stage, or HOST for an input of the model; `consumers` are stages in ascending order, with
-    HOST at the end when the value is an output. `nbytes` is its size for one micro-batch. When `gradient` holds, each
-    consumer computes a gradient that goes straight back.
+    `source` is the producing stage, or HOST for an input of the model. `consumers` are stages in ascending order,
+    followed by HOST if the value is an output. `nbytes` is the size in bytes for one micro-batch. If `gradient` holds,
+    each consumer computes a gradient and sends it directly back to the source.
     """
 
     value: str
@@ -31,7 +31,7 @@ class Route:
 
     @property
     def skips(self) -> tuple[int, ...]:
-        """The consumers that the value reaches by passing over stages."""
+        """Return the consumers that the value reaches by skipping stages."""
         return () if self.source == HOST else tuple(c for c in self.consumers if c != HOST and c > self.source + 1)
 
     def __str__(self) -> str:
@@ -41,8 +41,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A group of parameters that several stages use. It lives with the first of them, its home; every other device that
-    runs one of `stages` has a copy, refreshed before the step, whose gradient is added at the home after it.
+    """A group of parameters that several stages use.
+
+    The parameters live on the device of the first stage, their home. Every other device that runs one of `stages` has a
+    copy, which is refreshed before the step and whose gradient is added at the home after the step. `nbytes` is the
+    size in bytes.
     """
 
     name: str
@@ -50,7 +53,7 @@ class Tie:
     nbytes: float = 0.0
 
     def devices(self, placement: Sequence[int]) -> tuple[int, ...]:
-        """Those that hold it, the home first; one alone has nothing to exchange."""
+        """Return the devices that hold the parameters, the home first. A tie on one device has nothing to exchange."""
         return tuple(dict.fromkeys(placement[stage] for stage in self.stages))
 
     def __str__(self) -> str:
@@ -59,12 +62,14 @@ class Tie:
 
 
 def chain(n_stages: int) -> tuple[Route, ...]:
-    """The routes of a plain pipeline: every stage hands one value to the next; v0 goes from stage 0 to stage 1."""
+    """Return the routes of a plain pipeline: value v0 goes from stage 0 to stage 1, v1 from stage 1 to stage 2, and so
+    on.
+    """
     return tuple(Route(f"v{stage}", stage, (stage + 1,)) for stage in range(n_stages - 1))
 
 
 def place(end: int | None) -> str:
-    """How a route's end is written: a number, or the word for the host."""
+    """Return the text of a route's end: the number of a stage or device, or "host"."""
     return "host" if end == HOST else str(end)
 
 

@@ -1,4 +1,10 @@
-"""A schedule: per device the ordered list of what it computes."""
+"""A schedule: per device, the ordered list of its actions.
+
+    0F0,0F1,0B0,0B1         device 0
+    1F0,1B0,1F1,1B1         device 1       text form: CSV, also that of torch.distributed.pipelining
+
+The verifier is `verifiers/schedule.py`; the builders are in `schedules`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,9 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Per device, the ordered list of its actions. `placement[s]` is the device of stage s."""
+    """Per device, the ordered list of its actions. `placement[s]` is the device of stage s. `name` does not count for
+    equality.
+    """
 
     n_stages: int
     n_microbatches: int
@@ -28,7 +36,7 @@ class Schedule:
         return len(self.rows)
 
     def to_csv(self) -> str:
-        """One row per device, one cell per action; the compute-only form of torch.distributed.pipelining."""
+        """Return one row per device, one cell per action: the compute-only form of torch.distributed.pipelining."""
         return "".join(",".join(map(str, row)) + "\n" for row in self.rows)
 
     __str__ = to_csv
@@ -37,11 +45,14 @@ class Schedule:
         return html_of(self)
 
     def save(self, path: str | Path) -> None:
+        """Write `to_csv` to a file."""
         Path(path).write_text(self.to_csv())
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        """Read a file as `from_csv` does; it is named after the file. Raises ScheduleError, also when the file is missing."""
+        """Read a file as `from_csv` does and name the schedule after the file. Raise ScheduleError, also if the file is
+        missing.
+        """
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -50,21 +61,23 @@ class Schedule:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Iterable[Action | str]], name: str = "custom") -> Schedule:
-        """The schedule that these rows are; actions may be written: `from_rows([["0F0", "0B0"], ["1F0", "1B0"]])`.
+        """Return the schedule with these rows of actions or of their texts: `from_rows([["0F0", "0B0"], ["1F0",
+        "1B0"]])`.
 
-        Counts and placement are read off. Raises ScheduleError when a stage is on two devices, or on none.
+        Placement, number of stages and number of micro-batches follow from the rows. Raise ScheduleError if a stage is
+        on two devices, or on none.
         """
-        read = tuple(tuple(Action.parse(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
-        placement = _placement(read)
-        n_microbatches = max(action.microbatch for row in read for action in row) + 1
-        return cls(len(placement), n_microbatches, placement, read, name)
+        actions = tuple(tuple(Action.parse(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
+        placement = _placement(actions)
+        n_microbatches = max(action.microbatch for row in actions for action in row) + 1
+        return cls(len(placement), n_microbatches, placement, actions, name)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> Schedule:
-        """Read `to_csv`'s form, or a file of torch.distributed.pipelining, with its communication or without.
+        """Read the form of `to_csv`, or a file of torch.distributed.pipelining with or without communication.
 
-        Empty cells (idle ticks) and communication are skipped: the lowering makes its own. Raises ScheduleError naming
-        row and column.
+        Skip empty cells (idle ticks) and communication, which the lowering inserts again. Raise ScheduleError naming
+        row and column of each cell that cannot be read.
         """
         from pipecompile.ir.schedule_csv import read_rows
 
@@ -72,18 +85,20 @@ class Schedule:
 
 
 def _placement(rows: Sequence[Sequence[Action]]) -> tuple[int, ...]:
-    home: dict[int, int] = {}
+    device_of: dict[int, int] = {}
     for device, row in enumerate(rows):
         for action in row:
-            if home.setdefault(action.stage, device) != device:
+            if device_of.setdefault(action.stage, device) != device:
                 raise ScheduleError(
-                    f"stage {action.stage} is on device {home[action.stage]} and on device {device}",
+                    f"stage {action.stage} is on device {device_of[action.stage]} and on device {device}",
                     where=f"row {device}, action {action}",
                     hint="keep all actions of a stage in one row",
                 )
-    if not home:
-        raise ScheduleError("there is no action", hint="one row per device, actions such as 0F0,0F1,0B0,0B1")
-    missing = next((stage for stage in range(len(home)) if stage not in home), None)
+    if not device_of:
+        raise ScheduleError("there is no action", hint="write one row per device, such as 0F0,0F1,0B0,0B1")
+    missing = next((stage for stage in range(len(device_of)) if stage not in device_of), None)
     if missing is not None:
-        raise ScheduleError(f"no row holds an action of stage {missing}", why=f"stages 0 to {max(home)} are expected")
-    return tuple(home[stage] for stage in range(len(home)))
+        raise ScheduleError(
+            f"no row holds an action of stage {missing}", why=f"stages 0 to {max(device_of)} are expected"
+        )
+    return tuple(device_of[stage] for stage in range(len(device_of)))

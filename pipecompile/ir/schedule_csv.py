@@ -1,10 +1,10 @@
-"""Read the rows of a schedule from CSV: ours, typed by hand, or dumped by torch.distributed.pipelining.
+"""The parser of a schedule's rows from CSV: ours, written by hand, or dumped by torch.distributed.pipelining.
 
-    0F0,,0F1                          a row per device, a cell per action; empty cells are idle ticks
-    0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0     torch, with communication: it is left out, the compute keeps its order
-    (0F2;1B0)OVERLAP_F_B              torch, two actions that may overlap: they follow each other
+    0F0,,0F1                                a row per device, a cell per action; an empty cell is an idle tick
+    0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0     torch, with communication: skipped; computation keeps its order
+    (0F2;1B0)OVERLAP_F_B                    torch, two actions that may overlap: one after the other
 
-torch 2.5 and older wrote B for the input gradient where a W follows. A file that has W and no I is read that way.
+torch 2.5 and older wrote B for the input gradient of a cell with a W. A file with W and without I is read that way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["read_rows"]
 Rows = list[list[Action]]
 
 _SHOWN = 8
-"""Cells that cannot be read, beside the first; of a file that is none of schedules there would be thousands."""
+"""Number of unreadable cells listed after the first. A file that is no schedule has thousands."""
 
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _COMMUNICATION = re.compile(
@@ -30,7 +30,7 @@ _COMMUNICATION = re.compile(
 
 
 def read_rows(text: str) -> Rows:
-    """The actions of every line. Raises ScheduleError naming row and column of all cells that cannot be read."""
+    """Return the actions of every line. Raise ScheduleError naming row and column of every cell that cannot be read."""
     lines = text.removesuffix("\n").split("\n")
     faults: list[tuple[str, ScheduleError]] = []
     rows = [list(_row(line, number, faults)) for number, line in enumerate(lines)]
@@ -39,7 +39,7 @@ def read_rows(text: str) -> Rows:
         more = "".join(f"\n         {place}: {error.what}" for place, error in others[:_SHOWN])
         more += f"\n         and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         raise ScheduleError(first.what, where=where + more, why=first.why, hint=first.hint)
-    return _today(rows)
+    return _with_input_grads(rows)
 
 
 def _row(line: str, row: int, faults: list[tuple[str, ScheduleError]]) -> Iterator[Action]:
@@ -59,14 +59,14 @@ def _cell(cell: str) -> Iterator[Action]:
         yield Action.parse(cell)
 
 
-def _today(rows: Rows) -> Rows:
-    """B beside a W of the same cell is I, unless the file knows I."""
+def _with_input_grads(rows: Rows) -> Rows:
+    """Replace B by I in every cell that has a W, unless the file contains an I."""
     kinds = {action.kind for row in rows for action in row}
     if Kind.WEIGHT_GRAD not in kinds or Kind.INPUT_GRAD in kinds:
         return rows
     split = {(a.stage, a.microbatch) for row in rows for a in row if a.kind is Kind.WEIGHT_GRAD}
-    return [[_renamed(a) if (a.stage, a.microbatch) in split else a for a in row] for row in rows]
+    return [[_as_input_grad(a) if (a.stage, a.microbatch) in split else a for a in row] for row in rows]
 
 
-def _renamed(action: Action) -> Action:
+def _as_input_grad(action: Action) -> Action:
     return replace(action, kind=Kind.INPUT_GRAD) if action.kind is Kind.BACKWARD else action

@@ -1,4 +1,4 @@
-"""What happened when, on which device: predicted by the simulator or measured by the interpreter, in one form."""
+"""A timeline: spans per device, either predicted by the simulator or measured by the interpreter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One bar of the picture: `name` is an action (2F0) on track "compute", or a transfer on a copy track ("to 2")."""
+    """One bar of the chart. `name` is an action (2F0) on track "compute", or a value on the track of a copy ("to 2").
+
+    `start` and `end` are seconds, or units of the costs.
+    """
 
     device: int
     track: str
@@ -26,11 +29,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Spans in seconds (or in the unit of the costs given), and per device a memory curve of (time, bytes) steps.
+    """Spans in seconds (or in the unit of the costs), and per device a memory curve of (time, bytes) steps.
 
-    `peak_in_flight[d]` is the largest number of micro-batches whose forward ran on device d and whose backward had not,
-    a stage counting 1/(number of stages on d). `critical_path` is a chain of spans, each waiting for the one before, that is
-    as long as the makespan; a measured timeline has none.
+    `peak_in_flight[d]` is the largest number of micro-batches whose forward has run on device d and whose backward has
+    not; a stage counts 1/(number of stages on d). `critical_path` is a chain of spans, each waiting for the one before,
+    as long as the makespan. It is empty for a measured timeline.
     """
 
     n_devices: int
@@ -41,23 +44,28 @@ class Timeline:
 
     @classmethod
     def measured(cls, spans: Sequence[tuple[int, str, float, float]], n_devices: int) -> Timeline:
-        """What ran: (device, action, start, end) of compute instructions, in seconds of any clock."""
+        """Return the timeline of measured compute instructions: (device, action, start, end), in seconds of any clock.
+
+        Times count from the first start. `n_devices` also counts devices without instructions.
+        """
         origin = min((start for _, _, start, _ in spans), default=0.0)
         bars = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in spans)
         return cls(n_devices, bars)
 
     def compute(self, device: int) -> list[Span]:
-        """The device's compute spans in order of their start."""
+        """Return the compute spans of a device, by start."""
         return sorted((s for s in self.spans if s.device == device and s.track == COMPUTE), key=lambda s: s.start)
 
     @property
     def makespan(self) -> float:
-        """From the first start to the last end, over all devices and tracks."""
+        """Return the time from the first start to the last end over all devices and tracks."""
         return max((s.end for s in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
 
     @property
     def spans_of_devices(self) -> tuple[float, ...]:
-        """Per device from its first compute's start to its last one's end; 0 for one that computes nothing."""
+        """Return, per device, the time from the start of its first compute span to the end of its last; 0 without
+        compute.
+        """
         first, last = [math.inf] * self.n_devices, [-math.inf] * self.n_devices
         for span in self.spans:
             if span.track == COMPUTE:
@@ -67,23 +75,23 @@ class Timeline:
 
     @property
     def span(self) -> float:
-        """The longest first-start-to-last-end of any one device's compute ("zero bubble" papers report this)."""
+        """Return the largest of `spans_of_devices`, the figure that the "zero bubble" papers report."""
         return max(self.spans_of_devices, default=0.0)
 
     @property
     def busy(self) -> float:
-        """Compute time summed over devices."""
+        """Return the compute time summed over devices."""
         return sum(s.end - s.start for s in self.spans if s.track == COMPUTE)
 
     @property
     def bubble(self) -> float:
-        """1 - busy / (devices x makespan)."""
+        """Return 1 - busy / (devices x makespan)."""
         total = self.n_devices * self.makespan
         return 1.0 - self.busy / total if total else 0.0
 
     @property
     def peak_memory(self) -> tuple[float, ...]:
-        """The highest point of each device's memory curve, bytes."""
+        """Return the highest point of each device's memory curve, in bytes."""
         return tuple(max((size for _, size in curve), default=0.0) for curve in self.memory)
 
     def _repr_html_(self) -> str | None:

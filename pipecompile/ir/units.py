@@ -1,4 +1,4 @@
-"""Numbers for people: one unit for a whole column, so that its digits line up; and sizes typed by people, read back."""
+"""Units for display: one unit for a whole column, so that its digits line up; and the parser of sizes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["BYTES", "COUNT", "SECONDS", "Unit", "fit", "parse_bytes", "written"]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A name, how many base units (seconds, bytes, things) one of it is, and whether there are no fractions of it."""
+    """A unit with its `name`, its `size` in base units (seconds, bytes, items), and `whole` if it has no fractions."""
 
     name: str
     size: float
     whole: bool = False
 
     def format(self, value: float, like: float | None = None) -> str:
-        """Three digits, no exponent: 0.042, 4.20, 42.0, 4,200. Zero is a plain 0.
+        """Return the value with three digits and no exponent: 0.042, 4.20, 42.0, 4,200. Zero is "0".
 
-        With `like`, as many decimals as that number would have: then the digits of a column line up.
+        With `like`, use as many decimals as that number needs, so that the digits of a column line up.
         """
         if not value:
             return "0"
@@ -43,13 +43,13 @@ COUNT = (Unit("B", 1e9), Unit("M", 1e6), Unit("k", 1e3), Unit("", 1.0, whole=Tru
 
 
 def fit(scale: tuple[Unit, ...], values: Iterable[float]) -> Unit:
-    """The largest unit of the scale in which the largest of the values is at least 1; the smallest for all zeros."""
+    """Return the largest unit in which the largest of `values` is at least 1; the smallest unit if all are zero."""
     top = max(map(abs, values), default=0.0)
     return next((unit for unit in scale if top >= unit.size), scale[-1])
 
 
 def written(scale: tuple[Unit, ...], value: float) -> str:
-    """One value with its own unit: `12.3 ms`."""
+    """Return one value with its own unit: `12.3 ms`."""
     unit = fit(scale, (value,))
     return f"{unit.format(value)} {unit.name}".rstrip()
 
@@ -58,7 +58,10 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(?:([kmgt]?)(i?)b?)\s*", re.I
 
 
 def parse_bytes(text: str) -> int:
-    """`2GiB`, `512 MB`, `1.5g`, `1e9`: with an i the prefix counts in 1024s, without in 1000s. Raises InputError."""
+    """Return the number of bytes of `2GiB`, `512 MB`, `1.5g` or `1e9`. Raise InputError for other text.
+
+    A prefix with an i counts in 1024s, a prefix without in 1000s.
+    """
     match = _SIZE.fullmatch(text)
     if match is None or (match[3] and not match[2]):
         raise InputError(

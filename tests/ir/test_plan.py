@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.ir.plan import FORMAT
 from tests.support.eager import square_loss
 from tests.support.models import UNet
 
@@ -114,8 +113,3 @@ def test_nothing_moves_before_the_plan_is_known_to_fit(tmp_path: Path) -> None:
     for name, tensor in model.named_parameters():
         assert tensor.data_ptr() == before[name][0]
         assert torch.equal(tensor, before[name][1])
-
-
-def test_a_plan_file_keeps_the_format_name_of_earlier_versions() -> None:
-    assert FORMAT == "pipecompile.plan/1"
-    assert f'"format": "{FORMAT}"' in compiled(Net(nn.ReLU)).plan.to_json()

@@ -61,7 +61,11 @@ def test_indentation_and_empty_lines_mean_nothing() -> None:
         ("program: 2", "program 2", "'program 2 stages .*' cannot be read\n  where  line 1"),
         ("0 bytes", "many bytes", "'many' is not a number of bytes\n  where  line 2"),
         ("0 -> 1,", "0 => 1,", "'route v0: 0 => 1, .*' cannot be read\n  where  line 2"),
-        ("device 0", "device 1", "'device 1' is out of place\n  where  line 3\n  why    'device 0' is the next"),
+        (
+            "device 0",
+            "device 1",
+            "'device 1' is out of place\n  where  line 3\n  why    the next device must be 'device 0'",
+        ),
         ("device 0\n", "", "'0F0 .*' is out of place\n  where  line 3"),
         ("device 1", "route v1: 0 -> 1, 0 bytes", "'route v1: 0 -> 1, 0 bytes' is out of place\n  where  line 11"),
         ("0F0 ->", "0F0x ->", "'0F0x' is not an action\n  where  line 4"),
