@@ -1,10 +1,10 @@
-"""The life of a value on one device: written once, read while it lives, freed once; and its buffer slot.
+"""The lifetime of a value on one device, and its buffer slot: written once, read while live, freed once.
 
               write              FREE
     absent ──────────▶ live ──────────▶ freed
                       read ↺
 
-Any other step is a fault.
+Any other transition is a fault.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ __all__ = ["lifetime_faults"]
 
 
 def lifetime_faults(program: Program, *, frees: bool, slots: bool) -> list[str]:
-    """All reads, writes and frees that come at the wrong time; `frees` and `slots` say what is assigned already."""
+    """Return all reads, writes and frees at the wrong time; `frees` and `slots` say whether FREEs and slots are
+    assigned.
+    """
     faults: list[str] = []
     for device, row in enumerate(program.rows):
         device_state = _Device(frees, slots)
         for index, instruction in enumerate(row):
-            found = device_state.step(index, instruction)
-            faults += (f"device {device}, step {index}, {instruction}: {fault}" for fault in found)
+            step_faults = device_state.step(index, instruction)
+            faults += (f"device {device}, step {index}, {instruction}: {fault}" for fault in step_faults)
         faults += (f"device {device}: {fault}" for fault in device_state.close())
     return faults
 
 
 @dataclass(slots=True)
 class _Life:
-    """Of one value: where it was written, into which operand, and where it was freed."""
+    """The life of one value: the step of its write, the operand written, and the step of its FREE."""
 
     written: int
     home: Operand
@@ -40,7 +42,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _Device:
-    """What a device holds while its row is walked."""
+    """The values and occupied slots of a device while its row is walked."""
 
     frees: bool
     slots: bool
@@ -48,6 +50,7 @@ class _Device:
     holder: dict[tuple[str, int | None, int], Value] = field(default_factory=dict)
 
     def step(self, index: int, instruction: Instruction) -> Iterator[str]:
+        """Yield the faults of one instruction and update the state."""
         for operand in instruction.reads:
             life = self.lives.get(operand.value)
             if life is None:

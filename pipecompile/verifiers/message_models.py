@@ -1,8 +1,8 @@
-"""How messages may travel, for a program that must not deadlock.
+"""The models of communication in which a program must not deadlock.
 
     buffered     a send never waits; a receive waits for its send
-    rendezvous   a send waits, too, until its receive is posted: the two meet
-    fifo         between two devices messages arrive in the order in which they were sent, and are taken in that order
+    rendezvous   a send waits until its receive is posted, and the receive for its send
+    fifo         messages between two devices arrive and are received in the order in which they were sent
 
 A program that is legal in all three runs on any transport: queues in one process, NCCL, gloo, MPI.
 """
@@ -29,10 +29,10 @@ ALL_MODELS = frozenset(MessageModel)
 
 
 def models_named(names: Iterable[str] | str) -> frozenset[MessageModel]:
-    """Raises InputError for a name that is none."""
-    given = (names,) if isinstance(names, str) else tuple(names)
+    """Return the models with these names. Raise InputError for an unknown name."""
+    requested = (names,) if isinstance(names, str) else tuple(names)
     known = {model.value: model for model in MessageModel}
-    for name in given:
+    for name in requested:
         if name not in known:
-            raise InputError(f"no model of communication is called {name!r}", hint="any of " + ", ".join(known))
-    return frozenset(known[name] for name in given)
+            raise InputError(f"no model of communication is called {name!r}", hint="pass any of " + ", ".join(known))
+    return frozenset(known[name] for name in requested)

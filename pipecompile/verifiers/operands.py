@@ -1,14 +1,14 @@
-"""Does every action read and write what the routes say?
+"""Verifier of operands: every action reads and writes the values that the routes prescribe.
 
     route v: 0 -> 1 2, gradient    0F writes v     1F and 2F read v     1B writes v'1, 2B writes v'2     0B reads both
 
-What a stage saves goes by the actions of its cell:
+The values that a stage saves depend on the actions of its cell:
 
-    F B       F writes @s                           B reads it
-    F I W     F writes @s       I reads it, and writes @s.w             W reads that
-    F R B     F writes @s.r     R reads it, and what F read, and writes @s     B reads that
+    F B       F writes @s                           B reads @s
+    F I W     F writes @s       I reads @s and writes @s.w              W reads @s.w
+    F R B     F writes @s.r     R reads @s.r and the inputs of F, and writes @s     B reads @s
 
-Stated here route by route, where the pass that makes it so goes stage by stage.
+The verifier works route by route, the pass `lower_actions` stage by stage.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pipecompile.ir import Action, Instruction, Kind, Op, Program, Route, Value,
 __all__ = ["operand_faults"]
 
 Sides = tuple[set[Value], set[Value]]
-"""What an action reads, and what it writes."""
+"""The values that an action reads, and the values that it writes."""
 
 
 def operand_faults(program: Program) -> list[str]:
-    """All compute instructions whose operands are not those of their action."""
+    """Return a fault for every operand that an action lacks, has in excess, or has twice."""
     computes = [i for row in program.rows for i in row if i.op is Op.COMPUTE and i.action is not None]
     cells: dict[tuple[int, int], dict[Kind, Sides]] = {}
     for instruction in computes:
@@ -39,45 +39,47 @@ def operand_faults(program: Program) -> list[str]:
 
 
 def _add_route(cells: dict[tuple[int, int], dict[Kind, Sides]], route: Route, microbatch: int) -> None:
-    value, nobody = Value(route.value, microbatch), (set[Value](), set[Value]())
+    value, absent = Value(route.value, microbatch), (set[Value](), set[Value]())
     source = cells.get((route.source, microbatch), {})
-    source.get(Kind.FORWARD, nobody)[1].add(value)
+    source.get(Kind.FORWARD, absent)[1].add(value)
     for consumer in route.consumers:
         gradient = Value(route.value, microbatch, consumer)
         cell = cells.get((consumer, microbatch), {})
         for kind in (Kind.FORWARD, Kind.RECOMPUTE):
-            cell.get(kind, nobody)[0].add(value)
+            cell.get(kind, absent)[0].add(value)
         for kind in (Kind.BACKWARD, Kind.INPUT_GRAD) if route.gradient else ():
-            source.get(kind, nobody)[0].add(gradient)
-            cell.get(kind, nobody)[1].add(gradient)
+            source.get(kind, absent)[0].add(gradient)
+            cell.get(kind, absent)[1].add(gradient)
 
 
 def _add_saved(cell: dict[Kind, Sides], stage: int, microbatch: int) -> None:
-    kept, left, way = (make(stage, microbatch) for make in (saved, weight_saved, recipe))
-    nobody = (set[Value](), set[Value]())
+    saved_value, weight_value, recipe_value = (make(stage, microbatch) for make in (saved, weight_saved, recipe))
+    absent = (set[Value](), set[Value]())
     if not cell.keys() & {Kind.BACKWARD, Kind.INPUT_GRAD}:
         return
-    cell.get(Kind.FORWARD, nobody)[1].add(way if Kind.RECOMPUTE in cell else kept)
-    cell.get(Kind.RECOMPUTE, nobody)[0].add(way)
-    cell.get(Kind.RECOMPUTE, nobody)[1].add(kept)
-    cell.get(Kind.BACKWARD, nobody)[0].add(kept)
-    cell.get(Kind.INPUT_GRAD, nobody)[0].add(kept)
-    cell.get(Kind.INPUT_GRAD, nobody)[1].add(left)
-    cell.get(Kind.WEIGHT_GRAD, nobody)[0].add(left)
+    cell.get(Kind.FORWARD, absent)[1].add(recipe_value if Kind.RECOMPUTE in cell else saved_value)
+    cell.get(Kind.RECOMPUTE, absent)[0].add(recipe_value)
+    cell.get(Kind.RECOMPUTE, absent)[1].add(saved_value)
+    cell.get(Kind.BACKWARD, absent)[0].add(saved_value)
+    cell.get(Kind.INPUT_GRAD, absent)[0].add(saved_value)
+    cell.get(Kind.INPUT_GRAD, absent)[1].add(weight_value)
+    cell.get(Kind.WEIGHT_GRAD, absent)[0].add(weight_value)
 
 
 def _compare(
     instruction: Instruction, action: Action, cells: dict[tuple[int, int], dict[Kind, Sides]]
 ) -> Iterator[str]:
     expected = cells[action.stage, action.microbatch][action.kind]
-    for verb, operands, right in zip(("read", "write"), (instruction.reads, instruction.writes), expected, strict=True):
-        found = [operand.value for operand in operands]
-        if len(found) == len(right) == len(right.intersection(found)):
+    for verb, operands, prescribed in zip(
+        ("read", "write"), (instruction.reads, instruction.writes), expected, strict=True
+    ):
+        actual = [operand.value for operand in operands]
+        if len(actual) == len(prescribed) == len(prescribed.intersection(actual)):
             continue
-        for value in found:
-            if value not in right:
+        for value in actual:
+            if value not in prescribed:
                 yield f"{action} must not {verb} {value}"
-        for value in sorted(right - set(found), key=str):
+        for value in sorted(prescribed - set(actual), key=str):
             yield f"{action} must {verb} {value}"
-        for value in sorted({value for value in found if found.count(value) > 1}, key=str):
+        for value in sorted({value for value in actual if actual.count(value) > 1}, key=str):
             yield f"{action} {verb}s {value} more than once"

@@ -1,9 +1,9 @@
-"""Does every RECV have its SEND, and every SEND its RECV? And can the devices meet them?
+"""Verifier of messages: every RECV has its SEND, every SEND its RECV, and no device waits forever.
 
     device 0 │ SEND v#0 to 1 ──────▶ device 1 │ RECV v#0 from 0
 
-The host sends the inputs (and the gradients of outputs) whenever asked, and takes every output (and every gradient of
-an input) exactly once. Exchanges of tied parameters are waited for by all their devices.
+The host sends inputs, and gradients of outputs, as often as they are received. The host receives every output, and
+every gradient of an input, exactly once. All devices of a tie wait for its exchange.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pipecompile.verifiers.message_models import MessageModel
 __all__ = ["pairing_faults"]
 
 Message = tuple[Value, int, int]
-"""One value on its way from a device, or the host, to another."""
+"""A message: its value, its source and its target; a source or target is a device or HOST."""
 
 
 def pairing_faults(program: Program, models: frozenset[MessageModel]) -> list[str]:
-    """All sends and receives that lack their partner, all cycles of waits among devices, all messages out of turn."""
+    """Return all sends and receives without partner, all cycles of waits among devices, all messages out of order."""
     numbers: dict[Message, int] = {}
     lines = [_line(device, row, numbers) for device, row in enumerate(program.rows)]
     sends = Counter(number for line in lines for i, number in line if i.op is Op.SEND)
     recvs = Counter(number for line in lines for i, number in line if i.op is Op.RECV)
     for (value, source, _), number in numbers.items():
-        if source == HOST and _host_gives(program, value):
+        if source == HOST and _host_sends(program, value):
             sends[number] += recvs[number]
-    for message in _host_takes(program):
+    for message in _host_receives(program):
         recvs[numbers.setdefault(message, len(numbers))] += 1
     messages = list(numbers)
     faults = list(_unpaired(messages, sends, recvs))
@@ -41,40 +41,40 @@ def pairing_faults(program: Program, models: frozenset[MessageModel]) -> list[st
             cycles = _deadlocks(program, lines, meet=True)
             faults += (f"if sends wait for their receives: {cycle}" for cycle in cycles)
     if MessageModel.FIFO in models:
-        faults += _out_of_turn(lines, messages)
+        faults += _out_of_order(lines, messages)
     return faults
 
 
 Line = list[tuple[Instruction, int]]
-"""What a device exchanges, in order: instructions with the number of their message, -1 for a tied parameter."""
+"""The exchanges of a device, in order: instructions with the number of their message, -1 for a tied parameter."""
 
 
 def _line(device: int, row: Sequence[Instruction], numbers: dict[Message, int]) -> Line:
-    found: Line = []
+    line: Line = []
     for instruction in row:
         op = instruction.op
         if op is Op.SEND and instruction.peer is not None:
             message = instruction.reads[0].value, device, instruction.peer
-            found.append((instruction, numbers.setdefault(message, len(numbers))))
+            line.append((instruction, numbers.setdefault(message, len(numbers))))
         elif op is Op.RECV and instruction.peer is not None:
             message = instruction.writes[0].value, instruction.peer, device
-            found.append((instruction, numbers.setdefault(message, len(numbers))))
+            line.append((instruction, numbers.setdefault(message, len(numbers))))
         elif op is Op.BROADCAST or op is Op.REDUCE:
-            found.append((instruction, -1))
-    return found
+            line.append((instruction, -1))
+    return line
 
 
-def _host_gives(program: Program, value: Value) -> bool:
-    """Whether the host can send this: an input of the model, or the gradient of an output."""
+def _host_sends(program: Program, value: Value) -> bool:
+    """Return whether the host sends this value: an input of the model, or the gradient of an output."""
     for route in program.routes:
         if route.value == value.name:
-            wanted = HOST in route.consumers and route.gradient and value.consumer == HOST
-            return wanted or (route.source == HOST and value.consumer is None)
+            is_output_grad = HOST in route.consumers and route.gradient and value.consumer == HOST
+            return is_output_grad or (route.source == HOST and value.consumer is None)
     return False
 
 
-def _host_takes(program: Program) -> Iterator[Message]:
-    """What the host waits for."""
+def _host_receives(program: Program) -> Iterator[Message]:
+    """Yield the messages to the host."""
     trained = any(i.action is not None and i.action.kind is not Kind.FORWARD for row in program.rows for i in row)
     for route in program.routes:
         for microbatch in range(program.n_microbatches):
@@ -90,9 +90,9 @@ def _unpaired(messages: Sequence[Message], sends: Counter[int], recvs: Counter[i
         sent, received = sends[number], recvs[number]
         if (sent, received) != (1, 1):
             value, source, target = messages[number]
-            given = f"SEND {value} to {place(target)}" if sent else "(nothing)"
-            taken = f"RECV {value} from {place(source)}" if received else "(nothing)"
-            picture = f"{_end(source)} │ {given} ──▶ {taken} │ {_end(target)}"
+            send_text = f"SEND {value} to {place(target)}" if sent else "(nothing)"
+            recv_text = f"RECV {value} from {place(source)}" if received else "(nothing)"
+            picture = f"{_end(source)} │ {send_text} ──▶ {recv_text} │ {_end(target)}"
             times = f"{_times('sent', sent)}, {_times('received', received)}"
             yield f"{value} from {_end(source)} to {_end(target)}: {times}\n      {picture}"
 
@@ -106,7 +106,7 @@ def _end(end: int) -> str:
 
 
 def _deadlocks(program: Program, lines: Sequence[Line], *, meet: bool) -> list[str]:
-    """Cycles of waits. `meet`: a send waits for its receive, as the receive for its send."""
+    """Return the cycles of waits. With `meet`, a send waits for its receive as the receive waits for its send."""
     parties = {tie.name: tie.devices(program.placement) for tie in program.ties}
     rows: list[list[Step]] = []
     origin: list[list[int]] = []
@@ -127,23 +127,26 @@ def _deadlocks(program: Program, lines: Sequence[Line], *, meet: bool) -> list[s
 
 
 def _steps(number: int, is_send: bool, meet: bool) -> list[Step]:
-    """Message n gives n when it is sent, and ~n when its receive is posted."""
+    """Return the steps of a message: n is provided when it is sent, ~n when its receive is posted."""
     if is_send:
         return [((), number), ((~number,), None)] if meet else [((), number)]
     return [((), ~number), ((number,), None)] if meet else [((number,), None)]
 
 
-def _out_of_turn(lines: Sequence[Line], messages: Sequence[Message]) -> Iterator[str]:
-    """Pairs of devices where what is received next is not what was sent next."""
+def _out_of_order(lines: Sequence[Line], messages: Sequence[Message]) -> Iterator[str]:
+    """Yield each pair of devices whose messages are not received in sending order."""
     sent = _by_pair((number for line in lines for i, number in line if i.op is Op.SEND), messages)
     received = _by_pair((number for line in lines for i, number in line if i.op is Op.RECV), messages)
-    for pair, order in sent.items():
-        taken = received.get(pair, [])
-        if order == taken or HOST in pair or Counter(order) != Counter(taken):
+    for pair, sending_order in sent.items():
+        receiving_order = received.get(pair, [])
+        if sending_order == receiving_order or HOST in pair or Counter(sending_order) != Counter(receiving_order):
             continue
-        first = next(index for index, (a, b) in enumerate(zip(order, taken, strict=True)) if a != b)
+        first = next(index for index, (a, b) in enumerate(zip(sending_order, receiving_order, strict=True)) if a != b)
         (source, target), several = pair, slice(first, first + 3)
-        names = [", ".join(str(messages[number][0]) for number in numbers[several]) for numbers in (order, taken)]
+        names = [
+            ", ".join(str(messages[number][0]) for number in numbers[several])
+            for numbers in (sending_order, receiving_order)
+        ]
         yield (
             f"messages from device {source} to device {target} are not received in the order in which they are sent\n"
             f"      device {source} │ … SEND {names[0]} … ──▶ device {target} │ … RECV {names[1]} …"
@@ -151,7 +154,7 @@ def _out_of_turn(lines: Sequence[Line], messages: Sequence[Message]) -> Iterator
 
 
 def _by_pair(numbers: Iterable[int], messages: Sequence[Message]) -> dict[tuple[int, int], list[int]]:
-    found: dict[tuple[int, int], list[int]] = {}
+    by_pair: dict[tuple[int, int], list[int]] = {}
     for number in numbers:
-        found.setdefault(messages[number][1:], []).append(number)
-    return found
+        by_pair.setdefault(messages[number][1:], []).append(number)
+    return by_pair

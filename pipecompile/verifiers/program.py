@@ -1,13 +1,13 @@
-"""What a legal program is, by levels.
+"""Verifier of programs, by levels of the lowering.
 
-    COMPUTE     the actions are a legal schedule, and each reads and writes what the routes say
-    TRANSFERS   every RECV has one SEND and every SEND one RECV, no device waits for ever, nothing is read too early
-    MEETINGS    no device waits for ever either when sends wait for their receives, and messages arrive as they were sent
-    TIES        copies of tied parameters are refreshed once, and their gradients brought home once
-    LIVENESS    every value is freed once, is not read after, and nothing is left
-    SLOTS       every operand names its buffer, and a buffer is written only when it is free
+    COMPUTE     the actions are a legal schedule, and each reads and writes what the routes prescribe
+    TRANSFERS   every RECV has one SEND and every SEND one RECV; no device waits forever; no value is read too early
+    MEETINGS    no device waits forever if sends wait for their receives, and messages are received in sending order
+    TIES        copies of tied parameters are refreshed once, and their gradients are reduced once
+    LIVENESS    every value is freed once and not read after
+    SLOTS       every operand has a slot, and a slot is written only when it is free
 
-Each pass of the lowering adds a promise to those before it.
+Each pass of the lowering adds one level to those before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Level", "program_faults"]
 
 
 class Level(IntEnum):
-    """How far a program is lowered."""
+    """The level of the lowering that a program has reached."""
 
     COMPUTE = 0
     TRANSFERS = 1
@@ -39,7 +39,7 @@ class Level(IntEnum):
 
 
 def program_faults(program: Program, level: Level, models: frozenset[MessageModel] = ALL_MODELS) -> list[str]:
-    """All faults of `program` at `level` and below; from MEETINGS on under all of `models`."""
+    """Return all faults of `program` at `level` and below; from MEETINGS on under all of `models`."""
     schedule = _schedule_of(program)
     malformed = [*route_faults(program.routes, program.n_stages), *tie_faults(program.ties, program.n_stages)]
     if malformed := [*malformed, *_form_faults(program), *shape_faults(schedule)]:
@@ -59,7 +59,7 @@ def _schedule_of(program: Program) -> Schedule:
 
 
 _FORM = {Op.SEND: (1, 0), Op.RECV: (0, 1), Op.FREE: (1, 0), Op.BROADCAST: (0, 0), Op.REDUCE: (0, 0)}
-"""How many operands an instruction reads and writes."""
+"""The numbers of operands that an instruction reads and writes."""
 
 
 def _form_faults(program: Program) -> Iterator[str]:
@@ -73,8 +73,9 @@ def _instruction_faults(instruction: Instruction, device: int, n_devices: int) -
     if (instruction.op is Op.COMPUTE) != (instruction.action is not None):
         yield "a compute instruction has an action, and no other has"
     counts = len(instruction.reads), len(instruction.writes)
-    if _FORM.get(instruction.op, counts) != counts:
-        yield f"it reads {counts[0]} and writes {counts[1]}"
+    expected = _FORM.get(instruction.op, counts)
+    if expected != counts:
+        yield f"{instruction.op.value} reads {counts[0]} and writes {counts[1]} operands, expected {expected[0]} and {expected[1]}"
     if (instruction.op in (Op.BROADCAST, Op.REDUCE)) != (instruction.tie is not None):
         yield "BROADCAST and REDUCE name a tie, and no other does"
     talks = instruction.op in (Op.SEND, Op.RECV)

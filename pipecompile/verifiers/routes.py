@@ -1,4 +1,4 @@
-"""What a legal list of routes is: every value once, from an earlier stage (or the host) to later ones (or the host)."""
+"""Verifier of routes: every value has one route, from an earlier stage (or the host) to later stages (or the host)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = re.compile(r"(?!@[0-9]+(?:\.[wr])?$)[^\s#'\[\]]+")
 
 
 def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
-    """All faults of `routes` between `n_stages` stages."""
+    """Return all faults of `routes` between `n_stages` stages."""
     counts = Counter(route.value for route in routes)
     twice = [
         f"{count} routes are called {name!r}: a value has one route" for name, count in counts.items() if count > 1
@@ -24,7 +24,9 @@ def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
 
 
 def is_name(text: str) -> bool:
-    """Can a value, or a tie, be called so?"""
+    """Return whether a value or a tie may have this name: no spaces, none of # ' [ ], and not the name of a saved
+    value.
+    """
     return _NAME.fullmatch(text) is not None
 
 
@@ -37,9 +39,9 @@ def _faults(route: Route, n_stages: int) -> Iterator[str]:
     if outside := [end for end in ends if end != HOST and not 0 <= end < n_stages]:
         yield f"there is no stage {outside[0]}, stages are 0 to {n_stages - 1}"
     if not route.consumers:
-        yield "nobody consumes it"
+        yield "the route has no consumer"
     keys = [n_stages if consumer == HOST else consumer for consumer in route.consumers]
     if keys != sorted(set(keys)):
         yield "consumers must be in ascending order, each once, the host last"
     if any(consumer != HOST and consumer <= route.source for consumer in route.consumers):
-        yield f"it goes back: every consumer must come after stage {route.source}"
+        yield f"the route goes back: every consumer must come after stage {route.source}"

@@ -1,12 +1,13 @@
-"""What a legal schedule is.
+"""Verifier of schedules.
 
-1. Every (stage, micro-batch) has its F once, and its B once or its I and its W once; or nobody has any of B, I, W. Before a
-   backward there may be one R.
+1. Every (stage, micro-batch) has one F, and either one B or one I and one W; or no stage has any of B, I, W. At most
+   one R precedes the backward.
 2. An action is on the device of its stage.
-3. On its own device R comes after F, B and I come after F and R, W after I, and a stage after those that it reads from.
+3. On its own device R comes after F, B and I come after F and R, W after I, and a stage after the stages that it reads
+   from.
 4. Between devices no waits form a cycle.
 
-Actions are numbered, so that what one needs is a fixed step away from it: every check is linear.
+Actions are encoded as integers, so that a need is at a constant distance from its action: every check is linear.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SHOWN = 4
 
 
 def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
-    """All faults of `schedule` when values move along `routes`, which must be legal."""
+    """Return all faults of `schedule` if values move along `routes`, which must be legal."""
     if faults := shape_faults(schedule):
         return faults
     numbers = _Numbers(schedule.n_microbatches)
@@ -42,7 +43,7 @@ def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Actions as numbers: kind, then micro-batch, then stage."""
+    """Actions encoded as integers: 5 * (stage * n_microbatches + micro-batch) + index of the kind in LETTERS."""
 
     n_microbatches: int
 
@@ -56,12 +57,12 @@ class _Numbers:
         return Action(stage, LETTERS[kind], microbatch)
 
     def step(self, kind: Kind, need: Kind, stages: int = 0) -> int:
-        """From an action to the one of kind `need`, on the same micro-batch, so many stages away."""
+        """Return the distance from an action to the action of kind `need`, same micro-batch, `stages` stages later."""
         return 5 * self.n_microbatches * stages + LETTERS.index(need) - LETTERS.index(kind)
 
 
 def shape_faults(schedule: Schedule) -> list[str]:
-    """Counts, placement and actions that do not fit together; while there are any, nothing else can be said."""
+    """Return contradictions among counts, placement and actions. If there are any, no other check is meaningful."""
     return [*_count_and_placement_faults(schedule), *_range_faults(schedule)]
 
 
@@ -94,7 +95,7 @@ def _count_faults(schedule: Schedule, numbers: _Numbers, counts: Counter[int]) -
     per_stage = 5 * schedule.n_microbatches
     for number in counts:
         have[number // per_stage][number % 5].add(number // 5 % schedule.n_microbatches)
-    trained = any(any(found[1:]) for found in have)
+    trained = any(any(microbatches[1:]) for microbatches in have)
     for stage, (f, b, i, w, r) in enumerate(have):
         yield from _missing(f"stage {stage} never runs F", f, schedule.n_microbatches)
         if trained:
@@ -105,18 +106,20 @@ def _count_faults(schedule: Schedule, numbers: _Numbers, counts: Counter[int]) -
         yield from _listed(f"stage {stage} runs R without B or I", r - b - i)
 
 
-def _missing(what: str, found: set[int], expected: int) -> Iterator[str]:
-    """Looks at no more than it shows: the expected count may be a typing error in the billions."""
-    if count := expected - len(found):
-        yield from _listed(what, islice((m for m in range(expected) if m not in found), SHOWN), count)
+def _missing(what: str, present: set[int], expected: int) -> Iterator[str]:
+    """Yield the micro-batches below `expected` that are not in `present`. Look at no more than are shown: `expected` may
+    be huge.
+    """
+    if count := expected - len(present):
+        yield from _listed(what, islice((m for m in range(expected) if m not in present), SHOWN), count)
 
 
 def _listed(what: str, microbatches: Iterable[int], count: int | None = None) -> Iterator[str]:
-    found = sorted(microbatches)
-    count = len(found) if count is None else count
+    shown = sorted(microbatches)
+    count = len(shown) if count is None else count
     if count:
         more = f" and {count - SHOWN} more" if count > SHOWN else ""
-        yield f"{what} for micro-batch{'es' * (count > 1)} {', '.join(map(str, found[:SHOWN]))}{more}"
+        yield f"{what} for micro-batch{'es' * (count > 1)} {', '.join(map(str, shown[:SHOWN]))}{more}"
 
 
 def _place_faults(schedule: Schedule) -> Iterator[str]:
@@ -124,34 +127,34 @@ def _place_faults(schedule: Schedule) -> Iterator[str]:
     for device, row in enumerate(schedule.rows):
         for action in row:
             if placement[action.stage] != device:
-                yield f"{action} is on device {device}, stage {action.stage} lives on device {placement[action.stage]}"
+                yield f"{action} is on device {device}, stage {action.stage} is placed on device {placement[action.stage]}"
 
 
 Needs = list[dict[int, tuple[int, ...]]]
-"""Per stage and place of the kind among LETTERS: the steps from an action to those that it waits for."""
+"""Per stage and index of the kind in LETTERS: the distances from an action to the actions that it waits for."""
 
 
 def _needs(n_stages: int, numbers: _Numbers, routes: Sequence[Route]) -> Needs:
-    """Values on the way forward, gradients on the way back."""
+    """Return the needs of every action: values on the way forward, gradients on the way back."""
     sources = {(c, r.source) for r in routes for c in r.consumers if r.source >= 0}
     sinks = {(r.source, c) for r in routes for c in r.consumers if r.gradient and c >= 0}
     needs: Needs = []
     for stage in range(n_stages):
         before = [a - stage for s, a in sorted(sources) if s == stage]
         after = [c - stage for s, c in sorted(sinks) if s == stage]
-        own = {
+        needs_of = {
             kind: [numbers.step(kind, F), numbers.step(kind, R)]
             + [numbers.step(kind, other, distance) for distance in after for other in (B, I)]
             for kind in (B, I)
         }
-        own[F] = [numbers.step(F, F, distance) for distance in before if distance]
-        own |= {W: [numbers.step(W, I)], R: [numbers.step(R, F)]}
-        needs.append({LETTERS.index(kind): tuple(steps) for kind, steps in own.items()})
+        needs_of[F] = [numbers.step(F, F, distance) for distance in before if distance]
+        needs_of |= {W: [numbers.step(W, I)], R: [numbers.step(R, F)]}
+        needs.append({LETTERS.index(kind): tuple(steps) for kind, steps in needs_of.items()})
     return needs
 
 
 def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, counts: Counter[int]) -> list[str]:
-    """Order within each row first; the waits between rows are then looked at as if rows were in order."""
+    """Return the faults of order within each row, then deadlocks between rows as if each row were in order."""
     faults: list[str] = []
     waits = []
     per_stage = 5 * schedule.n_microbatches
@@ -162,8 +165,8 @@ def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, count
         steps = []
         for index, number in enumerate(row):
             elsewhere = []
-            for step in needs[number // per_stage][number % 5]:
-                need = number + step
+            for distance in needs[number // per_stage][number % 5]:
+                need = number + distance
                 if need in position:
                     if position[need] > position[number] == index:
                         faults.append(_early(schedule.rows[device], device, index, position[need]))

@@ -1,7 +1,7 @@
-"""A small schedule with the actions marked that faults speak of.
+"""A picture of a small schedule with the actions marked that faults name.
 
 device 0 │ 0F0  0F1  0B0  0B1
-device 1 │ 1B0* 1F0* 1F1  1B1         * = something is wrong with it, or with its place
+device 1 │ 1B0* 1F0* 1F1  1B1         * = a fault names the action
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["marked"]
 
 _ACTION = re.compile(r"\b[0-9]+[FBIWR][0-9]+\b")
 _MOST_CELLS, _MOST_DEVICES = 24, 16
-"""A larger one nobody reads; every fault of order has its own excerpt."""
+"""Limits of a readable picture: cells of a row, and devices. Each fault of order has an excerpt of its own."""
 
 
 def marked(rows: Sequence[Sequence[Action]], faults: Sequence[str]) -> str:
-    """Empty when no fault names an action, or the schedule is too large to be looked at."""
+    """Return the picture; empty if no fault names an action, or if the schedule is too large."""
     longest = max(map(len, rows), default=0)
     named = {name for fault in faults for name in _ACTION.findall(fault)}
     if not named or longest > _MOST_CELLS or len(rows) > _MOST_DEVICES:

@@ -1,9 +1,10 @@
-"""Is every copy of a tied parameter refreshed before it is used, and every gradient of it brought home when it is complete?
+"""Verifier of ties: every copy of a tied parameter is refreshed before its use, its gradient reduced after the last
+use.
 
     tie w: 0 2        device of stage 0 │ BROADCAST w … 0F0 … 0B7 … REDUCE w
                       device of stage 2 │ BROADCAST w … 2F0 … 2B7 … REDUCE w
 
-Once each, on every device that has one of its stages, if there are several.
+Once each, on every device that has one of the stages, if there are several devices.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["exchange_faults", "tie_faults"]
 
 
 def tie_faults(ties: Sequence[Tie], n_stages: int) -> list[str]:
-    """All faults of the ties by themselves."""
+    """Return all faults of the ties by themselves."""
     counts = Counter(tie.name for tie in ties)
     twice = [f"{count} ties are called {name!r}" for name, count in counts.items() if count > 1]
     return [*twice, *(f"{tie}: {fault}" for tie in ties for fault in _faults(tie, n_stages))]
@@ -37,16 +38,16 @@ def _faults(tie: Tie, n_stages: int) -> Iterator[str]:
 
 
 def exchange_faults(program: Program) -> Iterator[str]:
-    """All BROADCAST and REDUCE that are missing, too many, too late or too early."""
+    """Yield every BROADCAST and REDUCE that is missing, superfluous, too late or too early."""
     trained = any(i.action is not None and i.action.kind is not Kind.FORWARD for row in program.rows for i in row)
-    wanted = {tie.name: tie for tie in program.ties if len(tie.devices(program.placement)) > 1}
+    exchanged = {tie.name: tie for tie in program.ties if len(tie.devices(program.placement)) > 1}
     for device, row in enumerate(program.rows):
         for index, instruction in enumerate(row):
             if instruction.op in (Op.BROADCAST, Op.REDUCE):
-                tie = wanted.get(instruction.tie or "")
+                tie = exchanged.get(instruction.tie or "")
                 if tie is None or device not in tie.devices(program.placement):
-                    yield f"device {device}, step {index}, {instruction}: nothing is exchanged here"
-    for tie in wanted.values():
+                    yield f"device {device}, step {index}, {instruction}: this device has no such tie to exchange"
+    for tie in exchanged.values():
         for device in tie.devices(program.placement):
             yield from _of_device(tie, device, program.rows[device], trained=trained)
 
@@ -54,11 +55,12 @@ def exchange_faults(program: Program) -> Iterator[str]:
 def _of_device(tie: Tie, device: int, row: Sequence[Instruction], *, trained: bool) -> Iterator[str]:
     uses = [index for index, i in enumerate(row) if i.action is not None and i.action.stage in tie.stages]
     for op, expected in ((Op.BROADCAST, 1), (Op.REDUCE, int(trained))):
-        found = [index for index, i in enumerate(row) if i.op is op and i.tie == tie.name]
-        if len(found) != expected:
-            yield f"device {device}: {op.value} {tie.name} is there {len(found)} times, {expected} is right"
-        for index in found:
+        indices = [index for index, i in enumerate(row) if i.op is op and i.tie == tie.name]
+        if len(indices) != expected:
+            times = f"{len(indices)} time{'s' * (len(indices) != 1)}"
+            yield f"device {device}: {op.value} {tie.name} occurs {times}, expected {expected}"
+        for index in indices:
             if op is Op.BROADCAST and any(use < index for use in uses):
                 yield f"device {device}, step {index}, {row[index]}: comes after {row[uses[0]].action}, which uses it"
             if op is Op.REDUCE and any(use > index for use in uses):
-                yield f"device {device}, step {index}, {row[index]}: comes before {row[uses[-1]].action}, which adds to it"
+                yield f"device {device}, step {index}, {row[index]}: comes before {row[uses[-1]].action}, which adds to its gradient"

@@ -1,4 +1,4 @@
-"""Verifiers, one a level: each reports everything that is wrong at once."""
+"""The entry points of the verifiers: check a schedule or a program, and raise one VerifyError with all faults."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pipecompile.verifiers.schedule_picture import marked
 __all__ = ["ALL_MODELS", "Level", "MessageModel", "verify", "verify_program"]
 
 PerDevice = float | Sequence[float]
+"""One number for all devices, or one per device."""
 
 
 @without_collection
@@ -29,15 +30,16 @@ def verify(
     memory_limit: PerDevice | None = None,
     saved_bytes: float | Sequence[float] = 0.0,
 ) -> None:
-    """Return when `subject` is legal, raise VerifyError listing all faults when it is not.
+    """Return None if `subject` is legal, raise VerifyError listing all faults if not.
 
-    A schedule is checked under `routes`, a chain when None; it has no messages yet, and what is legal can be lowered so
-    that all models of communication hold. A program carries its routes, and may not deadlock in any of `models`: sends that
-    never wait ("buffered"), sends that wait for their receive ("rendezvous"), messages between two devices that arrive in
-    the order in which they were sent ("fifo").
+    `routes` are those of a schedule; None means a chain of stages. A schedule has no messages yet: a legal schedule can
+    be lowered to a program that is legal in all models of communication. A program carries its own routes and must not
+    deadlock in any of `models`: "buffered" (sends never wait), "rendezvous" (sends wait for their receives), "fifo"
+    (messages between two devices arrive in the order in which they were sent).
 
-    `in_flight` bounds the micro-batches in flight, one number or one per device. `memory_limit` bounds what the values of a
-    program take, in bytes, when stage s saves `saved_bytes[s]` for a backward.
+    `in_flight` is the largest allowed number of micro-batches in flight, one number or one per device. `memory_limit`
+    is the largest allowed size in bytes of a program's live values, one number or one per device, where stage s saves
+    `saved_bytes[s]` bytes for a backward.
     """
     faults = _legal(subject, routes, models_named(models))
     if in_flight is not None:
@@ -45,7 +47,11 @@ def verify(
         faults += in_flight_faults(_actions(subject), subject.placement, limit)
     if memory_limit is not None:
         if isinstance(subject, Schedule):
-            raise InputError("memory_limit is for programs: a schedule does not say what moves", hint="lower it first")
+            raise InputError(
+                "memory_limit needs a program",
+                why="a schedule has no values and no messages",
+                hint="verify(lower(schedule), memory_limit=...)",
+            )
         limit = _each("memory_limit", memory_limit, subject.n_devices, "devices")
         faults += [] if faults else byte_faults(subject, _sizes(subject, saved_bytes), limit)
     if faults and isinstance(subject, Schedule):
@@ -57,9 +63,9 @@ def verify(
 def _legal(subject: Schedule | Program, routes: Sequence[Route] | None, models: frozenset[MessageModel]) -> list[str]:
     if isinstance(subject, Program):
         return program_faults(subject, Level.SLOTS, models)
-    ways = chain(subject.n_stages) if routes is None else routes
-    faults = route_faults(ways, subject.n_stages)
-    return [*faults, *schedule_faults(subject, () if faults else ways)]
+    all_routes = chain(subject.n_stages) if routes is None else routes
+    faults = route_faults(all_routes, subject.n_stages)
+    return [*faults, *schedule_faults(subject, () if faults else all_routes)]
 
 
 def _actions(subject: Schedule | Program) -> list[list[Action]]:
@@ -68,15 +74,18 @@ def _actions(subject: Schedule | Program) -> list[list[Action]]:
     return [[i.action for i in row if i.action is not None] for row in subject.rows]
 
 
-def _each(name: str, given: float | Sequence[float], count: int, what: str) -> tuple[float, ...]:
-    numbers = (float(given),) * count if isinstance(given, int | float) else tuple(given)
+def _each(name: str, limit: float | Sequence[float], count: int, what: str) -> tuple[float, ...]:
+    numbers = (float(limit),) * count if isinstance(limit, int | float) else tuple(limit)
     if len(numbers) != count:
-        raise InputError(f"{name} has {len(numbers)} numbers for {count} {what}", hint="one number, or one for each")
+        raise InputError(
+            f"{name} has {len(numbers)} number{'s' * (len(numbers) != 1)} for {count} {what}",
+            hint=f"pass one number, or {count} numbers",
+        )
     return numbers
 
 
 def _sizes(program: Program, saved_bytes: float | Sequence[float]) -> dict[str, float]:
-    """By the name of a value. W's share of what was saved counts as all of it, the way back to it as nothing."""
+    """Return the bytes of each value by name. `@s.w` counts as all that the stage saves, `@s.r` as nothing."""
     sizes = {route.value: route.nbytes for route in program.routes}
     for stage, size in enumerate(_each("saved_bytes", saved_bytes, program.n_stages, "stages")):
         sizes |= {f"@{stage}": size, f"@{stage}.w": size, f"@{stage}.r": 0.0}
@@ -84,6 +93,6 @@ def _sizes(program: Program, saved_bytes: float | Sequence[float]) -> dict[str, 
 
 
 def verify_program(program: Program, level: Level = Level.SLOTS) -> None:
-    """Everything that holds up to `level`; a program that can run is legal at SLOTS. Raises VerifyError. Linear."""
+    """Raise VerifyError unless all promises up to `level` hold. A program that can run is legal at SLOTS. Linear."""
     if faults := program_faults(program, level):
         raise VerifyError("program" if level is Level.SLOTS else f"program at level {level.name}", faults)

@@ -49,7 +49,7 @@ def test_an_illegal_schedule_is_refused_under_its_own_name() -> None:
 
 
 def test_illegal_routes_are_refused() -> None:
-    with pytest.raises(VerifyError, match="route a: 1 -> 0, 0 bytes, gradient: it goes back"):
+    with pytest.raises(VerifyError, match="route a: 1 -> 0, 0 bytes, gradient: the route goes back"):
         lower(build_schedule("gpipe", 2, 1), [Route("a", 1, (0,))])
 
 

@@ -48,9 +48,9 @@ def test_limits_that_make_no_sense_are_refused() -> None:
     schedule = build_schedule("gpipe", 2, 2)
     with pytest.raises(InputError, match="in_flight has 3 numbers for 2 devices"):
         verify(schedule, in_flight=[1, 2, 3])
-    with pytest.raises(InputError, match="memory_limit is for programs"):
+    with pytest.raises(InputError, match="memory_limit needs a program"):
         verify(schedule, memory_limit=3)
-    with pytest.raises(InputError, match="saved_bytes has 1 numbers for 2 stages"):
+    with pytest.raises(InputError, match="saved_bytes has 1 number for 2 stages"):
         verify(lower(schedule), memory_limit=3, saved_bytes=[1.0])
 
 

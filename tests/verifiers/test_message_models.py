@@ -16,7 +16,9 @@ from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel, model
 def test_models_have_names() -> None:
     assert models_named("fifo") == {MessageModel.FIFO}
     assert models_named(["buffered", "rendezvous", "fifo"]) == ALL_MODELS
-    with pytest.raises(InputError, match="no model of communication is called 'telepathy'\n  try    any of buffered, "):
+    with pytest.raises(
+        InputError, match="no model of communication is called 'telepathy'\n  try    pass any of buffered, "
+    ):
         models_named(["fifo", "telepathy"])
 
 

@@ -119,7 +119,7 @@ def test_each_level_asks_for_what_the_passes_up_to_it_promise() -> None:
     ("instruction", "fault"),
     [
         (Instruction(Op.COMPUTE), "a compute instruction has an action, and no other has"),
-        (Instruction(Op.FREE), "it reads 0 and writes 0"),
+        (Instruction(Op.FREE), "FREE reads 0 and writes 0 operands, expected 1 and 0"),
         (Instruction(Op.SEND, (OPERAND,)), "SEND and RECV have a peer, and no other has"),
         (Instruction(Op.FREE, (OPERAND,), peer=1), "SEND and RECV have a peer, and no other has"),
         (Instruction(Op.SEND, (OPERAND,), peer=0), "the peer must be another device, or the host"),

@@ -31,12 +31,12 @@ def test_inputs_skips_outputs_and_the_two_of_a_training_step_are_legal() -> None
         (Route("a", 0, (1,), math.nan), "the size must be finite and not negative"),
         (Route("a", 0, (1, 3)), "there is no stage 3, stages are 0 to 2"),
         (Route("a", -2, (1,)), "there is no stage -2, stages are 0 to 2"),
-        (Route("a", 0, ()), "nobody consumes it"),
+        (Route("a", 0, ()), "the route has no consumer"),
         (Route("a", 0, (2, 1)), "consumers must be in ascending order, each once, the host last"),
         (Route("a", 0, (1, 1)), "consumers must be in ascending order, each once, the host last"),
         (Route("a", 0, (HOST, 1)), "consumers must be in ascending order, each once, the host last"),
-        (Route("a", 1, (0,)), "it goes back: every consumer must come after stage 1"),
-        (Route("a", 1, (1,)), "it goes back: every consumer must come after stage 1"),
+        (Route("a", 1, (0,)), "the route goes back: every consumer must come after stage 1"),
+        (Route("a", 1, (1,)), "the route goes back: every consumer must come after stage 1"),
     ],
 )
 def test_each_fault_is_named_after_its_route(route: Route, fault: str) -> None:

@@ -103,8 +103,8 @@ def test_no_gradient_no_wait() -> None:
 def test_an_action_away_from_home_is_named() -> None:
     schedule = replace(build_schedule("forward", 2, 1), placement=(1, 0))
     assert faults(schedule) == (
-        "0F0 is on device 0, stage 0 lives on device 1",
-        "1F0 is on device 1, stage 1 lives on device 0",
+        "0F0 is on device 0, stage 0 is placed on device 1",
+        "1F0 is on device 1, stage 1 is placed on device 0",
     )
 
 
@@ -125,7 +125,7 @@ def test_counts_that_do_not_fit_together(schedule: Schedule, fault: str) -> None
 
 def test_illegal_routes_are_reported_along_with_the_schedule() -> None:
     first, second = faults("0F0,0F0", (Route("a", 0, (0,)),))
-    assert "it goes back" in first
+    assert "the route goes back" in first
     assert second == "0F0 is run 2 times, once is right"
 
 

@@ -26,9 +26,13 @@ def test_what_the_lowering_inserts_is_legal() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ("  BROADCAST w\n", "", "device 0: BROADCAST w is there 0 times, 1 is right"),
-        ("  REDUCE w\n", "  REDUCE w\n  REDUCE w\n", "device 0: REDUCE w is there 2 times, 1 is right"),
-        ("  BROADCAST w\n", "  BROADCAST v\n", "device 0, step 0, BROADCAST v: nothing is exchanged here"),
+        ("  BROADCAST w\n", "", "device 0: BROADCAST w occurs 0 times, expected 1"),
+        ("  REDUCE w\n", "  REDUCE w\n  REDUCE w\n", "device 0: REDUCE w occurs 2 times, expected 1"),
+        (
+            "  BROADCAST w\n",
+            "  BROADCAST v\n",
+            "device 0, step 0, BROADCAST v: this device has no such tie to exchange",
+        ),
         ("tie w: 0 1,", "tie w: 0 0,", "tie w: 0 0, 8 bytes: two or more stages, in ascending order, each once"),
         ("tie w: 0 1,", "tie w: 1,", "tie w: 1, 8 bytes: two or more stages, in ascending order, each once"),
         ("tie w: 0 1,", "tie w: 0 7,", "tie w: 0 7, 8 bytes: there is no stage 7, stages are 0 to 1"),
@@ -53,4 +57,6 @@ def test_an_exchange_at_the_wrong_time_is_named() -> None:
     lines = LEGAL.splitlines(keepends=True)
     reduce, last = lines.index("  REDUCE w\n"), next(i for i, line in enumerate(lines) if line.startswith("  0B1"))
     lines.insert(last, lines.pop(reduce))
-    assert any(fault.endswith("REDUCE w: comes before 0B1, which adds to it") for fault in faults("".join(lines)))
+    assert any(
+        fault.endswith("REDUCE w: comes before 0B1, which adds to its gradient") for fault in faults("".join(lines))
+    )

@@ -1,0 +1,54 @@
+"""The entry points raise one VerifyError with all faults, and refuse arguments that do not fit the subject."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipecompile.errors import InputError, VerifyError
+from pipecompile.ir import Route, Schedule
+from pipecompile.passes import lower
+from pipecompile.schedules import build_schedule
+from pipecompile.verifiers import Level, verify, verify_program
+
+SCHEDULE = build_schedule("1f1b", 2, 4)
+
+
+def test_a_legal_schedule_and_its_program_pass() -> None:
+    verify(SCHEDULE)
+    verify(lower(SCHEDULE), models="fifo", in_flight=2)
+
+
+def test_all_faults_of_a_schedule_come_at_once_with_a_picture() -> None:
+    with pytest.raises(VerifyError, match="schedule 'csv' is not legal: 2 faults") as caught:
+        verify(Schedule.from_csv("0B0,0F0\n1B0,1F0\n"))
+    assert "device 0 │ 0B0* 0F0*" in str(caught.value)
+
+
+def test_routes_are_verified_before_the_schedule_is_verified_under_them() -> None:
+    with pytest.raises(VerifyError, match="the route goes back") as caught:
+        verify(SCHEDULE, routes=(Route("v", 1, (0,)),))
+    assert len(caught.value.faults) == 1
+
+
+def test_a_program_below_the_last_level_is_verified_up_to_its_level() -> None:
+    program = lower(SCHEDULE)
+    verify_program(program, Level.COMPUTE)
+    without_frees = type(program)(
+        program.n_stages, program.n_microbatches, program.placement, program.routes,
+        tuple(tuple(i for i in row if i.op.value != "FREE") for row in program.rows),
+    )  # fmt: skip
+    verify_program(without_frees, Level.TIES)
+    with pytest.raises(VerifyError, match="program at level LIVENESS is not legal"):
+        verify_program(without_frees, Level.LIVENESS)
+
+
+def test_a_limit_needs_a_number_for_all_or_one_per_device() -> None:
+    verify(SCHEDULE, in_flight=[2, 1])
+    with pytest.raises(VerifyError, match="device 0 has 2 micro-batches in flight, 1 are allowed"):
+        verify(SCHEDULE, in_flight=1)
+    with pytest.raises(
+        InputError, match="in_flight has 1 number for 2 devices\n  try    pass one number, or 2 numbers"
+    ):
+        verify(SCHEDULE, in_flight=[2])
+    with pytest.raises(InputError, match=r"verify\(lower\(schedule\), memory_limit="):
+        verify(SCHEDULE, memory_limit=1e9)
