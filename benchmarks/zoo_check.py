@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from zoo_models.specimen import Call, Specimen, quiet
 
 import pipecompile as pc
+from pipecompile.tracing.node_facts import value_of
 
 __all__ = ["PHASES", "examine"]
 
@@ -94,8 +95,8 @@ def record(specimen: Specimen, model: nn.Module, tell: Tell) -> None:
     graph = pc.trace(model, *call.args, batch_dims=specimen.batch_dims, **call.kwargs)
     tell(trace=time.process_time() - start, nodes=sum(n.op.startswith("call") for n in graph.graph.nodes))
     alike = pytree.tree_structure((call.args, call.kwargs)) == pytree.tree_structure((other.args, other.kwargs))
-    if not alike or not all(guard.holds(OTHER) for guard in graph.meta["guards"]):  # a pipeline records once more
-        tell(guards=[str(guard) for guard in graph.meta["guards"]])
+    if not alike or not all(guard.holds(OTHER) for guard in graph.facts.guards):  # a pipeline records once more
+        tell(guards=[str(guard) for guard in graph.facts.guards])
         graph = pc.trace(model, *other.args, batch_dims=specimen.batch_dims, **other.kwargs)
     with torch.no_grad():
         wanted = model(*other.args, **other.kwargs)
@@ -274,7 +275,7 @@ def _restore(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
 
 def _rounding(graph: torch.fx.GraphModule) -> str:
     """The coarsest dtype that the model computes in."""
-    known = {t.dtype for node in graph.graph.nodes for t in _tensors(node.meta.get("val"))}
+    known = {t.dtype for node in graph.graph.nodes for t in _tensors(value_of(node))}
     floats = [dtype for dtype in known if dtype.is_floating_point]
     return str(max(floats, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)).removeprefix("torch.")
 

@@ -21,6 +21,7 @@ from pipecompile.costs.node_run import NodeRun, map_tensors, settled, tensors_in
 from pipecompile.costs.saved_bytes import SavedLedger
 from pipecompile.errors import InputError
 from pipecompile.torch_private.fx_graphs import target_text
+from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.state.preserved_run import state_tensors
 
 __all__ = ["COMPUTE_OPS", "Visit", "naming", "walk"]
@@ -124,7 +125,7 @@ def _failed(node: Node, error: Exception) -> CostError:
     sources = ", ".join(source.name for source in node.all_input_nodes)
     return CostError(
         f"node {node.name} ({node.op} {target}) failed: {type(error).__name__}: {error}",
-        where=str(node.meta.get("source") or ""),
+        where=facts(node).source,
         why=f"it was run on its own, on the values of {sources}" if sources else "",
         hint="check that the graph runs on these inputs, outside the cost model",
     )

@@ -8,16 +8,18 @@ import torch
 from torch import fx
 
 from pipecompile.costs.node_cost import NodeCost
-from pipecompile.graph.colocation import aliasing, compute_nodes
+from pipecompile.graph.colocation import compute_nodes, ties_of
 from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.partitioners import Node, Problem, Shared, Tensor
 from pipecompile.torch_private.tensor_bytes import footprint
+from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["build_problem"]
 
 
 def build_problem(
-    graph: fx.GraphModule,
+    graph: TracedGraph,
     costs: Mapping[str, NodeCost],
     *,
     seconds_per_byte: float = 0.0,
@@ -35,7 +37,7 @@ def build_problem(
     `restored` at once where all stages recompute. A tensor's time counts both directions, the activation there and its
     gradient back; its bytes are what a stage that receives it keeps.
     """
-    nodes, ties = compute_nodes(graph), graph.meta.get("ties") or aliasing(graph)
+    nodes, ties = compute_nodes(graph), ties_of(graph)
     names = {node.name for node in nodes}
     held, shared = _held_bytes(graph, nodes, optimizer_state)
     edges = [(source.name, node.name) for node in nodes for source in sources(node) if source.name in names]
@@ -48,7 +50,7 @@ def build_problem(
         )
         for node in nodes
         if (users := [user.name for user in node.users if user.name in names])
-        and isinstance(node.meta.get("val"), torch.Tensor)
+        and isinstance(value_of(node), torch.Tensor)
     ]
     return Problem(
         nodes=tuple(
@@ -76,11 +78,11 @@ def build_problem(
 
 def sources(node: fx.Node) -> list[fx.Node]:
     """The nodes whose values this one reads; a size's own inputs do not count, it is computed anew in every stage."""
-    return [source for source in node.all_input_nodes if not source.meta.get("scalar")]
+    return [source for source in node.all_input_nodes if not facts(source).is_size]
 
 
 def _held_bytes(
-    graph: fx.GraphModule, nodes: Sequence[fx.Node], optimizer_state: int
+    graph: TracedGraph, nodes: Sequence[fx.Node], optimizer_state: int
 ) -> tuple[dict[str, float], tuple[Shared, ...]]:
     """What each node alone holds, and what several share."""
     users: dict[int, dict[str, torch.Tensor]] = {}

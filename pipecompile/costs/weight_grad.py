@@ -15,6 +15,7 @@ from torch import fx
 
 from pipecompile.costs import NodeCost
 from pipecompile.graph.held_tensors import held_tensors
+from pipecompile.tracing.node_facts import value_of
 
 __all__ = ["Late", "late", "wanting"]
 
@@ -23,7 +24,7 @@ def wanting(graph: fx.GraphModule) -> set[fx.Node]:
     """Nodes whose value wants a gradient: a trained parameter or such an input went into it."""
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
-        value = node.meta.get("val")
+        value = value_of(node)
         if node.op == "placeholder":
             wants = isinstance(value, torch.Tensor) and value.requires_grad
         else:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.microbatches import MiniBatch
@@ -33,6 +33,7 @@ from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.partitioners import Problem
 from pipecompile.planning.planner import Chosen
 from pipecompile.runtime.cells.deferred_batchnorm import check_alone
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["RankBuilds"]
 
@@ -64,16 +65,16 @@ class RankBuilds(Builds):
             check_sync_groups(layers, self.communicator.ranks.replica_group)
         return without_sync([*layers.values()])
 
-    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
+    def _new_plan(self, graph: TracedGraph, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         self._agree(graph, f"{count} micro-batches")
         plan, problem, _ = self._shared(lambda: (*super(RankBuilds, self)._new_plan(graph, first, count), None))
         return plan, problem
 
-    def _chosen(self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]) -> Chosen:
+    def _chosen(self, graph: TracedGraph, inputs: FlatInputs, counts: tuple[int, ...]) -> Chosen:
         self._agree(graph, f"{' or '.join(map(str, counts))} micro-batches")
         return self._shared(lambda: super(RankBuilds, self)._chosen(graph, inputs, counts))
 
-    def _agree(self, graph: fx.GraphModule, counts: str) -> None:
+    def _agree(self, graph: TracedGraph, counts: str) -> None:
         lines = node_lines(graph)
         asked = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {self.options.n_stages} stages"
         self.communicator.agree("graph of the model", f"{asked}, {counts}")

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.errors import PlanError
 from pipecompile.ir import HOST
+from pipecompile.tracing.node_facts import value_of
+from pipecompile.tracing.traced_graph import TracedGraph
 
 if TYPE_CHECKING:
     from pipecompile.distributed.rank_pipeline import RankPipeline
@@ -71,7 +73,7 @@ def torch_stages(pipe: RankPipeline) -> list[PipelineStage]:
 def _faults(build: Build) -> Iterator[str]:
     last, values = (
         len(build.stages) - 1,
-        {node.name: node.meta["val"] for node in build.graph.graph.nodes if node.op != "output"},
+        {node.name: value_of(node) for node in build.graph.graph.nodes if node.op != "output"},
     )
     for route in build.routes:
         ends = sorted({last if end == HOST else end for end in route.consumers})
@@ -90,11 +92,11 @@ def _faults(build: Build) -> Iterator[str]:
         yield 'batch_norm="deferred" is settled by pipe.step'
 
 
-def _with_batch(graph: fx.GraphModule, names: Sequence[str]) -> tuple[str, int] | None:
+def _with_batch(graph: TracedGraph, names: Sequence[str]) -> tuple[str, int] | None:
     """The first of these values with a dimension that is the batch, and which."""
-    symbol, nodes = graph.meta["symbol"], {node.name: node for node in graph.graph.nodes}
+    symbol, nodes = graph.facts.symbol, {node.name: node for node in graph.graph.nodes}
     for name in names:
-        shape = getattr(nodes[name].meta["val"], "shape", ())
+        shape = getattr(value_of(nodes[name]), "shape", ())
         for dim, extent in enumerate(shape):
             if isinstance(extent, torch.SymInt) and extent.node.expr == symbol:
                 return name, dim

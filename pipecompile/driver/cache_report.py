@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from rich import box
 from rich.table import Table
-from torch import fx
 
 from pipecompile.show.table import render
+from pipecompile.tracing.node_facts import value_of
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
 __all__ = ["Recording", "Recordings"]
@@ -35,17 +36,16 @@ class Recording:
     calls: int
 
     @classmethod
-    def of(cls, graph: fx.GraphModule, modes: Sequence[bool], seconds: float, calls: int) -> Recording:
+    def of(cls, graph: TracedGraph, modes: Sequence[bool], seconds: float, calls: int) -> Recording:
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        names = zip(graph.meta["names"], placeholders, strict=True)
+        names = zip(graph.facts.names, placeholders, strict=True)
         kinds = {True: "train", False: "eval"}
         return cls(
-            inputs=tuple(f"{name}: {_value(node.meta['val'])}" for name, node in names),
+            inputs=tuple(f"{name}: {_value(value_of(node))}" for name, node in names),
             mode=kinds[modes[0]] if len(set(modes)) == 1 else f"{kinds[modes[0]]}, mixed",
-            autocast=" ".join(f"{kind} {dtype}" for kind, dtype, *_ in graph.meta["outside"].autocast if dtype)
-            or "off",
-            guards=tuple(_guard(guard) for guard in graph.meta["guards"]),
-            kept=tuple(reason.piece.name for reason in graph.meta["kept"]),
+            autocast=" ".join(f"{kind} {dtype}" for kind, dtype, *_ in graph.facts.outside.autocast if dtype) or "off",
+            guards=tuple(_guard(guard) for guard in graph.facts.guards),
+            kept=tuple(reason.piece.name for reason in graph.facts.kept),
             nodes=len(graph.graph.nodes),
             seconds=seconds,
             calls=calls,

@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from pipecompile.batching.batch_dims import pasted
 from pipecompile.batching.call_inputs import FlatInputs
@@ -34,6 +34,7 @@ from pipecompile.planning.planner import Chosen, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import check_alone, defer_norms, updating_norms
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.recording import another_size, record
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Builds", "Decided"]
 
@@ -139,7 +140,7 @@ class Builds:
         self.plan, self.options, self._cut = plan, options, build.cut
         self._keep(build)
 
-    def _chosen(self, graph: fx.GraphModule, inputs: FlatInputs, counts: tuple[int, ...]) -> Chosen:
+    def _chosen(self, graph: TracedGraph, inputs: FlatInputs, counts: tuple[int, ...]) -> Chosen:
         return choose(graph, inputs, self.options, counts)
 
     def _sizes(self, inputs: FlatInputs) -> tuple[int, ...]:
@@ -242,7 +243,7 @@ class Builds:
         self._homes.move_unused(self.model, self.options.devices[0])
         return copies
 
-    def _recorded(self, whole: FlatInputs, part: FlatInputs) -> fx.GraphModule:
+    def _recorded(self, whole: FlatInputs, part: FlatInputs) -> TracedGraph:
         """A recording of one micro-batch; a failure tells which inputs may not be batches at all."""
         grad = torch.is_grad_enabled()  # to be asked first: leaving inference mode turns it on
         try:
@@ -260,7 +261,7 @@ class Builds:
             hint = "; or ".join(hints)
             raise TraceError(error.what, code=error.code, where=error.where, why=error.why, hint=hint) from error
 
-    def _check_divided(self, graph: fx.GraphModule) -> None:
+    def _check_divided(self, graph: TracedGraph) -> None:
         """Raise InputError when micro-batches are no batches to the model; tell when they change what it computes."""
         check_sequences(graph)
         self._notices.mixed(meetings(graph))
@@ -277,7 +278,7 @@ class Builds:
         """Raise InputError while there are tensors that were on `meta` and that nobody has given values."""
         self.meta_init.check()
 
-    def _new_plan(self, graph: fx.GraphModule, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
+    def _new_plan(self, graph: TracedGraph, first: FlatInputs, count: int) -> tuple[Plan, Problem | None]:
         if self.plan is None:
             self._move_to_measure()
         with too_small(count, first.samples):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.microbatches import MiniBatch
@@ -33,6 +33,7 @@ from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.torch_private.modules import children_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_plan
 
 __all__ = ["Build", "signature"]
@@ -80,7 +81,7 @@ class Build:
     several micro-batches; `executable` makes what runs a program.
     """
 
-    graph: fx.GraphModule
+    graph: TracedGraph
     signature: tuple[Any, ...]
     plan: Plan
     options: Options
@@ -102,7 +103,7 @@ class Build:
     @classmethod
     def make(
         cls,
-        graph: fx.GraphModule,
+        graph: TracedGraph,
         mark: tuple[Any, ...],
         plan: Plan,
         options: Options,
@@ -126,7 +127,7 @@ class Build:
 
     def accepts(self, mark: tuple[Any, ...], sizes: Sequence[int]) -> bool:
         """Is this the recording for a call with this signature, in micro-batches of these sizes?"""
-        if mark != self.signature or self.graph.meta["grad_mode"] not in (None, torch.is_grad_enabled()):
+        if mark != self.signature or self.graph.facts.grad_mode not in (None, torch.is_grad_enabled()):
             return False
         return self.broken(sizes) is None
 
@@ -143,7 +144,7 @@ class Build:
 
     def broken(self, sizes: Sequence[int]) -> Guard | None:
         """The first guard that does not hold for one of these sizes of micro-batches."""
-        guards: Sequence[Guard] = self.graph.meta["guards"]
+        guards = self.graph.facts.guards
         return next((guard for guard in guards for size in set(sizes) if not guard.holds(size)), None)
 
     def arrivals(self, batch: MiniBatch) -> dict[tuple[str, bool], Any]:

@@ -4,43 +4,42 @@
     z = conv(y)  ──►  conv reads before the write: stage(conv) <= stage(relu_)
     relu_(y)
 
-Storages and writes were recorded with the graph (`node.meta`), so no list of in-place operators is kept here.
+Storages and writes were recorded with the graph (NodeFacts), so no list of in-place operators is kept here.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
 import networkx as nx
 import torch
 from torch import fx, nn
 
+from pipecompile.tracing.node_facts import Role, facts, value_of
 from pipecompile.tracing.opaque.opaque_node import Kept
+from pipecompile.tracing.traced_graph import Ties, TracedGraph
 
-__all__ = ["Ties", "aliasing", "compute_nodes", "tie_aliases"]
-
-
-@dataclass(frozen=True, slots=True)
-class Ties:
-    """Names that must share a stage, and pairs (a, b) with stage(a) <= stage(b) that no data edge implies."""
-
-    groups: tuple[tuple[str, ...], ...]
-    precedence: tuple[tuple[str, str], ...]
+__all__ = ["aliasing", "compute_nodes", "tie_aliases", "ties_of"]
 
 
-def tie_aliases(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph with its ties noted in `graph.meta["ties"]`."""
-    graph.meta["ties"] = aliasing(graph)
+def tie_aliases(graph: TracedGraph) -> TracedGraph:
+    """Note the ties of the graph in its facts, and return the graph."""
+    graph.facts = replace(graph.facts, ties=aliasing(graph))
     return graph
+
+
+def ties_of(graph: TracedGraph) -> Ties:
+    """Return the ties noted in a graph; compute them for a graph that is not prepared."""
+    return graph.facts.ties or aliasing(graph)
 
 
 def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
     """The nodes that a stage is made of, in order: no inputs, attributes, sizes, region switches or output."""
     called = ("call_module", "call_function", "call_method")
-    return [n for n in graph.graph.nodes if n.op in called and not n.meta.get("scalar") and not n.meta.get("switch")]
+    return [n for n in graph.graph.nodes if n.op in called and facts(n).role is Role.VALUE]
 
 
 def aliasing(graph: fx.GraphModule) -> Ties:
@@ -67,7 +66,7 @@ def _tie_items(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
     made = set(nodes)
     for node in nodes:
         for source in node.all_input_nodes:
-            if source in made and not isinstance(source.meta.get("val"), torch.Tensor):
+            if source in made and not isinstance(value_of(source), torch.Tensor):
                 _tie(ties, (source, node))
 
 
@@ -95,8 +94,8 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
 
 def _tie_draws(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
     """Random numbers are drawn in the order of the model; what sets their state stays with all who draw."""
-    drawing = [node for node in nodes if node.meta.get("draws")]
-    if any(node.meta.get("seeds") for node in drawing):
+    drawing = [node for node in nodes if facts(node).draws]
+    if any(facts(node).seeds for node in drawing):
         _tie(ties, drawing)
     return [(a.name, b.name) for a, b in pairwise(drawing)]
 
@@ -107,17 +106,17 @@ def _tie_writes(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]
     Parameters, buffers and constants outlive the micro-batch, and the next one may write them again while a later stage
     still reads: all their readers are tied to the writer. So are those who read an input that somebody writes.
     """
-    last_write = {storage: i for i, node in enumerate(nodes) for storage in node.meta["mutates"]}
-    lasting = {storage for node in graph.graph.nodes if node.op == "get_attr" for storage in node.meta["storages"]}
-    lasting |= {storage for node in nodes for storage in node.meta.get("reads", ())}
+    last_write = {storage: i for i, node in enumerate(nodes) for storage in facts(node).mutates}
+    lasting = {storage for node in graph.graph.nodes if node.op == "get_attr" for storage in facts(node).storages}
+    lasting |= {storage for node in nodes for storage in facts(node).reads}
     tied: defaultdict[int, list[fx.Node]] = defaultdict(list)
     precedence = []
     for i, node in enumerate(nodes):
-        read = {(storage, source.op) for source in node.all_input_nodes for storage in source.meta.get("storages", ())}
-        read |= {(storage, "get_attr") for storage in node.meta.get("reads", ())}
-        touched = {*node.meta["storages"], *node.meta["mutates"], *(storage for storage, _ in read)}
+        read = {(storage, source.op) for source in node.all_input_nodes for storage in facts(source).storages}
+        read |= {(storage, "get_attr") for storage in facts(node).reads}
+        touched = {*facts(node).storages, *facts(node).mutates, *(storage for storage, _ in read)}
         for storage in sorted(touched & last_write.keys()):
-            owns = storage in node.meta["mutates"] or (storage in node.meta["storages"] and i <= last_write[storage])
+            owns = storage in facts(node).mutates or (storage in facts(node).storages and i <= last_write[storage])
             if owns or storage in lasting or (storage, "placeholder") in read:
                 tied[storage].append(node)
             elif i < last_write[storage]:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from torch import fx
 
 from pipecompile.errors import PlanError
-from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.colocation import compute_nodes, ties_of
+from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_cut
 
 __all__ = ["Cut", "carried", "verify_as_is"]
@@ -23,7 +25,7 @@ __all__ = ["Cut", "carried", "verify_as_is"]
 Kind = tuple[str, str, str]
 
 
-def carried(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -> dict[str, int]:
+def carried(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int) -> dict[str, int]:
     """The cut of a plan on a graph: nodes keep their stage by name, one that is new goes where its inputs are.
 
     Raises PlanError when hardly any node is known.
@@ -39,7 +41,7 @@ def carried(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -
     return _legal({node.name: stage_of.get(node.name, 0) for node in nodes}, graph, n_stages)
 
 
-def verify_as_is(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: int) -> None:
+def verify_as_is(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int) -> None:
     """Raise PlanError, or VerifyError with every fault, unless this is a legal cut of just this graph."""
     differ = stage_of.keys() ^ {node.name for node in compute_nodes(graph)}
     if differ:
@@ -47,7 +49,7 @@ def verify_as_is(stage_of: Mapping[str, int], graph: fx.GraphModule, n_stages: i
             "the plan is damaged: it does not cover the graph that it is for", where=", ".join(sorted(differ)[:5]),
             hint="compile without plan= to make a new one",
         )  # fmt: skip
-    verify_cut(stage_of, _edges(graph), graph.meta["ties"].groups, n_stages)
+    verify_cut(stage_of, _edges(graph), ties_of(graph).groups, n_stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,13 @@ class Cut:
     n_stages: int
 
     @classmethod
-    def of(cls, graph: fx.GraphModule, stage_of: Mapping[str, int], n_stages: int) -> Cut:
+    def of(cls, graph: TracedGraph, stage_of: Mapping[str, int], n_stages: int) -> Cut:
         found: defaultdict[Kind, list[int]] = defaultdict(list)
         for node in compute_nodes(graph):
             found[_kind(node)].append(stage_of[node.name])
         return cls({kind: tuple(stages) for kind, stages in found.items()}, n_stages)
 
-    def on(self, graph: fx.GraphModule) -> dict[str, int] | None:
+    def on(self, graph: TracedGraph) -> dict[str, int] | None:
         """The same cut on another graph; None when most of its calls were never seen."""
         nodes = compute_nodes(graph)
         now, seen, stages = Counter(map(_kind, nodes)), Counter[Kind](), dict[str, int]()
@@ -79,12 +81,12 @@ class Cut:
 
 def _kind(node: fx.Node) -> Kind:
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.op, target, node.meta.get("module", "")
+    return node.op, target, facts(node).module
 
 
-def _legal(stages: dict[str, int], graph: fx.GraphModule, n_stages: int) -> dict[str, int]:
+def _legal(stages: dict[str, int], graph: TracedGraph, n_stages: int) -> dict[str, int]:
     """Stages raised until no edge goes back and what is tied shares a stage."""
-    edges, groups = _edges(graph), graph.meta["ties"].groups
+    edges, groups = _edges(graph), ties_of(graph).groups
     while True:
         before = dict(stages)
         for a, b in edges:
@@ -96,9 +98,9 @@ def _legal(stages: dict[str, int], graph: fx.GraphModule, n_stages: int) -> dict
             return stages
 
 
-def _edges(graph: fx.GraphModule) -> list[tuple[str, str]]:
+def _edges(graph: TracedGraph) -> list[tuple[str, str]]:
     """All pairs (a, b) with stage(a) <= stage(b)."""
     nodes = compute_nodes(graph)
     names = {node.name for node in nodes}
     read = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in names]
-    return [*read, *graph.meta["ties"].precedence]
+    return [*read, *ties_of(graph).precedence]

@@ -17,6 +17,7 @@ from torch import fx
 
 from pipecompile.torch_private.devices import device_constructors
 from pipecompile.torch_private.modes import enter_autocast
+from pipecompile.tracing.node_facts import value_of
 
 __all__ = ["follow_device"]
 
@@ -48,7 +49,7 @@ def _names(argument: Any, recorded: torch.device) -> bool:
 
 
 def _is_on(node: fx.Node, recorded: torch.device) -> bool:
-    value = node.meta.get("val")
+    value = value_of(node)
     return isinstance(value, torch.Tensor) and _same(value.device, recorded)
 
 

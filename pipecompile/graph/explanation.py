@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.errors import InputError, TraceError
 from pipecompile.graph.risks import Risk, risks
 from pipecompile.tracing import trace
 from pipecompile.tracing.report import Report, WholeModule, report
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import raiser
 
 __all__ = ["Explanation", "Failure", "explain"]
@@ -115,7 +116,7 @@ def explain(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None
 
 def _attempt(
     model: Any, args: Any, kwargs: Any, batch_dims: BatchDims | None
-) -> tuple[fx.GraphModule | None, tuple[Failure, ...]]:
+) -> tuple[TracedGraph | None, tuple[Failure, ...]]:
     try:
         return trace(model, *args, batch_dims=batch_dims, **kwargs), ()
     except TraceError as error:

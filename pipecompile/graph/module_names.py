@@ -9,6 +9,7 @@ from torch import fx
 from pipecompile.errors import InputError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.tracing.emit.node_target import said
+from pipecompile.tracing.node_facts import facts
 
 __all__ = ["module_of", "named"]
 
@@ -30,4 +31,4 @@ def named(graph: fx.GraphModule, name: str, option: str) -> list[str]:
 
 def module_of(node: fx.Node) -> str:
     """The module that a node calls, or in whose forward it is."""
-    return said(str(node.target)) if node.op == "call_module" else str(node.meta.get("module", ""))
+    return said(str(node.target)) if node.op == "call_module" else facts(node).module

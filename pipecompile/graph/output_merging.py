@@ -19,6 +19,8 @@ from torch import fx
 
 from pipecompile.batching.microbatches import How, Join
 from pipecompile.graph.row_order import batch_dims_of, by_sample, rows_each, word_of
+from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["joins"]
 
@@ -29,16 +31,17 @@ _CASTS = ("to", "type", "float", "double", "half", "bfloat16", "int", "long", "c
           "reshape", "view", "squeeze", "unsqueeze", "neg")  # fmt: skip
 
 
-def joins(graph: fx.GraphModule, other: fx.GraphModule | None = None, *, mean: bool = True) -> tuple[Join, ...]:
+def joins(graph: TracedGraph, other: TracedGraph | None = None, *, mean: bool = True) -> tuple[Join, ...]:
     """One Join per leaf of the output. `other` is a recording for another batch size, where each is for one size alone:
     what differs is the batch. `mean` is how a number is joined when the graph does not show whether it is a mean.
     """
     node = graph.graph.output_node()
     arguments: Any = node.args[0]
-    values = node.meta["val"]
-    if graph.meta["batch_size"] is not None and any(dim is not None for dim in graph.meta["dims"]):
-        return _fixed(graph, arguments, values, other, mean=mean)
-    sampled, symbol = _sampled(graph), graph.meta["symbol"]
+    values = value_of(node)
+    size = graph.facts.batch_size
+    if size is not None and any(dim is not None for dim in graph.facts.dims):
+        return _fixed(graph, size, arguments, values, other, mean=mean)
+    sampled, symbol = _sampled(graph), graph.facts.symbol
     return tuple(_join(a, v, symbol, sampled, mean=mean) for a, v in zip(arguments, values, strict=True))
 
 
@@ -76,8 +79,8 @@ def _reduced(node: fx.Node, value: torch.Tensor, symbol: sympy.Symbol, *, mean: 
 def _reduction(node: fx.Node, symbol: sympy.Symbol) -> str | None:
     """Whether the samples were added up or averaged on the way to a value that has no batch dimension; None: unknown."""
     word = word_of(node)
-    sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
-    here = any(batch_dims_of(source.meta["val"], symbol) for source in sources)
+    sources = [source for source in node.all_input_nodes if isinstance(value_of(source), torch.Tensor)]
+    here = any(batch_dims_of(value_of(source), symbol) for source in sources)
     if node.op == "call_module":
         root = node.graph.owning_module
         assert root is not None
@@ -92,44 +95,50 @@ def _reduction(node: fx.Node, symbol: sympy.Symbol) -> str | None:
     return _reduction(sources[0], symbol) if passed and sources and not here else None
 
 
-def _sampled(graph: fx.GraphModule) -> set[fx.Node]:
+def _sampled(graph: TracedGraph) -> set[fx.Node]:
     """The nodes that a sample enters, through arguments or through memory written in place. Sizes do not count."""
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    found = {node for node, dim in zip(placeholders, graph.meta["dims"], strict=True) if dim is not None}
+    found = {node for node, dim in zip(placeholders, graph.facts.dims, strict=True) if dim is not None}
     written: set[int] = set()
-    owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in node.meta["storages"]}
+    owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
     for node in graph.graph.nodes:
-        if not node.meta.get("scalar") and any(source in found for source in node.all_input_nodes):
+        if not facts(node).is_size and any(source in found for source in node.all_input_nodes):
             found.add(node)
-            written |= set(node.meta.get("mutates", ())) - owned
-    return found | {node for node in graph.graph.nodes if set(node.meta.get("storages", ())) & written}
+            written |= facts(node).mutates - owned
+    return found | {node for node in graph.graph.nodes if facts(node).storages & written}
 
 
 # -- recordings for one batch size alone ----------------------------------------------------------------------------
 
 
 def _fixed(
-    graph: fx.GraphModule, arguments: Sequence[Any], values: Sequence[Any], other: fx.GraphModule | None, *, mean: bool
+    graph: TracedGraph,
+    size: int,
+    arguments: Sequence[Any],
+    values: Sequence[Any],
+    other: TracedGraph | None,
+    *,
+    mean: bool,
 ) -> tuple[Join, ...]:
-    sampled, size = _sampled(graph), graph.meta["batch_size"]
+    sampled = _sampled(graph)
     if other is None:
         return tuple(_guessed(a, v, size, sampled, mean=mean) for a, v in zip(arguments, values, strict=True))
     if _per_sample(graph) and _per_sample(other):
         return (Join(How.LISTED),) * len(values)
-    if other.meta["out_spec"] != graph.meta["out_spec"]:
+    if other.facts.out_spec != graph.facts.out_spec:
         refusal = _refused("it is in a list whose length depends on the batch size")
         return tuple(refusal if argument in sampled else Join(How.SAME) for argument in arguments)
-    others = other.graph.output_node().meta["val"]
-    ratio = sympy.Rational(other.meta["batch_size"], size)
+    others = value_of(other.graph.output_node())
+    ratio = sympy.Rational(other.facts.batch_size, size)
     return tuple(
         _compared(a, v, o, ratio, sampled, mean=mean) for a, v, o in zip(arguments, values, others, strict=True)
     )
 
 
-def _per_sample(graph: fx.GraphModule) -> bool:
+def _per_sample(graph: TracedGraph) -> bool:
     """Is the output a list with as many entries as there are samples?"""
-    spec = graph.meta["out_spec"]
-    return spec.type is list and spec.num_children == graph.meta["batch_size"]
+    spec = graph.facts.out_spec
+    return spec.type is list and spec.num_children == graph.facts.batch_size
 
 
 def _compared(argument: Any, value: Any, other: Any, ratio: Any, sampled: set[fx.Node], *, mean: bool) -> Join:

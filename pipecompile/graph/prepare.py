@@ -15,14 +15,15 @@ from torch import fx
 from pipecompile.graph.colocation import tie_aliases
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.ir.pass_manager import Pass, PassManager, watch
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.traced_graph import verify_graph
 
 __all__ = ["prepare", "settle"]
 
 
-def prepare(graph: fx.GraphModule, *, dump: Callable[[str], object] | None = None) -> fx.GraphModule:
+def prepare(graph: TracedGraph, *, dump: Callable[[str], object] | None = None) -> TracedGraph:
     """A traced graph made ready to be cut: its ties are noted. Raises VerifyError for a graph that is not legal."""
-    prepared: fx.GraphModule = PassManager((Pass("aliasing", tie_aliases, verify_graph),)).run(graph, watch(dump))
+    prepared: TracedGraph = PassManager((Pass("aliasing", tie_aliases, verify_graph),)).run(graph, watch(dump))
     return prepared
 
 

@@ -14,6 +14,8 @@ from pipecompile.graph.cross_sample import meetings
 from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.torch_private.modules import BatchNorm, is_hooked
 from pipecompile.tracing.emit.node_target import said
+from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
 __all__ = ["Risk", "risks"]
@@ -36,7 +38,7 @@ class Risk:
         return f"{self.kind} ({self.count}): {self.what}{places}"
 
 
-def risks(model: nn.Module, graph: fx.GraphModule | None = None) -> tuple[Risk, ...]:
+def risks(model: nn.Module, graph: TracedGraph | None = None) -> tuple[Risk, ...]:
     """The risks of a model, and of its recording if there is one."""
     found = [*_of_model(model), *(() if graph is None else _of_graph(model, graph))]
     return tuple(Risk(kind, len(places), what, tuple(places)) for kind, what, places in found if places)
@@ -51,13 +53,13 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str, Sequence[str]]]:
     yield "tied weights", "one parameter under several names: its uses share a device, or are mirrored", _tied(model)
 
 
-def _of_graph(model: nn.Module, graph: fx.GraphModule) -> Iterator[tuple[str, str, Sequence[str]]]:
+def _of_graph(model: nn.Module, graph: TracedGraph) -> Iterator[tuple[str, str, Sequence[str]]]:
     nodes = compute_nodes(graph)
-    drawn = [_place(node) for node in nodes if node.meta.get("draws") and not _idle(node)]
+    drawn = [_place(node) for node in nodes if facts(node).draws and not _idle(node)]
     yield "randomness", "draws numbers once per micro-batch, in the order of the schedule", drawn
     yield "samples that meet", "in micro-batches, only those of the same one", meetings(graph)
-    owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in node.meta["storages"]}
-    written = [_place(node) for node in nodes if node.meta["mutates"] & owned]
+    owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
+    written = [_place(node) for node in nodes if facts(node).mutates & owned]
     yield "in-place writes", "of buffers or parameters, once per micro-batch", written
     used = {id(tensor) for node in nodes for tensor in held_tensors(graph, node)}
     unused = [name for name, parameter in model.named_parameters() if id(parameter) not in used]
@@ -83,10 +85,10 @@ def _tied(model: nn.Module) -> list[str]:
 def _idle(node: fx.Node) -> bool:
     """It could draw but does not: it seeds, or is attention without dropout."""
     rate = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
-    return bool(node.meta.get("seeds")) or (node.target is F.scaled_dot_product_attention and not rate)
+    return facts(node).seeds or (node.target is F.scaled_dot_product_attention and not rate)
 
 
 def _place(node: fx.Node) -> str:
     if node.op == "call_module":
         return said(str(node.target))
-    return line_of(str(node.meta.get("source", ""))) or node.name
+    return line_of(facts(node).source) or node.name

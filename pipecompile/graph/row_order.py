@@ -13,6 +13,8 @@ import sympy
 import torch
 from torch import fx
 
+from pipecompile.tracing.node_facts import value_of
+
 __all__ = ["batch_dims_of", "by_sample", "rows_each", "word_of"]
 
 _RESHAPES = ("reshape", "view", "flatten", "unflatten", "reshape_as", "view_as", "contiguous")
@@ -50,18 +52,18 @@ def rows_each(size: sympy.Basic, symbol: sympy.Symbol) -> int | None:
 
 def by_sample(node: fx.Node, symbol: sympy.Symbol) -> bool:
     """Is the one batch dimension of a node's value known to have all rows of a sample together, sample after sample?"""
-    ((dim, size),) = batch_dims_of(node.meta["val"], symbol)
+    ((dim, size),) = batch_dims_of(value_of(node), symbol)
     if rows_each(size, symbol) == 1:
         return True
     word, sources = word_of(node), _sources(node)
-    single = [source for source in sources if len(batch_dims_of(source.meta["val"], symbol)) == 1]
+    single = [source for source in sources if len(batch_dims_of(value_of(source), symbol)) == 1]
     if word in _RESHAPES and single:
-        return _reshaped(single[0], node.meta["val"], dim, symbol)
+        return _reshaped(single[0], value_of(node), dim, symbol)
     if word == "repeat_interleave" and single:
         return by_sample(single[0], symbol)
     if word in _MOVES or _picks(node):
         return False
-    alike = [source for source in single if batch_dims_of(source.meta["val"], symbol)[0][1] == size]
+    alike = [source for source in single if batch_dims_of(value_of(source), symbol)[0][1] == size]
     return bool(alike) and all(by_sample(source, symbol) for source in alike)
 
 
@@ -73,9 +75,9 @@ def word_of(node: fx.Node) -> str:
 def _sources(node: fx.Node) -> list[fx.Node]:
     """The tensors that a call gets; an item of a tuple stands for the call that made the tuple."""
     made = node.args[0] if node.target is operator.getitem else None
-    if isinstance(made, fx.Node) and not isinstance(made.meta["val"], torch.Tensor):
+    if isinstance(made, fx.Node) and not isinstance(value_of(made), torch.Tensor):
         return _sources(made)
-    return [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
+    return [source for source in node.all_input_nodes if isinstance(value_of(source), torch.Tensor)]
 
 
 def _picks(node: fx.Node) -> bool:
@@ -85,7 +87,7 @@ def _picks(node: fx.Node) -> bool:
 
 def _reshaped(source: fx.Node, value: torch.Tensor, dim: int, symbol: sympy.Symbol) -> bool:
     """A dimension that merges others has its rows by sample when the first of these has, beside such of size one."""
-    old, new = ([*map(_expression, tensor.shape)] for tensor in (source.meta["val"], value))
+    old, new = ([*map(_expression, tensor.shape)] for tensor in (value_of(source), value))
     starts = [
         index for index in range(len(old)) if sympy.prod(old[:index]) == sympy.prod(new[:dim]) and old[index] != 1
     ]

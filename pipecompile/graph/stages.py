@@ -21,7 +21,10 @@ from torch import fx
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.prepare import settle
 from pipecompile.ir import HOST, Route
-from pipecompile.tracing.ambient_modes import Regions
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.emit.ambient_regions import Regions
+from pipecompile.tracing.node_facts import Role, facts, value_of
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Stage", "routes", "split"]
 
@@ -38,7 +41,7 @@ class Stage:
     nodes: tuple[str, ...]
 
 
-def routes(graph: fx.GraphModule, stage_of: Mapping[str, int], samples: int | None = None) -> tuple[Route, ...]:
+def routes(graph: TracedGraph, stage_of: Mapping[str, int], samples: int | None = None) -> tuple[Route, ...]:
     """A route for every value that a stage does not make itself, and for every output, in graph order.
 
     `nbytes` is the size with so many samples, by default with as many as were recorded.
@@ -55,12 +58,12 @@ def routes(graph: fx.GraphModule, stage_of: Mapping[str, int], samples: int | No
             continue
         consumers = sorted(wanted[node] - {source}) + [HOST] * (node in outputs and source != HOST)
         if consumers:
-            found.append(_route(node, source, consumers, {graph.meta["symbol"]: samples} if samples else {}))
+            found.append(_route(node, source, consumers, {graph.facts.symbol: samples} if samples else {}))
     return tuple(found)
 
 
 def _route(node: fx.Node, source: int, consumers: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Route:
-    value = node.meta["val"]
+    value = value_of(node)
     if not isinstance(value, torch.Tensor):
         return Route(node.name, source, tuple(consumers), 0.0, gradient=False)
     differentiable = value.dtype.is_floating_point or value.dtype.is_complex
@@ -78,7 +81,7 @@ def _elements(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> int:
 
 
 def split(
-    graph: fx.GraphModule, plan_routes: Sequence[Route], stage_of: Mapping[str, int], devices: Sequence[torch.device]
+    graph: TracedGraph, plan_routes: Sequence[Route], stage_of: Mapping[str, int], devices: Sequence[torch.device]
 ) -> tuple[Stage, ...]:
     """One stage per entry of `devices` (the device of each stage). The traced graph is left as it is."""
     members: list[list[fx.Node]] = [[] for _ in devices]
@@ -92,12 +95,12 @@ def split(
 class _Builder:
     """Copies the nodes of one stage into a graph of its own."""
 
-    def __init__(self, source: fx.GraphModule, index: int, nodes: list[fx.Node], plan_routes: Sequence[Route]) -> None:
+    def __init__(self, source: TracedGraph, index: int, nodes: list[fx.Node], plan_routes: Sequence[Route]) -> None:
         self.source, self.index, self.nodes = source, index, nodes
         self.inputs = tuple(route.value for route in plan_routes if index in route.consumers)
         self.outputs = tuple(route.value for route in plan_routes if route.source == index)
         self.graph = fx.Graph()
-        self.regions = Regions(self.graph, source.meta["outside"])
+        self.regions = Regions(self.graph, source.facts.outside)
         self.copies: dict[fx.Node, fx.Node] = {}
         self.size: fx.Node | None = None
 
@@ -105,16 +108,16 @@ class _Builder:
         named = {node.name: node for node in self.source.graph.nodes}
         for name in self.inputs:
             self.copies[named[name]] = self._copy(named[name], self.graph.placeholder(name))
-        if any(source.meta.get("scalar") for node in self.nodes for source in node.all_input_nodes):
+        if any(facts(source).is_size for node in self.nodes for source in node.all_input_nodes):
             self.size = self.graph.placeholder("batch_size")
         for node in self.nodes:
             for source in node.all_input_nodes:
                 self._fetch(source)
-            self.regions.enter(node.meta["ambient"])
+            self.regions.enter(_ambient(node))
             self._fetch(node)
         self.regions.close()
         self.graph.output(tuple(self.copies[named[name]] for name in self.outputs))
-        settle(self.graph, self.source.meta["device"], device)
+        settle(self.graph, self.source.facts.device, device)
         module = fx.GraphModule(self.source, self.graph, f"Stage{self.index}")
         module.training = self.source.training
         return Stage(
@@ -124,7 +127,7 @@ class _Builder:
     def _fetch(self, node: fx.Node) -> fx.Node:
         """The copy of a node in this stage; attributes and sizes are copied when first asked for."""
         if node not in self.copies:
-            if node.meta.get("batch_size"):
+            if facts(node).role is Role.BATCH_SIZE:
                 assert self.size is not None
                 self.copies[node] = self.size
             else:
@@ -135,3 +138,9 @@ class _Builder:
     def _copy(node: fx.Node, copy: fx.Node) -> fx.Node:
         copy.meta = dict(node.meta)
         return copy
+
+
+def _ambient(node: fx.Node) -> Ambient:
+    ambient = facts(node).ambient
+    assert ambient is not None, f"{node.name} was recorded without its modes"
+    return ambient

@@ -16,8 +16,6 @@ from functools import partial
 from math import log
 from time import monotonic
 
-from torch import fx
-
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.microbatches import MiniBatch, sizes
 from pipecompile.costs import CostError, NodeCost
@@ -48,6 +46,7 @@ from pipecompile.planning.solve_cut import cut, excess
 from pipecompile.schedules import CATALOGUE, Builder
 from pipecompile.schedules.search.evaluate import Judge
 from pipecompile.simulation.costs import make_costs
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["choose"]
 
@@ -59,7 +58,7 @@ _SAME = 1e-9
 
 
 def choose(
-    graph: fx.GraphModule, whole: FlatInputs, options: Options, counts: Sequence[int]
+    graph: TracedGraph, whole: FlatInputs, options: Options, counts: Sequence[int]
 ) -> tuple[Plan, Problem, int | None]:
     """The plan with the shortest simulated step among `counts` of micro-batches, with all that was considered; the problem it
     solves, and how many samples its micro-batches have.
@@ -107,7 +106,7 @@ class _Comparison:
     anything fits.
     """
 
-    graph: fx.GraphModule
+    graph: TracedGraph
     whole: FlatInputs
     options: Options
     counts: tuple[int, ...]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from torch import fx
-
 from pipecompile.costs.node_cost import CostError
 from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import check_sequences
-from pipecompile.tracing.fakes.batch_symbol import Guard
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["barred", "counts_to_try", "first_count", "too_small"]
 
@@ -31,13 +29,13 @@ def first_count(samples: int, default: int) -> int:
     return next(alike, 1)
 
 
-def barred(graph: fx.GraphModule, parts: Sequence[int]) -> str:
+def barred(graph: TracedGraph, parts: Sequence[int]) -> str:
     """Why a recording does not serve micro-batches of these sizes; empty when it does."""
-    guards: Sequence[Guard] = graph.meta["guards"]
+    guards = graph.facts.guards
     guard = next((guard for guard in guards for size in set(parts) if not guard.holds(size)), None)
     if guard is not None:
         return f"the model branches on the batch size: {guard}"
-    only = graph.meta["batch_size"]
+    only = graph.facts.batch_size
     if only is not None and set(parts) != {only}:
         return f"the recording is for micro-batches of {only} samples alone"
     try:

@@ -17,7 +17,7 @@ from pipecompile.costs.profile import REPEATS
 from pipecompile.costs.user_costs import overridden, provided
 from pipecompile.costs.weight_grad import late, wanting
 from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
-from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.colocation import compute_nodes, ties_of
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.graph.fingerprint import fingerprint, node_lines
 from pipecompile.graph.held_tensors import held_tensors
@@ -33,6 +33,8 @@ from pipecompile.planning.schedule_choice import searched
 from pipecompile.planning.solve_cut import cut, free_bottleneck
 from pipecompile.torch_private.devices import to_device
 from pipecompile.tracing.emit.node_target import said
+from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = [
     "Chosen",
@@ -64,7 +66,7 @@ class Draft:
 
 
 def make_plan(
-    graph: fx.GraphModule, inputs: Sequence[Any], options: Options, n_microbatches: int, samples: int | None = None
+    graph: TracedGraph, inputs: Sequence[Any], options: Options, n_microbatches: int, samples: int | None = None
 ) -> tuple[Plan, Problem]:
     """A plan, and the problem it solves. `inputs` are those of one micro-batch, flat, of so many `samples`, or as were recorded.
 
@@ -86,14 +88,12 @@ def make_plan(
     return plan_of(graph, draft, cost, options, unforced=unforced_bottleneck(graph, problem, found, options)), solved
 
 
-def asked_problem(
-    graph: fx.GraphModule, costs: Mapping[str, NodeCost], n_microbatches: int, options: Options
-) -> Problem:
+def asked_problem(graph: TracedGraph, costs: Mapping[str, NodeCost], n_microbatches: int, options: Options) -> Problem:
     """The problem under the schedule that options ask for."""
     return make_problem(graph, costs, options, options.schedule_for(n_microbatches, custom=False))
 
 
-def make_problem(graph: fx.GraphModule, costs: Mapping[str, NodeCost], options: Options, schedule: Schedule) -> Problem:
+def make_problem(graph: TracedGraph, costs: Mapping[str, NodeCost], options: Options, schedule: Schedule) -> Problem:
     """What is to be cut, with the machine that it is cut for, before anything is forced.
 
     Where devices are alike and have no limit, every stage counts as a device: even stages make even devices.
@@ -129,7 +129,7 @@ def warn_of_gap(found: Partition, options: Options) -> None:
 
 
 def measured(
-    graph: fx.GraphModule, inputs: Sequence[Any], options: Options, repeats: Repeats = REPEATS
+    graph: TracedGraph, inputs: Sequence[Any], options: Options, repeats: Repeats = REPEATS
 ) -> tuple[str, dict[str, NodeCost]]:
     """The name of the cost model that was used, and what each node costs under it for one micro-batch `inputs`."""
     device = options.devices[0]
@@ -142,19 +142,19 @@ def measured(
     return (f"{cost} and own", overridden(graph, costs, options.costs)) if options.costs else (cost, costs)
 
 
-def _moved(graph: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> tuple[fx.GraphModule, list[Any]]:
+def _moved(graph: TracedGraph, inputs: Sequence[Any], device: torch.device) -> tuple[fx.GraphModule, list[Any]]:
     """A copy of the graph, and the inputs, as they are on `device`, where costs are measured; a CPU has nothing to move."""
     if device.type == "cpu":
         return graph, list(inputs)
     copied = fx.Graph()
     copied.output(copied.graph_copy(graph.graph, {}))
-    return fx.GraphModule(graph, follow_device(copied, graph.meta["device"], device)), [
+    return fx.GraphModule(graph, follow_device(copied, graph.facts.device, device)), [
         to_device(value, device) for value in inputs
     ]
 
 
-def check_bearable(graph: fx.GraphModule, n_stages: int) -> None:
-    tied = sum(len(group) - 1 for group in graph.meta["ties"].groups)
+def check_bearable(graph: TracedGraph, n_stages: int) -> None:
+    tied = sum(len(group) - 1 for group in ties_of(graph).groups)
     units = len(compute_nodes(graph)) - tied
     if n_stages > units:
         raise PartitionError(
@@ -184,7 +184,7 @@ def flying(schedule: Schedule, options: Options) -> tuple[float, ...]:
     return tuple(map(float, peak))
 
 
-def unforced_bottleneck(graph: fx.GraphModule, problem: Problem, found: Partition, options: Options) -> float | None:
+def unforced_bottleneck(graph: TracedGraph, problem: Problem, found: Partition, options: Options) -> float | None:
     return free_bottleneck(graph, problem, found, options) if options.steering else None
 
 
@@ -192,7 +192,7 @@ def unforced_bottleneck(graph: fx.GraphModule, problem: Problem, found: Partitio
 
 
 def drafted(
-    graph: fx.GraphModule,
+    graph: TracedGraph,
     found: Partition,
     problem: Problem,
     costs: Mapping[str, NodeCost],
@@ -219,7 +219,7 @@ def drafted(
 
 
 def plan_of(
-    graph: fx.GraphModule,
+    graph: TracedGraph,
     draft: Draft,
     cost: str,
     options: Options,
@@ -256,7 +256,7 @@ def _each_alone(problem: Problem) -> Problem:
 
 
 def _summary(
-    graph: fx.GraphModule,
+    graph: TracedGraph,
     stage: int,
     nodes: Sequence[fx.Node],
     costs: Mapping[str, NodeCost],
@@ -297,4 +297,4 @@ def _label(node: fx.Node) -> str:
     if node.op == "call_module":
         return said(str(node.target))
     word = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    return f"{node.meta.get('module', '')}.{word}".strip(".")
+    return f"{facts(node).module}.{word}".strip(".")

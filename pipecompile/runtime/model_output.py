@@ -14,6 +14,8 @@ from torch import fx
 from pipecompile.batching.microbatches import How, Join, gather
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
+from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Outputs", "own_loss"]
 
@@ -35,15 +37,15 @@ class Leaf:
 class Outputs:
     """The output of one traced graph. How its leaves are put together from several micro-batches is told when it is asked."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
-        self.spec: pytree.TreeSpec = graph.meta["out_spec"]
-        self.symbol: sympy.Symbol = graph.meta["symbol"]
+    def __init__(self, graph: TracedGraph) -> None:
+        self.spec: pytree.TreeSpec = graph.facts.out_spec
+        self.symbol: sympy.Symbol = graph.facts.symbol
         node = graph.graph.output_node()
         arguments: Any = node.args[0]
-        self.leaves = tuple(map(_leaf, arguments, node.meta["val"]))
+        self.leaves = tuple(map(_leaf, arguments, value_of(node)))
         self.joins: tuple[Join, ...] | None = None
         self.names = tuple(dict.fromkeys(leaf.value for leaf in self.leaves if leaf.value is not None))
-        self.example = pytree.tree_unflatten(node.meta["val"], self.spec)
+        self.example = pytree.tree_unflatten(value_of(node), self.spec)
 
     def assemble(self, value_of: Callable[[str], Any], size: int) -> Any:
         """The output of a batch of `size` samples whose values are given by name."""
@@ -85,7 +87,7 @@ class Outputs:
 def _leaf(argument: Any, value: Any) -> Leaf:
     if isinstance(argument, fx.Node) and argument.op == "get_attr":  # neither tensor nor number
         return Leaf(None, constant=value)
-    if isinstance(argument, fx.Node) and not argument.meta.get("scalar"):
+    if isinstance(argument, fx.Node) and not facts(argument).is_size:
         return Leaf(argument.name)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return Leaf(None, expression=sympy.sympify(value.node.expr), kind=value.node.pytype)

@@ -11,6 +11,7 @@ from torch import fx
 from pipecompile.errors import RunError
 from pipecompile.ir import Instruction, Kind, Program
 from pipecompile.runtime.dispatch import Failure
+from pipecompile.tracing.node_facts import facts
 
 __all__ = ["explained"]
 
@@ -30,7 +31,7 @@ def explained(failure: Failure, program: Program, graph: fx.GraphModule) -> Base
         return error
     instruction = program.rows[failure.device][failure.index]
     who, stage, microbatch = _subject(instruction, failure.device)
-    where = _user_line(error.__traceback__, {node.name: node.meta.get("source", "") for node in graph.graph.nodes})
+    where = _user_line(error.__traceback__, {node.name: facts(node).source for node in graph.graph.nodes})
     what = f"{who} of micro-batch {microbatch}: {type(error).__name__}: {error}"
     result = RunError(
         what, stage=stage, microbatch=microbatch, where=where or f"device {failure.device}, {instruction}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.units import BYTES, COUNT, SECONDS, written
 from pipecompile.show.colours import FILLS
+from pipecompile.tracing.node_facts import facts
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -42,7 +43,7 @@ _Boxes = dict["Node", _Box]
 
 
 def graph_dot(graph: GraphModule, plan: Plan, *, depth: int | None = None) -> str:
-    """DOT text of a traced graph (`node.meta["module"]` says where a call was made) cut as the plan says.
+    """DOT text of a traced graph (the facts of a node say in which module it was called) cut as the plan says.
 
     `depth` is the number of parts that a module path keeps; None takes the deepest that leaves at most 48 boxes.
     """
@@ -85,7 +86,7 @@ def _path(node: Node) -> str:
     if node.op == "call_module":
         return str(node.target)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
-    return f"{node.meta.get('module', '')}.{name}".strip(".")
+    return f"{facts(node).module}.{name}".strip(".")
 
 
 def _edges(plan: Plan, boxes: _Boxes) -> dict[tuple[_Box, _Box], dict[str, str]]:

@@ -21,6 +21,7 @@ from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
 from pipecompile.show.table import stage_caption, stage_columns
+from pipecompile.tracing.node_facts import facts
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -176,7 +177,7 @@ def _cut(graph: GraphModule, plan: Plan) -> dict[str, Any]:
             {"value": route.value, "source": source, "ends": ends, "nbytes": route.nbytes, "gradient": route.gradient}
         )
     return {
-        "nodes": [(node.name, node.meta.get("module", ""), stage_of[node.name]) for node in placed],
+        "nodes": [(node.name, facts(node).module, stage_of[node.name]) for node in placed],
         "edges": [(a, b) for a, b in dict.fromkeys(edges) if a < b],
         "routes": routes,
         "stages": [

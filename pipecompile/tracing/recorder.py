@@ -29,7 +29,8 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import DataDependentOutputException, FakeTensorMode, enable_python_dispatcher
 from pipecompile.torch_private.modules import has_backward_hooks
 from pipecompile.torch_private.storages import version_of
-from pipecompile.tracing.ambient_modes import Ambient, Regions
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.emit.ambient_regions import Regions
 from pipecompile.tracing.emit.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
 from pipecompile.tracing.emit.graph_module import finished
 from pipecompile.tracing.emit.node_target import Spelling, attribute, decides_rank, spelled
@@ -46,12 +47,14 @@ from pipecompile.tracing.interception.python_builtins import calls
 from pipecompile.tracing.interception.randomness import Draws, settable
 from pipecompile.tracing.leaf_modules import is_leaf, outline
 from pipecompile.tracing.model_pieces import Piece, blame, caught
+from pipecompile.tracing.node_facts import NodeFacts, facts, note, set_facts
 from pipecompile.tracing.opaque.opaque_calls import KeptPieces
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.module_snapshots import Originals
 from pipecompile.tracing.state.recording_leftovers import Remains
 from pipecompile.tracing.state.second_call import settle
 from pipecompile.tracing.trace_errors import beyond_fakes, explained
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import caller
 
 __all__ = ["Recorder"]
@@ -79,7 +82,7 @@ class Recorder(TorchFunctionMode):
 
     # -- one recording, from top to bottom ------------------------------------------------------------------------
 
-    def record(self, inputs: FlatInputs) -> fx.GraphModule:
+    def record(self, inputs: FlatInputs) -> TracedGraph:
         self.values.own(self.model)
         self.originals = Originals(self.model)
         self.remains = Remains(self.model, self.values.stands_for)
@@ -106,7 +109,7 @@ class Recorder(TorchFunctionMode):
         node = self.graph.placeholder(name)
         twin = self.twin(leaf, dim)
         held = [twin] if isinstance(twin, torch.Tensor) else []
-        node.meta.update(val=twin, module="", source="", storages=storages(held), mutates=frozenset())
+        set_facts(node, NodeFacts(storages=storages(held)), twin)
         if held:
             self.values.bind(twin, node)
         return twin
@@ -196,9 +199,7 @@ class Recorder(TorchFunctionMode):
         changed += [*written, *silently_changed(func, args, kwargs)]
         if changed or tensors_in(result):
             node = self._write(spell(args), kwargs, result, changed, ambient)
-            node.meta.update(
-                reads=storages(held), draws=self.draws.count > drawn, mutates=node.meta["mutates"] | before
-            )
+            note(node, reads=storages(held), draws=self.draws.count > drawn, mutates=facts(node).mutates | before)
         return result
 
     def _write(self, spelling: Spelling, kwargs: Any, result: Any, changed: list[Any], ambient: Ambient) -> fx.Node:
@@ -206,9 +207,8 @@ class Recorder(TorchFunctionMode):
         arguments, keywords = self.values.argument(tuple(args)), self.values.argument(dict(kwargs))
         self.regions.enter(ambient)
         node = self.graph.create_node(op, function, arguments, keywords, name=self._name(op, function))
-        held = tensors_in(result)
-        node.meta.update(val=result, module=self.path[-1], source=caller(), ambient=ambient)
-        node.meta.update(storages=storages(held), mutates=storages(changed))
+        made, written = storages(tensors_in(result)), storages(changed)
+        set_facts(node, NodeFacts(self.path[-1], caller(), ambient, made, written), result)
         self.values.bind_result(result, node)
         return node
 
@@ -242,7 +242,7 @@ class Recorder(TorchFunctionMode):
             call = self.kept.call(piece, run, (args, kwargs), self.twins.of)
         self.values.roots[call.target] = call.module
         node = self._write(call.spelling(args), kwargs, call.result, call.written, Ambient.now())
-        node.meta.update(reads=storages(call.held), draws=call.random)
+        note(node, reads=storages(call.held), draws=call.random)
         return call.result
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -270,7 +270,7 @@ class Recorder(TorchFunctionMode):
         with self.kept_whole():
             made = settable(function)(*args, **kwargs)
         node = self._write(("call_function", settable(function), args), kwargs, made, [], Ambient.now())
-        node.meta.update(draws=True, seeds=True)
+        note(node, draws=True, seeds=True)
         return torch.default_generator if function.__name__ == "manual_seed" else made
 
     def asks_grad_mode(self) -> None:

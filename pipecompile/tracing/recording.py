@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from pipecompile.batching.batch_dims import BatchDims, check_batch_dims, parameters_of
 from pipecompile.batching.call_inputs import FlatInputs, flatten, validate_model
@@ -22,11 +23,12 @@ from pipecompile.tracing.recorder import Recorder
 from pipecompile.tracing.state.memo import forgetful
 from pipecompile.tracing.state.snapshot import untouched
 from pipecompile.tracing.trace_errors import needs_values
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["another_size", "record", "trace"]
 
 
-def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, **kwargs: Any) -> fx.GraphModule:
+def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, **kwargs: Any) -> TracedGraph:
     """Record one forward of `model` as a graph that takes and returns what the model does, at any batch size.
 
     Dimension 0 of every input tensor is the batch, unless `batch_dims` says otherwise: `{"src": 1, "mask": None}` names
@@ -47,7 +49,7 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
     return record(model, flatten(model.forward, args, kwargs, batch_dims))
 
 
-def record(model: nn.Module, inputs: FlatInputs, device: torch.device | None = None) -> fx.GraphModule:
+def record(model: nn.Module, inputs: FlatInputs, device: torch.device | None = None) -> TracedGraph:
     """`trace`, of inputs that are flat already.
 
     A batch of one is recorded like a larger one, of a size that no other dimension has: so nothing is broadcast that would
@@ -66,19 +68,19 @@ def record(model: nn.Module, inputs: FlatInputs, device: torch.device | None = N
         if sum(isinstance(dim, int) for dim in inputs.dims) > 1:
             raise
         return recorded(model, inputs, alone)
-    return graph if all(guard.holds(1) for guard in graph.meta["guards"]) else recorded(model, inputs, alone)
+    return graph if all(guard.holds(1) for guard in graph.facts.guards) else recorded(model, inputs, alone)
 
 
 def another_size(
-    model: nn.Module, graph: fx.GraphModule, inputs: FlatInputs, device: torch.device | None = None
-) -> fx.GraphModule | None:
+    model: nn.Module, graph: TracedGraph, inputs: FlatInputs, device: torch.device | None = None
+) -> TracedGraph | None:
     """A recording at another size, where `graph` is right at a single size: only so it shows where the batch is."""
-    if graph.meta["batch_size"] is None or inputs.samples is None:
+    if graph.facts.batch_size is None or inputs.samples is None:
         return None
     for size in (inputs.samples + 1, 2 * inputs.samples):
         with suppress(TraceError), torch.inference_mode(False):
             other = record(model, inputs.resized(size), device)
-            if other.meta["batch_size"] == size:
+            if other.facts.batch_size == size:
                 return other
     return None
 
@@ -90,7 +92,7 @@ def _unseen_size(leaves: Sequence[Any]) -> int:
 
 def _record(
     model: nn.Module, inputs: FlatInputs, device: torch.device, size: int, opaque: Opaque, *, fixed: bool = False
-) -> fx.GraphModule:
+) -> TracedGraph:
     """One attempt, with the pieces kept whole that `opaque` has chosen so far.
 
     Gradients are on, and off only when they are off around the call and what the model does depends on it, or when it does
@@ -103,19 +105,19 @@ def _record(
         if around or error.code != "PC199" or needs_values(error.__cause__ or error):
             raise
         graph = _recorded_with(False, model, inputs, device, size, opaque, fixed=fixed)
-        graph.meta["grad_mode"] = False
-    if graph.meta["grad_mode"] in (None, around):
+        graph.facts = replace(graph.facts, grad_mode=False)
+    if graph.facts.grad_mode in (None, around):
         return graph
     return _recorded_with(False, model, inputs, device, size, opaque, fixed=fixed)
 
 
 def _recorded_with(
     grad: bool, model: nn.Module, inputs: FlatInputs, device: torch.device, size: int, opaque: Opaque, *, fixed: bool
-) -> fx.GraphModule:
+) -> TracedGraph:
     """The recording with gradients on or off; its `grad_mode` is None when either will do."""
     symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
     recorder = Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
     with forgetful(), untouched(model), torch.set_grad_enabled(grad):
         graph = recorder.record(inputs)
-    graph.meta["grad_mode"] = grad if recorder.asked_grad_mode else None
+    graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None)
     return graph

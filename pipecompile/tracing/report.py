@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from torch import fx, nn
+from torch import nn
 
 from pipecompile.torch_private.modules import has_backward_hooks
+from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_node import Kept
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
 __all__ = ["Report", "WholeModule", "report"]
@@ -53,13 +55,13 @@ class Report:
         return f"{self.nodes:,} nodes of {self.modules:,} modules, {self.parameters:,} parameters"
 
 
-def report(graph: fx.GraphModule) -> Report:
+def report(graph: TracedGraph) -> Report:
     """The report on a traced graph."""
     called = {str(n.target): graph.get_submodule(str(n.target)) for n in graph.graph.nodes if n.op == "call_module"}
-    inside = {node.meta["module"] for node in graph.graph.nodes if node.meta.get("module")}
+    inside = {facts(node).module for node in graph.graph.nodes} - {""}
     held = {id(p): p.numel() for p in graph.parameters()}
     layers = Counter(type(module).__name__ for module in called.values() if not isinstance(module, Kept))
-    guards = tuple(f"{guard} ({line_of(guard.place)})" if guard.place else str(guard) for guard in graph.meta["guards"])
+    guards = tuple(f"{guard} ({line_of(guard.place)})" if guard.place else str(guard) for guard in graph.facts.guards)
     return Report(
         nodes=sum(node.op.startswith("call_") for node in graph.graph.nodes),
         modules=len({*called, *inside}),
@@ -67,13 +69,13 @@ def report(graph: fx.GraphModule) -> Report:
         layers=dict(layers.most_common()),
         kept_whole=(*_opaque(graph), *_layers(called)),
         guards=guards,
-        batch_size=graph.meta["batch_size"],
+        batch_size=graph.facts.batch_size,
     )
 
 
-def _opaque(graph: fx.GraphModule) -> tuple[WholeModule, ...]:
+def _opaque(graph: TracedGraph) -> tuple[WholeModule, ...]:
     found = []
-    for reason in graph.meta["kept"]:
+    for reason in graph.facts.kept:
         fault = reason.fault
         why = f"{fault.code} {fault.what.removeprefix('cannot trace: ')}"
         place = (fault.file, fault.line, fault.function, fault.source)

@@ -5,30 +5,28 @@ from __future__ import annotations
 from torch import fx
 
 from pipecompile.errors import VerifyError
+from pipecompile.tracing.node_facts import Role, facts, has_facts
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["verify_graph"]
 
-_KNOWN = ("val", "module", "source", "storages", "mutates")
 _COMPUTE = ("call_module", "call_function", "call_method")
 
 
-def verify_graph(graph: fx.GraphModule) -> None:
+def verify_graph(graph: TracedGraph) -> None:
     """Raise VerifyError with every fault. Linear in the number of nodes."""
     faults = [fault for node in graph.graph.nodes for fault in _node_faults(node)]
     try:
         graph.graph.lint()
     except (RuntimeError, ValueError) as error:
         faults.append(str(error).splitlines()[0])
-    missing = [key for key in ("outside", "out_spec", "guards", "device") if key not in graph.meta]
-    faults += [f"the graph does not say its {key!r}" for key in missing]
     if faults:
         raise VerifyError("traced graph", faults)
 
 
 def _node_faults(node: fx.Node) -> list[str]:
-    if node.op == "output" or node.meta.get("scalar") or node.meta.get("switch"):
-        return []
-    wanted = (*_KNOWN, "ambient") if node.op in _COMPUTE else _KNOWN
-    return [
-        f"node {node.name} ({node.op} {node.target}) does not say its {key!r}" for key in wanted if key not in node.meta
-    ]
+    if not has_facts(node):
+        return [f"node {node.name} ({node.op} {node.target}) has no facts"]
+    if node.op in _COMPUTE and facts(node).role is Role.VALUE and facts(node).ambient is None:
+        return [f"node {node.name} ({node.op} {node.target}) has no modes"]
+    return []

@@ -12,6 +12,7 @@ from pipecompile.costs.graph_walk import Visit, walk
 from pipecompile.costs.node_cost import CostError
 from pipecompile.costs.node_run import NodeRun
 from pipecompile.errors import InputError
+from pipecompile.tracing.node_facts import note
 
 
 def blank_first(x: Tensor) -> None:
@@ -107,7 +108,7 @@ def test_values_go_when_their_last_user_has_run() -> None:
 
 def test_a_failing_node_is_named_with_the_users_line() -> None:
     graph = symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 4)))
-    next(node for node in graph.graph.nodes if node.name == "_1").meta["source"] = "net.py:12 in forward"
+    note(next(node for node in graph.graph.nodes if node.name == "_1"), source="net.py:12 in forward")
     with pytest.raises(CostError, match=r"node _1 \(call_module 1\) failed: RuntimeError: .*mat1 and mat2") as caught:
         walk(graph, [torch.randn(2, 4)], look)
     assert caught.value.where == "net.py:12 in forward"

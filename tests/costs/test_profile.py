@@ -14,6 +14,7 @@ from torchvision.models import VisionTransformer, densenet121, resnet18, swin_t
 from pipecompile.costs.analytic import analytic_costs
 from pipecompile.costs.node_cost import CostError, NodeCost
 from pipecompile.costs.profile import Repeats, profiled_costs, repeated, unrest
+from pipecompile.tracing.node_facts import note
 
 QUICK = Repeats(least=2, most=3, budget=1.0)
 
@@ -99,7 +100,7 @@ def test_an_error_names_the_node_and_leaves_the_model_as_it_was(found: type) -> 
 
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), Failing())
     graph = Leafy().trace(model)
-    graph.find_nodes(op="call_module", target="2")[0].meta["source"] = "net.py:7 in forward"
+    note(graph.find_nodes(op="call_module", target="2")[0], source="net.py:7 in forward")
     x = torch.randn(8, 4)
     before = found(model)
     with pytest.raises(CostError, match=r"node _2 .*out of luck(.|\n)*net.py:7 in forward"):

@@ -40,7 +40,7 @@ def piped(model: nn.Module, **options: object) -> pc.Pipeline:
 @pytest.mark.parametrize("layer", [nn.LSTM(8, 8), nn.MultiheadAttention(8, 2)])
 def test_a_batch_taken_for_time(layer: nn.Module) -> None:
     model, x = Sequence(copy.deepcopy(layer)), torch.randn(4, 6, 4)
-    with pytest.raises(pc.InputError, match=r"test_mixing.py:\d+ in Sequence.forward(.|\n)*batch_dims={\"x\": 1}"):
+    with pytest.raises(pc.InputError, match=r"test_cross_sample.py:\d+ in Sequence.forward(.|\n)*batch_dims={\"x\": 1}"):
         piped(model)(x)
     torch.testing.assert_close(piped(model, batch_dims={"x": 1})(x), model(x))
     whole = piped(model, n_microbatches=1)
@@ -65,7 +65,7 @@ def test_samples_that_meet_are_told_once() -> None:
     with warnings.catch_warnings(record=True) as told:
         pipe(x), pipe(x.double().float()), pipe.eval()(x)
     (warning,) = told
-    assert "meets every other at test_mixing.py:" in str(warning.message)
+    assert "meets every other at test_cross_sample.py:" in str(warning.message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         piped(Contrast(), n_microbatches=1)(x)

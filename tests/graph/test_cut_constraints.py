@@ -9,6 +9,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.graph.cut_constraints import Steering
 from pipecompile.partitioners import Price
+from pipecompile.tracing.node_facts import facts
 from tests.support.eager import square_loss
 from tests.support.models import UNet
 
@@ -50,7 +51,7 @@ def stages_of(pipe: pc.Pipeline, module: str) -> set[int]:
         pipe.plan.stage_of[node.name]
         for node in pipe.graph.graph.nodes
         if node.name in pipe.plan.stage_of
-        and any(f"{path}.".startswith(inside) for path in (str(node.target), node.meta.get("module", "")))
+        and any(f"{path}.".startswith(inside) for path in (str(node.target), facts(node).module))
     }
 
 

@@ -11,6 +11,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.stages import routes
 from pipecompile.ir import HOST, Route
 from pipecompile.tracing import trace
+from pipecompile.tracing.node_facts import facts
 from tests.support.cuts import cut, run_stages, stages_of
 from tests.support.models import UNet
 
@@ -153,7 +154,7 @@ def test_the_bytes_of_a_pipeline_are_those_of_one_micro_batch(samples):
 def test_sizes_are_not_routed():
     graph = TRACED["attention"]
     ways, stages = stages_of(graph, cut(graph, [len(compute_nodes(graph)) // 2]))
-    scalars = {node.name for node in graph.graph.nodes if node.meta.get("scalar")}
+    scalars = {node.name for node in graph.graph.nodes if facts(node).is_size}
     assert scalars
     assert scalars.isdisjoint(way.value for way in ways)
     assert all(stage.sized and "batch_size" in _placeholders(stage.module) for stage in stages)

@@ -81,7 +81,7 @@ def test_a_model_on_meta_trains_like_one_that_was_not() -> None:
     pipe = compiled(model, init=INIT)
     assert {name: id(parameter) for name, parameter in pipe.named_parameters()} == known
     assert model.first.weight is model.last.weight
-    assert pipe.graph.meta["device"] == torch.device("cpu")
+    assert pipe.graph.facts.device == torch.device("cpu")
     assert pipe.plan.cost == "analytic"
     eager = Tied()
     eager.load_state_dict(pipe.state_dict())

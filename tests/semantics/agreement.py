@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 import pipecompile as pc
-from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.colocation import compute_nodes, ties_of
 from pipecompile.graph.prepare import prepare
 from tests.semantics.case import Case
 from tests.semantics.observation import called, difference, looped
@@ -53,6 +53,6 @@ def piped(model: nn.Module, case: Case, *, n_stages: int = 99, dispatch: str = "
     """A pipeline of two micro-batches, and of as many stages as the model has pieces."""
     with case.around():
         graph = prepare(pc.trace(model, *case.inputs(2)))
-    pieces = len(compute_nodes(graph)) - sum(len(group) - 1 for group in graph.meta["ties"].groups)
+    pieces = len(compute_nodes(graph)) - sum(len(group) - 1 for group in ties_of(graph).groups)
     n_stages = max(1, min(n_stages, pieces))
     return pc.compile(model, n_stages, n_microbatches=2, cost="analytic", devices=["cpu"] * n_stages, dispatch=dispatch)

@@ -14,13 +14,14 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.show.dump import dump
+from pipecompile.tracing.node_facts import note
 
 
 @pytest.fixture
 def graph():
     made = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     for node in made.graph.nodes:
-        node.meta["module"] = ""
+        note(node, module="")
     return made
 
 

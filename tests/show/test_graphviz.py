@@ -12,6 +12,7 @@ from torch import fx, nn
 from pipecompile.ir import HOST, Route
 from pipecompile.ir.plan import Plan
 from pipecompile.show.graphviz import graph_dot
+from pipecompile.tracing.node_facts import facts, note
 
 
 class Block(nn.Module):
@@ -42,9 +43,9 @@ def traced(model, stage_of_module):
     stage_of = {}
     for node in graph.graph.nodes:
         stack = node.meta.get("nn_module_stack") or {}
-        node.meta["module"] = next(reversed(stack), "") if node.op != "call_module" else node.target.rpartition(".")[0]
+        note(node, module=next(reversed(stack), "") if node.op != "call_module" else node.target.rpartition(".")[0])
         if node.op not in ("placeholder", "output"):
-            owner = node.target if node.op == "call_module" else node.meta["module"]
+            owner = node.target if node.op == "call_module" else facts(node).module
             stage_of[node.name] = stage_of_module[owner.split(".")[0]]
     return graph, stage_of
 
@@ -156,7 +157,7 @@ def test_nodes_without_a_stage_are_left_out(cut):
 
 def test_awkward_names_are_quoted(cut):
     graph, plan = cut
-    next(node for node in graph.graph.nodes if node.name == "add").meta["module"] = 'say "hi"\\'
+    note(next(node for node in graph.graph.nodes if node.name == "add"), module='say "hi"\\')
     assert r'[label="say \"hi\"\\.add"]' in graph_dot(graph, plan)
 
 

@@ -14,6 +14,7 @@ from pipecompile.graph.cut_transfer import carried
 from pipecompile.graph.prepare import prepare
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
+from pipecompile.tracing.node_facts import Role, facts
 
 __all__ = ["cut", "run_stages", "stages_of"]
 
@@ -35,10 +36,10 @@ def run_stages(graph: fx.GraphModule, stage_of: Mapping[str, int], size: int, *a
     _, stages = stages_of(graph, stage_of)
     names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     values = dict(zip(names, pytree.tree_leaves((args, kwargs)), strict=True))
-    values |= {node.name: size for node in graph.graph.nodes if node.meta.get("batch_size")}
+    values |= {node.name: size for node in graph.graph.nodes if facts(node).role is Role.BATCH_SIZE}
     for stage in stages:
         given = [values[name] for name in stage.inputs] + [size] * stage.sized
         values |= zip(stage.outputs, stage.module(*given), strict=True)
     node = graph.graph.output_node()
     flat = [values[leaf.name] if isinstance(leaf, fx.Node) else leaf for leaf in node.args[0]]
-    return pytree.tree_unflatten(flat, graph.meta["out_spec"])
+    return pytree.tree_unflatten(flat, graph.facts.out_spec)

@@ -19,6 +19,7 @@ import pipecompile as pc
 from pipecompile.ir import HOST, Op
 from pipecompile.runtime import streams
 from pipecompile.runtime.transport import Link
+from pipecompile.tracing.node_facts import value_of
 from tests.support.eager import accumulate, assert_same, square_loss
 
 N_STAGES, COUNT = 4, 3
@@ -79,9 +80,9 @@ def test_what_the_program_sends_is_what_passes_the_links(pipe: pc.Pipeline) -> N
     """Counted while it runs: nothing is relayed by the stages in between, forward or backward."""
     pipe.step(torch.randn(6, 3, 64, 64))
     shapes = {
-        node.name: tuple(node.meta["val"].shape[1:])
+        node.name: tuple(value_of(node).shape[1:])
         for node in pipe.graph.graph.nodes
-        if hasattr(node.meta.get("val"), "shape")
+        if hasattr(value_of(node), "shape")
     }
     expected: Counter[tuple[int, ...]] = Counter()
     for row in pipe.program.rows:

@@ -139,4 +139,4 @@ CASES = [(Windows, (4, 4, 4)), (Experts, (5, 4)), (Graph, (5, 4)), (Scan, (4, 4)
 @pytest.mark.parametrize(("model", "shape"), CASES)
 def test_the_graph_does_what_the_model_does(agrees, model, shape):
     graph = agrees(model(), rows(*shape), sizes=(3, 5))
-    assert all(guard.holds(size) for guard in graph.meta["guards"] for size in (3, 5))
+    assert all(guard.holds(size) for guard in graph.facts.guards for size in (3, 5))

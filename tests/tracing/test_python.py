@@ -134,7 +134,7 @@ BODIES = [iterates, shapes, halves, assigns, views, factories, several, einsums,
 @pytest.mark.parametrize("body", BODIES)
 def test_constructs(agrees, body):
     graph = agrees(Body(body), rows(3, 4), sizes=(3, 5))
-    assert all(guard.holds(size) for guard in graph.meta["guards"] for size in (3, 5))
+    assert all(guard.holds(size) for guard in graph.facts.guards for size in (3, 5))
 
 
 @pytest.mark.parametrize("body", [iterates, assigns, views, factories, exchanged, several])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipecompile.tracing import trace
+from pipecompile.tracing.node_facts import facts
 
 
 class Pair(NamedTuple):
@@ -118,7 +119,7 @@ BODIES = [
 def test_the_graph_does_what_the_model_does_at_any_batch_size(agrees, body, training):
     sizes = (2, 3, 5) if body is normalised else (1, 3, 5)  # BatchNorm cannot train on one sample
     graph = agrees(Body(body).train(training), rows(4), sizes=sizes)
-    assert not graph.meta["guards"]
+    assert not graph.facts.guards
 
 
 def unpacked(m, x):
@@ -200,16 +201,16 @@ def test_parameters_and_modules_of_the_graph_are_the_models_own():
 def test_every_node_knows_where_it_comes_from():
     graph = trace(nn.Sequential(nn.Sequential(Body(in_place), nn.ReLU(inplace=True))), torch.randn(2, 4))
     nodes = {node.name: node for node in graph.graph.nodes if node.op.startswith("call_")}
-    assert nodes["_0_0_setitem"].meta["module"] == "0.0"
-    assert "test_recorder.py:" in nodes["_0_0_mul"].meta["source"]
-    assert nodes["_0_1"].meta["mutates"] == nodes["_0_0_c"].meta["storages"] == nodes["_0_1"].meta["storages"]
-    assert nodes["_0_0_b"].meta["mutates"] == frozenset()
+    assert facts(nodes["_0_0_setitem"]).module == "0.0"
+    assert "test_recorder.py:" in facts(nodes["_0_0_mul"]).source
+    assert facts(nodes["_0_1"]).mutates == facts(nodes["_0_0_c"]).storages == facts(nodes["_0_1"]).storages
+    assert facts(nodes["_0_0_b"]).mutates == frozenset()
 
 
 def test_a_leaf_module_that_writes_its_buffers_says_so():
     model = nn.Sequential(nn.BatchNorm1d(4))
-    assert len(_node(trace(model, torch.randn(3, 4)), "_0").meta["mutates"]) == 3
-    assert not _node(trace(model.eval(), torch.randn(3, 4)), "_0").meta["mutates"]
+    assert len(facts(_node(trace(model, torch.randn(3, 4)), "_0")).mutates) == 3
+    assert not facts(_node(trace(model.eval(), torch.randn(3, 4)), "_0")).mutates
 
 
 def _node(graph, name):

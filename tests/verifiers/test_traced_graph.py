@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from pipecompile.errors import VerifyError
+from pipecompile.graph.colocation import ties_of
 from pipecompile.graph.prepare import prepare
 from pipecompile.tracing import trace
+from pipecompile.tracing.node_facts import note
 from pipecompile.verifiers.traced_graph import verify_graph
 from tests.support.models import UNet
 
@@ -16,19 +18,21 @@ from tests.support.models import UNet
 def test_a_recording_is_legal_and_its_ties_are_noted() -> None:
     graph = prepare(trace(UNet(), torch.randn(2, 3, 16, 16)))
     verify_graph(graph)
-    assert any({"down_0_norm1", "down_0_relu"} <= set(group) for group in graph.meta["ties"].groups)
+    assert graph.facts.ties is not None
+    assert any({"down_0_norm1", "down_0_relu"} <= set(group) for group in ties_of(graph).groups)
 
 
 def test_all_damages_are_named_at_once() -> None:
     graph = trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4))
     first, second = [node for node in graph.graph.nodes if node.op == "call_module"]
-    del first.meta["storages"], second.meta["ambient"], graph.meta["guards"]
+    first.meta.clear()
+    note(second, ambient=None)
     second.target = "nowhere"
     with pytest.raises(VerifyError) as caught:
         verify_graph(graph)
     text = str(caught.value)
-    assert len(caught.value.faults) == 4
-    for word in ("'storages'", "'ambient'", "'guards'", "nowhere"):
+    assert len(caught.value.faults) == 3
+    for word in ("has no facts", "has no modes", "nowhere"):
         assert word in text
 
 

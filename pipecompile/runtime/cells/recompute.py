@@ -26,6 +26,7 @@ from pipecompile.runtime.cells.forward_backward import Run, Saved, attached
 from pipecompile.runtime.registers import Frame
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modes import enter_autocast
+from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.recompute_flag import recomputation
 
 __all__ = ["Footprints", "Stint", "checkpointed_cell", "drawing_alone", "recompute_cell"]
@@ -51,11 +52,11 @@ class Footprints:
     def of(cls, stage: Stage) -> Footprints:
         ports = [node for node in stage.module.graph.nodes if node.op == "placeholder"][: len(stage.inputs)]
         nodes = [node for node in stage.module.graph.nodes if node.op != "placeholder"]
-        written = {storage for node in nodes for storage in node.meta.get("mutates", ())}
+        written = {storage for node in nodes for storage in facts(node).mutates}
         return cls(
-            any(node.meta.get("draws") for node in nodes),
+            any(facts(node).draws for node in nodes),
             tuple({id(tensor): tensor for tensor in _lasting(stage.module, nodes, written)}.values()),
-            tuple(place for place, port in enumerate(ports) if written & set(port.meta.get("storages", ()))),
+            tuple(place for place, port in enumerate(ports) if written & facts(port).storages),
             any(node.target is enter_autocast for node in nodes),
         )
 
@@ -63,9 +64,9 @@ class Footprints:
 def _lasting(module: fx.GraphModule, nodes: Sequence[fx.Node], written: set[int]) -> Iterator[torch.Tensor]:
     """The tensors of the model that the nodes of a stage may write."""
     for node in nodes:
-        if node.op == "call_module" and node.meta.get("mutates"):
+        if node.op == "call_module" and facts(node).mutates:
             yield from module.get_submodule(str(node.target)).buffers()
-        elif node.op == "get_attr" and written & set(node.meta.get("storages", ())):
+        elif node.op == "get_attr" and written & facts(node).storages:
             *parents, name = str(node.target).split(".")
             yield getattr(module.get_submodule(".".join(parents)), name)
 

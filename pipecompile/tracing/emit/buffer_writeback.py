@@ -11,6 +11,7 @@ A buffer that is replaced by one of another shape is a cache: it is computed ane
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -18,6 +19,7 @@ from torch import fx
 from pipecompile.torch_private.modules import buffers_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.value_nodes import Values, storages
+from pipecompile.tracing.node_facts import facts, note, set_facts, value_of
 
 __all__ = ["write_back"]
 
@@ -29,7 +31,7 @@ def write_back(values: Values, ambient: Ambient) -> None:
         if attribute.users:
             _read_a_copy(attribute, ambient)
         kept = _call("detach", source, ambient)
-        _call("copy_", attribute, ambient, kept).meta["mutates"] = storages([twin])
+        note(_call("copy_", attribute, ambient, kept), mutates=storages([twin]))
 
 
 def _replaced(values: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -47,5 +49,5 @@ def _read_a_copy(attribute: fx.Node, ambient: Ambient) -> None:
 
 def _call(method: str, node: fx.Node, ambient: Ambient, *args: fx.Node) -> fx.Node:
     made = node.graph.call_method(method, (node, *args))
-    made.meta.update({"source": "", **node.meta, "ambient": ambient, "mutates": frozenset()})
+    set_facts(made, replace(facts(node), ambient=ambient, mutates=frozenset()), value_of(node))
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,8 @@ from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
 from pipecompile.tracing.emit.buffer_writeback import write_back
+from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts, value_of
+from pipecompile.tracing.traced_graph import GraphFacts, TracedGraph
 
 if TYPE_CHECKING:
     from pipecompile.tracing.recorder import Recorder
@@ -21,31 +24,31 @@ if TYPE_CHECKING:
 __all__ = ["finished"]
 
 
-def finished(recorder: Recorder, inputs: FlatInputs, output: Any) -> fx.GraphModule:
+def finished(recorder: Recorder, inputs: FlatInputs, output: Any) -> TracedGraph:
     """The graph that was recorded, with `output` as its outputs."""
     graph, regions, symbol = recorder.graph, recorder.regions, recorder.symbol
     flat, spec = pytree.tree_flatten(opened(output))
     regions.close()
     write_back(recorder.values, regions.outside)
     result = graph.output(tuple(_result(recorder, leaf) for leaf in flat))
-    result.meta.update(val=tuple(flat), module="", source="")
+    set_facts(result, NodeFacts(), tuple(flat))
     _drop_unused_items(graph)
     graph.set_codegen(PyTreeCodeGen(PyTreeInfo(list(inputs.arguments), inputs.spec, spec)))
-    module = fx.GraphModule(recorder.values.roots, graph, type(recorder.model).__name__)
-    module.training = recorder.model.training
     recorder.kept.settle()
-    module.meta.update(
+    noted = GraphFacts(
         guards=symbol.guards(), symbol=symbol.symbol, batch_size=symbol.fixed,
         in_spec=inputs.spec, out_spec=spec, names=inputs.names, dims=inputs.dims,
         outside=regions.outside, device=recorder.twins.device, kept=recorder.kept.reasons(),
     )  # fmt: skip
+    module = TracedGraph(recorder.values.roots, graph, noted, type(recorder.model).__name__)
+    module.training = recorder.model.training
     module.register_forward_pre_hook(_check_leaves, with_kwargs=True)
     return module
 
 
-def _check_leaves(graph: Any, args: Any, kwargs: Any) -> None:
+def _check_leaves(graph: TracedGraph, args: Any, kwargs: Any) -> None:
     """Of a list that is longer, fx itself would take what it knows and say nothing."""
-    given, known = len(pytree.tree_leaves(opened((args, kwargs)))), graph.meta["in_spec"].num_leaves
+    given, known = len(pytree.tree_leaves(opened((args, kwargs)))), graph.facts.in_spec.num_leaves
     if given != known:
         raise InputError(
             f"the graph was recorded with {known} values in its inputs, and is given {given}",
@@ -60,12 +63,12 @@ def _result(recorder: Recorder, leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor) or node.op not in ("placeholder", "get_attr"):
         return node
     alias = recorder.graph.call_method("view_as", (node, node))
-    alias.meta.update(node.meta, ambient=recorder.regions.outside)
+    set_facts(alias, replace(facts(node), ambient=recorder.regions.outside), value_of(node))
     return alias
 
 
 def _drop_unused_items(graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
-        scalar = node.meta.get("scalar", False)
+        scalar = facts(node).is_size
         if not node.users and (node.target is operator.getitem or node.op == "get_attr" or scalar):
             graph.erase_node(node)

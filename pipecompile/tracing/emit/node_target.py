@@ -15,7 +15,7 @@ Spelling = tuple[str, Any, Any]
 """The opcode, the target and the arguments of a node."""
 
 _OF_MODEL, _KEYWORD = "_of_model", "_is_keyword"
-_TAKEN = frozenset(dir(fx.GraphModule(nn.Module(), fx.Graph())))
+_TAKEN = frozenset({*dir(fx.GraphModule(nn.Module(), fx.Graph())), "facts"})
 
 
 def attribute(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_target import attribute
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
+from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts
 from pipecompile.tracing.user_source import caller
 
 __all__ = ["PLAIN", "Values", "storages", "tensors_in"]
@@ -38,6 +40,8 @@ PLAIN = (
     torch.layout,
     torch.memory_format,
 )
+
+_NOTHING: frozenset[int] = frozenset()
 
 
 def tensors_in(structure: object) -> list[torch.Tensor]:
@@ -140,7 +144,8 @@ class Values:
         for key, item in items:
             if tensors_in(item) or shell_of(item):
                 child = self.graph.call_function(take, (node, key))
-                child.meta.update(node.meta, val=item, storages=storages(tensors_in(item)), mutates=frozenset())
+                noted = replace(facts(node), storages=storages(tensors_in(item)), mutates=_NOTHING)
+                set_facts(child, noted, item)
                 self.bind_result(item, child)
 
     def argument(self, value: Any) -> Any:
@@ -167,10 +172,7 @@ class Values:
     def _object(self, value: Any, shell: Shell) -> fx.Node:
         """An object with tensors in it is put together anew when the graph runs."""
         node = self.graph.call_function(built, (self._constant(shell.look), [*map(self.argument, shell.values)]))
-        nothing: frozenset[int] = frozenset()
-        node.meta.update(
-            val=value, module="", source=caller(), ambient=Ambient.now(), storages=nothing, mutates=nothing
-        )
+        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now()), value)
         return node
 
     def result(self, value: Any) -> Any:
@@ -203,10 +205,7 @@ class Values:
         self.roots[target] = value
         with self.graph.inserting_before(self._first()):
             node = self.graph.get_attr(target)
-        held = tensors_in(seen)
-        node.meta.update(
-            val=seen, module=(name or "").rpartition(".")[0], source="", storages=storages(held), mutates=frozenset()
-        )
+        set_facts(node, NodeFacts(module=(name or "").rpartition(".")[0], storages=storages(tensors_in(seen))), seen)
         return node
 
     def _constant(self, value: Any) -> fx.Node:

@@ -17,6 +17,7 @@ from pipecompile.batching.batch_dims import Dims
 from pipecompile.torch_private.symbols import ConstantSource, PythonReferenceAnalysis, sympy_interp
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.data_sizes import Unknowns
+from pipecompile.tracing.node_facts import NodeFacts, Role, has_facts, set_facts
 from pipecompile.tracing.user_source import caller
 
 __all__ = ["BatchSymbol", "Guard"]
@@ -119,17 +120,9 @@ class _Shapes(ShapeEnv):
 _EQUAL = ((sympy.Eq, sympy.true), (sympy.Ne, sympy.false))
 
 
-def _asked() -> dict[str, Any]:
-    """The meta of a node that reads or computes a size that the data decide."""
-    nothing: frozenset[int] = frozenset()
-    return {
-        "val": None,
-        "module": "",
-        "source": caller(),
-        "ambient": Ambient.now(),
-        "storages": nothing,
-        "mutates": nothing,
-    }
+def _asked() -> NodeFacts:
+    """The facts of a node that reads or computes a size that the data decide."""
+    return NodeFacts(source=caller(), ambient=Ambient.now())
 
 
 class BatchSymbol:
@@ -163,7 +156,7 @@ class BatchSymbol:
         batched = [(node, dim) for node, dim in zip(placeholders, dims, strict=True) if isinstance(dim, int)]
         if batched and isinstance(self.size, torch.SymInt):
             self.root = graph.call_method("size", batched[0])
-            self.root.meta.update(scalar=True, batch_size=True, val=self.size)
+            set_facts(self.root, NodeFacts(role=Role.BATCH_SIZE), self.size)
 
     def argument(
         self,
@@ -184,11 +177,11 @@ class BatchSymbol:
             return self._compute(graph, expression, value, read, before, _asked())
         if expression not in self._nodes:
             before = len(graph.nodes)
-            self._nodes[expression] = self._compute(graph, expression, value, {}, before, {"scalar": True, "val": None})
+            self._nodes[expression] = self._compute(graph, expression, value, {}, before, NodeFacts(role=Role.SIZE))
         return self._nodes[expression]
 
     def _compute(
-        self, graph: fx.Graph, expression: sympy.Basic, value: Any, read: Any, before: int, meta: dict[str, Any]
+        self, graph: fx.Graph, expression: sympy.Basic, value: Any, read: Any, before: int, noted: NodeFacts
     ) -> fx.Node:
         nodes = read if self.root is None else {self.symbol: self.root, **read}
         assert expression.free_symbols <= nodes.keys(), "a size depends on a batch that no input has"
@@ -196,7 +189,8 @@ class BatchSymbol:
         proxies = {name: fx.Proxy(node, tracer) for name, node in nodes.items()}
         node: fx.Node = sympy_interp(_Arithmetic, proxies, expression).node
         for made in list(graph.nodes)[before:]:
-            made.meta = {**meta, **made.meta}
+            if not has_facts(made):
+                set_facts(made, noted, None)
         node.meta["val"] = value
         return node
 

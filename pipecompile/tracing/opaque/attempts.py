@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
@@ -28,6 +29,8 @@ from pipecompile.tracing.state.snapshot import tensors_of
 from pipecompile.tracing.trace_errors import explained, failed_eagerly, needs_values
 
 __all__ = ["Opaque", "Reason", "recorded"]
+
+T = TypeVar("T")
 
 _ATTEMPTS = 64
 
@@ -159,7 +162,7 @@ class Opaque:
             return trial(self.model, args, kwargs, wanted, reseed=reseed)
 
 
-def recorded(model: nn.Module, inputs: FlatInputs, attempt: Callable[[Opaque], fx.GraphModule]) -> fx.GraphModule:
+def recorded(model: nn.Module, inputs: FlatInputs, attempt: Callable[[Opaque], T]) -> T:
     """What `attempt` makes, with as few pieces kept whole as will do. Raises TraceError."""
     opaque = Opaque(model, inputs)
     for _ in range(_ATTEMPTS):

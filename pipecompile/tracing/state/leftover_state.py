@@ -26,6 +26,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import active_fake_mode
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, STATE_TABLES, forward_hooks_of
 from pipecompile.tracing.emit.value_nodes import PLAIN
+from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.recompute_flag import is_recomputing
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 
@@ -224,7 +225,7 @@ def from_constants(nodes: Sequence[fx.Node], *, training: bool) -> set[fx.Node]:
     """What is computed from constants alone, writes nothing and draws nothing. Parameters are constants unless training."""
     free: set[fx.Node] = set()
     for node in nodes:
-        sources = [source for source in node.all_input_nodes if not source.meta.get("scalar")]
+        sources = [source for source in node.all_input_nodes if not facts(source).is_size]
         alone = all(source in free or _constant(source, training) for source in sources)
         if alone and not (training and node.op == "call_module") and not _acts(node):
             free.add(node)
@@ -232,11 +233,11 @@ def from_constants(nodes: Sequence[fx.Node], *, training: bool) -> set[fx.Node]:
 
 
 def _acts(node: fx.Node) -> bool:
-    return bool(node.meta.get("mutates") or node.meta.get("draws"))
+    return bool(facts(node).mutates) or facts(node).draws
 
 
 def _constant(node: fx.Node, training: bool) -> bool:
-    value = node.meta.get("val")
+    value = value_of(node)
     return node.op == "get_attr" and not (training and isinstance(value, torch.Tensor) and value.requires_grad)
 
 

@@ -17,6 +17,7 @@ from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.value_nodes import Values
 from pipecompile.tracing.model_pieces import Piece
+from pipecompile.tracing.node_facts import Role, facts
 from pipecompile.tracing.state.leftover_state import Change, Watch, alike, from_constants, writer
 
 if TYPE_CHECKING:
@@ -98,18 +99,14 @@ def _free(change: Change, values: Values, free: set[fx.Node]) -> bool:
 
 def _computed(graph: fx.Graph) -> list[fx.Node]:
     called = ("call_function", "call_method", "call_module")
-    return [
-        node
-        for node in graph.nodes
-        if node.op in called and not node.meta.get("scalar") and not node.meta.get("switch")
-    ]
+    return [node for node in graph.nodes if node.op in called and facts(node).role is Role.VALUE]
 
 
 def _erase(graph: fx.Graph, first: set[fx.Node]) -> None:
     """Everything after the first call, but sizes."""
     last = max((index for index, node in enumerate(graph.nodes) if node in first), default=-1)
     for node in reversed(list(graph.nodes)[last + 1 :]):
-        if not node.users and node.op not in ("placeholder", "get_attr") and not node.meta.get("scalar"):
+        if not node.users and node.op not in ("placeholder", "get_attr") and not facts(node).is_size:
             graph.erase_node(node)
 
 

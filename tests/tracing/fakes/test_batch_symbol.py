@@ -17,7 +17,7 @@ class Body(nn.Module):
 
 
 def guards(body, size: int) -> list[str]:
-    return sorted(str(guard) for guard in trace(Body(body), torch.randn(size, 4, 3)).meta["guards"])
+    return sorted(str(guard) for guard in trace(Body(body), torch.randn(size, 4, 3)).facts.guards)
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_a_guard_for_every_branch_on_the_batch_size_and_no_other(body, size, exp
 
 
 def test_guards_know_where_they_hold():
-    (guard,) = trace(Body(lambda x: x * 2 if x.shape[0] % 2 == 0 else x), torch.randn(4, 4, 3)).meta["guards"]
+    (guard,) = trace(Body(lambda x: x * 2 if x.shape[0] % 2 == 0 else x), torch.randn(4, 4, 3)).facts.guards
     assert [guard.holds(size) for size in (1, 2, 3, 8)] == [False, True, False, True]
 
 
 def test_a_batch_of_one_is_recorded_like_any_other_unless_the_model_asks():
     free = trace(Body(lambda x: x.view(x.shape[0], -1)), torch.randn(1, 4, 3))
-    assert free.meta["batch_size"] is None
+    assert free.facts.batch_size is None
     assert free(torch.randn(5, 4, 3)).shape == (5, 12)
     fixed = trace(Body(lambda x: x[0] if x.shape[0] == 1 else x), torch.randn(1, 4, 3))
-    assert fixed.meta["batch_size"] == 1
+    assert fixed.facts.batch_size == 1
     assert fixed(torch.randn(1, 4, 3)).shape == (4, 3)
 
 
@@ -67,6 +67,6 @@ def test_a_batch_of_one_is_recorded_like_any_other_unless_the_model_asks():
 )
 def test_sizes_are_computed_anew(size_of):
     graph = trace(Body(lambda x: x.sum() + torch.ones(size_of(x.shape[0]))), torch.randn(4, 4, 3))
-    if not graph.meta["guards"]:
+    if not graph.facts.guards:
         assert [graph(torch.randn(n, 4, 3)).shape[0] for n in (1, 2, 9)] == [size_of(n) for n in (1, 2, 9)]
     assert graph(torch.randn(4, 4, 3)).shape[0] == size_of(4)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from pipecompile.tracing import trace
+from pipecompile.tracing.node_facts import value_of
 
 
 class Spread(nn.Module):
@@ -19,7 +20,7 @@ class Spread(nn.Module):
 
 
 def devices(graph) -> set[str]:
-    values = [node.meta.get("val") for node in graph.graph.nodes]
+    values = [value_of(node) for node in graph.graph.nodes]
     return {value.device.type for value in values if isinstance(value, torch.Tensor)}
 
 
@@ -32,7 +33,7 @@ def test_parameters_on_several_devices_are_recorded_on_the_first_ones():
         model.b.weight = model.a.weight
         graph = trace(model, torch.randn(3, 4))
         assert devices(graph) == {first}
-        assert graph.meta["device"].type == first
+        assert graph.facts.device.type == first
         assert [node.name for node in graph.graph.nodes] == names
         assert model.norm.weight.device.type == second
         assert model.b.weight is model.a.weight

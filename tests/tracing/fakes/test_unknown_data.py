@@ -17,7 +17,7 @@ def made_of_numbers(m, x):
 
 def test_tensors_of_numbers_that_only_a_run_knows(agrees):
     graph = agrees(Body(made_of_numbers), rows(4))
-    assert not graph.meta["guards"]
+    assert not graph.facts.guards
 
 
 def test_their_cost_can_be_computed():

@@ -62,7 +62,7 @@ def test_function_caches_leave_the_batch_size_free_and_learn_no_symbol():
     model, x = Reshaper(), torch.randn(3, 4)
     halves((3, 4))
     graph = trace(model, x)
-    assert graph.meta["guards"] == ()
+    assert graph.facts.guards == ()
     assert (halves.cache_info().currsize, Reshaper.scale.cache_info().currsize) == (1, 0)
     for size in (3, 5):
         y = torch.randn(size, 4)

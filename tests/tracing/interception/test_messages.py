@@ -42,9 +42,9 @@ def decides(m, x):
 @pytest.mark.parametrize("body", [asserted, raised, told])
 def test_messages_leave_the_batch_size_free(agrees, body):
     graph = agrees(Body(body), rows(4))
-    assert all(guard.holds(size) for guard in graph.meta["guards"] for size in (1, 2, 3, 64))
+    assert all(guard.holds(size) for guard in graph.facts.guards for size in (1, 2, 3, 64))
 
 
 def test_a_text_that_decides_binds_it(agrees):
     graph = agrees(Body(decides), rows(4), sizes=(4,))
-    assert graph.meta["batch_size"] == 4
+    assert graph.facts.batch_size == 4

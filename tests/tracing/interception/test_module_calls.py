@@ -67,18 +67,18 @@ def test_a_scripted_function_is_one_node():
     graph = trace(model, *rows(4))
     assert [node.name for node in graph.graph.nodes if node.op == "call_function"] == ["swish"]
     assert torch.allclose(graph(*rows(3)), model(*rows(3)))
-    assert not graph.meta["guards"]
+    assert not graph.facts.guards
 
 
 def test_the_length_of_a_tensor_stays_symbolic(agrees):
     graph = agrees(Body(lambda m, x: m.a(x).reshape(len(x) * 2, 2).sum() / len(x) + len([1, 2])), rows)
-    assert not graph.meta["guards"]
+    assert not graph.facts.guards
 
 
 def test_a_table_that_is_asked_about_the_batch_size_fixes_it():
     graph = trace(Body(lambda m, x: m.a(x) * {4: 1.0}.get(x.shape[0], 2.0)), *rows(4))
-    assert [str(guard) for guard in graph.meta["guards"]] == ["Eq(batch_size, 4)"]
-    assert graph.meta["batch_size"] == 4
+    assert [str(guard) for guard in graph.facts.guards] == ["Eq(batch_size, 4)"]
+    assert graph.facts.batch_size == 4
 
 
 def test_a_compiled_submodule_is_recorded_as_what_it_was(agrees):

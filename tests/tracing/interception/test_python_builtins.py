@@ -47,7 +47,7 @@ def text_without_the_batch(m, x):
 @pytest.mark.parametrize("body", [numbers, functions_of_numbers, windows, types, text_without_the_batch])
 def test_sizes_answer_as_numbers_and_stay_free(agrees, body):
     graph = agrees(Body(body), rows(4), sizes=(2, 3, 5))
-    assert all(guard.holds(size) for guard in graph.meta["guards"] for size in (2, 3, 5, 64))
+    assert all(guard.holds(size) for guard in graph.facts.guards for size in (2, 3, 5, 64))
 
 
 def text(m, x):
@@ -62,7 +62,7 @@ def tables(m, x):
 
 @pytest.mark.parametrize("body", [text, tables])
 def test_where_python_must_have_the_number_the_recording_is_for_that_batch_alone(agrees, body):
-    assert agrees(Body(body), rows(4), sizes=(4,)).meta["batch_size"] == 4
+    assert agrees(Body(body), rows(4), sizes=(4,)).facts.batch_size == 4
 
 
 def test_everything_is_put_back_also_after_a_failure(agrees):

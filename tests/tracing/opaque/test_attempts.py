@@ -16,7 +16,7 @@ from pipecompile.tracing import trace
 
 
 def names(graph: Any) -> list[str]:
-    return [reason.piece.name for reason in graph.meta["kept"]]
+    return [reason.piece.name for reason in graph.facts.kept]
 
 
 def calls(graph: Any, target: str) -> list[Any]:
@@ -389,7 +389,7 @@ def test_a_part_whose_results_are_as_many_as_samples_fixes_the_batch():
 
     model = Around(Split(), torch.stack)
     graph = trace(model, torch.randn(4, 6))
-    assert graph.meta["batch_size"] == 4
+    assert graph.facts.batch_size == 4
     x = torch.randn(4, 6)
     assert torch.equal(graph(x), model(x))
     same_step(model, torch.randn(8, 6))

@@ -54,8 +54,8 @@ def test_flex_attention_is_kept_whole_and_its_mask_goes_in(masked: bool) -> None
         for size in (4, 3):
             x = torch.randn(size, 32, 16)
             torch.testing.assert_close(pipe(x, mask), model(x, mask))
-    assert {reason.piece.name for reason in pipe.graph.meta["kept"]} == {"first", "second"}
-    assert {reason.fault.code for reason in pipe.graph.meta["kept"]} == {"PC115"}
+    assert {reason.piece.name for reason in pipe.graph.facts.kept} == {"first", "second"}
+    assert {reason.fault.code for reason in pipe.graph.facts.kept} == {"PC115"}
 
 
 class Choice(nn.Module):

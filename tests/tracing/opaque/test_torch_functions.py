@@ -44,7 +44,7 @@ def test_rows_that_a_mask_picks(body: Any) -> None:
     torch.manual_seed(0)
     model = Body(body)
     graph = pc.trace(model, *inputs(4))
-    assert {reason.piece.line.split(" in ")[1] for reason in graph.meta["kept"]} == {body.__qualname__}
+    assert {reason.piece.line.split(" in ")[1] for reason in graph.facts.kept} == {body.__qualname__}
     for size in (4, 3, 9):
         assert torch.equal(graph(*inputs(size)), model(*inputs(size)))
 

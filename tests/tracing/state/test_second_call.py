@@ -37,7 +37,7 @@ def recorded(*, training: bool, always: bool) -> tuple[nn.Module, torch.fx.Graph
 
 def test_a_table_of_parameters_is_made_anew_in_evaluation_mode() -> None:
     model, graph = recorded(training=False, always=True)
-    assert graph.meta["kept"] == ()
+    assert graph.facts.kept == ()
     assert model[1].known == {}
     x = torch.randn(5, 4)
     with torch.no_grad():
@@ -49,7 +49,7 @@ def test_a_table_of_parameters_is_made_anew_in_evaluation_mode() -> None:
 
 def test_a_model_that_makes_none_in_training_is_recorded_through() -> None:
     model, graph = recorded(training=True, always=False)
-    assert graph.meta["kept"] == ()
+    assert graph.facts.kept == ()
     x = torch.randn(5, 4)
     graph(x).sum().backward()
     mine, model[1].table.grad = model[1].table.grad, None

@@ -1,0 +1,81 @@
+"""Regions of grad mode and autocast: the nodes that set again the state in which each call was recorded.
+
+    recorded                          in the graph
+    with torch.no_grad():             before = is_grad_enabled()
+        y = f(x)                      _set_grad_enabled(False)
+    z = g(y)                          y = f(x)
+                                      _set_grad_enabled(before)
+                                      z = g(y)
+
+The state is noted on each node, and switches are emitted again wherever nodes are copied, so regions survive a cut. Outside
+all regions the state is the caller's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from pipecompile.torch_private.modes import enter_autocast, exit_autocast, set_grad_enabled
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.node_facts import NodeFacts, Role, set_facts
+
+__all__ = ["Regions"]
+
+_SWITCH = NodeFacts(role=Role.SWITCH)
+
+
+class Regions:
+    """Emits switches into `graph` whenever the ambient state of the next node differs from that of the last."""
+
+    def __init__(self, graph: fx.Graph, outside: Ambient) -> None:
+        self.graph, self.outside, self.now = graph, outside, outside
+        self._open: list[tuple[Ambient, list[fx.Node]]] = []
+        self._before: fx.Node | None = None
+
+    def enter(self, ambient: Ambient) -> None:
+        """Call before creating a node that was recorded under `ambient`."""
+        if ambient == self.now:
+            return
+        while self._open and not _inside(ambient, self._open[-1][0]):
+            self._leave()
+        if ambient.nesting > self._innermost.nesting:
+            self._open_autocast(ambient)
+        if ambient.grad != self.now.grad:
+            self._set_grad(ambient.grad)
+        self.now = ambient
+
+    def close(self) -> None:
+        """Return to the state outside, before the output."""
+        self.enter(self.outside)
+
+    @property
+    def _innermost(self) -> Ambient:
+        return self._open[-1][0] if self._open else self.outside
+
+    def _leave(self) -> None:
+        for entered in reversed(self._open.pop()[1]):
+            self._switch(exit_autocast, entered)
+
+    def _open_autocast(self, ambient: Ambient) -> None:
+        entered = []
+        for (kind, dtype, cache), (_, around, _) in zip(ambient.autocast, self._innermost.autocast, strict=True):
+            if dtype != around:
+                kept = getattr(torch, dtype) if dtype else None
+                entered.append(self._switch(enter_autocast, kind, kept, dtype is not None, cache))
+        self._open.append((ambient, entered))
+
+    def _set_grad(self, enabled: bool) -> None:
+        if self._before is None:
+            self._before = self._switch(torch.is_grad_enabled)
+        self._switch(set_grad_enabled, self._before if enabled == self.outside.grad else enabled)
+
+    def _switch(self, function: object, *args: object) -> fx.Node:
+        node = self.graph.call_function(function, args)  # type: ignore[arg-type]
+        set_facts(node, _SWITCH, None)
+        return node
+
+
+def _inside(ambient: Ambient, region: Ambient) -> bool:
+    """Is that state this autocast region's own, or one further in?"""
+    return ambient.nesting > region.nesting or (ambient.nesting, ambient.autocast) == (region.nesting, region.autocast)

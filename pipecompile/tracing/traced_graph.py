@@ -1,0 +1,85 @@
+"""The first level: one recorded forward of a model, as a torch.fx.GraphModule with typed facts.
+
+A TracedGraph is an ordinary GraphModule. Its placeholders are the flat leaves of the inputs, its parameters and submodules are
+the model's own objects, and it takes and returns what the model does, at any batch size that its guards admit. What the later
+levels need beyond torch.fx stands in `graph.facts` (GraphFacts) and, per node, in `node_facts.facts(node)` (NodeFacts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx, nn
+
+from pipecompile.batching.batch_dims import Dims
+from pipecompile.torch_private import pytree
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.fakes.batch_symbol import Guard
+from pipecompile.tracing.opaque.attempts import Reason
+
+__all__ = ["GraphFacts", "Ties", "TracedGraph"]
+
+_FACTS = "pipecompile"
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Names of nodes that must share a stage, and pairs (a, b) with stage(a) <= stage(b) that no data edge implies."""
+
+    groups: tuple[tuple[str, ...], ...]
+    precedence: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """The facts of one recording.
+
+    symbol      the batch size as a symbol, in the shapes of all values
+    batch_size  the only batch size (samples) that the graph is right for; None if there are several
+    guards      conditions on the batch size under which the graph is right, because the model branched on them
+    names       names of the flat input leaves, one per placeholder
+    dims        batch dimension of each input leaf; None for an input that all samples share
+    in_spec     structure of (args, kwargs) over the input leaves
+    out_spec    structure of the output over its leaves
+    outside     grad mode and autocast around the recorded call
+    device      device of the recording: tensors made in `forward` were made there
+    kept        the pieces of the model that are one opaque node each, and why
+    grad_mode   the grad mode that the graph is right for; None if it is right for both
+    ties        the nodes that must share a stage; None until `prepare` has computed the ties
+    """
+
+    symbol: sympy.Symbol
+    batch_size: int | None
+    guards: tuple[Guard, ...]
+    names: tuple[str, ...]
+    dims: Dims
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    outside: Ambient
+    device: torch.device
+    kept: tuple[Reason, ...] = ()
+    grad_mode: bool | None = None
+    ties: Ties | None = None
+
+
+class TracedGraph(fx.GraphModule):
+    """A recorded forward. All facts are under the one name `facts`, so that no submodule of a model collides with them."""
+
+    def __init__(
+        self, root: nn.Module | dict[str, Any], graph: fx.Graph, facts: GraphFacts, class_name: str = "TracedGraph"
+    ) -> None:
+        super().__init__(root, graph, class_name)
+        self.meta[_FACTS] = facts
+
+    @property
+    def facts(self) -> GraphFacts:
+        """The facts of the recording."""
+        noted: GraphFacts = self.meta[_FACTS]
+        return noted
+
+    @facts.setter
+    def facts(self, noted: GraphFacts) -> None:
+        self.meta[_FACTS] = noted
