@@ -40,7 +40,9 @@ def piped(model: nn.Module, **options: object) -> pc.Pipeline:
 @pytest.mark.parametrize("layer", [nn.LSTM(8, 8), nn.MultiheadAttention(8, 2)])
 def test_a_batch_taken_for_time(layer: nn.Module) -> None:
     model, x = Sequence(copy.deepcopy(layer)), torch.randn(4, 6, 4)
-    with pytest.raises(pc.InputError, match=r"test_cross_sample.py:\d+ in Sequence.forward(.|\n)*batch_dims={\"x\": 1}"):
+    with pytest.raises(
+        pc.InputError, match=r"test_cross_sample.py:\d+ in Sequence.forward(.|\n)*batch_dims={\"x\": 1}"
+    ):
         piped(model)(x)
     torch.testing.assert_close(piped(model, batch_dims={"x": 1})(x), model(x))
     whole = piped(model, n_microbatches=1)
