@@ -18,10 +18,10 @@ from time import perf_counter
 
 from pipecompile.ir import Route, Schedule, chain
 from pipecompile.schedules import CATALOGUE, auto_schedule
-from pipecompile.schedules.placement import loop, vee
-from pipecompile.schedules.search.evaluate import Judge, Limit
-from pipecompile.schedules.search.lower_bound import shortest_step
-from pipecompile.schedules.search.workload import work_of
+from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
+from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
+from pipecompile.schedules.search.workload import make_workload
+from pipecompile.schedules.stage_placement import loop, vee
 from pipecompile.simulation.costs import CostOptions, Costs, make_costs
 from pipecompile.verifiers import verify
 
@@ -93,12 +93,15 @@ def _bounded(profile: Profile, share: float) -> Profile:
     costs = profile.checked()
     least = [0.0] * profile.devices
     for place in profile.placements():
-        judge = Judge(place, profile.routes, costs, Limit((0.0,) * profile.devices, in_bytes=True))
-        serial = judge.peaks(_serial(place))
+        evaluator = Evaluator(place, profile.routes, costs, MemoryLimit((0.0,) * profile.devices, in_bytes=True))
+        serial = evaluator.peaks(_serial(place))
         per_microbatch = [
             sum(costs.saved[s] for s, home in enumerate(place) if home == d) for d in range(profile.devices)
         ]
-        wanted = [c + share * profile.devices * size for c, size in zip(judge.constant, per_microbatch, strict=True)]
+        wanted = [
+            c + share * profile.devices * size
+            for c, size in zip(evaluator.parameter_bytes, per_microbatch, strict=True)
+        ]
         least = [max(*each) for each in zip(least, serial, wanted, strict=True)]
     return Profile(*(getattr(profile, name) for name in Profile.__slots__[:6]), tuple(least), profile.checkpoint)
 
@@ -143,13 +146,13 @@ def outcome(profile: Profile, effort: float = 1.0) -> Outcome:
         **profile.costs,
     )
     seconds = perf_counter() - start
-    costs, limit = profile.checked(), None if profile.room is None else Limit(profile.room, in_bytes=True)
-    judge = Judge(schedule.placement, profile.routes, costs, limit)
+    costs, limit = profile.checked(), None if profile.room is None else MemoryLimit(profile.room, in_bytes=True)
+    evaluator = Evaluator(schedule.placement, profile.routes, costs, limit)
     verify(schedule, routes=profile.routes)
-    assert not any(judge.excess(schedule)), "it does not fit"
+    assert not any(evaluator.excess(schedule)), "it does not fit"
     return Outcome(
         profile,
-        judge.seconds(schedule),
+        evaluator.seconds(schedule),
         min(_catalogue(profile, costs, limit), default=None),
         min(_bound(profile, place, costs, limit) for place in profile.placements()),
         min(_bound(profile, place, costs, None) for place in profile.placements()),
@@ -157,22 +160,22 @@ def outcome(profile: Profile, effort: float = 1.0) -> Outcome:
     )
 
 
-def _bound(profile: Profile, place: tuple[int, ...], costs: Costs, limit: Limit | None) -> float:
+def _bound(profile: Profile, place: tuple[int, ...], costs: Costs, limit: MemoryLimit | None) -> float:
     """Where it may be recomputed, what is kept instead is what has to fit, and the recomputation is given away."""
-    work = work_of(place, profile.routes, costs)
+    work = make_workload(place, profile.routes, costs)
     if profile.checkpoint == "auto":
         work = replace(work, saved=costs.recipe)
-    room = None if limit is None else Judge(place, profile.routes, costs, limit).room
-    return shortest_step(work, profile.microbatches, room)
+    room = None if limit is None else Evaluator(place, profile.routes, costs, limit).capacity
+    return makespan_lower_bound(work, profile.microbatches, room)
 
 
-def _catalogue(profile: Profile, costs: Costs, limit: Limit | None) -> Iterator[float]:
+def _catalogue(profile: Profile, costs: Costs, limit: MemoryLimit | None) -> Iterator[float]:
     for name, entry in CATALOGUE.items():
         if name != "forward" and entry.chunks in (None, profile.chunks):
             schedule = entry.build(profile.stages, profile.microbatches, profile.devices)
-            judge = Judge(schedule.placement, profile.routes, costs, limit)
-            if not any(judge.excess(schedule)):
-                yield judge.seconds(schedule)
+            evaluator = Evaluator(schedule.placement, profile.routes, costs, limit)
+            if not any(evaluator.excess(schedule)):
+                yield evaluator.seconds(schedule)
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
@@ -184,7 +187,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "# auto_schedule beside the catalogue",
         "",
         f"Written by `benchmarks/schedules_auto.py --profiles {len(outcomes)}`. Means and worst cases are the simulated step over a lower",
-        "bound (`pipecompile/schedules/search/lower_bound.py`) for the memory given, and once for any amount of memory. The room is what the",
+        "bound (`pipecompile/schedules/search/makespan_bound.py`) for the memory given, and once for any amount of memory. The room is what the",
         "activations of P micro-batches take, times 0.3 (tight), 0.6 (half), 1, 2 (loose), and at least what one micro-batch after",
         "the other needs. In a third of the profiles recomputation is allowed; the bounds do not count its time.",
         "",

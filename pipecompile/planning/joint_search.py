@@ -44,7 +44,7 @@ from pipecompile.planning.planner import (
 from pipecompile.planning.schedule_choice import costs_of, schedule_of
 from pipecompile.planning.solve_cut import cut, excess
 from pipecompile.schedules import CATALOGUE, Builder
-from pipecompile.schedules.search.evaluate import Judge
+from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.simulation.costs import make_costs
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -228,7 +228,7 @@ class _Comparison:
             row,
             recompute=found.recompute,
             bottleneck=found.bottleneck,
-            seconds=Judge(placement, ways, costs, None).seconds(schedule),
+            seconds=Evaluator(placement, ways, costs, None).seconds(schedule),
             memory=tuple(load.memory for load in loads),
         )
         over = excess(draft.problem, found, options.n_stages)

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipecompile.ir import Action, Kind, Schedule
-from pipecompile.schedules.lanes import lanes, weave
-from pipecompile.schedules.placement import vee
+from pipecompile.schedules.action_queues import action_queues, merge_queues
+from pipecompile.schedules.stage_placement import vee
 
 __all__ = ["build_dualpipev"]
 
@@ -36,15 +36,15 @@ def build_dualpipev(n_stages: int, n_microbatches: int, n_devices: int) -> Sched
 def _row(device: int, n_devices: int, n_microbatches: int) -> tuple[Action, ...]:
     """The first backwards and the last P are split: their W fill the turn of the V, and the end."""
     stages, hops = (device, 2 * n_devices - 1 - device), n_devices - 1 - device
-    backs = weave(lanes(stages, "B", n_microbatches), ("B1", hops), ("B1 B0",))
+    backs = merge_queues(action_queues(stages, "B", n_microbatches), ("B1", hops), ("B1 B0",))
     split = {*backs[:hops], *backs[-n_devices:]}
     given = {
-        **lanes(stages, "F", n_microbatches),
+        **action_queues(stages, "F", n_microbatches),
         "B": [replace(back, kind=Kind.INPUT_GRAD) if back in split else back for back in backs],
         "W": [replace(back, kind=Kind.WEIGHT_GRAD) for back in backs if back in split],
     }
     steady = n_microbatches - 2 * n_devices + device + 1
-    return weave(
+    return merge_queues(
         given,
         ("F0", 2 * hops),
         ("F0 F1", device + 1),

@@ -16,8 +16,8 @@ Zhuang et al., "On Optimizing the Communication of Model Parallelism", MLSys 202
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.lanes import lanes, weave
-from pipecompile.schedules.placement import loop
+from pipecompile.schedules.action_queues import action_queues, merge_queues
+from pipecompile.schedules.stage_placement import loop
 
 __all__ = ["build_eager_1f1b"]
 
@@ -25,7 +25,7 @@ __all__ = ["build_eager_1f1b"]
 def build_eager_1f1b(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
     """One stage per device, any number of micro-batches."""
     rows = tuple(
-        weave(lanes([stage], "FB", n_microbatches), ("F", 2 * (n_stages - 1 - stage)), ("F B",))
+        merge_queues(action_queues([stage], "FB", n_microbatches), ("F", 2 * (n_stages - 1 - stage)), ("F B",))
         for stage in range(n_stages)
     )
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "eager-1f1b")

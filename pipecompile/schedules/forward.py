@@ -13,8 +13,8 @@ When: nothing is trained.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.lanes import lane
-from pipecompile.schedules.placement import loop
+from pipecompile.schedules.action_queues import action_queue
+from pipecompile.schedules.stage_placement import loop
 
 __all__ = ["build_forward"]
 
@@ -22,7 +22,7 @@ __all__ = ["build_forward"]
 def build_forward(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
     """The forwards of all stages, stage by stage on a device that has several; `n_devices` must divide `n_stages`."""
     rows = tuple(
-        tuple(action for stage in range(d, n_stages, n_devices) for action in lane(stage, "F", n_microbatches))
+        tuple(action for stage in range(d, n_stages, n_devices) for action in action_queue(stage, "F", n_microbatches))
         for d in range(n_devices)
     )
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "forward")

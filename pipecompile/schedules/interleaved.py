@@ -17,16 +17,16 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.lanes import weave
-from pipecompile.schedules.placement import loop
-from pipecompile.schedules.rounds import depth_first, rounds
+from pipecompile.schedules.action_queues import merge_queues
+from pipecompile.schedules.rounds import depth_first, microbatch_rounds
+from pipecompile.schedules.stage_placement import loop
 
 __all__ = ["build_interleaved"]
 
 
 def build_interleaved(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
     """Any number of micro-batches and of stages on a device; `n_devices` must divide `n_stages`."""
-    parts = rounds(n_microbatches, n_devices)
+    parts = microbatch_rounds(n_microbatches, n_devices)
     rows = tuple(_row(range(device, n_stages, n_devices), parts, n_devices) for device in range(n_devices))
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "interleaved")
 
@@ -36,4 +36,4 @@ def _row(stages: range, parts: tuple[range, ...], n_devices: int) -> tuple[Actio
     hops = n_devices - 1 - stages[0]
     warmup = (len(stages) - 1) * len(parts[0]) + (2 * hops if len(stages) > 1 else hops)
     both = {"F": depth_first(stages, "F", parts), "B": depth_first(stages[::-1], "B", parts)}
-    return weave(both, ("F", warmup), ("F B",))
+    return merge_queues(both, ("F", warmup), ("F B",))

@@ -15,16 +15,16 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.lanes import weave
-from pipecompile.schedules.placement import loop
-from pipecompile.schedules.rounds import depth_first, rounds
+from pipecompile.schedules.action_queues import merge_queues
+from pipecompile.schedules.rounds import depth_first, microbatch_rounds
+from pipecompile.schedules.stage_placement import loop
 
 __all__ = ["build_interleaved_zb"]
 
 
 def build_interleaved_zb(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
     """Any number of micro-batches and of stages on a device; `n_devices` must divide `n_stages`."""
-    parts = rounds(n_microbatches, n_devices)
+    parts = microbatch_rounds(n_microbatches, n_devices)
     rows = tuple(_row(range(device, n_stages, n_devices), parts, n_devices) for device in range(n_devices))
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "interleaved-zb")
 
@@ -34,4 +34,4 @@ def _row(stages: range, parts: tuple[range, ...], n_devices: int) -> tuple[Actio
     warmup = (len(stages) - 1) * len(parts[0]) + n_devices - 1 - device
     all_three = {"F": depth_first(stages, "F", parts)}
     all_three |= {kind: depth_first(stages[::-1], kind, parts) for kind in "IW"}
-    return weave(all_three, ("F", warmup), ("F I", device), ("F I W",))
+    return merge_queues(all_three, ("F", warmup), ("F I", device), ("F I W",))

@@ -15,8 +15,8 @@ Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.lanes import lane
-from pipecompile.schedules.placement import loop
+from pipecompile.schedules.action_queues import action_queue
+from pipecompile.schedules.stage_placement import loop
 
 __all__ = ["build_looped_bfs"]
 
@@ -26,7 +26,7 @@ def build_looped_bfs(n_stages: int, n_microbatches: int, n_devices: int) -> Sche
     rows = []
     for device in range(n_devices):
         stages = range(device, n_stages, n_devices)
-        forwards = (lane(stage, "F", n_microbatches) for stage in stages)
-        backwards = (lane(stage, "B", n_microbatches) for stage in reversed(stages))
+        forwards = (action_queue(stage, "F", n_microbatches) for stage in stages)
+        backwards = (action_queue(stage, "B", n_microbatches) for stage in reversed(stages))
         rows.append(tuple(action for part in (*forwards, *backwards) for action in part))
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), tuple(rows), "looped-bfs")

@@ -17,8 +17,8 @@ Fan et al., "DAPPLE", PPoPP 2021, has the same order.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.lanes import lanes, weave
-from pipecompile.schedules.placement import loop
+from pipecompile.schedules.action_queues import action_queues, merge_queues
+from pipecompile.schedules.stage_placement import loop
 
 __all__ = ["build_one_f_one_b"]
 
@@ -26,6 +26,7 @@ __all__ = ["build_one_f_one_b"]
 def build_one_f_one_b(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
     """1F1B with one stage per device; M < P works and then has no steady phase on the first stages."""
     rows = tuple(
-        weave(lanes([stage], "FB", n_microbatches), ("F", n_stages - 1 - stage), ("F B",)) for stage in range(n_stages)
+        merge_queues(action_queues([stage], "FB", n_microbatches), ("F", n_stages - 1 - stage), ("F B",))
+        for stage in range(n_stages)
     )
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "1f1b")

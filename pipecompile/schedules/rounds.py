@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from pipecompile.ir import Action, Kind
 
-__all__ = ["depth_first", "rounds"]
+__all__ = ["depth_first", "microbatch_rounds"]
 
 
-def rounds(n_microbatches: int, n_devices: int) -> tuple[range, ...]:
+def microbatch_rounds(n_microbatches: int, n_devices: int) -> tuple[range, ...]:
     """The micro-batches in ascending order, in rounds of at least `n_devices` where there are so many; longer ones first."""
     number = max(1, n_microbatches // n_devices)
     size, longer = divmod(n_microbatches, number)

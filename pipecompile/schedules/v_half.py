@@ -20,8 +20,8 @@ repeated block.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.placement import vee
-from pipecompile.schedules.v_list import list_on_vee
+from pipecompile.schedules.stage_placement import vee
+from pipecompile.schedules.v_list import list_schedule_on_vee
 
 __all__ = ["build_v_half"]
 
@@ -34,6 +34,6 @@ def build_v_half(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule
     quotas = [n_devices + even - d // 2 for d in devices], [1 + (d + 1) // 2 for d in devices]
     room = 2 * (n_devices // 2 + 1)
     few = min(n_microbatches, 2 * n_devices)
-    order = min(_ORDERS, key=lambda order: list_on_vee(few, quotas, room, order).seconds)
-    rows = list_on_vee(n_microbatches, quotas, room, order).rows
+    order = min(_ORDERS, key=lambda order: list_schedule_on_vee(few, quotas, room, order).seconds)
+    rows = list_schedule_on_vee(n_microbatches, quotas, room, order).rows
     return Schedule(n_stages, n_microbatches, vee(n_devices), rows, "v-half")

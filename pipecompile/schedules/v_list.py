@@ -7,24 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipecompile.schedules.placement import vee
-from pipecompile.schedules.search.list_scheduling import Listed, Taste, list_schedule
-from pipecompile.schedules.search.workload import unit_work
+from pipecompile.schedules.search.list_scheduling import ListSchedule, PriorityRule, list_schedule
+from pipecompile.schedules.search.workload import unit_workload
+from pipecompile.schedules.stage_placement import vee
 
-__all__ = ["list_on_vee"]
+__all__ = ["list_schedule_on_vee"]
 
 
-def list_on_vee(n_microbatches: int, quotas: tuple[Sequence[int], Sequence[int]], room: int, order: str) -> Listed:
+def list_schedule_on_vee(
+    n_microbatches: int, quotas: tuple[Sequence[int], Sequence[int]], room: int, order: str
+) -> ListSchedule:
     """A schedule in which device d holds at most `room` stages on a micro-batch until their W, and of its first and second stage
     at most `quotas[0][d]` and `quotas[1][d]` until their I.
     """
     first, second = quotas
     n_devices, rank = len(first), {name: place for place, name in enumerate(order.split())}
-    taste = Taste(
+    rule = PriorityRule(
         in_flight=(*first, *reversed(second)),
         forward=(rank["F0"],) * n_devices + (rank["F1"],) * n_devices,
         backward=(rank["I0"],) * n_devices + (rank["I1"],) * n_devices,
     )
-    listed = list_schedule(unit_work(vee(n_devices)), n_microbatches, (room,) * n_devices, taste)
+    listed = list_schedule(unit_workload(vee(n_devices)), n_microbatches, (room,) * n_devices, rule)
     assert listed is not None, "there is room for a micro-batch"
     return listed

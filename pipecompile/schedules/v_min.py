@@ -20,8 +20,8 @@ repeated block.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.placement import vee
-from pipecompile.schedules.v_list import list_on_vee
+from pipecompile.schedules.stage_placement import vee
+from pipecompile.schedules.v_list import list_schedule_on_vee
 
 __all__ = ["build_v_min"]
 
@@ -32,5 +32,5 @@ def build_v_min(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
     first = [(4 * n_devices + 4 + longer - 2 * d) // 6 for d in range(n_devices)]
     second = [(2 * d + 6 + longer) // 6 for d in range(n_devices)]
     room = 2 * ((n_devices + 1) // 3 + 1)
-    rows = list_on_vee(n_microbatches, (first, second), room, "F1 F0 I0 I1").rows
+    rows = list_schedule_on_vee(n_microbatches, (first, second), room, "F1 F0 I0 I1").rows
     return Schedule(n_stages, n_microbatches, vee(n_devices), rows, "v-min")

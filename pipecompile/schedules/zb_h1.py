@@ -19,8 +19,8 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.lanes import lanes, weave
-from pipecompile.schedules.placement import loop
+from pipecompile.schedules.action_queues import action_queues, merge_queues
+from pipecompile.schedules.stage_placement import loop
 
 __all__ = ["build_zb_h1"]
 
@@ -32,4 +32,6 @@ def build_zb_h1(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
 
 
 def _row(stage: int, n_stages: int, n_microbatches: int) -> tuple[Action, ...]:
-    return weave(lanes([stage], "FIW", n_microbatches), ("F", n_stages - 1 - stage), ("F I", stage), ("F I W",))
+    return merge_queues(
+        action_queues([stage], "FIW", n_microbatches), ("F", n_stages - 1 - stage), ("F I", stage), ("F I W",)
+    )

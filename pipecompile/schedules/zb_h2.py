@@ -18,8 +18,8 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.lanes import lanes, weave
-from pipecompile.schedules.placement import loop
+from pipecompile.schedules.action_queues import action_queues, merge_queues
+from pipecompile.schedules.stage_placement import loop
 
 __all__ = ["build_zb_h2"]
 
@@ -34,4 +34,4 @@ def _row(stage: int, n_stages: int, n_microbatches: int) -> tuple[Action, ...]:
     """While forwards are left, 2 d of them go before the first W."""
     warmup = 2 * (n_stages - 1 - stage)
     pairs = max(0, min(2 * stage, n_microbatches - warmup))
-    return weave(lanes([stage], "FIW", n_microbatches), ("F", warmup), ("F I", pairs), ("F I W",))
+    return merge_queues(action_queues([stage], "FIW", n_microbatches), ("F", warmup), ("F I", pairs), ("F I W",))

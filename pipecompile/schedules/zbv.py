@@ -18,9 +18,9 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.lanes import lanes, weave
-from pipecompile.schedules.placement import vee
-from pipecompile.schedules.v_list import list_on_vee
+from pipecompile.schedules.action_queues import action_queues, merge_queues
+from pipecompile.schedules.stage_placement import vee
+from pipecompile.schedules.v_list import list_schedule_on_vee
 
 __all__ = ["build_zbv"]
 
@@ -31,14 +31,14 @@ def build_zbv(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
         rows = tuple(_row(device, n_devices, n_microbatches) for device in range(n_devices))
     else:
         free = (n_microbatches,) * n_devices
-        rows = list_on_vee(n_microbatches, (free, free), 2 * n_devices, "I1 I0 F1 F0").rows
+        rows = list_schedule_on_vee(n_microbatches, (free, free), 2 * n_devices, "I1 I0 F1 F0").rows
     return Schedule(n_stages, n_microbatches, vee(n_devices), rows, "zbv")
 
 
 def _row(device: int, n_devices: int, n_microbatches: int) -> tuple[Action, ...]:
     hops = n_devices - device
-    return weave(
-        lanes((device, 2 * n_devices - 1 - device), "FIW", n_microbatches),
+    return merge_queues(
+        action_queues((device, 2 * n_devices - 1 - device), "FIW", n_microbatches),
         ("F0", 2 * hops - 1),
         ("F1 F0", device),
         ("F1 I1 W1", hops),

@@ -1,4 +1,4 @@
-"""What would happen when: a program as tasks and messages, walked under costs.
+"""What would happen when: a program as tasks and messages, run_to_end under costs.
 
 costs      seconds and bytes, as users give them, checked
 tasks      what the walk sees: numbers, in lists          from_schedule, from_program make them

@@ -19,8 +19,8 @@ from pipecompile.ir import Program, Schedule
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import walk
-from pipecompile.simulation.simulator import prepare, walked
-from pipecompile.simulation.task_graph import Tasks
+from pipecompile.simulation.simulator import prepare, run_to_end
+from pipecompile.simulation.task_graph import TaskGraph
 
 __all__ = ["Advice", "advise"]
 
@@ -58,7 +58,7 @@ def advise(
     if not 0 < faster <= 1:
         raise InputError(f"faster={faster!r} is no share of a time", hint="0.1 for ten percent")
     tasks, checked = prepare(subject, **costs)
-    times = walked(subject, tasks, checked)
+    times = run_to_end(subject, tasks, checked)
     spent = _spent(tasks, critical_path(tasks, times))
     found: list[Advice] = []
     for place, critical in spent.most_common(_LOOKED_AT):
@@ -69,24 +69,24 @@ def advise(
     return tuple(sorted(found, key=lambda advice: -advice.saved)[:most])
 
 
-def _spent(tasks: Tasks, path: list[int]) -> Counter[Place]:
+def _spent(tasks: TaskGraph, path: list[int]) -> Counter[Place]:
     """Seconds of the path per stage and link."""
     spent: Counter[Place] = Counter()
     for step in path:
         if step < 0:
-            spent[tasks.ways[~step]] += tasks.delays[~step]  # type: ignore[assignment]
+            spent[tasks.links[~step]] += tasks.delays[~step]  # type: ignore[assignment]
         elif (action := tasks.actions[step]) is not None:
             spent[action.stage] += tasks.seconds[step]  # type: ignore[assignment]
     return spent
 
 
-def _scaled(tasks: Tasks, place: Place, factor: float) -> Tasks:
+def _scaled(tasks: TaskGraph, place: Place, factor: float) -> TaskGraph:
     """The same tasks with one place's times multiplied."""
     other = copy(tasks)
     if isinstance(place, int):
         pairs = zip(tasks.seconds, tasks.actions, strict=True)
         other.seconds = [seconds * factor if a is not None and a.stage == place else seconds for seconds, a in pairs]
     else:
-        ways = zip(tasks.delays, tasks.ways, strict=True)
+        ways = zip(tasks.delays, tasks.links, strict=True)
         other.delays = [seconds * factor if way == place else seconds for seconds, way in ways]
     return other

@@ -10,12 +10,12 @@ A wait of a task or a message is always for one that ended at that very moment, 
 from __future__ import annotations
 
 from pipecompile.simulation.event_walk import NOTHING, Times
-from pipecompile.simulation.task_graph import Tasks
+from pipecompile.simulation.task_graph import TaskGraph
 
 __all__ = ["critical_path"]
 
 
-def critical_path(tasks: Tasks, times: Times) -> list[int]:
+def critical_path(tasks: TaskGraph, times: Times) -> list[int]:
     """From first to last; task t is written t, message m is written ~m. What takes no time is left out."""
     last_task = max(range(len(times.end)), key=times.end.__getitem__, default=NOTHING)
     last_message = max(range(len(times.message_end)), key=times.message_end.__getitem__, default=None)

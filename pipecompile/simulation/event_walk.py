@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from pipecompile.simulation.costs import Engines
-from pipecompile.simulation.task_graph import Tasks
+from pipecompile.simulation.task_graph import TaskGraph
 
 __all__ = ["NOTHING", "Times", "walk"]
 
@@ -41,14 +41,14 @@ class Times:
         return max(max(self.end, default=0.0), max(self.message_end, default=0.0))
 
 
-def walk(tasks: Tasks, engines: Engines = Engines.PAIR) -> Times:
+def walk(tasks: TaskGraph, engines: Engines = Engines.PAIR) -> Times:
     """The earliest times at which everything can happen in this order."""
     state = _State(tasks, engines)
     return state.run()
 
 
 class _State:
-    def __init__(self, tasks: Tasks, engines: Engines) -> None:
+    def __init__(self, tasks: TaskGraph, engines: Engines) -> None:
         n, k = len(tasks.seconds), len(tasks.delays)
         self.tasks = tasks
         self.start, self.end, self.cause = [0.0] * n, [0.0] * n, [NOTHING] * n
@@ -94,7 +94,7 @@ class _State:
     def _leave(self, messages: tuple[int, ...], now: float, task: int) -> None:
         for message in messages:
             seconds, begin, cause = self.tasks.delays[message], now, task
-            source, target = way = self.tasks.ways[message]
+            source, target = way = self.tasks.links[message]
             if seconds:
                 occupied = (source, ~target) if self.by_device else (way,)
                 for engine in occupied:

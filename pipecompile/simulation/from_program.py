@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pipecompile.ir import HOST, Instruction, Op, Program, Tie, Value, part_of
 from pipecompile.simulation.costs import Costs
-from pipecompile.simulation.task_graph import Anchor, Change, Tasks
+from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
 __all__ = ["Message", "tasks_and_messages", "tasks_of_program"]
 
@@ -18,12 +18,12 @@ Message = tuple[Value | str, int, int]
 """What goes from one device to another: a value, or the "REDUCE name" of a tie."""
 
 
-def tasks_of_program(program: Program, costs: Costs) -> Tasks:
+def tasks_of_program(program: Program, costs: Costs) -> TaskGraph:
     """For a legal program. Linear."""
     return tasks_and_messages(program, costs)[0]
 
 
-def tasks_and_messages(program: Program, costs: Costs) -> tuple[Tasks, list[Message]]:
+def tasks_and_messages(program: Program, costs: Costs) -> tuple[TaskGraph, list[Message]]:
     """The messages by their numbers, too."""
     maker = _Maker(program, costs, _sizes(program, costs))
     for device, row in enumerate(program.rows):
@@ -47,7 +47,7 @@ class _Maker:
     program: Program
     costs: Costs
     sizes: Mapping[str, float]
-    tasks: Tasks = field(default_factory=Tasks)
+    tasks: TaskGraph = field(default_factory=TaskGraph)
     messages: dict[Message, int] = field(default_factory=dict)
 
     def row(self, device: int, row: tuple[Instruction, ...]) -> None:
@@ -122,9 +122,9 @@ class _Maker:
 
     def _message(self, key: Message, name: str, nbytes: float) -> int:
         message = self.messages.setdefault(key, len(self.messages))
-        if message == len(self.tasks.ways):
+        if message == len(self.tasks.links):
             _, source, target = key
-            self.tasks.ways.append((source, target))
+            self.tasks.links.append((source, target))
             self.tasks.delays.append(self.costs.message(name, nbytes, source, target))
         return message
 

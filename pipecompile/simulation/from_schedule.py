@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from pipecompile.ir import HOST, Kind, Route, Schedule, Value
 from pipecompile.simulation.costs import Costs
-from pipecompile.simulation.task_graph import Anchor, Change, Tasks
+from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
-__all__ = ["Wire", "tasks_of_schedule", "wires"]
+__all__ = ["DeviceTransfer", "tasks_of_schedule", "device_transfers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class DeviceTransfer:
     """A value (or with `consumer` a gradient) on its way from the stage that makes it to one other device, and the stages
     there that wait for it.
     """
@@ -27,7 +27,7 @@ class Wire:
     readers: tuple[int, ...]
 
 
-def wires(routes: Sequence[Route], placement: Sequence[int]) -> Iterator[Wire]:
+def device_transfers(routes: Sequence[Route], placement: Sequence[int]) -> Iterator[DeviceTransfer]:
     """All crossings between devices; what comes from the host or goes there takes no time."""
     for route in routes:
         ends = [end for end in route.consumers if end != HOST]
@@ -36,17 +36,17 @@ def wires(routes: Sequence[Route], placement: Sequence[int]) -> Iterator[Wire]:
         source = placement[route.source]
         for target in dict.fromkeys(placement[end] for end in ends if placement[end] != source):
             readers = tuple(end for end in ends if placement[end] == target)
-            yield Wire(route.value, None, route.nbytes, route.source, source, target, readers)
+            yield DeviceTransfer(route.value, None, route.nbytes, route.source, source, target, readers)
         for end in ends if route.gradient else ():
             if placement[end] != source:
-                yield Wire(route.value, end, route.nbytes, end, placement[end], source, (route.source,))
+                yield DeviceTransfer(route.value, end, route.nbytes, end, placement[end], source, (route.source,))
 
 
-def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs) -> Tasks:
+def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs) -> TaskGraph:
     """For a legal schedule. What stages save counts as memory; the buffers of values do not. Linear."""
-    lines, m = list(wires(routes, schedule.placement)), schedule.n_microbatches
+    lines, m = list(device_transfers(routes, schedule.placement)), schedule.n_microbatches
     ports = _ports(lines, schedule.n_stages, m)
-    tasks = Tasks(changes=[[] for _ in schedule.rows])
+    tasks = TaskGraph(changes=[[] for _ in schedule.rows])
     for row in schedule.rows:
         first = len(tasks.seconds)
         for action in row:
@@ -58,7 +58,7 @@ def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs)
         tasks.rows.append(range(first, len(tasks.seconds)))
         tasks.first_sends.append(())
     for line in lines:
-        tasks.ways += [(line.source, line.target)] * m
+        tasks.links += [(line.source, line.target)] * m
         tasks.delays += [costs.message(line.name, line.nbytes, line.source, line.target)] * m
     names = [str(Value(line.name, 0, line.consumer))[:-1] for line in lines]
     tasks.label = lambda message: names[message // m] + str(message % m)
@@ -71,7 +71,7 @@ Messages = list[tuple[int, ...]]
 """Per micro-batch, the numbers of messages."""
 
 
-def _ports(lines: Sequence[Wire], n_stages: int, m: int) -> list[dict[Kind, tuple[Messages, Messages]]]:
+def _ports(lines: Sequence[DeviceTransfer], n_stages: int, m: int) -> list[dict[Kind, tuple[Messages, Messages]]]:
     """Per stage and kind, what an action needs and what it sends."""
     needs: list[dict[Kind, list[int]]] = [{kind: [] for kind in Kind} for _ in range(n_stages)]
     sends: list[dict[Kind, list[int]]] = [{kind: [] for kind in Kind} for _ in range(n_stages)]

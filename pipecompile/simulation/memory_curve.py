@@ -6,15 +6,15 @@ from itertools import groupby
 from operator import itemgetter
 
 from pipecompile.simulation.event_walk import Times
-from pipecompile.simulation.task_graph import Anchor, Change, Tasks
+from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
-__all__ = ["Curve", "curves"]
+__all__ = ["Curve", "memory_curves"]
 
 Curve = tuple[tuple[float, float], ...]
 """(time, bytes from then on), where it changes."""
 
 
-def curves(tasks: Tasks, times: Times) -> tuple[Curve, ...]:
+def memory_curves(tasks: TaskGraph, times: Times) -> tuple[Curve, ...]:
     """Per device; what comes and goes at the same moment cancels. Nothing changes: an empty curve."""
     moments = {
         Anchor.TASK_START: times.start,

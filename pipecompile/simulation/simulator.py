@@ -23,8 +23,8 @@ from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import Times, walk
 from pipecompile.simulation.from_program import tasks_of_program
 from pipecompile.simulation.from_schedule import tasks_of_schedule
-from pipecompile.simulation.memory_curve import curves
-from pipecompile.simulation.task_graph import Tasks
+from pipecompile.simulation.memory_curve import memory_curves
+from pipecompile.simulation.task_graph import TaskGraph
 from pipecompile.verifiers import verify
 
 __all__ = ["prepare", "simulate"]
@@ -48,10 +48,10 @@ def simulate(subject: Schedule | Program, **costs: Unpack[CostOptions]) -> Timel
     legal or a program does not run to its end, InputError when a cost is not a number per stage, route or pair.
     """
     tasks, checked = prepare(subject, **costs)
-    return _timeline(subject, tasks, walked(subject, tasks, checked))
+    return _timeline(subject, tasks, run_to_end(subject, tasks, checked))
 
 
-def prepare(subject: Schedule | Program, **given: Unpack[CostOptions]) -> tuple[Tasks, Costs]:
+def prepare(subject: Schedule | Program, **given: Unpack[CostOptions]) -> tuple[TaskGraph, Costs]:
     """What the walk needs. Raises VerifyError when a schedule is not legal, InputError."""
     match subject:
         case Schedule():
@@ -68,7 +68,7 @@ def prepare(subject: Schedule | Program, **given: Unpack[CostOptions]) -> tuple[
     return tasks, costs
 
 
-def walked(subject: Schedule | Program, tasks: Tasks, costs: Costs) -> Times:
+def run_to_end(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> Times:
     """The times. Raises VerifyError with what is wrong when a program does not run to its end."""
     times = walk(tasks, costs.engines)
     if not times.is_complete:
@@ -77,7 +77,7 @@ def walked(subject: Schedule | Program, tasks: Tasks, costs: Costs) -> Times:
     return times
 
 
-def _timeline(subject: Schedule | Program, tasks: Tasks, times: Times) -> Timeline:
+def _timeline(subject: Schedule | Program, tasks: TaskGraph, times: Times) -> Timeline:
     spans: dict[int, Span] = {}
     for device, row in enumerate(tasks.rows):
         for task in row:
@@ -86,13 +86,13 @@ def _timeline(subject: Schedule | Program, tasks: Tasks, times: Times) -> Timeli
                 spans[task] = Span(device, COMPUTE, str(action), times.start[task], times.end[task])
     for message in times.order:
         if tasks.delays[message]:
-            source, target = tasks.ways[message]
+            source, target = tasks.links[message]
             start, end = times.message_start[message], times.message_end[message]
             spans[~message] = Span(source, f"to {target}", tasks.label(message), start, end)
     return Timeline(
         tasks.n_devices,
         tuple(spans.values()),
-        curves(tasks, times),
+        memory_curves(tasks, times),
         in_flight(_actions(subject), subject.placement),
         tuple(spans[step] for step in critical_path(tasks, times)),
     )

@@ -4,7 +4,7 @@
                          │ sends                  ▲ needs  and all messages that it needs are there
                       message 0 ──▶ ...       message 7    a message starts when the task that sends it has ended
 
-Tasks are numbered row by row, so a row is a range. Everything is a number in a list: a walk over a million tasks makes no
+TaskGraph are numbered row by row, so a row is a range. Everything is a number in a list: a walk over a million tasks makes no
 object per task.
 """
 
@@ -16,7 +16,7 @@ from enum import IntEnum
 
 from pipecompile.ir import Action
 
-__all__ = ["Anchor", "Change", "Tasks"]
+__all__ = ["Anchor", "Change", "TaskGraph"]
 
 
 class Anchor(IntEnum):
@@ -33,7 +33,7 @@ Change = tuple[tuple[tuple[Anchor, int], ...], float]
 
 
 @dataclass(slots=True)
-class Tasks:
+class TaskGraph:
     """`rows[d]` is the range of tasks of device d; a task without an action only waits. `first_sends[d]` are the messages
     that a device sends before its first task.
     """
@@ -44,7 +44,7 @@ class Tasks:
     needs: list[tuple[int, ...]] = field(default_factory=list)
     sends: list[tuple[int, ...]] = field(default_factory=list)
     first_sends: list[tuple[int, ...]] = field(default_factory=list)
-    ways: list[tuple[int, int]] = field(default_factory=list)
+    links: list[tuple[int, int]] = field(default_factory=list)
     delays: list[float] = field(default_factory=list)
     label: Callable[[int], str] = str
     """The name of a message."""

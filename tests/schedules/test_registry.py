@@ -7,7 +7,7 @@ import pytest
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.schedules import CATALOGUE, build_schedule, register_schedule
-from pipecompile.schedules.placement import loop, vee
+from pipecompile.schedules.stage_placement import loop, vee
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -4,19 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecompile.schedules.rounds import depth_first, rounds
+from pipecompile.schedules.rounds import depth_first, microbatch_rounds
 
 
 @pytest.mark.parametrize(
     ("m", "p", "sizes"), [(8, 4, [4, 4]), (11, 4, [6, 5]), (10, 4, [5, 5]), (3, 4, [3]), (1, 1, [1]), (5, 2, [3, 2])]
 )
 def test_rounds_are_as_equal_as_can_be(m: int, p: int, sizes: list[int]) -> None:
-    assert [len(part) for part in rounds(m, p)] == sizes
+    assert [len(part) for part in microbatch_rounds(m, p)] == sizes
 
 
 @given(st.integers(1, 60), st.integers(1, 12))
 def test_rounds_have_every_micro_batch_once_and_are_no_shorter_than_there_are_devices(m: int, p: int) -> None:
-    parts = rounds(m, p)
+    parts = microbatch_rounds(m, p)
     assert [index for part in parts for index in part] == list(range(m))
     assert min(map(len, parts)) >= min(m, p)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1

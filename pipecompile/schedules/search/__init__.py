@@ -1,1 +1,11 @@
-"""search: say here what this level is, and nothing else."""
+"""Schedule search for given costs and memory: `auto_schedule`.
+
+    workload            costs and routes of one micro-batch, as numbers per stage
+    makespan_bound      lower bound on the step, where a search can stop
+    priority_rules      candidate rules ──► list_scheduling: one rule ──► one schedule
+    list_search         rules within a budget, memory correction, hill climbing
+    critical_swaps      tabu search on the critical path of the best schedule
+    evaluate            step time and memory of any candidate
+
+Open `auto.py` first. All searches are deterministic.
+"""

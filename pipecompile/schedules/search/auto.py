@@ -1,11 +1,12 @@
-"""The schedule for given costs: the best of the catalogue and of many list schedules, improved by local search.
+"""`auto_schedule`: search for the fastest schedule under given costs and memory.
 
-    catalogue ─────────────────────┐
-                                   ├─▶ what fits the memory ─▶ the fastest ─▶ swaps on its critical path
-    tastes, placements, R or not ───┘                           (simulated)
+    catalogue ────────────────────────────────────────────┐
+                                                          ├─▶ fits the memory ─▶ fastest (simulated) ─▶ swaps on its
+    priority rules, placements, recomputed stages ────────┘                                             critical path
 
-So it is never slower than what the catalogue has for these counts, and mostly at the bound. List schedules count what
-stages save; where the buffers of values do not fit beside that, they are made anew in less room. All is deterministic.
+The result is never slower than the fastest schedule of the catalogue that fits, and mostly reaches the lower bound of
+`makespan_bound.py`. List schedules bound what stages save; if the buffers of values do not fit beside that, `list_search.py`
+reduces the capacity and schedules again. The search is deterministic.
 """
 
 from __future__ import annotations
@@ -20,17 +21,28 @@ from pipecompile.ir import Action, Kind, Route, Schedule, chain
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.catalogue import CATALOGUE
-from pipecompile.schedules.placement import loop, vee
 from pipecompile.schedules.search.critical_swaps import improve
-from pipecompile.schedules.search.evaluate import Judge, Limit
-from pipecompile.schedules.search.list_search import Found, Lister
-from pipecompile.schedules.search.lower_bound import shortest_step
-from pipecompile.schedules.search.recompute_choices import flag_sets
+from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
+from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
+from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
+from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
+from pipecompile.schedules.stage_placement import loop, vee
+from pipecompile.show.units import BYTES, written
 from pipecompile.simulation.costs import CostOptions, Costs, make_costs
 
 __all__ = ["auto_schedule"]
 
 PerDevice = float | Sequence[float]
+"""One number for all devices, or one per device."""
+
+_LIST_ACTIONS = 600_000
+"""Actions scheduled by list scheduling at effort 1: some seconds for 16 devices and 64 micro-batches."""
+
+_SWAP_ACTIONS = 300_000
+"""Actions simulated by the swaps of the tabu search at effort 1."""
+
+_SHARES = (0.4, 0.2, 0.4)
+"""Shares of `_LIST_ACTIONS`: rules for every search, rules for the best three, hill climbing for the best two."""
 
 
 @without_collection
@@ -48,32 +60,26 @@ def auto_schedule(
     effort: float = 1.0,
     **costs: Unpack[CostOptions],
 ) -> Schedule:
-    """A schedule whose simulated step is as short as can be found, and never longer than the catalogue's best.
+    """Return a schedule with the shortest simulated step that the search finds, never longer than the catalogue's best.
 
-    Stages are on devices as `placement` says, or else in a loop or a V, whichever is faster; values move along `routes`,
-    a chain when None. `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bound what a device
-    may hold, one number or one per device. `checkpoint`: which stages are recomputed, "never", "always", a flag per stage,
-    or "auto", which recomputes where memory asks for it. `split` False keeps backwards whole. `effort` is how long to
-    search; 1 takes some seconds for 16 devices and 64 micro-batches. `costs` are those of `simulate`.
+    `placement` has the device of each stage; by default a loop or a V, whichever is faster. Values move along `routes`, by
+    default a chain. `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bounds every device: one
+    number, or one per device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto",
+    which recomputes where memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search,
+    in units of some seconds for 16 devices and 64 micro-batches. `costs` are those of `simulate`.
 
-    Raises ScheduleError when nothing fits the memory, with what is needed; InputError for arguments that make no sense.
+    Raises ScheduleError with the needed memory if no schedule fits, and InputError for invalid arguments.
     """
-    ways = chain(n_stages) if routes is None else tuple(routes)
-    places = _placements(n_stages, n_devices, placement)
-    devices = max(map(max, places)) + 1
-    search = _Search(
-        n_microbatches,
-        ways,
-        make_costs(n_stages, devices, ways, **costs),
-        _limit(memory_limit, in_flight, devices),
-        checkpoint,
-        split,
-        effort,
-    )
-    return search.run(places)
+    routes = chain(n_stages) if routes is None else tuple(routes)
+    placements = _placements(n_stages, n_devices, placement)
+    devices = max(map(max, placements)) + 1
+    checked = make_costs(n_stages, devices, routes, **costs)
+    limit = _limit(memory_limit, in_flight, devices)
+    return _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, effort).run(placements)
 
 
 def _placements(n_stages: int, n_devices: int | None, placement: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
+    """Return the placements to try. Raises InputError for an invalid `placement` or number of devices."""
     if placement is not None:
         if len(placement) != n_stages or set(placement) != set(range(max(placement) + 1)):
             raise InputError(
@@ -83,124 +89,143 @@ def _placements(n_stages: int, n_devices: int | None, placement: Sequence[int] |
         return (tuple(placement),)
     devices = n_stages if n_devices is None else n_devices
     if not 1 <= devices <= n_stages:
-        raise InputError(f"{n_stages} stages cannot be placed on {devices} devices")
+        raise InputError(
+            f"{n_stages} stages cannot be placed on {devices} devices",
+            why="every device has at least one stage",
+            hint=f"n_devices from 1 to {n_stages}",
+        )
     return (loop(n_stages, devices), *((vee(devices),) if n_stages == 2 * devices else ()))
 
 
-def _limit(memory_limit: PerDevice | None, in_flight: PerDevice | None, n_devices: int) -> Limit | None:
+def _limit(memory_limit: PerDevice | None, in_flight: PerDevice | None, n_devices: int) -> MemoryLimit | None:
     if memory_limit is None and in_flight is None:
         return None
     if memory_limit is not None and in_flight is not None:
-        raise InputError("memory_limit and in_flight cannot both be given", hint="the one in bytes says more")
-    given = in_flight if memory_limit is None else memory_limit
-    room = (float(given),) * n_devices if isinstance(given, int | float) else tuple(map(float, given or ()))
-    if len(room) != n_devices:
-        raise InputError(f"the limit has {len(room)} numbers for {n_devices} devices")
-    return Limit(room, in_bytes=memory_limit is not None)
-
-
-_LIST_ACTIONS, _SWAP_ACTIONS = 600_000, 300_000
-"""How many actions are scheduled by lists, and walked by swaps, at effort 1."""
+        raise InputError("memory_limit and in_flight cannot both be given", hint="memory_limit, which is more precise")
+    limit = in_flight if memory_limit is None else memory_limit
+    capacity = (float(limit),) * n_devices if isinstance(limit, int | float) else tuple(map(float, limit or ()))
+    if len(capacity) != n_devices:
+        raise InputError(
+            f"the limit has {len(capacity)} numbers for {n_devices} devices", hint="one number, or one per device"
+        )
+    return MemoryLimit(capacity, in_bytes=memory_limit is not None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _AutoSearch:
+    """The arguments of `auto_schedule`, checked, and the steps of the search."""
+
     n_microbatches: int
     routes: tuple[Route, ...]
     costs: Costs
-    limit: Limit | None
+    limit: MemoryLimit | None
     checkpoint: str | Sequence[bool]
     split: bool
     effort: float
 
     def run(self, placements: Sequence[tuple[int, ...]]) -> Schedule:
-        judges = [Judge(place, self.routes, self.costs, self.limit) for place in placements]
-        found = [each for judge in judges for each in self._from_catalogue(judge)]
-        found += [lister.found for lister in self._listers(judges) if lister.found]
-        if not found:
-            raise self._nothing_fits(judges[0])
-        best = min(found, key=lambda each: each.seconds)
+        """Return the fastest schedule that fits, improved by swaps. Raises ScheduleError if no schedule fits."""
+        evaluators = [Evaluator(place, self.routes, self.costs, self.limit) for place in placements]
+        fitting = [entry for evaluator in evaluators for entry in self._from_catalogue(evaluator)]
+        fitting += [search.best for search in self._list_searches(evaluators) if search.best]
+        if not fitting:
+            raise self._infeasible(evaluators[0])
+        best = min(fitting, key=lambda entry: entry.seconds)
         return replace(self._improved(best), name="auto")
 
-    def _listers(self, judges: Sequence[Judge]) -> list[Lister]:
-        """A little for every choice, more for the three most promising, and the rest for climbing from the best two."""
-        listers = [
-            Lister(judge, judge.work(flags, split=self.split), self.n_microbatches)
-            for judge in judges
-            for flags in self._flags(judge)
+    def _list_searches(self, evaluators: Sequence[Evaluator]) -> list[ListSearch]:
+        """Return a finished list search per placement and set of recomputed stages, with the budget shared by `_SHARES`."""
+        searches = [
+            ListSearch(evaluator, evaluator.workload(flags, split=self.split), self.n_microbatches)
+            for evaluator in evaluators
+            for flags in self._flag_sets(evaluator)
         ]
-        for share, number, spend in ((0.4, len(listers), Lister.spend), (0.2, 3, Lister.spend), (0.4, 2, Lister.climb)):
-            listers.sort(key=lambda lister: lister.seconds)
-            for lister in listers[:number]:
-                spend(lister, share * self.effort * _LIST_ACTIONS / number)
-        return listers
+        counts, methods = (len(searches), 3, 2), (ListSearch.try_rules, ListSearch.try_rules, ListSearch.climb)
+        for share, count, method in zip(_SHARES, counts, methods, strict=True):
+            searches.sort(key=lambda search: search.seconds)
+            for search in searches[:count]:
+                method(search, share * self.effort * _LIST_ACTIONS / count)
+        return searches
 
-    def _from_catalogue(self, judge: Judge) -> Iterator[Found]:
-        n_stages, n_devices = len(judge.placement), max(judge.placement) + 1
+    def _from_catalogue(self, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:
+        """Yield the catalogue's schedules of this placement that fit, and the serial schedule if it fits."""
+        n_stages, n_devices = len(evaluator.placement), max(evaluator.placement) + 1
         for name, entry in CATALOGUE.items():
             if name == "forward" or not entry.suits(n_stages, n_devices):
                 continue
             schedule = entry.build(n_stages, self.n_microbatches, n_devices)
-            if schedule.placement == judge.placement and (self.split or not _is_split(schedule)):
-                yield from self._fitting(schedule, judge)
-        yield from self._fitting(_one_by_one(judge.placement, self.n_microbatches), judge)
+            if schedule.placement == evaluator.placement and (self.split or not _is_split(schedule)):
+                yield from self._fitting(schedule, evaluator)
+        yield from self._fitting(_serial(evaluator.placement, self.n_microbatches), evaluator)
 
-    def _fitting(self, schedule: Schedule, judge: Judge) -> Iterator[Found]:
-        """As it is, or with as little recomputed as it needs."""
-        candidates = (insert_recompute(schedule, flags) for flags in self._flags(judge))
-        fitting = next((candidate for candidate in candidates if not any(judge.excess(candidate))), None)
+    def _fitting(self, schedule: Schedule, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:
+        """Yield the schedule with the first set of recomputed stages that makes it fit, if there is one."""
+        candidates = (insert_recompute(schedule, flags) for flags in self._flag_sets(evaluator))
+        fitting = next((candidate for candidate in candidates if not any(evaluator.excess(candidate))), None)
         if fitting is not None:
-            yield Found(judge.seconds(fitting), fitting, judge)
+            yield EvaluatedSchedule(evaluator.seconds(fitting), fitting, evaluator)
 
-    def _flags(self, judge: Judge) -> Iterator[tuple[bool, ...]]:
-        return flag_sets(judge.work(split=self.split), judge.room, self.checkpoint)
+    def _flag_sets(self, evaluator: Evaluator) -> Iterator[tuple[bool, ...]]:
+        return recompute_flag_sets(evaluator.workload(split=self.split), evaluator.capacity, self.checkpoint)
 
-    def _improved(self, found: Found) -> Schedule:
-        """By swaps that leave every device the room that it has."""
-        schedule, judge = found.schedule, found.judge
-        again = {a.stage for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
-        work = judge.work([stage in again for stage in range(schedule.n_stages)], split=self.split)
+    def _improved(self, best: EvaluatedSchedule) -> Schedule:
+        """Return the schedule improved by swaps that keep the saved memory of every row within the limit."""
+        schedule, evaluator = best.schedule, best.evaluator
+        recomputed = {a.stage for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
+        flags = [stage in recomputed for stage in range(schedule.n_stages)]
+        workload = evaluator.workload(flags, split=self.split)
         slack = (inf,) * schedule.n_devices
         if self.limit is not None:
-            slack = tuple(room - peak for room, peak in zip(self.limit.room, judge.peaks(schedule), strict=True))
-        room = [judge.held(row) + more for row, more in zip(schedule.rows, slack, strict=True)]
+            peaks = evaluator.peaks(schedule)
+            slack = tuple(most - peak for most, peak in zip(self.limit.capacity, peaks, strict=True))
+        most = [evaluator.peak_saved(row) + more for row, more in zip(schedule.rows, slack, strict=True)]
         better = improve(
             schedule,
             self.routes,
             self.costs,
-            lambda device, row: judge.held(row) <= room[device],
-            target=shortest_step(work, self.n_microbatches, judge.room),
+            lambda device, row: evaluator.peak_saved(row) <= most[device],
+            target=makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity),
             walks=int(self.effort * _SWAP_ACTIONS / sum(map(len, schedule.rows))),
         )
-        return schedule if any(judge.excess(better)) else better
+        return schedule if any(evaluator.excess(better)) else better
 
-    def _nothing_fits(self, judge: Judge) -> ScheduleError:
-        """Says what one micro-batch after the other would need."""
+    def _infeasible(self, evaluator: Evaluator) -> ScheduleError:
+        """Return the error with the memory of the serial schedule, the least of all schedules."""
         assert self.limit is not None
-        serial = _one_by_one(judge.placement, self.n_microbatches)
-        candidates = [insert_recompute(serial, flags) for flags in self._flags(judge)]
-        peaks = min((judge.peaks(candidate) for candidate in candidates), key=max)
-        device = max(range(len(peaks)), key=lambda d: peaks[d] - self.limit.room[d] if self.limit else 0.0)
-        unit = "bytes" if self.limit.in_bytes else "micro-batches in flight"
+        serial, most = _serial(evaluator.placement, self.n_microbatches), self.limit.capacity
+        candidates = [insert_recompute(serial, flags) for flags in self._flag_sets(evaluator)]
+        peaks = min((evaluator.peaks(candidate) for candidate in candidates), key=max)
+        device = max(range(len(peaks)), key=lambda d: peaks[d] - most[d])
+        stages, devices = _counted(len(evaluator.placement), "stage"), _counted(len(peaks), "device")
         return ScheduleError(
-            f"no schedule of {len(judge.placement)} stages on {len(peaks)} devices fits the memory",
-            why=f"one micro-batch after another needs {peaks[device]:.6g} {unit} on device {device}, "
-            f"{self.limit.room[device]:.6g} are allowed",
+            f"no schedule of {stages} on {devices} fits the memory",
+            why=f"one micro-batch after another needs {self._amount(peaks[device])} on device {device}, "
+            f"the limit is {self._amount(most[device])}",
             hint="more memory, more devices, smaller micro-batches"
             + ", checkpoint='auto'" * (self.checkpoint == "never"),
         )
+
+    def _amount(self, size: float) -> str:
+        if self.limit is not None and not self.limit.in_bytes:
+            return f"{_counted(size, 'micro-batch')} in flight"
+        return f"{size:.6g} bytes" + (f" ({written(BYTES, size)})" if size >= 1024 else "")
+
+
+def _counted(count: float, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{count:.6g} {noun if count == 1 else plural}"
 
 
 def _is_split(schedule: Schedule) -> bool:
     return any(action.kind is Kind.INPUT_GRAD for row in schedule.rows for action in row)
 
 
-def _one_by_one(placement: Sequence[int], n_microbatches: int) -> Schedule:
-    """A micro-batch after the other: nothing needs less memory."""
+def _serial(placement: Sequence[int], n_microbatches: int) -> Schedule:
+    """Return the schedule that runs one micro-batch after another: no schedule needs less memory."""
     rows: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
     for m in range(n_microbatches):
         for stage, device in enumerate(placement):
             rows[device].append(Action(stage, Kind.FORWARD, m))
         for stage, device in reversed(list(enumerate(placement))):
             rows[device].append(Action(stage, Kind.BACKWARD, m))
-    return Schedule(len(placement), n_microbatches, tuple(placement), tuple(map(tuple, rows)), "one by one")
+    return Schedule(len(placement), n_microbatches, tuple(placement), tuple(map(tuple, rows)), "serial")

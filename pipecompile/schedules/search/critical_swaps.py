@@ -1,11 +1,12 @@
-"""Local search: two neighbours in a row change places where that may shorten the critical path.
+"""Tabu search on the critical path: swap two neighbouring actions of a row where that may shorten the step.
 
-    row    ... 0F3 0I0 ...      both on the critical path, the second waits for the first alone
-    to     ... 0I0 0F3 ...      and the first later; nothing else can help
+    row    ... 0F3 0I0 ...      both on the critical path, and the second waits only for the first
+    to     ... 0I0 0F3 ...      the second starts earlier, the first later
 
-Every swap of that kind on the path is tried, the best is made, also when it is none better, and not undone for some time
-(tabu search). Van Laarhoven, Aarts, Lenstra, "Job Shop Scheduling by Simulated Annealing", 1992: other swaps cannot
-shorten a path. The number of walks is what it costs.
+Problem: the order of actions on each device with the least makespan, a job shop. Only swaps of neighbours on the critical path
+can shorten it: Van Laarhoven, Aarts, Lenstra, "Job Shop Scheduling by Simulated Annealing", 1992. Each step simulates every such
+swap and makes the best, even if it is no improvement; the reverse swap is forbidden (tabu) for the next steps. The cost is the
+number of walks (simulations), each linear in the number of actions.
 """
 
 from __future__ import annotations
@@ -23,24 +24,29 @@ from pipecompile.simulation.from_schedule import tasks_of_schedule
 __all__ = ["improve"]
 
 Fits = Callable[[int, Sequence[Action | None]], bool]
-"""May this be the row of this device?"""
+"""(device, row of its actions) -> whether the row fits the memory."""
 
 _TABU = 8
+"""Steps for which the reverse of a swap is forbidden."""
+
 _NEGLIGIBLE = 1e-9
+"""Relative tolerance for comparing seconds."""
 
 
 def improve(
     schedule: Schedule, routes: Sequence[Route], costs: Costs, fits: Fits, *, target: float, walks: int
 ) -> Schedule:
-    """A schedule that takes no longer; stops at `target` seconds or after so many walks."""
-    search = _Search(schedule, routes, costs, fits)
+    """Return a schedule that takes no longer. Stop at a makespan of `target` seconds, or after `walks` simulations."""
+    search = _TabuSearch(schedule, routes, costs, fits)
     while search.walks < walks and search.best > target * (1 + _NEGLIGIBLE):
         if not search.step():
             break
     return replace(schedule, rows=search.rows)
 
 
-class _Search:
+class _TabuSearch:
+    """The current order of tasks, and `rows`, the best order so far, which takes `best` seconds."""
+
     def __init__(self, schedule: Schedule, routes: Sequence[Route], costs: Costs, fits: Fits) -> None:
         self.tasks, self.costs, self.fits = tasks_of_schedule(schedule, routes, costs), costs, fits
         self.device = [d for d, row in enumerate(self.tasks.rows) for _ in row]
@@ -57,17 +63,17 @@ class _Search:
         return walk(self.tasks, self.costs.engines)
 
     def step(self) -> bool:
-        """Make the best swap on the critical path; False when there is none."""
+        """Make the best permitted swap on the critical path. Return False if no swap is permitted."""
         self.steps += 1
-        found: list[tuple[float, int]] = []
-        for task in self._candidates():
-            after = self._tried(task)
+        permitted: list[tuple[float, int]] = []
+        for task in self._swaps():
+            seconds = self._seconds_with_swap(task)
             pair = self.tasks.actions[task + 1], self.tasks.actions[task]
-            if after is not None and (self.tabu.get(pair, 0) < self.steps or after < self.best * (1 - _NEGLIGIBLE)):
-                found.append((after, task))
-        if not found:
+            if seconds is not None and (self.tabu.get(pair, 0) < self.steps or seconds < self.best * (1 - _NEGLIGIBLE)):
+                permitted.append((seconds, task))
+        if not permitted:
             return False
-        seconds, task = min(found)
+        seconds, task = min(permitted)
         self._swap(task)
         self.tabu[self.tasks.actions[task + 1], self.tasks.actions[task]] = self.steps + _TABU
         self.times = self._walk()
@@ -77,12 +83,13 @@ class _Search:
             self.rows = tuple(tuple(a for task in row if (a := actions[task]) is not None) for row in self.tasks.rows)
         return True
 
-    def _candidates(self) -> list[int]:
+    def _swaps(self) -> list[int]:
+        """Return the tasks that may swap with the next task of their row."""
         path = critical_path(self.tasks, self.times)
-        return [a for a, b in zip(path, path[1:], strict=False) if a >= 0 and b == a + 1 and self._are_free(a)]
+        return [a for a, b in zip(path, path[1:], strict=False) if a >= 0 and b == a + 1 and self._is_independent(a)]
 
-    def _are_free(self, task: int) -> bool:
-        """Are this and the next task of one row, and does the next need nothing of this one?"""
+    def _is_independent(self, task: int) -> bool:
+        """Return whether the next task is in the same row and needs no result of `task`."""
         first, second = self.tasks.actions[task], self.tasks.actions[task + 1]
         if first is None or second is None or self.device[task] != self.device[task + 1]:
             return False
@@ -94,8 +101,8 @@ class _Search:
             return (first.stage, second.stage) not in self.feeds
         return (first.stage, second.stage) not in self.returns
 
-    def _tried(self, task: int) -> float | None:
-        """The seconds that a swap would give; None when it is not allowed."""
+    def _seconds_with_swap(self, task: int) -> float | None:
+        """Return the makespan in seconds after the swap; None if the row exceeds the memory or the order deadlocks."""
         self._swap(task)
         row = self.tasks.rows[self.device[task]]
         seconds = None
@@ -106,7 +113,7 @@ class _Search:
         return seconds
 
     def _swap(self, task: int) -> None:
-        here = slice(task, task + 2)
+        pair = slice(task, task + 2)
         columns: tuple[list[Any], ...] = (
             self.tasks.actions,
             self.tasks.seconds,
@@ -114,4 +121,4 @@ class _Search:
             self.tasks.sends,
         )
         for column in columns:
-            column[here] = column[here][::-1]
+            column[pair] = column[pair][::-1]

@@ -1,103 +1,166 @@
-"""List schedules of one placement and one choice of what is recomputed, the fastest that fits first of all.
+"""Search over list schedules of one placement and one choice of recomputed stages.
 
-What a list schedule holds itself to is what stages save. When a schedule does not fit beside the buffers of its values, the
-room is made smaller by what those took, and the best tastes have another go.
+    priority rules ──► list schedules ──► finalists ──► correct the memory ──► best ──► hill climbing from the best rule
+
+A list schedule bounds only what stages save. If the schedule exceeds the limit together with the buffers of its values, the
+capacity is reduced by the bytes of those buffers, and the finalists are scheduled again.
+
+Hill climbing changes a rule a little at random and keeps a change that is no slower. Under tight memory the quotas of forwards
+in flight matter most, and no formula for the best quotas is known. The random numbers are the same in every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import islice
+from random import Random
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.climbing import climbed
-from pipecompile.schedules.search.evaluate import Judge
-from pipecompile.schedules.search.list_scheduling import Listed, Taste, list_schedule
-from pipecompile.schedules.search.lower_bound import shortest_step
-from pipecompile.schedules.search.priority_rules import tastes
-from pipecompile.schedules.search.workload import Work
+from pipecompile.schedules.search.evaluate import Evaluator
+from pipecompile.schedules.search.list_scheduling import ListSchedule, PriorityRule, list_schedule
+from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
+from pipecompile.schedules.search.priority_rules import candidate_rules
+from pipecompile.schedules.search.workload import Workload
 
-__all__ = ["Found", "Lister"]
+__all__ = ["EvaluatedSchedule", "ListSearch", "hill_climb"]
 
-_ROUNDS, _FINALISTS = 6, 4
-"""How often the room is made smaller, and how many tastes have another go then."""
+_ROUNDS = 6
+"""Number of corrections of the memory."""
+
+_FINALISTS = 4
+"""Number of rules that are scheduled again after a correction."""
+
+_NEGLIGIBLE = 1e-9
+"""Relative tolerance for comparing seconds."""
+
+_MAX_FAILURES = 150
+"""Changes without progress after which hill climbing stops."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A schedule that fits."""
+class EvaluatedSchedule:
+    """A schedule that fits the memory, its simulated seconds, and its evaluator."""
 
     seconds: float
     schedule: Schedule
-    judge: Judge
+    evaluator: Evaluator
 
 
-class Lister:
-    """Tries tastes as far as budgets go, in numbers of actions scheduled; `found` is the best that fits, if any does."""
+class ListSearch:
+    """Budgeted search over list schedules; `best` is the fastest that fits, None so far if no schedule fits.
 
-    def __init__(self, judge: Judge, work: Work, n_microbatches: int) -> None:
-        self.judge, self.work, self.m = judge, work, n_microbatches
-        self.room = judge.room
-        self.untried = tastes(work, n_microbatches)
-        self.actions = n_microbatches * sum(2 + work.split + again for again in work.again)
-        self.target = shortest_step(work, n_microbatches, judge.room)
-        self.best: list[tuple[float, Taste, Listed]] = []
-        self.found: Found | None = None
+    Budgets are numbers of scheduled actions. `finalists` has (seconds, rule, schedule) of the fastest rules.
+    """
+
+    def __init__(self, evaluator: Evaluator, workload: Workload, n_microbatches: int) -> None:
+        self.evaluator, self.workload, self.m = evaluator, workload, n_microbatches
+        self.capacity = evaluator.capacity
+        self.untried = candidate_rules(workload, n_microbatches)
+        self.actions = n_microbatches * sum(2 + workload.split + flag for flag in workload.is_recomputed)
+        self.target = makespan_lower_bound(workload, n_microbatches, evaluator.capacity)
+        self.finalists: list[tuple[float, PriorityRule, ListSchedule]] = []
+        self.best: EvaluatedSchedule | None = None
 
     @property
     def seconds(self) -> float:
-        """Of the best that fits; endless when nothing does."""
-        return self.found.seconds if self.found else float("inf")
+        """Seconds of the best schedule; infinite if no schedule fits."""
+        return self.best.seconds if self.best else float("inf")
 
-    def spend(self, budget: float) -> None:
-        """Try the next tastes, at least two."""
+    def try_rules(self, budget: float) -> None:
+        """Try the next rules, at least two."""
         self._rank(islice(self.untried, max(2, int(budget / self.actions))))
-        self._settle()
+        self._fit_memory()
 
     def climb(self, budget: float) -> None:
-        """Change the best taste little by little."""
-        if self.best and self.seconds > self.target * (1 + 1e-9):
-            _, taste, listed = self.best[0]
+        """Improve the best rule by hill climbing, unless the lower bound is reached."""
+        if self.finalists and self.seconds > self.target * (1 + _NEGLIGIBLE):
+            _, rule, result = self.finalists[0]
             runs = int(budget / self.actions)
-            better = climbed(self.work, self.m, self.room, (taste, listed), target=self.target, runs=runs)
-            self._take(better)
+            self._consider(
+                hill_climb(self.workload, self.m, self.capacity, (rule, result), target=self.target, runs=runs)
+            )
 
-    def _rank(self, tried: Sequence[Taste] | islice[Taste]) -> None:
-        for taste in tried:
-            listed = list_schedule(self.work, self.m, self.room, taste)
-            if listed is not None:
-                self.best.append((listed.seconds, taste, listed))
-        self.best = nsmallest(_FINALISTS, self.best, key=lambda each: each[0])
+    def _rank(self, rules: Iterable[PriorityRule]) -> None:
+        """Schedule `rules`, and keep the fastest finalists, whether or not they fit."""
+        for rule in rules:
+            result = list_schedule(self.workload, self.m, self.capacity, rule)
+            if result is not None:
+                self.finalists.append((result.seconds, rule, result))
+        self.finalists = nsmallest(_FINALISTS, self.finalists, key=lambda finalist: finalist[0])
 
-    def _settle(self) -> None:
-        """Until one of the best fits."""
+    def _fit_memory(self) -> None:
+        """Reduce the capacity and reschedule the finalists until one fits."""
         for _ in range(_ROUNDS):
-            fitting = [self._take(listed) for _, _, listed in self.best]
+            fitting = [self._consider(result) for _, _, result in self.finalists]
             if any(fitting) or not fitting:
                 break
-            self._shrink(self._schedule(self.best[0][2]))
-            again, self.best = [taste for _, taste, _ in self.best], []
-            self._rank(again)
+            self._reduce_capacity(self._schedule(self.finalists[0][2]))
+            rules, self.finalists = [rule for _, rule, _ in self.finalists], []
+            self._rank(rules)
 
-    def _take(self, listed: Listed) -> bool:
-        """Is this a schedule that fits? Keeps the best."""
-        schedule = self._schedule(listed)
-        fits = not any(self.judge.excess(schedule))
-        if fits and (seconds := self.judge.seconds(schedule)) < self.seconds:
-            self.found = Found(seconds, schedule, self.judge)
+    def _consider(self, result: ListSchedule) -> bool:
+        """Return whether the schedule fits; update `best` if it is faster."""
+        schedule = self._schedule(result)
+        fits = not any(self.evaluator.excess(schedule))
+        if fits and (seconds := self.evaluator.seconds(schedule)) < self.seconds:
+            self.best = EvaluatedSchedule(seconds, schedule, self.evaluator)
         return fits
 
-    def _schedule(self, listed: Listed) -> Schedule:
-        return Schedule(self.work.n_stages, self.m, self.work.placement, listed.rows)
+    def _schedule(self, result: ListSchedule) -> Schedule:
+        return Schedule(self.workload.n_stages, self.m, self.workload.placement, result.rows)
 
-    def _shrink(self, schedule: Schedule) -> None:
-        """Take from the room what the buffers took, on devices where it was too little."""
-        judge = self.judge
-        peaks, excess = judge.peaks(schedule), judge.excess(schedule)
-        saved = [base + judge.held(row) for base, row in zip(judge.constant, schedule.rows, strict=True)]
-        self.room = tuple(
-            min(now, whole - (peak - own)) if beyond else now
-            for now, whole, peak, own, beyond in zip(self.room, judge.room, peaks, saved, excess, strict=True)
+    def _reduce_capacity(self, schedule: Schedule) -> None:
+        """Subtract the peak bytes of value buffers from the capacity of devices that exceed their limit."""
+        evaluator = self.evaluator
+        peaks, excess = evaluator.peaks(schedule), evaluator.excess(schedule)
+        saved = [
+            base + evaluator.peak_saved(row) for base, row in zip(evaluator.parameter_bytes, schedule.rows, strict=True)
+        ]
+        self.capacity = tuple(
+            min(now, whole - (peak - own)) if over else now
+            for now, whole, peak, own, over in zip(self.capacity, evaluator.capacity, peaks, saved, excess, strict=True)
         )
+
+
+def hill_climb(
+    workload: Workload,
+    n_microbatches: int,
+    capacity: Sequence[float],
+    start: tuple[PriorityRule, ListSchedule],
+    *,
+    target: float,
+    runs: int,
+) -> ListSchedule:
+    """Return the fastest list schedule of `runs` random changes of a rule. Stops early at `target` seconds, or after
+    `_MAX_FAILURES` changes without progress.
+    """
+    rng, failures = Random(0), 0
+    rule, best = start
+    rule = replace(rule, in_flight=tuple(min(count, n_microbatches) for count in rule.in_flight))
+    for _ in range(runs):
+        if best.seconds <= target * (1 + _NEGLIGIBLE) or failures > _MAX_FAILURES:
+            break
+        neighbour = _neighbour(rule, n_microbatches, rng)
+        result = list_schedule(workload, n_microbatches, capacity, neighbour)
+        failures += 1
+        if result is not None and result.seconds <= best.seconds:
+            failures *= result.seconds > best.seconds * (1 - _NEGLIGIBLE)
+            rule, best = neighbour, result
+    return best
+
+
+def _neighbour(rule: PriorityRule, n_microbatches: int, rng: Random) -> PriorityRule:
+    """Return `rule` with other quotas for up to three stages, or another rank for one."""
+    stage = rng.randrange(len(rule.in_flight))
+    if rng.random() < 0.5:
+        quotas = list(rule.in_flight)
+        for _ in range(rng.randint(1, 3)):
+            quotas[stage] = max(1, min(n_microbatches, quotas[stage] + rng.choice((-2, -1, 1, 2))))
+            stage = rng.randrange(len(quotas))
+        return replace(rule, in_flight=tuple(quotas))
+    is_forward = rng.random() < 0.5
+    ranks = list(rule.forward if is_forward else rule.backward)
+    ranks[stage] += rng.uniform(-3, 3) * rng.choice((1, 1e3, 1e6))
+    return replace(rule, forward=tuple(ranks)) if is_forward else replace(rule, backward=tuple(ranks))

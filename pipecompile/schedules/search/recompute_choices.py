@@ -1,4 +1,4 @@
-"""Which stages to recompute, when a search may choose."""
+"""Choices of the stages to recompute, for a search with `checkpoint="auto"`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
-from pipecompile.schedules.search.priority_rules import periods
-from pipecompile.schedules.search.workload import Work
+from pipecompile.schedules.search.priority_rules import needed_in_flight
+from pipecompile.schedules.search.workload import Workload
 
-__all__ = ["flag_sets"]
+__all__ = ["recompute_flag_sets"]
 
 _STRETCH = (1.0, 1.5, 2.0, 3.0)
+"""Multiples of the needed micro-batches in flight for which "auto" makes room."""
 
 
-def flag_sets(work: Work, room: Sequence[float], checkpoint: str | Sequence[bool]) -> Iterator[tuple[bool, ...]]:
-    """A flag per stage: as told, or with "auto" none, those that have to be for few or more micro-batches, and all.
+def recompute_flag_sets(
+    workload: Workload, capacity: Sequence[float], checkpoint: str | Sequence[bool]
+) -> Iterator[tuple[bool, ...]]:
+    """Yield the sets of stages to try, as a flag per stage.
 
-    Of the stages of a device those go first that give back the most bytes per second of recomputation. Raises
-    ScheduleError for a mode that is none.
+    "auto" yields no stage, then the fewest stages that make room for each of `_STRETCH`, then all stages. Of the stages of a
+    device, those that free the most bytes per second of recomputation come first. Other modes yield one set. Raises
+    ScheduleError for an unknown mode.
     """
-    none, every = (False,) * work.n_stages, (True,) * work.n_stages
+    none, every = (False,) * workload.n_stages, (True,) * workload.n_stages
     if checkpoint == "never":
         yield none
     elif checkpoint == "always":
         yield every
     elif checkpoint == "auto":
-        found = dict.fromkeys([none, *(_needed(work, room, stretch) for stretch in _STRETCH), every])
-        yield from found
-    elif isinstance(checkpoint, str) or len(checkpoint) != work.n_stages:
+        yield from dict.fromkeys([none, *(_needed(workload, capacity, stretch) for stretch in _STRETCH), every])
+    elif isinstance(checkpoint, str) or len(checkpoint) != workload.n_stages:
         raise ScheduleError(
             f"checkpoint={checkpoint!r} is not known", hint="'never', 'always', 'auto', or a flag per stage"
         )
@@ -36,16 +39,16 @@ def flag_sets(work: Work, room: Sequence[float], checkpoint: str | Sequence[bool
         yield tuple(map(bool, checkpoint))
 
 
-def _needed(work: Work, room: Sequence[float], stretch: float) -> tuple[bool, ...]:
-    """The fewest stages whose recomputation makes room for `stretch` times the micro-batches that have to be in flight."""
-    flags = [False] * work.n_stages
-    for device in range(work.n_devices):
-        own = [s for s in range(work.n_stages) if work.placement[s] == device]
-        worth = sorted(own, key=lambda s: (work.kept[s] - work.saved[s]) / max(work.recompute[s], 1e-300))
-        for stage in worth:
-            counts = periods(replace(work, again=tuple(flags)))
-            needed = sum(-(-stretch * counts[s] // 1) * (work.kept[s] if flags[s] else work.saved[s]) for s in own)
-            if needed + max((work.saved[s] for s in own if flags[s]), default=0.0) <= room[device]:
+def _needed(workload: Workload, capacity: Sequence[float], stretch: float) -> tuple[bool, ...]:
+    """Return the fewest stages whose recomputation makes room for `stretch` times the needed micro-batches in flight."""
+    flags, saved, recipe = [False] * workload.n_stages, workload.saved, workload.recipe
+    for device in range(workload.n_devices):
+        own = [s for s in range(workload.n_stages) if workload.placement[s] == device]
+        by_gain = sorted(own, key=lambda s: (recipe[s] - saved[s]) / max(workload.recompute[s], 1e-300))
+        for stage in by_gain:
+            counts = needed_in_flight(replace(workload, is_recomputed=tuple(flags)))
+            needed = sum(-(-stretch * counts[s] // 1) * (recipe[s] if flags[s] else saved[s]) for s in own)
+            if needed + max((saved[s] for s in own if flags[s]), default=0.0) <= capacity[device]:
                 break
             flags[stage] = True
     return tuple(flags)

@@ -1,4 +1,4 @@
-"""What there is to schedule: per stage the seconds and bytes of one micro-batch, and what goes from stage to stage."""
+"""Workload of a schedule search: per stage the seconds and bytes of one micro-batch, and its transfers to other stages."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from dataclasses import dataclass
 
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.simulation.costs import Costs
-from pipecompile.simulation.from_schedule import wires
+from pipecompile.simulation.from_schedule import device_transfers
 
-__all__ = ["Parcel", "Work", "unit_work", "within", "work_of"]
+__all__ = ["Transfer", "Workload", "make_workload", "unit_workload", "with_tolerance"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """What one cell sends to one device, in so many seconds, and the stages there that wait for it."""
+class Transfer:
+    """A message of one action to one device: its duration in seconds, and the stages on that device that read it."""
 
     device: int
     seconds: float
     stages: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One micro-batch on all stages. `ahead[s]` are the parcels of the forward of s, `back[s]` those of its backward; to the
-    device that s is on they take no time.
+Transfers = tuple[tuple[Transfer, ...], ...]
+"""Per stage, the transfers that its action sends."""
 
-    A forward saves `saved[s]`; a split backward leaves `weight_saved[s]` of it for W. The forward of a stage with `again`
-    keeps `kept[s]` alone, and R brings back the rest.
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Costs of one micro-batch, per stage: seconds by kind of action, bytes (or another unit of memory), and transfers.
+
+    The forward of stage s sends `forward_transfers[s]`, its backward `gradient_transfers[s]`; to stages on the same device they
+    take 0 seconds. A forward saves `saved[s]`, of which a split backward leaves `weight_saved[s]` until W. If stage s
+    `is_recomputed`, its forward keeps only `recipe[s]`, and R restores `saved[s]`. `split`: backwards may be split into I and W.
     """
 
     placement: tuple[int, ...]
@@ -37,12 +41,12 @@ class Work:
     weight_grad: tuple[float, ...]
     backward: tuple[float, ...]
     recompute: tuple[float, ...]
-    ahead: tuple[tuple[Parcel, ...], ...]
-    back: tuple[tuple[Parcel, ...], ...]
+    forward_transfers: Transfers
+    gradient_transfers: Transfers
     saved: tuple[float, ...]
     weight_saved: tuple[float, ...]
-    kept: tuple[float, ...]
-    again: tuple[bool, ...]
+    recipe: tuple[float, ...]
+    is_recomputed: tuple[bool, ...]
     split: bool = True
 
     @property
@@ -50,56 +54,64 @@ class Work:
         return len(self.placement)
 
 
-def unit_work(placement: Sequence[int]) -> Work:
-    """A chain on which everything takes one second, transfers none, and every forward saves one byte until its W."""
+def unit_workload(placement: Sequence[int]) -> Workload:
+    """Return a chain in which every F, I, W and R takes 1 second, every transfer 0 seconds, and a forward saves 1 byte until W."""
     n_stages = len(placement)
     ones, twos, stages = (1.0,) * n_stages, (2.0,) * n_stages, range(n_stages)
-    ahead = tuple((Parcel(placement[s + 1], 0.0, (s + 1,)),) if s + 1 < n_stages else () for s in stages)
-    back = tuple((Parcel(placement[s - 1], 0.0, (s - 1,)),) if s else () for s in stages)
+    forward = tuple((Transfer(placement[s + 1], 0.0, (s + 1,)),) if s + 1 < n_stages else () for s in stages)
+    gradient = tuple((Transfer(placement[s - 1], 0.0, (s - 1,)),) if s else () for s in stages)
     none = (False,) * n_stages
-    return Work(tuple(placement), max(placement) + 1, ones, ones, ones, twos, ones, ahead, back, ones, ones, ones, none)
+    return Workload(
+        tuple(placement), max(placement) + 1, ones, ones, ones, twos, ones, forward, gradient, ones, ones, ones, none
+    )
 
 
-def within(room: float) -> float:
-    """What may be held in `room`: a little more, for what rounding adds to a sum that is just as large."""
-    return room * (1 + 1e-12)
+def with_tolerance(capacity: float) -> float:
+    """Return `capacity` with a relative tolerance of 1e-12, so that rounding of an equal sum does not exceed it."""
+    return capacity * (1 + 1e-12)
 
 
-def work_of(
+def make_workload(
     placement: Sequence[int],
     routes: Sequence[Route],
     costs: Costs,
     *,
-    again: Sequence[bool] | None = None,
+    is_recomputed: Sequence[bool] | None = None,
     split: bool = True,
-) -> Work:
-    """The work of these routes and costs; stages with `again` are recomputed, backwards are `split` or whole."""
-    n_stages = len(placement)
-    ahead: list[list[Parcel]] = [[] for _ in placement]
-    back: list[list[Parcel]] = [[] for _ in placement]
-    for route in routes:
-        for end in route.consumers if route.source != HOST else ():
-            if end != HOST and placement[end] == placement[route.source]:
-                ahead[route.source].append(Parcel(placement[end], 0.0, (end,)))
-                if route.gradient:
-                    back[end].append(Parcel(placement[end], 0.0, (route.source,)))
-    for wire in wires(routes, placement):
-        seconds = costs.message(wire.name, wire.nbytes, wire.source, wire.target)
-        sent = ahead if wire.consumer is None else back
-        sent[wire.stage].append(Parcel(wire.target, seconds, wire.readers))
-    return Work(
+) -> Workload:
+    """Return the workload of `routes` under `costs`; `is_recomputed` has a flag per stage, by default all False."""
+    forward, gradient = _transfers(placement, routes, costs)
+    seconds = costs.seconds
+    return Workload(
         tuple(placement),
         max(placement) + 1,
-        costs.seconds[Kind.FORWARD],
-        costs.seconds[Kind.INPUT_GRAD],
-        costs.seconds[Kind.WEIGHT_GRAD],
-        costs.seconds[Kind.BACKWARD],
-        costs.seconds[Kind.RECOMPUTE],
-        tuple(map(tuple, ahead)),
-        tuple(map(tuple, back)),
+        seconds[Kind.FORWARD],
+        seconds[Kind.INPUT_GRAD],
+        seconds[Kind.WEIGHT_GRAD],
+        seconds[Kind.BACKWARD],
+        seconds[Kind.RECOMPUTE],
+        forward,
+        gradient,
         costs.saved,
         costs.weight_saved,
         costs.recipe,
-        tuple(again) if again else (False,) * n_stages,
+        tuple(is_recomputed) if is_recomputed else (False,) * len(placement),
         split,
     )
+
+
+def _transfers(placement: Sequence[int], routes: Sequence[Route], costs: Costs) -> tuple[Transfers, Transfers]:
+    """Return the transfers that forwards and that backwards send, per stage."""
+    forward: list[list[Transfer]] = [[] for _ in placement]
+    gradient: list[list[Transfer]] = [[] for _ in placement]
+    for route in routes:
+        for end in route.consumers if route.source != HOST else ():
+            if end != HOST and placement[end] == placement[route.source]:
+                forward[route.source].append(Transfer(placement[end], 0.0, (end,)))
+                if route.gradient:
+                    gradient[end].append(Transfer(placement[end], 0.0, (route.source,)))
+    for transfer in device_transfers(routes, placement):
+        seconds = costs.message(transfer.name, transfer.nbytes, transfer.source, transfer.target)
+        sent = forward if transfer.consumer is None else gradient
+        sent[transfer.stage].append(Transfer(transfer.target, seconds, transfer.readers))
+    return tuple(map(tuple, forward)), tuple(map(tuple, gradient))

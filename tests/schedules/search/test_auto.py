@@ -9,9 +9,9 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Route, Schedule, chain
 from pipecompile.passes import lower
 from pipecompile.schedules import CATALOGUE, auto_schedule, build_schedule
-from pipecompile.schedules.placement import loop, vee
-from pipecompile.schedules.search.lower_bound import shortest_step
-from pipecompile.schedules.search.workload import work_of
+from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
+from pipecompile.schedules.search.workload import make_workload
+from pipecompile.schedules.stage_placement import loop, vee
 from pipecompile.simulation.costs import make_costs
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
@@ -41,7 +41,7 @@ def test_equal_stages_reach_the_bound(p: int, chunks: int) -> None:
 def test_unequal_stages_reach_their_bound_where_memory_allows() -> None:
     schedule = auto_schedule(4, 12, transfer=0.5, **SLOW)
     costs = make_costs(4, 4, chain(4), transfer=0.5, **SLOW)
-    bound = shortest_step(work_of(loop(4, 4), chain(4), costs), 12)
+    bound = makespan_lower_bound(make_workload(loop(4, 4), chain(4), costs), 12)
     assert simulate(schedule, transfer=0.5, **SLOW).makespan == pytest.approx(bound)
 
 
@@ -100,12 +100,14 @@ def test_skips_are_waited_for() -> None:
 def test_nothing_fits_and_what_is_needed() -> None:
     message = (
         r"no schedule of 2 stages on 2 devices fits the memory\n"
-        r"  why    one micro-batch after another needs 100 bytes on device 0, 99 are allowed\n"
+        r"  why    one micro-batch after another needs 100 bytes on device 0, the limit is 99 bytes\n"
         r"  try    more memory, .*checkpoint='auto'"
     )
     with pytest.raises(ScheduleError, match=message):
         auto_schedule(2, 4, memory_limit=99.0, saved_bytes=100.0)
-    with pytest.raises(ScheduleError, match=r"needs 1 micro-batches in flight on device 1, 0\.5 are allowed"):
+    with pytest.raises(
+        ScheduleError, match=r"needs 1 micro-batch in flight on device 1, the limit is 0\.5 micro-batches in flight"
+    ):
         auto_schedule(2, 4, in_flight=[1, 0.5])
 
 

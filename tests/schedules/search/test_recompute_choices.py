@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from pipecompile.errors import ScheduleError
-from pipecompile.schedules.placement import loop
-from pipecompile.schedules.search.recompute_choices import flag_sets
-from pipecompile.schedules.search.workload import unit_work
+from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
+from pipecompile.schedules.search.workload import unit_workload
+from pipecompile.schedules.stage_placement import loop
 
-WORK = replace(unit_work(loop(3, 3)), kept=(0.0,) * 3)
+WORK = replace(unit_workload(loop(3, 3)), recipe=(0.0,) * 3)
 
 
 def sets(checkpoint: str | list[bool], room: float) -> list[tuple[bool, ...]]:
-    return list(flag_sets(WORK, (room,) * 3, checkpoint))
+    return list(recompute_flag_sets(WORK, (room,) * 3, checkpoint))
 
 
 def test_as_told() -> None:

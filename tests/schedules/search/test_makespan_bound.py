@@ -7,27 +7,27 @@ from hypothesis import given, settings
 from program_strategies import catalogue_schedules
 
 from pipecompile.ir import Kind, Schedule
-from pipecompile.schedules.placement import loop
-from pipecompile.schedules.search.lower_bound import shortest_step
-from pipecompile.schedules.search.workload import unit_work
+from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
+from pipecompile.schedules.search.workload import unit_workload
+from pipecompile.schedules.stage_placement import loop
 from pipecompile.simulation.simulator import simulate
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(1, 1, 1), (2, 1, 4), (4, 2, 8), (8, 1, 16), (3, 3, 9)])
 def test_equal_stages_have_the_bound_of_the_books(p: int, v: int, m: int) -> None:
-    assert shortest_step(unit_work(loop(p * v, p)), m) == v * 3 * m + p - 1
+    assert makespan_lower_bound(unit_workload(loop(p * v, p)), m) == v * 3 * m + p - 1
 
 
 def test_few_micro_batches_wait_for_the_first_to_come_back() -> None:
     """Two micro-batches on four stages: the last gradient gets to stage 0 after 4 F and 3 I, then 2 I and 2 W are left."""
-    assert shortest_step(unit_work(loop(4, 4)), 2) == 7 + 4
+    assert makespan_lower_bound(unit_workload(loop(4, 4)), 2) == 7 + 4
 
 
 def test_memory_for_one_makes_micro_batches_go_one_after_the_other() -> None:
-    work = unit_work(loop(4, 4))
-    assert shortest_step(work, 3, (1.0,) * 4) == 3 * 9
-    assert shortest_step(work, 3, (2.0,) * 4) == 2 * 9
-    assert shortest_step(replace(work, saved=(0.0,) * 4), 3, (1.0,) * 4) == shortest_step(work, 3)
+    work = unit_workload(loop(4, 4))
+    assert makespan_lower_bound(work, 3, (1.0,) * 4) == 3 * 9
+    assert makespan_lower_bound(work, 3, (2.0,) * 4) == 2 * 9
+    assert makespan_lower_bound(replace(work, saved=(0.0,) * 4), 3, (1.0,) * 4) == makespan_lower_bound(work, 3)
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,6 +36,6 @@ def test_no_schedule_of_the_catalogue_is_shorter(schedule: Schedule) -> None:
     if all(action.kind is Kind.FORWARD for row in schedule.rows for action in row):
         return
     timeline = simulate(schedule)
-    work = unit_work(schedule.placement)
+    work = unit_workload(schedule.placement)
     held = [peak * schedule.placement.count(d) for d, peak in enumerate(timeline.peak_in_flight)]
-    assert shortest_step(work, schedule.n_microbatches, held) <= timeline.makespan
+    assert makespan_lower_bound(work, schedule.n_microbatches, held) <= timeline.makespan

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.schedules.lanes import lane, lanes, weave
+from pipecompile.schedules.action_queues import action_queue, action_queues, merge_queues
 
 
 def woven(*steps: tuple[str] | tuple[str, int], kinds: str = "FB", m: int = 3) -> str:
-    return " ".join(map(str, weave(lanes([0], kinds, m), *steps)))
+    return " ".join(map(str, merge_queues(action_queues([0], kinds, m), *steps)))
 
 
 def test_a_step_goes_round_its_lanes_so_many_times_or_until_they_are_empty() -> None:
@@ -16,11 +16,11 @@ def test_a_step_goes_round_its_lanes_so_many_times_or_until_they_are_empty() -> 
 
 
 def test_lanes_are_named_by_kind_and_by_the_place_of_the_stage_when_there_are_several() -> None:
-    assert list(lanes([7], "FI", 1)) == ["F", "I"]
-    assert {name: str(actions[0]) for name, actions in lanes([0, 3], "FW", 1).items()} == {
+    assert list(action_queues([7], "FI", 1)) == ["F", "I"]
+    assert {name: str(actions[0]) for name, actions in action_queues([0, 3], "FW", 1).items()} == {
         "F0": "0F0", "W0": "0W0", "F1": "3F0", "W1": "3W0",
     }  # fmt: skip
-    assert [str(action) for action in lane(2, "W", 2)] == ["2W0", "2W1"]
+    assert [str(action) for action in action_queue(2, "W", 2)] == ["2W0", "2W1"]
 
 
 def test_what_is_left_over_is_a_mistake() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pipecompile.schedules.placement import loop, vee
+from pipecompile.schedules.stage_placement import loop, vee
 
 
 def test_stages_are_dealt_out_like_cards() -> None:
