@@ -1,14 +1,15 @@
-"""Let values live until copies on other streams are over, where copies overlap with compute.
+"""Extend lifetimes until copies on other streams are over, if copies overlap with compute.
 
-    before   0F0 -> v#0    SEND v#0 to 1   FREE v#0                0F1 ...           sent: the copy has until
+    before   0F0 -> v#0    SEND v#0 to 1   FREE v#0                0F1 ...           sent: the copy may last until
     after    0F0 -> v#0    SEND v#0 to 1              0F1 -> v#1   FREE v#0          the end of the next compute
 
     before   RECV v#0 from 0   1F0 v#0 -> @1#0   FREE v#0   ...   1B0 @1#0   FREE @1#0             received: autograd
     after    RECV v#0 from 0   1F0 v#0 -> @1#0              ...   1B0 @1#0   FREE @1#0   FREE v#0  may have saved it;
-                                                                                 a gradient, too, until after W
+                                                                             a gradient is kept until after W
 
-Memory goes back to the stream that it was taken from, and that stream waits for the last reader: for a sent value the compute
-waits for the copy, which is over by then; for a received one the copies wait for the backward. Linear.
+The caching allocator returns memory to the stream of its allocation, and this stream waits for the last reader. For a
+sent value, compute waits for the copy, which is over by then. For a received value, copies wait for the backward.
+Linear.
 """
 
 from __future__ import annotations
@@ -23,46 +24,46 @@ __all__ = ["let_linger"]
 
 
 def let_linger(program: Program) -> Program:
-    """The same instructions; FREEs of what crosses between devices come later."""
-    ways = {route.value: route for route in program.routes}
-    return replace(program, rows=tuple(tuple(_row(row, ways)) for row in program.rows))
+    """Return the same instructions with the FREEs of values that cross between devices moved later."""
+    routes = {route.value: route for route in program.routes}
+    return replace(program, rows=tuple(tuple(_row(row, routes)) for row in program.rows))
 
 
-def _row(row: Sequence[Instruction], ways: dict[str, Route]) -> Iterator[Instruction]:
+def _row(row: Sequence[Instruction], routes: dict[str, Route]) -> Iterator[Instruction]:
     sent = {i.reads[0].value for i in row if i.op is Op.SEND and i.peer != HOST}
     received = {i.writes[0].value for i in row if i.op is Op.RECV and i.peer != HOST}
     last = _last_frees(row)
-    leaving: list[Instruction] = []
-    held: defaultdict[int, list[Instruction]] = defaultdict(list)
+    sent_frees: list[Instruction] = []
+    delayed_frees: defaultdict[int, list[Instruction]] = defaultdict(list)
     for index, instruction in enumerate(row):
         value = instruction.reads[0].value if instruction.op is Op.FREE else None
         if value in sent:
-            leaving.append(instruction)
-        elif value in received and (until := _kept(value, ways, last)) > index:
-            held[until].append(instruction)
+            sent_frees.append(instruction)
+        elif value in received and (until := _last_use(value, routes, last)) > index:
+            delayed_frees[until].append(instruction)
         else:
             yield instruction
-        yield from held.pop(index, ())
+        yield from delayed_frees.pop(index, ())
         if instruction.op is Op.COMPUTE:
-            yield from leaving
-            leaving.clear()
-    yield from leaving
+            yield from sent_frees
+            sent_frees.clear()
+    yield from sent_frees
 
 
 def _last_frees(row: Sequence[Instruction]) -> dict[tuple[int, int], int]:
-    """Per cell, where the last of what it saved is freed."""
-    found = {}
+    """Return, per (stage, micro-batch), the index of the last FREE of a value that the cell saved."""
+    last = {}
     for index, instruction in enumerate(row):
         if instruction.op is Op.FREE and (value := instruction.reads[0].value).name[0] == "@":
             stage = value.name[1:].split(".")[0]
             if stage.isdigit():
-                found[int(stage), value.microbatch] = index
-    return found
+                last[int(stage), value.microbatch] = index
+    return last
 
 
-def _kept(value: Value | None, ways: dict[str, Route], last: dict[tuple[int, int], int]) -> int:
-    """Until where what was received may be part of what its readers keep."""
+def _last_use(value: Value | None, routes: dict[str, Route], last: dict[tuple[int, int], int]) -> int:
+    """Return the index until which a received value may be part of what its readers save; -1 if they save nothing."""
     assert value is not None
-    way = ways[value.name]
-    stages = way.consumers if value.consumer is None else (way.source,)
+    route = routes[value.name]
+    stages = route.consumers if value.consumer is None else (route.source,)
     return max((last.get((stage, value.microbatch), -1) for stage in stages), default=-1)

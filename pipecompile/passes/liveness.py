@@ -1,12 +1,12 @@
-"""Free every value right after its last use on a device, so that memory is what the schedule needs and no more.
+"""Free every value directly after its last use on a device.
 
     before   0F0 x#0 -> v0#0 @0#0              after   0F0 x#0 -> v0#0 @0#0
                                                        FREE x#0
              SEND v0#0 to 1                            SEND v0#0 to 1
                                                        FREE v0#0
 
-A use is a read or a send; a value that nobody reads is freed after it was written. `@s#m` thus goes after B
-or I, and what I leaves for W after W. One walk from the end of each row: the first time a value is met is its last use. Linear.
+A use is a read or a send; a value without a use is freed after its write. `@s#m` is therefore freed after B or I, and
+`@s.w#m` after W. One walk from the end of each row: the first occurrence of a value is its last use. Linear.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["insert_frees"]
 
 
 def insert_frees(program: Program) -> Program:
-    """Every value that a device holds is freed exactly once there, after its last use."""
+    """Return the program with exactly one FREE per value and device, after the last use."""
     rows = tuple(_row(row) for row in program.rows)
     return replace(program, rows=rows)
 

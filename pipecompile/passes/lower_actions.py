@@ -34,31 +34,33 @@ __all__ = ["lower_actions"]
 
 
 def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Tie] = ()) -> Program:
-    """One compute instruction per action, in the same order. Operands follow the order of `routes`.
+    """Return one compute instruction per action, in the same order. Operands are in the order of `routes`.
 
-    Forward reads the routes into its stage and writes those out of it, and what its backward will need, or what a
-    recomputation will; that one reads the routes once more. B or I reads what was saved and a gradient per consumer, and
-    writes a gradient per route into the stage; I leaves for W what that needs.
+    F reads the routes into its stage and writes the routes out of it, and `@s`, or `@s.r` if the cell is recomputed. R
+    reads `@s.r` and the inputs of F. B or I reads `@s` and one gradient per consumer, and writes one gradient per route
+    into the stage. I writes `@s.w`, and W reads it.
     """
     trained = {action.stage for row in schedule.rows for action in row if action.kind is not Kind.FORWARD}
-    again = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
-    makers = [_Stage(s, s in trained, routes, schedule.n_microbatches) for s in range(schedule.n_stages)]
+    recomputed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
+    stages = [_StageInstructions(s, s in trained, routes, schedule.n_microbatches) for s in range(schedule.n_stages)]
     rows = tuple(
-        tuple(makers[action.stage].instruction(action, (action.stage, action.microbatch) in again) for action in row)
+        tuple(
+            stages[action.stage].instruction(action, (action.stage, action.microbatch) in recomputed) for action in row
+        )
         for row in schedule.rows
     )
     return Program(schedule.n_stages, schedule.n_microbatches, schedule.placement, tuple(routes), rows, tuple(ties))
 
 
 Column = list[Operand]
-"""One operand, for every micro-batch."""
+"""One operand per micro-batch."""
 
 Side = list[tuple[Operand, ...]]
-"""All operands of a side of an instruction, for every micro-batch."""
+"""All operands that an instruction reads, or writes, per micro-batch."""
 
 
-class _Stage:
-    """The instructions of one stage. Operands are made once per micro-batch and shared."""
+class _StageInstructions:
+    """The instructions of one stage. Operands are created once per micro-batch and shared."""
 
     def __init__(self, stage: int, trained: bool, routes: Sequence[Route], n_microbatches: int) -> None:
         self.stage, self.trained, self.n_microbatches = stage, trained, n_microbatches
@@ -66,31 +68,31 @@ class _Stage:
         self.out = [route for route in routes if stage == route.source]
         self.sides: dict[tuple[Kind, bool], tuple[Side, Side]] = {}
 
-    def instruction(self, action: Action, again: bool) -> Instruction:
-        key = action.kind, again
+    def instruction(self, action: Action, is_recomputed: bool) -> Instruction:
+        key = action.kind, is_recomputed
         if key not in self.sides:
             read, written = self._columns(*key)
             self.sides[key] = self._side(read), self._side(written)
         reads, writes = self.sides[key]
         return Instruction(Op.COMPUTE, reads[action.microbatch], writes[action.microbatch], action)
 
-    def _columns(self, kind: Kind, again: bool) -> tuple[list[Column], list[Column]]:
+    def _columns(self, kind: Kind, is_recomputed: bool) -> tuple[list[Column], list[Column]]:
         inputs = [self._values(route.value) for route in self.into]
         outputs = [self._values(route.value) for route in self.out]
-        kept, left, way = (self._saved(make) for make in (saved, weight_saved, recipe))
-        arriving = [self._values(r.value, consumer) for r in self.out if r.gradient for consumer in r.consumers]
-        leaving = [self._values(route.value, self.stage) for route in self.into if route.gradient]
+        saved_values, weight_values, recipes = (self._saved(make) for make in (saved, weight_saved, recipe))
+        output_grads = [self._values(r.value, consumer) for r in self.out if r.gradient for consumer in r.consumers]
+        input_grads = [self._values(route.value, self.stage) for route in self.into if route.gradient]
         match kind:
             case Kind.FORWARD:
-                return inputs, [*outputs, *([way if again else kept] if self.trained else [])]
+                return inputs, [*outputs, *([recipes if is_recomputed else saved_values] if self.trained else [])]
             case Kind.RECOMPUTE:
-                return [way, *inputs], [kept]
+                return [recipes, *inputs], [saved_values]
             case Kind.BACKWARD:
-                return [kept, *arriving], leaving
+                return [saved_values, *output_grads], input_grads
             case Kind.INPUT_GRAD:
-                return [kept, *arriving], [*leaving, left]
+                return [saved_values, *output_grads], [*input_grads, weight_values]
             case Kind.WEIGHT_GRAD:
-                return [left], []
+                return [weight_values], []
 
     def _values(self, name: str, consumer: int | None = None) -> Column:
         return [Operand(Value(name, m, consumer)) for m in range(self.n_microbatches)]

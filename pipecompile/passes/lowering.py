@@ -1,10 +1,8 @@
-"""The passes, each run by the one pass manager. Here the lowering: from a schedule, which says what is computed, to a
-program, which says everything that a device does.
+"""The lowering: from a schedule, which lists computation, to a program, which lists everything that a device does.
 
     schedule ──▶ recompute ──▶ compute ──▶ transfers ──▶ meetings ──▶ ties ──▶ liveness ──▶ (lingering) ──▶ slots ──▶ program
 
-`split_backward` and `advance_recompute` are passes from schedule to schedule, for whoever wants them. Passes over graphs are
-put together in `graphs`; this module stays free of torch.
+The pass manager runs the passes and verifies the result of each at its level.
 """
 
 from __future__ import annotations
@@ -39,17 +37,17 @@ def lower(
     overlap: bool = False,
     dump: Callable[[str], object] | None = None,
 ) -> Program:
-    """The program that runs `schedule`, moves the values of `routes` (a chain when None) and keeps `ties` alike.
+    """Return the program that runs `schedule`, moves the values of `routes` (a chain if None) and synchronises `ties`.
 
-    `checkpoint` says which forwards keep only their inputs and are run again: "never", "always", "except_last" (all
-    micro-batches but the last), or a flag per stage. `overlap`: copies run beside compute, and values wait for them to be over.
-    `receive_ahead` 0 posts receives as late as can be, n up to n of them
-    before they are needed. `dump` is called with the text of every pass: `lower(schedule, dump=print)`. Raises VerifyError
-    when the schedule, the routes or the ties are not legal.
+    `checkpoint` says which forwards keep only their inputs and are recomputed: "never", "always", "except_last" (all
+    micro-batches but the last), or a flag per stage. `receive_ahead` is the number of receives that may be posted
+    before their values are needed; 0 posts each receive as late as possible. With `overlap`, copies run beside compute,
+    and values live until their copies are over. `dump` is called with the text of every pass: `lower(schedule,
+    dump=print)`. Raise VerifyError if the schedule, the routes or the ties are not legal.
     """
-    ways = chain(schedule.n_stages) if routes is None else tuple(routes)
-    verify(schedule, routes=ways)
-    passes = lowering(ways, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap)
+    all_routes = chain(schedule.n_stages) if routes is None else tuple(routes)
+    verify(schedule, routes=all_routes)
+    passes = lowering(all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap)
     program: Program = passes.run(schedule, watch(dump))
     return program
 
@@ -62,21 +60,21 @@ def lowering(
     receive_ahead: int = 0,
     overlap: bool = False,
 ) -> PassManager:
-    """The pipeline of passes behind `lower`, each with what must hold after it."""
+    """Return the passes behind `lower`, each with the verifier of the level that it reaches."""
 
-    def to(level: Level) -> Callable[[Program], None]:
+    def reaches(level: Level) -> Callable[[Program], None]:
         return partial(verify_program, level=level)
 
-    first = Pass("recompute", partial(insert_recompute, checkpoint=checkpoint), partial(verify, routes=routes))
+    recompute = Pass("recompute", partial(insert_recompute, checkpoint=checkpoint), partial(verify, routes=routes))
     return PassManager(
         (
-            *(() if checkpoint == "never" else (first,)),
-            Pass("compute", partial(lower_actions, routes=routes, ties=ties), to(Level.COMPUTE)),
-            Pass("transfers", insert_transfers, to(Level.TRANSFERS)),
-            Pass("meetings", partial(order_meetings, ahead=receive_ahead), to(Level.MEETINGS)),
-            *((Pass("ties", insert_exchanges, to(Level.TIES)),) if ties else ()),
-            Pass("liveness", insert_frees, to(Level.LIVENESS)),
-            *((Pass("lingering", let_linger, to(Level.LIVENESS)),) if overlap else ()),
-            Pass("slots", assign_slots, to(Level.SLOTS)),
+            *(() if checkpoint == "never" else (recompute,)),
+            Pass("compute", partial(lower_actions, routes=routes, ties=ties), reaches(Level.COMPUTE)),
+            Pass("transfers", insert_transfers, reaches(Level.TRANSFERS)),
+            Pass("meetings", partial(order_meetings, ahead=receive_ahead), reaches(Level.MEETINGS)),
+            *((Pass("ties", insert_exchanges, reaches(Level.TIES)),) if ties else ()),
+            Pass("liveness", insert_frees, reaches(Level.LIVENESS)),
+            *((Pass("lingering", let_linger, reaches(Level.LIVENESS)),) if overlap else ()),
+            Pass("slots", assign_slots, reaches(Level.SLOTS)),
         )
     )

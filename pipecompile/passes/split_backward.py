@@ -1,10 +1,10 @@
-"""Split every full backward: I, whose result somebody waits for, and W, which can wait itself.
+"""Split every full backward B into I, on whose result other stages wait, and W, which may run later.
 
     before   0F0 0F1 0B0 0B1
     after    0F0 0F1 0I0 0W0 0I1 0W1            delay 0
              0F0 0F1 0I0 0I1 0W0 0W1            delay 1: one more action of the row goes before each W
 
-A W that would come after the end of the row comes at its end. Linear.
+A W beyond the end of the row comes at its end. Linear.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["split_backward"]
 
 
 def split_backward(schedule: Schedule, delay: int = 0) -> Schedule:
-    """The same order with I in the place of B, and W as many actions later as `delay` says; the rest stays."""
+    """Return the same order with I in place of B, and W after another `delay` actions of the row."""
     rows = tuple(tuple(_row(row, delay)) for row in schedule.rows)
     return replace(schedule, rows=rows, name=f"{schedule.name} split")
 

@@ -1,9 +1,9 @@
-"""Insert the exchanges of tied parameters: refresh the copies first, bring their gradients home last.
+"""Insert the exchanges of tied parameters: refresh the copies before the step, reduce their gradients after it.
 
     tie w: 0 2     before   0F0 0B0              after   BROADCAST w   0F0 0B0   REDUCE w
                             2F0 2B0                      BROADCAST w   2F0 2B0   REDUCE w
 
-On every device that has one of the stages, if there are several; in the same order everywhere. Linear.
+On every device that has one of the stages, if there are several devices; in the same order on all. Linear.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["insert_exchanges"]
 
 
 def insert_exchanges(program: Program) -> Program:
-    """Once a step each; a program without a backward has nothing to reduce."""
+    """Return the program with one BROADCAST per tie and device, and one REDUCE if the program has a backward."""
     trained = any(i.action is not None and i.action.kind is not Kind.FORWARD for row in program.rows for i in row)
     rows = []
     for device, row in enumerate(program.rows):

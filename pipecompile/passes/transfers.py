@@ -1,11 +1,11 @@
-"""Insert the communication: SEND right after the compute that made a value, RECV right before its first reader.
+"""Insert the communication: SEND directly after the computation of a value, RECV directly before its first reader.
 
     before   device 0   0F0 -> v0#0            device 1   1F0 v0#0 ->
     after    device 0   0F0 -> v0#0            device 1   RECV v0#0 from 0
                         SEND v0#0 to 1                    1F0 v0#0 ->
 
-A value goes straight from where it is made to each device that needs it, once per device: two stages on one device
-read the same copy, a stage on the producer's device reads the original. The host is a peer like any device. Linear.
+A value is sent directly from its source to each device that needs it, once per device. Two stages on one device read
+the same copy; a stage on the source's device reads the original. The host is a peer like any device. Linear.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ __all__ = ["insert_transfers"]
 
 
 def insert_transfers(program: Program) -> Program:
-    """Every value that a device reads and does not make is received once; every receive from a device has its send."""
-    ways = _ways(program.routes, program.placement)
-    rows = tuple(tuple(_row(row, device, ways)) for device, row in enumerate(program.rows))
+    """Return the program in which each device receives, once, every value that it reads and does not compute."""
+    paths = _paths(program.routes, program.placement)
+    rows = tuple(tuple(_row(row, device, paths)) for device, row in enumerate(program.rows))
     return replace(program, rows=rows)
 
 
-Way = tuple[int, tuple[int, ...]]
-"""The device (or HOST) that makes a value, and the others that need it, in the order of the consumers."""
+Path = tuple[int, tuple[int, ...]]
+"""The device (or HOST) that computes a value, and the other devices that need it, in the order of the consumers."""
 
 
-def _ways(routes: Sequence[Route], placement: Sequence[int]) -> dict[tuple[str, int | None], Way]:
-    """The way of every activation (name, None) and of every gradient (name, consumer)."""
+def _paths(routes: Sequence[Route], placement: Sequence[int]) -> dict[tuple[str, int | None], Path]:
+    """Return the path of every activation (name, None) and of every gradient (name, consumer)."""
     device = {HOST: HOST, **dict(enumerate(placement))}
-    ways: dict[tuple[str, int | None], Way] = {}
+    paths: dict[tuple[str, int | None], Path] = {}
     for route in routes:
         source = device[route.source]
         ends = dict.fromkeys(device[consumer] for consumer in route.consumers)
-        ways[route.value, None] = source, tuple(end for end in ends if end != source)
+        paths[route.value, None] = source, tuple(end for end in ends if end != source)
         for consumer in route.consumers if route.gradient else ():
-            maker = device[consumer]
-            ways[route.value, consumer] = maker, (source,) if source != maker else ()
-    return ways
+            producer = device[consumer]
+            paths[route.value, consumer] = producer, (source,) if source != producer else ()
+    return paths
 
 
-def _row(row: Sequence[Instruction], device: int, ways: dict[tuple[str, int | None], Way]) -> Iterator[Instruction]:
+def _row(row: Sequence[Instruction], device: int, paths: dict[tuple[str, int | None], Path]) -> Iterator[Instruction]:
     received: set[Operand] = set()
     for instruction in row:
         for operand in instruction.reads:
             value = operand.value
-            maker, _ = ways.get((value.name, value.consumer), (device, ()))
-            if maker != device and operand not in received:
+            producer, _ = paths.get((value.name, value.consumer), (device, ()))
+            if producer != device and operand not in received:
                 received.add(operand)
-                yield Instruction(Op.RECV, writes=(operand,), peer=maker)
+                yield Instruction(Op.RECV, writes=(operand,), peer=producer)
         yield instruction
         for operand in instruction.writes:
-            _, ends = ways.get((operand.value.name, operand.value.consumer), (device, ()))
+            _, ends = paths.get((operand.value.name, operand.value.consumer), (device, ()))
             for end in ends:
                 yield Instruction(Op.SEND, reads=(operand,), peer=end)

@@ -23,7 +23,7 @@ def test_forwards_are_run_again_before_their_backward(check_golden: CheckGolden)
 
 
 def test_a_mode_that_is_none_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="checkpoint='sometimes' is not known\n  try    'never', 'always'"):
+    with pytest.raises(ScheduleError, match="checkpoint='sometimes' is not known\n  try    pass 'never', 'always'"):
         insert_recompute(build_schedule("gpipe", 2, 2), "sometimes")
     with pytest.raises(ScheduleError, match="checkpoint has 3 flags for 2 stages"):
         insert_recompute(build_schedule("gpipe", 2, 2), (True, False, True))
