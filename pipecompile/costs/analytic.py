@@ -22,7 +22,7 @@ from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
 from pipecompile.torch_private.modes import FakeTensorMode, is_mkldnn_enabled, set_mkldnn_enabled
 from pipecompile.torch_private.modules import NormBase
-from pipecompile.tracing.opaque.opaque_node import Kept
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.state.preserved_run import state_tensors, untouched
 
 __all__ = ["NodeKernels", "analytic_costs", "node_work"]
@@ -86,8 +86,8 @@ class _Tally:
         with self.log, self.place:
             cell.first()
         forward = self.log.take()
-        if isinstance(cell.call, Kept):
-            return _of_kept(cell.call, cell.args)
+        if isinstance(cell.call, OpaqueModule):
+            return _of_opaque(cell.call, cell.args)
         cell.seed()
         divides = bool(cell.late(recorded=True))
         with self.log:
@@ -95,13 +95,13 @@ class _Tally:
         return NodeKernels(forward, self.log.take(), divides)
 
 
-def _of_kept(kept: Kept, args: Sequence[object]) -> NodeKernels:
+def _of_opaque(module: OpaqueModule, args: Sequence[object]) -> NodeKernels:
     """What was seen while recording; fake tensors cannot run it. The backward is taken as twice the forward."""
     call, size = args[:2]
     assert isinstance(call, int)
     assert isinstance(size, int)
-    forward = tuple(Kernel(*seen) for seen in kept.kernels(call, size))
-    trains = any(leaf.requires_grad for leaf in kept.promises[call].leaves)
+    forward = tuple(Kernel(*seen) for seen in module.kernels(call, size))
+    trains = any(leaf.requires_grad for leaf in module.expected_results[call].leaves)
     return NodeKernels(forward, forward * 2 if trains else ())
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.tracing.node_facts import Role, facts, value_of
-from pipecompile.tracing.opaque.opaque_node import Kept
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import Ties, TracedGraph
 
 __all__ = ["aliasing", "compute_nodes", "tie_aliases", "ties_of"]
@@ -76,7 +76,7 @@ def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.
         if node.op == "call_module":
             uses[graph.get_submodule(str(node.target))].append(node)
     for module, users in uses.items():
-        if len(users) > 1 and (isinstance(module, Kept) or next(module.buffers(), None) is not None):
+        if len(users) > 1 and (isinstance(module, OpaqueModule) or next(module.buffers(), None) is not None):
             _tie(ties, users)
 
 

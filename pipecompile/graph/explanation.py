@@ -19,7 +19,7 @@ from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.errors import InputError, TraceError
 from pipecompile.graph.risks import Risk, risks
 from pipecompile.tracing import trace
-from pipecompile.tracing.report import Report, WholeModule, report
+from pipecompile.tracing.report import Report, WholeModule, summarize_recording
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import raiser
 
@@ -106,7 +106,7 @@ def explain(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None
     told: Report | None = None
     found: tuple[Risk, ...] = ()
     try:
-        told = None if graph is None else report(graph)
+        told = None if graph is None else summarize_recording(graph)
         found = risks(model, graph) if isinstance(model, nn.Module) else ()
     except Exception as error:
         failures += (_unforeseen(error),)

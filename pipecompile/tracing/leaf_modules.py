@@ -11,7 +11,7 @@ from torch import nn
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import NormBase, children_of, has_backward_hooks, has_forward_hooks
 
-__all__ = ["is_leaf", "outline"]
+__all__ = ["cheap_forward", "is_leaf"]
 
 _WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Leaves although they have children, or parameters under names of their own."""
@@ -30,7 +30,7 @@ def is_leaf(module: nn.Module) -> bool:
     return isinstance(module, _WHOLE) or not children_of(module)
 
 
-def outline(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+def cheap_forward(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call` of a leaf, or something cheaper that gives the same shapes: torch unrolls a recurrent layer, one step will do."""
     plain = isinstance(module, nn.RNNBase) and not has_forward_hooks(module)
 

@@ -18,7 +18,7 @@ from torch import nn
 from pipecompile.torch_private.modules import CALL_MACHINERY
 from pipecompile.tracing.user_source import frames
 
-__all__ = ["Catch", "Piece", "alike", "blame", "candidates", "caught"]
+__all__ = ["PieceHandler", "Piece", "same_class_pieces", "add_candidate", "candidates", "piece_calls_intercepted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Piece:
         return not self.method
 
 
-Catch = Callable[[Piece, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+PieceHandler = Callable[[Piece, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Is given the piece, what it would run, and the arguments; what it returns is the result of the call."""
 
 
@@ -63,7 +63,7 @@ def candidates(error: BaseException, model: nn.Module) -> Iterator[Piece]:
 _BLAMED = "_pipecompile_piece"
 
 
-def blame(error: BaseException, piece: Piece) -> None:
+def add_candidate(error: BaseException, piece: Piece) -> None:
     """The call of a torch function raised this, on tensors without memory: it is a candidate itself, the last one."""
     vars(error).setdefault(_BLAMED, (piece,))
 
@@ -76,16 +76,16 @@ def _piece(path: str, owner: nn.Module, name: str) -> Piece | None:
     return Piece(path, name)
 
 
-def alike(piece: Piece, model: nn.Module) -> tuple[Piece, ...]:
+def same_class_pieces(piece: Piece, model: nn.Module) -> tuple[Piece, ...]:
     """The same piece in every module of the same class."""
     kind = type(model.get_submodule(piece.path))
     return tuple(replace(piece, path=path) for path, module in model.named_modules() if path and type(module) is kind)
 
 
 @contextmanager
-def caught(model: nn.Module, pieces: Iterable[Piece], catch: Catch) -> Iterator[None]:
-    """Calls of modules and methods on this thread go to `catch` for as long as the block lasts, but not those made inside."""
-    watch = _Watch(catch)
+def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: PieceHandler) -> Iterator[None]:
+    """Calls of modules and methods on this thread go to `handler` for as long as the block lasts, but not those made inside."""
+    watch = _PieceInterceptor(handler)
     wanted = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces if not piece.line}
     spots: list[tuple[Any, str]] = [(nn.Module, "__call__")] if any(not name for _, name in wanted) else []
     spots += dict.fromkeys(
@@ -104,9 +104,9 @@ def caught(model: nn.Module, pieces: Iterable[Piece], catch: Catch) -> Iterator[
                 setattr(owner, name, original)
 
 
-class _Watch:
-    def __init__(self, catch: Catch) -> None:
-        self.catch, self.thread, self.inside = catch, get_ident(), False
+class _PieceInterceptor:
+    def __init__(self, handler: PieceHandler) -> None:
+        self.handler, self.thread, self.inside = handler, get_ident(), False
 
     def over(self, original: Any, method: str, wanted: Mapping[tuple[int, str], Piece]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +115,7 @@ class _Watch:
                 return original(module, *args, **kwargs)
             self.inside = True
             try:
-                return self.catch(piece, lambda *a, **k: original(module, *a, **k), args, kwargs)
+                return self.handler(piece, lambda *a, **k: original(module, *a, **k), args, kwargs)
             finally:
                 self.inside = False
 

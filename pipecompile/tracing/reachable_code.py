@@ -14,7 +14,7 @@ from torch import nn
 
 from pipecompile.torch_private import pytree
 
-__all__ = ["Cached", "Reach", "enclosed", "names_in", "reachable"]
+__all__ = ["CachedFunction", "ReachableCode", "closure_tensors", "names_in", "reachable"]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
 
@@ -22,7 +22,7 @@ _known: dict[int, tuple[CodeType, frozenset[str]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class CachedFunction:
     """A function with a cache, and where it is found: under a name in the globals of a module or in a class."""
 
     holder: dict[str, Any] | type
@@ -31,16 +31,16 @@ class Cached:
 
 
 @dataclass(slots=True)
-class Reach:
+class ReachableCode:
     """Functions in Python, and those among them that have a cache."""
 
     functions: list[FunctionType] = field(default_factory=list)
-    caches: list[Cached] = field(default_factory=list)
+    caches: list[CachedFunction] = field(default_factory=list)
 
 
-def reachable(model: nn.Module) -> Reach:
+def reachable(model: nn.Module) -> ReachableCode:
     """Methods of the model's classes, what they name, what that names, and so on; no functions of libraries below torch."""
-    found = Reach()
+    found = ReachableCode()
     seen: dict[int, Any] = {}
     waiting = [thing for module in model.modules() for thing in (type(module), *_attributes(module))]
     while waiting:
@@ -51,7 +51,9 @@ def reachable(model: nn.Module) -> Reach:
         if type(thing) is FunctionType and not _is_foreign(thing):
             found.functions.append(thing)
         named = list(_named(thing))
-        found.caches += [Cached(*where) for where in named if isinstance(where[2], functools._lru_cache_wrapper)]
+        found.caches += [
+            CachedFunction(*where) for where in named if isinstance(where[2], functools._lru_cache_wrapper)
+        ]
         waiting += (*_within(thing), *(value for _, _, value in named))
     return found
 
@@ -86,7 +88,7 @@ def _wrapped(function: FunctionType) -> list[Any]:
     return [thing for thing in cells if callable(thing)]
 
 
-def enclosed(function: Any) -> Iterator[torch.Tensor]:
+def closure_tensors(function: Any) -> Iterator[torch.Tensor]:
     """The tensors that a function has in its closure, also those in functions and containers there."""
     seen: dict[int, Any] = {}
     waiting = [function]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -38,22 +38,22 @@ from pipecompile.tracing.emit.value_nodes import Values, storages, tensors_in
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.fakes.unknown_data import with_unknown_data
-from pipecompile.tracing.interception.assertions import holds, taken_for_granted
-from pipecompile.tracing.interception.call_rewriting import calls_led_to
-from pipecompile.tracing.interception.dispatcher import Floor, transformed
-from pipecompile.tracing.interception.lru_caches import passed_by
+from pipecompile.tracing.interception.assertions import asserted_truth, holds
+from pipecompile.tracing.interception.call_rewriting import builtin_calls_redirected
+from pipecompile.tracing.interception.dispatcher import DispatchRecorder, is_transformed
+from pipecompile.tracing.interception.lru_caches import caches_bypassed
 from pipecompile.tracing.interception.module_calls import intercepted
-from pipecompile.tracing.interception.python_builtins import calls
-from pipecompile.tracing.interception.randomness import Draws, settable
-from pipecompile.tracing.leaf_modules import is_leaf, outline
-from pipecompile.tracing.model_pieces import Piece, blame, caught
+from pipecompile.tracing.interception.python_builtins import builtin_substitutes
+from pipecompile.tracing.interception.randomness import RandomDrawCounter, rng_function
+from pipecompile.tracing.leaf_modules import cheap_forward, is_leaf
+from pipecompile.tracing.model_pieces import Piece, add_candidate, piece_calls_intercepted
 from pipecompile.tracing.node_facts import NodeFacts, facts, note, set_facts
-from pipecompile.tracing.opaque.opaque_calls import KeptPieces
+from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.reachable_code import reachable
-from pipecompile.tracing.state.module_snapshots import Originals
-from pipecompile.tracing.state.recording_leftovers import Remains
-from pipecompile.tracing.state.second_call import settle
-from pipecompile.tracing.trace_errors import beyond_fakes, explained
+from pipecompile.tracing.state.module_snapshots import ModuleSnapshots
+from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
+from pipecompile.tracing.state.second_call import record_state_changes
+from pipecompile.tracing.trace_errors import as_trace_error, is_unsupported_by_fakes
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import caller
 
@@ -64,28 +64,28 @@ class Recorder(TorchFunctionMode):
     """One recording. Calls are written down only on this thread, and not from inside a call that is kept whole."""
 
     def __init__(
-        self, model: nn.Module, symbol: BatchSymbol, device: torch.device, kept: KeptPieces, *, grad: bool
+        self, model: nn.Module, symbol: BatchSymbol, device: torch.device, opaque_calls: OpaqueCalls, *, grad: bool
     ) -> None:
         super().__init__()
-        self.model, self.symbol, self.kept, self.graph = model, symbol, kept, fx.Graph()
+        self.model, self.symbol, self.opaque_calls, self.graph = model, symbol, opaque_calls, fx.Graph()
         self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
-        self.floor = Floor(self)
+        self.dispatcher = DispatchRecorder(self)
         self.twins = Twins(self.fake, device)
         self.values = Values(self.graph, symbol, self.twins)
         self.regions = Regions(self.graph, Ambient.now(grad=grad))
         self.names = {id(module): name for name, module in model.named_modules()}
         self.reach = reachable(model)
         self.path: list[str] = [""]
-        self.draws = Draws()
-        self.whole = self.asked_grad_mode = False
+        self.draws = RandomDrawCounter()
+        self.is_paused = self.asked_grad_mode = False
         self.thread = get_ident()
 
     # -- one recording, from top to bottom ------------------------------------------------------------------------
 
     def record(self, inputs: FlatInputs) -> TracedGraph:
         self.values.own(self.model)
-        self.originals = Originals(self.model)
-        self.remains = Remains(self.model, self.values.stands_for)
+        self.module_snapshots = ModuleSnapshots(self.model)
+        self.leftovers = RecordingLeftovers(self.model, self.values.stands_for)
         given = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
         leaves = [self._placeholder(name, leaf, dim) for name, leaf, dim in given]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
@@ -93,17 +93,17 @@ class Recorder(TorchFunctionMode):
         try:
             with ExitStack() as stack:
                 contexts: tuple[Any, ...] = (
-                    self.fake, self.draws, self.floor, *self.twins.default, enable_python_dispatcher(), intercepted(self),
-                    caught(self.model, self.kept.opaque.reasons, self._keep), calls_led_to(calls(self), self.reach.functions),
-                    passed_by(self.reach.caches), self,
+                    self.fake, self.draws, self.dispatcher, *self.twins.device_contexts, enable_python_dispatcher(), intercepted(self),
+                    piece_calls_intercepted(self.model, self.opaque_calls.opaque.reasons, self._opaque_call), builtin_calls_redirected(builtin_substitutes(self), self.reach.functions),
+                    caches_bypassed(self.reach.caches), self,
                 )  # fmt: skip
                 for context in contexts:
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
-                settle(self, inputs)
+                record_state_changes(self, inputs)
             return finished(self, inputs, output)
         except Exception as error:
-            raise explained(error, self.model) from error
+            raise as_trace_error(error, self.model) from error
 
     def _placeholder(self, name: str, leaf: Any, dim: Any) -> Any:
         node = self.graph.placeholder(name)
@@ -125,36 +125,36 @@ class Recorder(TorchFunctionMode):
     # -- what is written down -------------------------------------------------------------------------------------
 
     @property
-    def listening(self) -> bool:
-        return not self.whole and get_ident() == self.thread
+    def is_listening(self) -> bool:
+        return not self.is_paused and get_ident() == self.thread
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.asked_grad_mode |= self.listening and asks_grad_mode(func, args)
-        if not self.listening or only_asks(func):
+        self.asked_grad_mode |= self.is_listening and asks_grad_mode(func, args)
+        if not self.is_listening or only_asks(func):
             return func(*args, **kwargs)
         if reads_gradient(func):
-            self.reads_gradient()
+            self.refuse_gradient_read()
         if func is torch.Tensor.__iter__:
             with self:
                 return iter(torch.unbind(args[0]))
-        if transformed(tensors_in((args, kwargs))):
+        if is_transformed(tensors_in((args, kwargs))):
             return self._under_transform(func, args, kwargs)
-        if (self.path[-1], func.__name__) in self.kept.lines and (
+        if (self.path[-1], func.__name__) in self.opaque_calls.function_names and (
             piece := self._called(func)
-        ) in self.kept.opaque.reasons:
-            return self._keep(piece, func, args, kwargs)
+        ) in self.opaque_calls.opaque.reasons:
+            return self._opaque_call(piece, func, args, kwargs)
         try:
             return self.call(func, args, kwargs, lambda given: spelled(func, given))
         except DataDependentOutputException:
-            expected = taken_for_granted(func, sys._getframe(1))
+            expected = asserted_truth(func, sys._getframe(1))
             if expected is None:
                 raise
             self._write(("call_function", holds, (args[0], expected, caller())), {}, None, [], Ambient.now())
             return expected
         except Exception as error:
-            if beyond_fakes(error):
-                blame(error, self._called(func))
+            if is_unsupported_by_fakes(error):
+                add_candidate(error, self._called(func))
             raise
 
     def _called(self, func: Any) -> Piece:
@@ -163,19 +163,19 @@ class Recorder(TorchFunctionMode):
 
     def _under_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The tensors are wrapped; the floor hears what the call comes down to."""
-        self.floor.detaching = func.__name__ in ("detach", "detach_")
+        self.dispatcher.is_detaching = func.__name__ in ("detach", "detach_")
         try:
             return func(*args, **kwargs)
         finally:
-            self.floor.detaching = False
+            self.dispatcher.is_detaching = False
 
-    def dispatched(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
+    def record_operator(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
         return self.call(func, args, kwargs, lambda given: ("call_function", func, given), written)
 
-    def kind(self, tensor: torch.Tensor) -> type:
-        return self.twins.kind(tensor)
+    def tensor_class(self, tensor: torch.Tensor) -> type:
+        return self.twins.tensor_class(tensor)
 
-    def same(self, value: torch.Tensor, alias: torch.Tensor) -> None:
+    def bind_alias(self, value: torch.Tensor, alias: torch.Tensor) -> None:
         self.values.bind(alias, self.values.node(value))
 
     def call(
@@ -193,7 +193,7 @@ class Recorder(TorchFunctionMode):
         given = [(tensor, version_of(tensor)) for tensor in reached if not tensor.is_inference()]
         ambient, drawn = Ambient.now(), self.draws.count
         before = storages(args[:1]) if func.__name__ == "__set__" else frozenset()  # x.data = y exchanges the memory
-        with self.kept_whole(), nullcontext() if decides_rank(func) else self.symbol.lenient():
+        with self.paused(), nullcontext() if decides_rank(func) else self.symbol.lenient():
             result = with_unknown_data(func, args, kwargs)(*args, **kwargs)
         changed = [tensor for tensor, version in given if version_of(tensor) != version]
         changed += [*written, *silently_changed(func, args, kwargs)]
@@ -219,10 +219,15 @@ class Recorder(TorchFunctionMode):
 
     # -- what is kept whole ---------------------------------------------------------------------------------------
 
-    def module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def record_module_call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """`Module.__call__` while recording: a leaf is one node, any other module is run through."""
         name = self.names.get(id(module), "")
-        if name and is_leaf(module) and not transformed(tensors_in((args, kwargs))) and self.originals.kept(module):
+        if (
+            name
+            and is_leaf(module)
+            and not is_transformed(tensors_in((args, kwargs)))
+            and self.module_snapshots.is_unchanged(module)
+        ):
             return self._leaf(name, original, module, args, kwargs)
         if has_backward_hooks(module):
             what = f"{name} is changed by forward" if name else "the hook is on the whole model"
@@ -233,16 +238,16 @@ class Recorder(TorchFunctionMode):
         finally:
             self.path.pop()
 
-    def _keep(self, piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _opaque_call(self, piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The call of a piece that cannot be recorded: one node, whose result is imagined."""
-        if not self.listening:
+        if not self.is_listening:
             return run(*args, **kwargs)
         args, kwargs = self.values.faked((args, kwargs))
-        with self.kept_whole(), self.symbol.lenient():
-            call = self.kept.call(piece, run, (args, kwargs), self.twins.of)
+        with self.paused(), self.symbol.lenient():
+            call = self.opaque_calls.call(piece, run, (args, kwargs), self.twins.of)
         self.values.roots[call.target] = call.module
         node = self._write(call.spelling(args), kwargs, call.result, call.written, Ambient.now())
-        note(node, reads=storages(call.held), draws=call.random)
+        note(node, reads=storages(call.held), draws=call.draws_random)
         return call.result
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -254,36 +259,42 @@ class Recorder(TorchFunctionMode):
 
         written = list(module.buffers()) if module.training else []
         held = [*module.parameters(), *module.buffers()]
-        with self.remains.leaf(module):
+        with self.leftovers.leaf_call(module):
             made = self.call(
-                outline(module, call), args, kwargs, lambda given: ("call_module", target, given), written, held
+                cheap_forward(module, call), args, kwargs, lambda given: ("call_module", target, given), written, held
             )
-        self.originals.renew(module)
+        self.module_snapshots.update(module)
         return made
 
-    def opaque(self, shown: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A custom autograd function or a scripted one: `shown` tells the shapes, `written` goes into the graph as one node."""
-        return self.call(shown, args, kwargs, lambda given: ("call_function", written, given))
+    def record_single_call(
+        self, shape_function: Callable[..., Any], target: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Record a custom autograd function or a scripted one as one node; `shape_function` computes its fake result."""
+        return self.call(shape_function, args, kwargs, lambda given: ("call_function", target, given))
 
-    def seeds(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def record_rng_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that sets or gets the state of the random number generator: one node, though no tensor is changed."""
-        with self.kept_whole():
-            made = settable(function)(*args, **kwargs)
-        node = self._write(("call_function", settable(function), args), kwargs, made, [], Ambient.now())
+        with self.paused():
+            made = rng_function(function)(*args, **kwargs)
+        node = self._write(("call_function", rng_function(function), args), kwargs, made, [], Ambient.now())
         note(node, draws=True, seeds=True)
         return torch.default_generator if function.__name__ == "manual_seed" else made
 
-    def asks_grad_mode(self) -> None:
+    def call_counts_restored(self) -> AbstractContextManager[None]:
+        """Count the calls of opaque pieces inside the block from 0 again, and forget them afterwards."""
+        return self.opaque_calls.counts_restored()
+
+    def note_grad_mode_read(self) -> None:
         """Python wants to know whether gradients are recorded."""
         self.asked_grad_mode = True
 
-    def reads_gradient(self) -> None:
+    def refuse_gradient_read(self) -> None:
         raise TraceError(code="PC113", where=caller())
 
     @contextmanager
-    def kept_whole(self) -> Iterator[None]:
-        self.whole = True
+    def paused(self) -> Iterator[None]:
+        self.is_paused = True
         try:
             yield
         finally:
-            self.whole = False
+            self.is_paused = False

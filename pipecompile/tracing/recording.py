@@ -17,11 +17,11 @@ from pipecompile.batching.call_inputs import FlatInputs, flatten, validate_model
 from pipecompile.errors import TraceError
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import recording_device
-from pipecompile.tracing.opaque.attempts import Opaque, recorded
-from pipecompile.tracing.opaque.opaque_calls import KeptPieces
+from pipecompile.tracing.interception.lru_caches import caches_purged
+from pipecompile.tracing.opaque.attempts import OpaquePieces, record_with_retries
+from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.recorder import Recorder
-from pipecompile.tracing.state.memo import forgetful
-from pipecompile.tracing.state.snapshot import untouched
+from pipecompile.tracing.state.snapshot import model_restored
 from pipecompile.tracing.trace_errors import needs_values
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -58,17 +58,17 @@ def record(model: nn.Module, inputs: FlatInputs, device: torch.device | None = N
     """
     attempt = partial(_record, model, inputs, device or recording_device(model, inputs.leaves))
     if inputs.lists:
-        return recorded(model, inputs, partial(attempt, inputs.samples or 1, fixed=True))
+        return record_with_retries(model, inputs, partial(attempt, inputs.samples or 1, fixed=True))
     alone = partial(attempt, 1, fixed=True)
     if inputs.samples != 1:
-        return recorded(model, inputs, partial(attempt, inputs.samples or 2))
+        return record_with_retries(model, inputs, partial(attempt, inputs.samples or 2))
     try:
-        graph = recorded(model, inputs, partial(attempt, _unseen_size(inputs.leaves)))
+        graph = record_with_retries(model, inputs, partial(attempt, _unseen_size(inputs.leaves)))
     except TraceError:
         if sum(isinstance(dim, int) for dim in inputs.dims) > 1:
             raise
-        return recorded(model, inputs, alone)
-    return graph if all(guard.holds(1) for guard in graph.facts.guards) else recorded(model, inputs, alone)
+        return record_with_retries(model, inputs, alone)
+    return graph if all(guard.holds(1) for guard in graph.facts.guards) else record_with_retries(model, inputs, alone)
 
 
 def another_size(
@@ -91,7 +91,7 @@ def _unseen_size(leaves: Sequence[Any]) -> int:
 
 
 def _record(
-    model: nn.Module, inputs: FlatInputs, device: torch.device, size: int, opaque: Opaque, *, fixed: bool = False
+    model: nn.Module, inputs: FlatInputs, device: torch.device, size: int, opaque: OpaquePieces, *, fixed: bool = False
 ) -> TracedGraph:
     """One attempt, with the pieces kept whole that `opaque` has chosen so far.
 
@@ -112,12 +112,19 @@ def _record(
 
 
 def _recorded_with(
-    grad: bool, model: nn.Module, inputs: FlatInputs, device: torch.device, size: int, opaque: Opaque, *, fixed: bool
+    grad: bool,
+    model: nn.Module,
+    inputs: FlatInputs,
+    device: torch.device,
+    size: int,
+    opaque: OpaquePieces,
+    *,
+    fixed: bool,
 ) -> TracedGraph:
     """The recording with gradients on or off; its `grad_mode` is None when either will do."""
-    symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.fixed else BatchSymbol(size)
-    recorder = Recorder(model, symbol, device, KeptPieces(opaque, symbol), grad=grad)
-    with forgetful(), untouched(model), torch.set_grad_enabled(grad):
+    symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.is_batch_fixed else BatchSymbol(size)
+    recorder = Recorder(model, symbol, device, OpaqueCalls(opaque, symbol), grad=grad)
+    with caches_purged(), model_restored(model), torch.set_grad_enabled(grad):
         graph = recorder.record(inputs)
     graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None)
     return graph

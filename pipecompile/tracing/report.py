@@ -9,11 +9,11 @@ from torch import nn
 
 from pipecompile.torch_private.modules import has_backward_hooks
 from pipecompile.tracing.node_facts import facts
-from pipecompile.tracing.opaque.opaque_node import Kept
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["Report", "WholeModule", "report"]
+__all__ = ["Report", "WholeModule", "summarize_recording"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Report:
         return f"{self.nodes:,} nodes of {self.modules:,} modules, {self.parameters:,} parameters"
 
 
-def report(graph: TracedGraph) -> Report:
+def summarize_recording(graph: TracedGraph) -> Report:
     """The report on a traced graph."""
     called = {str(n.target): graph.get_submodule(str(n.target)) for n in graph.graph.nodes if n.op == "call_module"}
     inside = {facts(node).module for node in graph.graph.nodes} - {""}
     held = {id(p): p.numel() for p in graph.parameters()}
-    layers = Counter(type(module).__name__ for module in called.values() if not isinstance(module, Kept))
+    layers = Counter(type(module).__name__ for module in called.values() if not isinstance(module, OpaqueModule))
     guards = tuple(f"{guard} ({line_of(guard.place)})" if guard.place else str(guard) for guard in graph.facts.guards)
     return Report(
         nodes=sum(node.op.startswith("call_") for node in graph.graph.nodes),
@@ -86,7 +86,7 @@ def _opaque(graph: TracedGraph) -> tuple[WholeModule, ...]:
 def _layers(called: dict[str, nn.Module]) -> tuple[WholeModule, ...]:
     found = []
     for name, module in called.items():
-        if isinstance(module, Kept):
+        if isinstance(module, OpaqueModule):
             continue
         if has_backward_hooks(module):
             found.append(WholeModule(name, "hooked", "its backward hooks stand between its inputs and its outputs"))

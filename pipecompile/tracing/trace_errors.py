@@ -16,7 +16,7 @@ from pipecompile.torch_private.modes import (
 )
 from pipecompile.tracing.user_source import frames, raiser
 
-__all__ = ["beyond_fakes", "explained", "failed_eagerly", "needs_values"]
+__all__ = ["is_unsupported_by_fakes", "as_trace_error", "eager_failure", "needs_values"]
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -35,14 +35,14 @@ def needs_values(error: BaseException) -> bool:
     return isinstance(error, _DATA_DEPENDENT)
 
 
-def beyond_fakes(error: BaseException) -> bool:
+def is_unsupported_by_fakes(error: BaseException) -> bool:
     """Is it not the model's fault, but a kernel's that does not run on tensors without memory, or with symbols for sizes?"""
     if isinstance(error, TraceError):
         return error.code == "PC115"
     return isinstance(error, _UNSUPPORTED) or (isinstance(error, RuntimeError) and "symbolic sizes" in str(error))
 
 
-def explained(error: Exception, model: nn.Module) -> TraceError:
+def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
     """The TraceError for whatever the forward of `model` raised; one that is raised already is kept."""
     if isinstance(error, TraceError):
         return error
@@ -56,7 +56,7 @@ def explained(error: Exception, model: nn.Module) -> TraceError:
     return TraceError(f"cannot trace: the forward of {type(model).__name__} raised {raised}", where=raiser(error))
 
 
-def failed_eagerly(error: Exception, model: nn.Module) -> TraceError:
+def eager_failure(error: Exception, model: nn.Module) -> TraceError:
     """The TraceError for what the forward of `model` raised by itself, with nobody recording."""
     what = f"cannot trace: the forward of {type(model).__name__} raised {type(error).__name__}: {error}"
     return TraceError(what, code="PC108", where=raiser(error))

@@ -18,7 +18,7 @@ from pipecompile.batching.batch_dims import Dims
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
-from pipecompile.tracing.opaque.attempts import Reason
+from pipecompile.tracing.opaque.attempts import OpaqueReason
 
 __all__ = ["GraphFacts", "Ties", "TracedGraph"]
 
@@ -60,7 +60,7 @@ class GraphFacts:
     out_spec: pytree.TreeSpec
     outside: Ambient
     device: torch.device
-    kept: tuple[Reason, ...] = ()
+    kept: tuple[OpaqueReason, ...] = ()
     grad_mode: bool | None = None
     ties: Ties | None = None
 

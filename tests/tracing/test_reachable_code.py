@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import nn
 
-from pipecompile.tracing.reachable_code import enclosed, reachable
+from pipecompile.tracing.reachable_code import closure_tensors, reachable
 
 
 def deep(x):
@@ -68,6 +68,6 @@ def test_tensors_in_closures_are_found():
     def function(a, default=y):
         return inner(a) + x + default
 
-    assert {id(tensor) for tensor in enclosed(function)} == {id(x), id(y)}
-    assert not list(enclosed(torch.sin))
-    assert not list(enclosed(deep))
+    assert {id(tensor) for tensor in closure_tensors(function)} == {id(x), id(y)}
+    assert not list(closure_tensors(torch.sin))
+    assert not list(closure_tensors(deep))

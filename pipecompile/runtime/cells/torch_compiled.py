@@ -15,7 +15,7 @@ from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorm
 from pipecompile.runtime.cells.stage_call import StageCode
-from pipecompile.tracing.opaque.opaque_node import Kept
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 
 __all__ = ["check_backend", "stage_codes"]
 
@@ -35,7 +35,7 @@ def stage_codes(stages: Sequence[Stage], choice: bool | str) -> tuple[StageCode,
 
 def _compiled(stage: Stage, backend: str) -> Callable[..., Any]:
     for module in stage.module.modules():
-        if isinstance(module, (Kept, DeferredNorm)):
+        if isinstance(module, (OpaqueModule, DeferredNorm)):
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign, no-untyped-call]
     for node in stage.module.graph.nodes:
         if getattr(node.target, "__module__", None) == DeferredNorm.__module__:

@@ -34,11 +34,11 @@ def finished(recorder: Recorder, inputs: FlatInputs, output: Any) -> TracedGraph
     set_facts(result, NodeFacts(), tuple(flat))
     _drop_unused_items(graph)
     graph.set_codegen(PyTreeCodeGen(PyTreeInfo(list(inputs.arguments), inputs.spec, spec)))
-    recorder.kept.settle()
+    recorder.opaque_calls.set_conditions()
     noted = GraphFacts(
         guards=symbol.guards(), symbol=symbol.symbol, batch_size=symbol.fixed,
         in_spec=inputs.spec, out_spec=spec, names=inputs.names, dims=inputs.dims,
-        outside=regions.outside, device=recorder.twins.device, kept=recorder.kept.reasons(),
+        outside=regions.outside, device=recorder.twins.device, kept=recorder.opaque_calls.reasons(),
     )  # fmt: skip
     module = TracedGraph(recorder.values.roots, graph, noted, type(recorder.model).__name__)
     module.training = recorder.model.training

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from pipecompile.batching.batch_dims import Dims
 from pipecompile.torch_private.symbols import ConstantSource, PythonReferenceAnalysis, sympy_interp
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.fakes.data_sizes import Unknowns
+from pipecompile.tracing.fakes.data_sizes import DataSizes
 from pipecompile.tracing.node_facts import NodeFacts, Role, has_facts, set_facts
 from pipecompile.tracing.user_source import caller
 
@@ -89,7 +89,7 @@ for _name, _function in _FUNCTIONS.items():
     setattr(_Arithmetic, _name, staticmethod(partial(_written, _function)))
 
 
-class _Shapes(ShapeEnv):
+class _BatchShapeEnv(ShapeEnv):
     """While it is lenient, comparisons of sizes are answered for the example, and nothing is concluded from the answer.
 
     Only what makes the batch size one number is always concluded: shapes would otherwise be of the example alone.
@@ -132,7 +132,7 @@ class BatchSymbol:
     """
 
     def __init__(self, size: int, *, fixed: bool = False) -> None:
-        self.env = _Shapes(
+        self.env = _BatchShapeEnv(
             allow_scalar_outputs=False,
             allow_dynamic_output_shape_ops=False,
             duck_shape=False,
@@ -141,7 +141,7 @@ class BatchSymbol:
         )
         self.symbol = self.env.create_symbol(size, ConstantSource("batch"), DimDynamic.DYNAMIC, None)
         self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=size)
-        self.unknowns = Unknowns(self.env)
+        self.data_sizes = DataSizes(self.env)
         self._nodes: dict[sympy.Basic, fx.Node] = {}
         self.root: fx.Node | None = None
 
@@ -171,9 +171,9 @@ class BatchSymbol:
         expression = sympy.sympify(value.node.expr)
         if expression.is_number or expression in (sympy.true, sympy.false):
             return value.node.pytype(expression)
-        if names := self.unknowns.within(expression):
+        if names := self.data_sizes.symbols_in(expression):
             before = len(graph.nodes)
-            read = {name: self.unknowns.read(graph, name, node_of) for name in names}
+            read = {name: self.data_sizes.read(graph, name, node_of) for name in names}
             return self._compute(graph, expression, value, read, before, _asked())
         if expression not in self._nodes:
             before = len(graph.nodes)

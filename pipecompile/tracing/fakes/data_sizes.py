@@ -17,10 +17,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from pipecompile.torch_private.symbols import ConstantSource
 
-__all__ = ["Unknowns"]
+__all__ = ["DataSizes"]
 
 
-class Unknowns:
+class DataSizes:
     """The unknown sizes of one recording. Comparisons are answered for the example; what is concluded becomes a condition."""
 
     def __init__(self, env: ShapeEnv) -> None:
@@ -37,13 +37,13 @@ class Unknowns:
         assert isinstance(size, torch.SymInt)
         return size, name
 
-    def measure(self, tensor: torch.Tensor, sizes: Sequence[Any]) -> None:
+    def bind(self, tensor: torch.Tensor, sizes: Sequence[Any]) -> None:
         """`tensor` has these sizes: here they can be read."""
         for dim, size in enumerate(sizes):
             if size in self.hints:
                 self._measured.setdefault(size, (tensor, dim))
 
-    def within(self, expression: sympy.Basic) -> list[sympy.Symbol]:
+    def symbols_in(self, expression: sympy.Basic) -> list[sympy.Symbol]:
         """The unknown sizes that an expression is about."""
         return [name for name in self.hints if name in expression.free_symbols]
 

@@ -32,7 +32,7 @@ class Twins:
         self._kinds: dict[int, type] = {}
 
     @property
-    def default(self) -> tuple[torch.device, ...]:
+    def device_contexts(self) -> tuple[torch.device, ...]:
         """The contexts that make tensors where the twins are when nobody says where."""
         return () if self.device == torch.get_default_device() else (self.device,)
 
@@ -46,7 +46,7 @@ class Twins:
             self._kinds[id(twin)] = type(tensor)
         return self._made[id(tensor)][1]
 
-    def kind(self, twin: torch.Tensor) -> type:
+    def tensor_class(self, twin: torch.Tensor) -> type:
         """The class of what `twin` stands for."""
         plain = nn.Parameter if isinstance(twin, nn.Parameter) else torch.Tensor
         return self._kinds.get(id(twin), plain)

@@ -1,1 +1,12 @@
-"""How the recorder hears of what a model does: torch, the dispatcher, and Python's own questions."""
+"""Interception: how the recorder gets to see what a model does, beyond what torch shows to a TorchFunctionMode.
+
+    module_calls       modules, autograd functions, TorchScript, random states, grad mode: patched where they are defined
+    python_builtins    len, isinstance, max, text and hash of sizes: patched; which texts are only messages
+    call_rewriting     int, float, type: their calls are redirected in the bytecode of the user's functions
+    lru_caches         function caches of the user's: bypassed, and purged at the end
+    dispatcher         operators that only the dispatcher sees
+    assertions         branches on values that only raise: recorded as checks
+    randomness         operators that draw random numbers, functions that set the random state
+
+Open `module_calls` first. Everything is undone when the recording ends.
+"""

@@ -1,9 +1,9 @@
-"""The floor under the recorder: calls that reach the dispatcher without torch having shown them to a TorchFunctionMode.
+"""Calls that reach the dispatcher without torch having shown them to a TorchFunctionMode.
 
-    torch.Tensor(4), torch.from_numpy(a)        made in C++
-    vmap(f)(x), torch.func.grad(f)(x)           f computes on wrapped tensors; what arrives here are plain ones
+    torch.Tensor(4), torch.from_numpy(a)        tensors made in C++
+    vmap(f)(x), torch.func.grad(f)(x)           f computes on wrapped tensors; the dispatcher sees plain ones
 
-They are written down as the operators that they are (`aten.mm`, ...), which autograd differentiates like any other call.
+They are recorded as the operators that they are (`aten.mm`, ...), which autograd differentiates like any other call.
 """
 
 from __future__ import annotations
@@ -18,61 +18,68 @@ from pipecompile.torch_private.modes import TorchDispatchMode, is_transformed_te
 from pipecompile.torch_private.operators import HigherOrderOperator, name_of, schema_of
 from pipecompile.tracing.user_source import caller
 
-__all__ = ["Floor", "transformed"]
+__all__ = ["DispatchRecorder", "is_transformed"]
 
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift.default)
-"""How autograd wraps a tensor that it hands on: the same value, gradient and all."""
+"""Operators by which autograd wraps a tensor: the result is the same value with the same gradient."""
 
 _REWRITTEN = {torch.ops.aten.lift_fresh.default: torch.ops.aten.lift_fresh_copy.default}
-"""Memory from outside torch: every run of the graph starts from a copy of its own."""
+"""Operators on memory from outside torch: in the graph they copy, so that no run sees the writes of another."""
 
 
-class Listener(Protocol):
+class DispatchListener(Protocol):
+    """The recorder, as far as the dispatcher needs it."""
+
     @property
-    def listening(self) -> bool: ...
+    def is_listening(self) -> bool:
+        """Whether calls of this thread are recorded at this moment."""
 
-    def dispatched(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any: ...
+    def record_operator(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
+        """Make the call and record it; it writes `written` in place."""
 
-    def same(self, value: torch.Tensor, alias: torch.Tensor) -> None: ...
+    def bind_alias(self, value: torch.Tensor, alias: torch.Tensor) -> None:
+        """Let the node of `value` stand for `alias` as well."""
 
 
-class Floor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Stands above the FakeTensorMode. `detaching` while the user detaches: then a detach is no mere wrapping."""
+class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The mode above the FakeTensorMode. `is_detaching`: the user calls detach, so it is recorded and no mere wrapping."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: DispatchListener) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.listener = listener
-        self.detaching = False
+        self.is_detaching = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             raise TraceError(
-                code="PC115", where=caller(), why=f"torch compiles what {name_of(func)} is given as a whole"
+                code="PC115", where=caller(), why=f"torch compiles the functions that {name_of(func)} takes as a whole"
             )
-        if not self.listener.listening:
+        if not self.listener.is_listening:
             return func(*args, **kwargs)
-        if func in _ALIASES and not self.detaching:
-            made = func(*args, **kwargs)
-            self.listener.same(args[0], made)
-            return made
-        return self.listener.dispatched(_written(func), args, kwargs, _written_by(func, args, kwargs))
+        if func in _ALIASES and not self.is_detaching:
+            alias = func(*args, **kwargs)
+            self.listener.bind_alias(args[0], alias)
+            return alias
+        return self.listener.record_operator(_graph_operator(func), args, kwargs, _written_by(func, args, kwargs))
 
 
-def _written(func: Any) -> Any:
-    """The operator as the graph has it: one that autograd knows."""
+def _graph_operator(func: Any) -> Any:
+    """Return the operator for the graph: one that autograd differentiates."""
     return getattr(func, "impl_aten", None) or _REWRITTEN.get(func, func)
 
 
-def transformed(tensors: Iterable[torch.Tensor]) -> bool:
-    """Is this the inside of a function that torch.func transforms, or are these tensors that come from there?"""
+def is_transformed(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether a function that torch.func transforms is running, or one of the tensors is wrapped by a transform."""
     return transform_stack() is not None or any(map(is_transformed_tensor, tensors))
 
 
 def _written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The arguments that an operator writes in place, by its schema."""
+    """Return the arguments that an operator writes in place, by its schema."""
     named = dict(zip((argument.name for argument in schema_of(func).arguments), args, strict=False)) | kwargs
-    found = [named.get(a.name) for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+    arguments = [
+        named.get(a.name) for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return [tensor for tensor in arguments if isinstance(tensor, torch.Tensor)]

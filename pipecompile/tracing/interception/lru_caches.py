@@ -1,58 +1,102 @@
-"""Function caches, passed by while a model is recorded, for calls about sizes and tensors that only stand in.
+"""Function caches (`functools.lru_cache`) of the user's while a model is recorded: bypassed, and purged at the end.
 
     @lru_cache
-    def plan(shape): ...          plan((batch_size, 3, 8))   ──►   the function itself, and the cache learns nothing
+    def plan(shape): ...          plan((batch_size, 3, 8))   ──►   the function itself; the cache stores nothing
 
-A cache must have the number itself to look it up, so the recording would be right for that batch size alone; and what it
-learnt would be wrong for the next call. (einops keeps such caches.)
+A cache hashes its arguments, which needs a concrete batch size: the recording would be right for that size alone. And a
+stored fake tensor would be a wrong result of the next eager call. (einops keeps such caches.)
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import update_wrapper
+from itertools import compress, repeat
+from operator import is_
 from typing import Any
 
 import torch
 
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensor
-from pipecompile.tracing.reachable_code import Cached
+from pipecompile.tracing.reachable_code import CachedFunction
 
-__all__ = ["STAND_INS", "passed_by"]
+__all__ = ["caches_bypassed", "caches_purged"]
 
-STAND_INS = (torch.SymInt, torch.SymFloat, torch.SymBool, FakeTensor)
-"""What stands in for numbers and tensors."""
+_STAND_INS = (torch.SymInt, torch.SymFloat, torch.SymBool, FakeTensor)
+"""Types that stand for numbers and tensors while a model is recorded."""
+
+_PURGED_ELSEWHERE = ("torch.", "sympy.", "pipecompile.")
+"""Modules whose caches are left alone: their own code makes fake tensors and symbols, and is prepared to cache them."""
+
+_Cache: Any = type(functools.lru_cache(len))
 
 
 @contextmanager
-def passed_by(caches: Iterable[Cached]) -> Iterator[None]:
-    """While the block lasts, calls of these functions that are about stand-ins go past their caches."""
-    swapped = [cached for cached in caches if _put(cached, _around(cached.function))]
+def caches_bypassed(caches: Iterable[CachedFunction]) -> Iterator[None]:
+    """Call these functions past their caches inside the block, whenever an argument is symbolic or fake."""
+    swapped = [cached for cached in caches if _replace(cached, _bypass(cached.function))]
     try:
         yield
     finally:
         for cached in swapped:
-            _put(cached, cached.function)
+            _replace(cached, cached.function)
 
 
-def _around(cached: Any) -> Callable[..., Any]:
+def _bypass(cached: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        about = any(isinstance(leaf, STAND_INS) for leaf in pytree.tree_leaves((args, kwargs)))
-        return (cached.__wrapped__ if about else cached)(*args, **kwargs)
+        return (cached.__wrapped__ if _has_stand_in((args, kwargs)) else cached)(*args, **kwargs)
 
-    update_wrapper(call, cached)
+    functools.update_wrapper(call, cached)
     vars(call).update(cache_info=cached.cache_info, cache_clear=cached.cache_clear)
     return call
 
 
-def _put(cached: Cached, function: Any) -> bool:
+def _replace(cached: CachedFunction, function: Any) -> bool:
+    """Put `function` where the cached function is found. Return False if its class does not allow this."""
     if isinstance(cached.holder, dict):
         cached.holder[cached.name] = function
         return True
     try:
         setattr(cached.holder, cached.name, function)
-    except (AttributeError, TypeError):  # a class of C, or one that does not let itself be changed
+    except (AttributeError, TypeError):  # a class of C, or one with a __setattr__ of its own
         return False
     return True
+
+
+@contextmanager
+def caches_purged() -> Iterator[None]:
+    """Empty, when the block ends, every function cache that stores fake tensors or symbols.
+
+    This finds the caches that `caches_bypassed` does not reach, by one look at all live objects.
+    """
+    try:
+        yield
+    finally:
+        for cached in _all_caches():
+            if cached.cache_info().currsize and not cached.__module__.startswith(_PURGED_ELSEWHERE) and _stores_stand_in(cached):  # fmt: skip
+                cached.cache_clear()
+
+
+def _all_caches() -> list[Any]:
+    """Return all caches alive. The loop over about a million objects runs in C."""
+    alive = gc.get_objects()
+    return list(compress(alive, map(is_, map(type, alive), repeat(_Cache))))
+
+
+def _stores_stand_in(cached: Any) -> bool:
+    """Return whether a key or a value of the cache is symbolic or fake.
+
+    A cache refers to a dict of its keys and values, or to a linked list of them if its size is limited.
+    """
+    referents = gc.get_referents(cached)
+    tables = [referent for referent in referents if type(referent) is dict]
+    entries = [entry for table in tables for pair in table.items() for entry in pair]
+    linked = [item for link in entries if type(link).__name__ == "_lru_list_elem" for item in gc.get_referents(link)]
+    return _has_stand_in([*referents, *entries, *linked])
+
+
+def _has_stand_in(structure: Any) -> bool:
+    return any(isinstance(leaf, _STAND_INS) for leaf in pytree.tree_leaves(structure))

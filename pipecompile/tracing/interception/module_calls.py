@@ -1,17 +1,17 @@
-"""What never reaches a TorchFunctionMode, and is therefore intercepted where it is defined, while a model is recorded.
+"""Calls that never reach a TorchFunctionMode, intercepted where they are defined while a model is recorded.
 
-Module.__call__         leaf modules stay whole, and it is known which module is running
-Function.apply          one call, so that a custom backward stays what it is
-a scripted function     one call: nobody can look into TorchScript
-len(x), isinstance ...  see python_questions.py
-manual_seed and kin     change what is drawn after them
-backward()              leaves gradients behind, where no recording finds them
-is_grad_enabled()       the answer decides what is recorded
-torch.compile           runs what it was given, uncompiled
-nn.Transformer          looks at the values of a mask, only to find out whether a faster kernel may skip it: no
-torch.distributions     look at the values of their parameters, only to refuse bad ones: not while recording
+Module.__call__         leaf modules become one node each; other modules run, and the recorder knows which
+Function.apply          one node, so that a custom backward stays as it is
+a scripted function     one node: TorchScript cannot be recorded through
+len(x), isinstance ...  see `python_builtins`
+manual_seed and others  nodes, because they change later draws
+backward()              refused: it leaves gradients, which a recording cannot reproduce
+is_grad_enabled()       noted: the answer decides what is recorded
+torch.compile           runs the original, uncompiled
+nn.Transformer          reads the values of a mask, only to choose a faster kernel: answered with no
+torch.distributions     read the values of their parameters, only to refuse bad ones: not while recording
 
-Everything is put back when the recording ends.
+All originals are put back when the recording ends.
 """
 
 from __future__ import annotations
@@ -34,142 +34,154 @@ from pipecompile.torch_private.interception_points import (
     VALIDATE_ARGUMENTS,
     scripted_source,
 )
-from pipecompile.tracing.interception.python_builtins import QUESTIONS
-from pipecompile.tracing.interception.randomness import SETTERS
-from pipecompile.tracing.state.recording_leftovers import Remains
+from pipecompile.tracing.interception.python_builtins import BUILTIN_PATCHES
+from pipecompile.tracing.interception.randomness import RNG_FUNCTIONS
+from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 from pipecompile.tracing.user_source import is_foreign
 
-__all__ = ["Listener", "intercepted"]
+__all__ = ["CallListener", "intercepted"]
 
 
-class Listener(Protocol):
-    """Is told about the calls; `listening` says whether it wants to be, on this thread and at this moment. `remains` knows
-    what the model keeps.
-    """
+class CallListener(Protocol):
+    """The recorder, as far as the patches need it. `leftovers` knows the model's containers."""
 
-    remains: Remains
+    leftovers: RecordingLeftovers
 
     @property
-    def listening(self) -> bool: ...
+    def is_listening(self) -> bool:
+        """Whether calls of this thread are recorded at this moment."""
 
-    def module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any: ...
+    def record_module_call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a module: record one node, or record through it."""
 
-    def opaque(self, shown: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+    def record_single_call(
+        self, shape_function: Callable[..., Any], target: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Record one node that calls `target`; `shape_function` computes its result on fake tensors."""
 
-    def seeds(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+    def record_rng_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record a node that reads or sets the state of the random number generator."""
 
-    def asks_grad_mode(self) -> None: ...
+    def note_grad_mode_read(self) -> None:
+        """Note that the model reads whether gradients are on."""
 
-    def reads_gradient(self) -> None: ...
+    def refuse_gradient_read(self) -> None:
+        """Raise TraceError, because the model reads `.grad` or runs a backward."""
 
 
 @contextmanager
-def intercepted(listener: Listener) -> Iterator[None]:
-    """Route the calls through `listener` for as long as the block lasts; calls of other threads pass straight on."""
-    found = [(owner, name, owner.__dict__.get(name, _ABSENT), new) for owner, name, new in (*_INTERCEPTED, *QUESTIONS)]
-    replaced = [(owner, name, theirs, new(listener, theirs)) for owner, name, theirs, new in found]
+def intercepted(listener: CallListener) -> Iterator[None]:
+    """Route the calls of this thread through `listener` inside the block."""
+    originals = [
+        (owner, name, owner.__dict__.get(name, _ABSENT), patch)
+        for owner, name, patch in (*_INTERCEPTED, *BUILTIN_PATCHES)
+    ]
+    replaced = [(owner, name, original, patch(listener, original)) for owner, name, original, patch in originals]
     with torch.compiler.set_stance("force_eager"):
         try:
-            for owner, name, _, ours in replaced:
-                setattr(owner, name, ours)
+            for owner, name, _, patched in replaced:
+                setattr(owner, name, patched)
             yield
         finally:
-            for owner, name, theirs, _ in replaced:
-                delattr(owner, name) if theirs is _ABSENT else setattr(owner, name, theirs)
+            for owner, name, original, _ in replaced:
+                delattr(owner, name) if original is _ABSENT else setattr(owner, name, original)
 
 
 _ABSENT: Any = object()
+"""The original of an attribute that its owner inherits."""
 
 
-def _module(listener: Listener, original: Any) -> Any:
+def _module(listener: CallListener, original: Any) -> Any:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if listener.listening:
-            return listener.module(original, module, args, kwargs)
+        if listener.is_listening:
+            return listener.record_module_call(original, module, args, kwargs)
         return original(module, *args, **kwargs)
 
     return call
 
 
-def _function(listener: Listener, original: Any) -> Any:
+def _function(listener: CallListener, original: Any) -> Any:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not listener.listening:
+        if not listener.is_listening:
             return original.__get__(None, cls)(*args, **kwargs)
-        if cls is CheckpointFunction:  # the same numbers as without, and it can be cut inside
+        if cls is CheckpointFunction:  # recorded through: the same numbers, and it can be cut inside
             function, _, *rest = args
             return function(*rest)
-        return listener.opaque(original.__get__(None, cls), _applied(cls), args, kwargs)
+        return listener.record_single_call(original.__get__(None, cls), _applied(cls), args, kwargs)
 
     return classmethod(apply)
 
 
-def _script(listener: Listener, original: Any) -> Any:
+def _script(listener: CallListener, original: Any) -> Any:
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if not listener.listening:
+        if not listener.is_listening:
             return original(function, *args, **kwargs)
-        return listener.opaque(scripted_source(function) or _scripted(function), _scripted(function), args, kwargs)
+        return listener.record_single_call(
+            scripted_source(function) or _scripted(function), _scripted(function), args, kwargs
+        )
 
     return call
 
 
-def _seeds(listener: Listener, original: Any) -> Any:
+def _seeds(listener: CallListener, original: Any) -> Any:
     def set_state(*args: Any, **kwargs: Any) -> Any:
-        if listener.listening and sys._getframe(1).f_code.co_filename != torch.utils.checkpoint.__file__:
-            return listener.seeds(original, args, kwargs)
+        if listener.is_listening and sys._getframe(1).f_code.co_filename != torch.utils.checkpoint.__file__:
+            return listener.record_rng_call(original, args, kwargs)
         return original(*args, **kwargs)
 
     return set_state
 
 
-def _grad_mode(listener: Listener, original: Any) -> Any:
+def _grad_mode(listener: CallListener, original: Any) -> Any:
     def enabled() -> bool:
-        if listener.listening and not is_foreign(sys._getframe(1)):
-            listener.asks_grad_mode()
+        if listener.is_listening and not is_foreign(sys._getframe(1)):
+            listener.note_grad_mode_read()
         return bool(original())
 
     return enabled
 
 
-def _backward(listener: Listener, original: Any) -> Any:
+def _backward(listener: CallListener, original: Any) -> Any:
     def backward(*args: Any, **kwargs: Any) -> Any:
-        if listener.listening:
-            listener.reads_gradient()
+        if listener.is_listening:
+            listener.refuse_gradient_read()
         return original(*args, **kwargs)
 
     return backward
 
 
-def _causal_mask(listener: Listener, original: Any) -> Any:
+def _causal_mask(listener: CallListener, original: Any) -> Any:
     return (
         lambda mask, is_causal=None, size=None: bool(is_causal)
-        if listener.listening
+        if listener.is_listening
         else original(mask, is_causal, size)
     )
 
 
-def _no_nesting(listener: Listener, original: Any) -> Any:
-    return lambda *args: False if listener.listening else original(*args)
+def _no_nesting(listener: CallListener, original: Any) -> Any:
+    return lambda *args: False if listener.is_listening else original(*args)
 
 
-def _unchecked(_listener: Listener, _original: Any) -> Any:
+def _no_validation(_listener: CallListener, _original: Any) -> Any:
     return False
 
 
-_INTERCEPTED: tuple[tuple[Any, str, Callable[[Listener, Any], Any]], ...] = (
+_INTERCEPTED: tuple[tuple[Any, str, Callable[[CallListener, Any], Any]], ...] = (
     (nn.Module, "__call__", _module),
     (Function, "apply", _function),
     (*SCRIPT_CALL, _script),
     (torch, "is_grad_enabled", _grad_mode),
     (torch.autograd, "backward", _backward),
-    *((owner, name, _seeds) for owner in (torch, torch.random) for name in SETTERS),
+    *((owner, name, _seeds) for owner in (torch, torch.random) for name in RNG_FUNCTIONS),
     (*CAUSAL_MASK, _causal_mask),
     (*NESTED_MASK, _no_nesting),
-    (*VALIDATE_ARGUMENTS, _unchecked),
+    (*VALIDATE_ARGUMENTS, _no_validation),
 )
 
 
 @cache
 def _applied(cls: Any) -> Callable[..., Any]:
-    """`cls.apply` as a function with a name, which is what fx wants to write down."""
+    """Return `cls.apply` as a function with the name of the class, as fx needs for a node. Saved plans contain the name."""
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         return cls.apply(*args, **kwargs)
@@ -179,6 +191,8 @@ def _applied(cls: Any) -> Callable[..., Any]:
 
 @cache
 def _scripted(function: Any) -> Callable[..., Any]:
+    """Return a scripted function as a Python function of the same name."""
+
     def run(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 

@@ -1,20 +1,28 @@
-"""What Python's own functions say about sizes and tensors while a model is recorded: what they would say in eager.
+"""Python's own functions, patched while a model is recorded so that they answer about sizes and tensors as in eager mode.
 
-A size that depends on the batch is a symbol, and a tensor is a stand-in. Where a number can stay a symbol it does; where
-Python must have the number itself (text, hash), the recording becomes right for this batch size alone.
+A size that depends on the batch is a symbol, and a tensor is a fake one. Where a number can stay a symbol it does. Where
+Python must have the number itself (text, hash), the recording is right for this batch size alone.
 
     len(x)  max(a, b)  divmod(a, b)  math.sqrt(n)  int(n / 2)  float(n)        stay symbols
-    isinstance(n, int)  isinstance(x, MyTensor)  type(x) is torch.Tensor       are true where they are true in eager
-    f"{n}"  {n: ...}                                                           bind the batch size; print(n) and messages do not
+    isinstance(n, int)  isinstance(x, MyTensor)  type(x) is torch.Tensor       are true where they are true in eager mode
+    table[f"head_{n}"]  {n: ...}                                               fix the batch size
+
+A text that is only a message does not decide what is computed. It shows the example's number and fixes nothing:
+
+    print(n)  logger.warning(f"{n}")  raise ValueError(f"{n}")  assert ok, f"{n}"  torch._assert(ok, f"{x.shape}")
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
+import linecache
 import math
 import sys
 from collections.abc import Callable
-from functools import reduce
+from functools import lru_cache, reduce
+from itertools import islice
+from types import FrameType
 from typing import Any
 
 import sympy
@@ -23,55 +31,58 @@ import torch
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.operators import symbolic_function
 from pipecompile.torch_private.symbols import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
-from pipecompile.tracing.interception.messages import for_people
 from pipecompile.tracing.user_source import called_by_user
 
-__all__ = ["QUESTIONS", "calls"]
+__all__ = ["BUILTIN_PATCHES", "builtin_substitutes", "is_in_message"]
 
-_ORDINARY: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
-"""A symbolic number answers as this one does."""
+_EXAMPLES: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
+"""Per symbolic type, a value of the type that it has in eager mode."""
+
+_STAND_INS = frozenset((*_EXAMPLES, FakeTensor))
 
 _MATH = "sqrt exp log log2 sin cos tan sinh cosh tanh asin acos atan".split()
 
 
 def _is_symbol(value: object) -> bool:
-    return type(value) in _ORDINARY
+    return type(value) in _EXAMPLES
+
+
+# -- patches: each takes the listener and the original, and returns the replacement ------------------------------------
 
 
 def _len(listener: Any, original: Any) -> Any:
     def length(value: Any) -> Any:
-        if type(value) is FakeTensor and listener.listening and value.dim():
+        if type(value) is FakeTensor and listener.is_listening and value.dim():
             return value.shape[0]
-        if id(value) in listener.remains.lists:
-            listener.remains.asks_length(value)
+        if id(value) in listener.leftovers.sized_containers:
+            listener.leftovers.note_length_read(value)
         return original(value)
 
     return length
 
 
 def _isinstance(listener: Any, original: Any) -> Any:
-    """It is asked a million times in a recording, nearly always of something else."""
+    """Return `isinstance` for stand-ins. It runs about a million times in a recording, nearly always on other values."""
 
-    def instance(value: Any, kinds: Any) -> Any:
-        answer = original(value, kinds)
-        if answer or type(value) not in _STAND_INS or not listener.listening or not called_by_user():
+    def instance(value: Any, classes: Any) -> Any:
+        answer = original(value, classes)
+        if answer or type(value) not in _STAND_INS or not listener.is_listening or not called_by_user():
             return answer
         if _is_symbol(value):
-            return original(_ORDINARY[type(value)], kinds)
-        kind = listener.kind(value)
-        return kind not in (torch.Tensor, torch.nn.Parameter) and issubclass(kind, kinds)
+            return original(_EXAMPLES[type(value)], classes)
+        cls = listener.tensor_class(value)
+        return cls not in (torch.Tensor, torch.nn.Parameter) and issubclass(cls, classes)
 
     return instance
 
 
-_STAND_INS = frozenset((*_ORDINARY, FakeTensor))
-
-
 def _extreme(symbolic: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the patch of `max` or `min`; `symbolic` computes it for two numbers."""
+
     def make(listener: Any, original: Any) -> Any:
         def extreme(*args: Any, **kwargs: Any) -> Any:
             values = args if len(args) > 1 else args[0] if args and isinstance(args[0], (tuple, list)) else ()
-            if kwargs or not any(map(_is_symbol, values)) or not listener.listening:
+            if kwargs or not any(map(_is_symbol, values)) or not listener.is_listening:
                 return original(*args, **kwargs)
             return reduce(symbolic, values)
 
@@ -81,11 +92,12 @@ def _extreme(symbolic: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _math(name: str) -> Callable[[Any, Any], Any]:
+    """Return the patch of a function of `math`."""
     symbolic = symbolic_function(name)
 
     def make(listener: Any, original: Any) -> Any:
         def function(value: Any, *rest: Any) -> Any:
-            if symbolic is not None and not rest and _is_symbol(value) and listener.listening:
+            if symbolic is not None and not rest and _is_symbol(value) and listener.is_listening:
                 return symbolic(value)
             return original(value, *rest)
 
@@ -96,39 +108,39 @@ def _math(name: str) -> Callable[[Any, Any], Any]:
 
 def _print(listener: Any, original: Any) -> Any:
     def show(*args: Any, **kwargs: Any) -> Any:
-        return original(*(map(_example, args) if listener.listening else args), **kwargs)
+        return original(*(map(_example, args) if listener.is_listening else args), **kwargs)
 
     return show
 
 
+def _text(listener: Any, original: Any) -> Any:
+    """Return `__repr__` of a symbolic number; messages of torch show the symbol."""
+    return lambda number: str(_shown(number)) if listener.is_listening and called_by_user() else original(number)
+
+
+def _format(_listener: Any, _original: Any) -> Any:
+    return lambda number, specification: format(_shown(number), specification)
+
+
+def _shown(number: Any) -> Any:
+    """Return the number itself, or in a message the example's number. Call this from a patch that user code calls."""
+    return _example(number) if is_in_message(sys._getframe(2)) else number.node.pytype(number)
+
+
 def _example(value: Any) -> Any:
-    """Sizes as the numbers that they are in the example."""
+    """Return a size, or the sizes of a shape, as the numbers of the example."""
     if isinstance(value, torch.Size):
         return torch.Size(map(_example, value))
     return value.node.hint if _is_symbol(value) else value
 
 
-def _text(listener: Any, original: Any) -> Any:
-    """Messages of torch show the symbol."""
-    return lambda number: str(_told(number)) if listener.listening and called_by_user() else original(number)
-
-
-def _format(_listener: Any, _original: Any) -> Any:
-    return lambda number, specification: format(_told(number), specification)
-
-
-def _told(number: Any) -> Any:
-    """The number itself, or for a message the one of the example."""
-    return _example(number) if for_people(sys._getframe(2)) else number.node.pytype(number)
-
-
 def _hash(listener: Any, original: Any) -> Any:
-    return lambda number: hash(int(number)) if listener.listening else original(number)
+    return lambda number: hash(int(number)) if listener.is_listening else original(number)
 
 
 def _array(_listener: Any, _original: Any) -> Any:
     def array(number: Any, dtype: Any = None, copy: Any = None) -> Any:  # noqa: ARG001 (numpy passes it by name)
-        import numpy as np  # only whom numpy asks
+        import numpy as np  # only numpy calls this, so it is installed
 
         return np.asarray(number.node.pytype(number), dtype)
 
@@ -145,22 +157,43 @@ def _rdivmod(_listener: Any, _original: Any) -> Any:
 
 _TEXTS = (("__repr__", _text), ("__format__", _format), ("__array__", _array))
 
-QUESTIONS: tuple[tuple[Any, str, Callable[[Any, Any], Any]], ...] = (
+BUILTIN_PATCHES: tuple[tuple[Any, str, Callable[[Any, Any], Any]], ...] = (
     (builtins, "len", _len),
     (builtins, "isinstance", _isinstance),
     (builtins, "max", _extreme(torch.sym_max)),
     (builtins, "min", _extreme(torch.sym_min)),
     (builtins, "print", _print),
     (torch.SymInt, "__hash__", _hash),
-    *((kind, name, make) for kind in (torch.SymInt, torch.SymFloat) for name, make in _TEXTS),
+    *((cls, name, make) for cls in (torch.SymInt, torch.SymFloat) for name, make in _TEXTS),
     (torch.SymInt, "__divmod__", _divmod),
     (torch.SymInt, "__rdivmod__", _rdivmod),
     *((math, name, _math(name)) for name in _MATH),
 )
+"""Owner, attribute, and the patch of the attribute."""
+
+
+# -- int, float and type: types, so only their calls are redirected (`call_rewriting`) ---------------------------------
+
+
+def builtin_substitutes(listener: Any) -> dict[str, Callable[..., Any]]:
+    """Return what calls of `int`, `float` and `type` are redirected to."""
+
+    def to_int(*args: Any, **kwargs: Any) -> Any:
+        return _whole(args[0]) if args and _is_symbol(args[0]) else int(*args, **kwargs)
+
+    def to_float(*args: Any) -> Any:
+        return torch.sym_float(args[0]) if args and _is_symbol(args[0]) else float(*args)
+
+    def class_of(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and type(args[0]) in _STAND_INS and listener.is_listening:
+            return type(_EXAMPLES[type(args[0])]) if _is_symbol(args[0]) else listener.tensor_class(args[0])
+        return type(*args, **kwargs)
+
+    return {"int": to_int, "float": to_float, "type": class_of}
 
 
 def _whole(number: Any) -> Any:
-    """`int(number)`; of a quotient of sizes as `//`, which shapes can be computed with."""
+    """Return `int(number)`; of a quotient of sizes as a floor division, with which torch can compute shapes."""
     expression = sympy.sympify(number.node.expr)
     if isinstance(expression, (FloatTrueDiv, IntTrueDiv)):
         size, divisor = (part.args[0] if isinstance(part, ToFloat) else part for part in expression.args)
@@ -176,18 +209,51 @@ def _whole(number: Any) -> Any:
     return torch.sym_int(number)
 
 
-def calls(listener: Any) -> dict[str, Callable[..., Any]]:
-    """What calls of these builtins are led to; nobody else can stand in for a type."""
+# -- messages ---------------------------------------------------------------------------------------------------------
 
-    def to_int(*args: Any, **kwargs: Any) -> Any:
-        return _whole(args[0]) if args and _is_symbol(args[0]) else int(*args, **kwargs)
+_MESSAGE_CALLS = frozenset(
+    "_assert _check _check_value _check_is_size print warn warn_once warning warning_once info info_once debug error "
+    "exception critical log".split()
+)
+"""Names of functions and methods whose arguments are messages."""
 
-    def to_float(*args: Any) -> Any:
-        return torch.sym_float(args[0]) if args and _is_symbol(args[0]) else float(*args)
+_Position = tuple[int, int]
+"""Line from 1, column from 0."""
 
-    def kind(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and type(args[0]) in _STAND_INS and listener.listening:
-            return type(_ORDINARY[type(args[0])]) if _is_symbol(args[0]) else listener.kind(args[0])
-        return type(*args, **kwargs)
 
-    return {"int": to_int, "float": to_float, "type": kind}
+def is_in_message(frame: FrameType) -> bool:
+    """Return whether the expression that `frame` is evaluating is part of a message."""
+    line, end_line, column, end_column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if line is None or end_line is None or column is None or end_column is None:
+        return False
+    return any(
+        start <= (line, column) and (end_line, end_column) <= end for start, end in _messages(frame.f_code.co_filename)
+    )
+
+
+@lru_cache(maxsize=64)
+def _messages(file: str) -> tuple[tuple[_Position, _Position], ...]:
+    """Return start and end of every message in a file."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ()
+    return tuple(_span(part) for node in ast.walk(tree) for part in _message_parts(node))
+
+
+def _message_parts(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Raise):
+        return [node.exc] if node.exc else []
+    if isinstance(node, ast.Assert):
+        return [node.msg] if node.msg else []
+    if isinstance(node, ast.Call) and _name(node.func) in _MESSAGE_CALLS:
+        return [*node.args, *(keyword.value for keyword in node.keywords)]
+    return []
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _span(node: ast.expr) -> tuple[_Position, _Position]:
+    return (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or 0)

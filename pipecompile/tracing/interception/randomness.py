@@ -1,9 +1,9 @@
-"""Random numbers in a recording: which calls draw, and calls that set the state that they draw from.
+"""Random numbers in a recording: operators that draw, and functions about the state that they draw from.
 
-    torch.manual_seed(3)      ──►   manual_seed(3)              one node; it writes the state, and the draws around it
-    h + torch.rand(4)               rand(4)                     stay in its stage
+    torch.manual_seed(3)      ──►   manual_seed(3)              one node, which counts as writing the state
+    h + torch.rand(4)               rand(4)                     a draw; stays in the stage of its seed
 
-Draws without a seed only keep their order, so that a pipeline draws what the plain loop does.
+Draws without a seed in the model only keep their order, so that a pipeline draws what the plain loop draws.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 
 from pipecompile.torch_private.modes import TorchDispatchMode, active_fake_mode
 
-__all__ = ["SETTERS", "Draws", "settable"]
+__all__ = ["RNG_FUNCTIONS", "RandomDrawCounter", "rng_function"]
 
-SETTERS = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
-"""Functions of torch, and of torch.random, about the state of the default generator."""
+RNG_FUNCTIONS = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
+"""Functions of torch, and of torch.random, that read or set the state of the default generator."""
 
 
-class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that draw random numbers."""
+class RandomDrawCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that draw random numbers, in `count`."""
 
     supports_higher_order_operators = True
 
@@ -37,14 +37,14 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @cache
-def settable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A setter as it stands in the graph: where tensors are fake it gives a state without content, or nothing."""
+def rng_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as the graph calls it: on fake tensors it leaves the state alone, and returns an empty state or None."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if active_fake_mode() is None:
             return function(*args, **kwargs)
-        states = function.__name__ == "get_rng_state"
-        return torch.empty(torch.default_generator.get_state().numel(), dtype=torch.uint8) if states else None
+        returns_state = function.__name__ == "get_rng_state"
+        return torch.empty(torch.default_generator.get_state().numel(), dtype=torch.uint8) if returns_state else None
 
     return call

@@ -1,8 +1,8 @@
-"""Opaque where it must be: which pieces of a model are kept whole, and what each of their calls is in the recording.
+"""The retry loop of a recording: each time that it fails, one more piece of the model becomes opaque.
 
-recording fails ──► the smallest piece that the exception passed through ──► trial runs: what does it give?
-      ▲                 (when that cannot be foretold: the next larger one)          │
-      └──────────────────────── record again, that piece as one node ◄──────────────┘
+record ──► fails ──► the smallest piece that the exception passed through ──► trial runs ──► result specs
+   ▲                    (the next larger piece if no spec can be inferred)                        │
+   └──────────────────────── record again, with that piece as one node ◄──────────────────────────┘
 """
 
 from __future__ import annotations
@@ -20,168 +20,195 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FAKE_TENSOR_LOGGER, FakeTensor
-from pipecompile.tracing.model_pieces import Piece, alike, candidates
-from pipecompile.tracing.opaque.result_spec import Foretold, Unforetold, comparable, foretold
-from pipecompile.tracing.opaque.trial_runs import Call, trial
-from pipecompile.tracing.opaque.variations import Change, variation
-from pipecompile.tracing.state.second_call import Carried
+from pipecompile.tracing.model_pieces import Piece, candidates, same_class_pieces
+from pipecompile.tracing.opaque.result_spec import ResultSpec, UnpredictableResult, are_comparable, infer_result_specs
+from pipecompile.tracing.opaque.trial_runs import DataChange, TrialCall, run_trial, vary_input
+from pipecompile.tracing.state.second_call import CarriedStateError
 from pipecompile.tracing.state.snapshot import tensors_of
-from pipecompile.tracing.trace_errors import explained, failed_eagerly, needs_values
+from pipecompile.tracing.trace_errors import as_trace_error, eager_failure, needs_values
 
-__all__ = ["Opaque", "Reason", "recorded"]
+__all__ = ["OpaquePieces", "OpaqueReason", "record_with_retries"]
 
 T = TypeVar("T")
 
 _ATTEMPTS = 64
+"""Upper limit of recordings of one model; every failed recording makes at least one more piece opaque."""
 
 _WILD_SAMPLES = 8
-"""Enough for a number of rows that a mask picks not to agree with the batch size by chance."""
+"""Batch size in samples of the trial run on wild data: large enough that the number of rows that a mask selects is
+unlikely to equal the batch size by chance."""
 
-_HOPELESS = ("PC106", "PC113")
-"""What would be as wrong in a part kept whole."""
+_INCURABLE = ("PC106", "PC113")
+"""Codes of failures that an opaque call would not avoid: backward hooks on the whole model, reads of gradients."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a piece is kept whole."""
+class OpaqueReason:
+    """The failure that made a piece opaque."""
 
     piece: Piece
     fault: TraceError
 
 
-class Opaque:
-    """The pieces of one model that are kept whole; grows from attempt to attempt."""
+class OpaquePieces:
+    """The opaque pieces of one model; grows with each failed recording.
+
+    `reasons` has the opaque pieces, `result_specs` what each of their calls returns, `rejected` why a piece cannot be
+    opaque. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record gradients.
+    """
 
     def __init__(self, model: nn.Module, inputs: FlatInputs) -> None:
         self.model, self.inputs = model, inputs
-        self.reasons: dict[Piece, Reason] = {}
-        self.promises: dict[Piece, list[Foretold]] = {}
-        self.refused: dict[Piece, str] = {}
-        self.fixed = bool(inputs.lists)
-        self.grad = True
+        self.reasons: dict[Piece, OpaqueReason] = {}
+        self.result_specs: dict[Piece, list[ResultSpec]] = {}
+        self.rejected: dict[Piece, str] = {}
+        self.is_batch_fixed = bool(inputs.lists)
+        self.has_grad = True
 
     def grow(self, error: Exception) -> None:
-        """Choose one more piece because of what an attempt failed with. Raises the TraceError when there is none."""
-        fault = explained(error, self.model)
+        """Make one more piece opaque, because a recording failed with `error`. Raise TraceError if no piece is left."""
+        fault = as_trace_error(error, self.model)
         cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
-        if fault.code in _HOPELESS or not isinstance(cause, Exception):
+        if fault.code in _INCURABLE or not isinstance(cause, Exception):
             raise fault from cause
-        passed = error.pieces if isinstance(error, Carried) else candidates(cause, self.model)
-        found = [p for p in passed if p not in self.reasons and p not in self.refused]
-        if found and self._unreal():
-            raise TraceError(code="PC110", where=fault.where, why=f"{fault.what.removeprefix('cannot trace: ')}; the model or its inputs are on meta, so no part of it can be run to see what it gives") from error  # fmt: skip
-        if not found and (needs_values(cause) or (isinstance(error, TraceError) and error.code != "PC199")):
+        passed = error.pieces if isinstance(error, CarriedStateError) else candidates(cause, self.model)
+        pieces = [piece for piece in passed if piece not in self.reasons and piece not in self.rejected]
+        if pieces and self._has_no_values():
+            raise TraceError(code="PC110", where=fault.where, why=f"{_reason_text(fault)}; the model or its inputs are on meta, so no part of it can be run to see what it returns") from error  # fmt: skip
+        if not pieces and (needs_values(cause) or (isinstance(error, TraceError) and error.code != "PC199")):
             raise self._final(fault) from error
-        for piece in found:
-            if self._keep(piece, fault):
+        for piece in pieces:
+            if self._make_opaque(piece, fault):
                 return
-        if not found and not self._unreal():
-            self._try_out({})
+        if not pieces and not self._has_no_values():
+            self._infer({})  # raises PC108 if the model fails by itself
         raise self._final(fault) from error
 
     def _final(self, fault: TraceError) -> TraceError:
-        told = "; ".join(f"{piece.name}: {why}" for piece, why in self.refused.items() if not piece.line)
-        if not told:
+        """Return `fault`, or PC111 with the reasons why no submodule or method around it can be opaque."""
+        reasons = "; ".join(f"{piece.name}: {why}" for piece, why in self.rejected.items() if not piece.line)
+        if not reasons:
             return fault
-        return TraceError(code="PC111", where=fault.where, why=f"{fault.what.removeprefix('cannot trace: ')}. {told}")
+        return TraceError(code="PC111", where=fault.where, why=f"{_reason_text(fault)}. {reasons}")
 
-    def _unreal(self) -> bool:
+    def _has_no_values(self) -> bool:
+        """Return whether a tensor of the model or of the inputs is on meta or fake: such a model cannot run."""
         tensors = [*tensors_of(self.model), *(leaf for leaf in self.inputs.leaves if isinstance(leaf, torch.Tensor))]
         return any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors)
 
-    def _keep(self, piece: Piece, fault: TraceError) -> bool:
-        """Try to keep a piece whole; when it is the second of its kind, all of that kind."""
-        kind = [
-            p for p in self.reasons if p.method == piece.method and _class(self.model, p) is _class(self.model, piece)
-        ]
-        new = [p for p in alike(piece, self.model) if p not in self.refused] if kind and piece.path else [piece]
-        wanted = {**self.reasons, **{one: Reason(one, fault) for one in new}}
+    def _make_opaque(self, piece: Piece, fault: TraceError) -> bool:
+        """Make a piece opaque, and return whether its results can be predicted.
+
+        The second piece of one class makes the pieces of all modules of that class opaque: they would fail one by one.
+        """
+        cls = type(self.model.get_submodule(piece.path))
+        has_sibling = any(
+            known.method == piece.method and type(self.model.get_submodule(known.path)) is cls for known in self.reasons
+        )
+        pieces = [piece]
+        if has_sibling and piece.path:
+            pieces = [sibling for sibling in same_class_pieces(piece, self.model) if sibling not in self.rejected]
+        reasons = {**self.reasons, **{each: OpaqueReason(each, fault) for each in pieces}}
         try:
-            self.promises = self._try_out(wanted)
-        except Unforetold as problem:
-            self.refused[problem.piece] = problem.why
+            self.result_specs = self._infer(reasons)
+        except UnpredictableResult as problem:
+            self.rejected[problem.piece] = problem.why
             self.reasons.pop(problem.piece, None)
-            return problem.piece != piece and self._keep(piece, fault)
-        self.reasons = wanted
+            return problem.piece != piece and self._make_opaque(piece, fault)
+        self.reasons = reasons
         return True
 
-    def _try_out(self, wanted: dict[Piece, Reason]) -> dict[Piece, list[Foretold]]:
-        """Run the model on its inputs, and on a batch of another size; then say what every call gives."""
-        size = self.inputs.samples
-        runs, sizes = [self._first(wanted, size)], [size]
+    # -- trial runs -------------------------------------------------------------------------------------------------
 
-        def more(other: int | None, changed: Change) -> bool:
-            """Another run; does it tell anything?"""
-            run = self._second(wanted, other, changed=changed)
-            if run is None or not comparable(runs[0], run):
+    def _infer(self, reasons: dict[Piece, OpaqueReason]) -> dict[Piece, list[ResultSpec]]:
+        """Run the model on its inputs, and up to three times on varied ones; return the result spec of every call.
+
+        1  the inputs as they are
+        2  another batch size and changed data, or as much of it as the model accepts
+        3  a third batch size, if run 2 had a second: sizes that fit two batches may do so by chance
+        4  wild data, if there are opaque pieces
+        """
+        size = self.inputs.samples
+        runs, sizes = [self._first_trial(reasons, size)], [size]
+
+        def add_run(other: int | None, change: DataChange) -> bool:
+            """Run once more; return whether the run can be compared with the first."""
+            run = self._varied_trial(reasons, other, change=change)
+            if run is None or not are_comparable(runs[0], run):
                 return False
             runs.append(run)
             sizes.append(other)
             return True
 
-        any(more(other, changed) for other, changed in self._variations(size))
-        if varies := len(set(sizes)) > 1:
-            more(_third(*sizes), Change.LIKELY)
-        if wanted:
-            more(_WILD_SAMPLES if varies and any(piece.line for piece in wanted) else size, Change.WILD)
-        self.fixed = self.fixed or (size is not None and not varies)
-        return {piece: foretold(piece, [run[piece] for run in runs], sizes) for piece in wanted}
+        any(add_run(other, change) for other, change in self._variations(size))
+        if has_two_sizes := len(set(sizes)) > 1:
+            add_run(_third_size(*sizes), DataChange.LIKELY)
+        if reasons:
+            has_functions = any(piece.line for piece in reasons)
+            add_run(_WILD_SAMPLES if has_two_sizes and has_functions else size, DataChange.WILD)
+        self.is_batch_fixed = self.is_batch_fixed or (size is not None and not has_two_sizes)
+        return {piece: infer_result_specs(piece, [run[piece] for run in runs], sizes) for piece in reasons}
 
-    def _first(self, wanted: dict[Piece, Reason], size: int | None) -> dict[Piece, list[Call]]:
-        """A run of the model on its own inputs, with gradients if it can; without where they are off around and it cannot."""
+    def _first_trial(self, reasons: dict[Piece, OpaqueReason], size: int | None) -> dict[Piece, list[TrialCall]]:
+        """Run the model on its own inputs, with gradients; if this fails and the caller has gradients off, without."""
         try:
-            return self._trial(wanted, size)
+            return self._trial(reasons, size)
         except Exception as error:
-            if self.grad and not torch.is_grad_enabled():
-                self.grad = False
-                return self._first(wanted, size)
-            raise failed_eagerly(error, self.model) from error
+            if self.has_grad and not torch.is_grad_enabled():
+                self.has_grad = False
+                return self._first_trial(reasons, size)
+            raise eager_failure(error, self.model) from error
 
-    def _variations(self, size: int | None) -> Iterator[tuple[int | None, Change]]:
-        """Second runs, the most telling first: another batch size or not, changed data or not."""
-        others = [] if self.fixed or size is None else [size - 1 if size > 1 else 2]
+    def _variations(self, size: int | None) -> Iterator[tuple[int | None, DataChange]]:
+        """Yield batch size and change of data for the second run, the most informative first."""
+        others = [] if self.is_batch_fixed or size is None else [size - 1 if size > 1 else 2]
         for other in (*others, size):
-            yield other, Change.LIKELY
-            yield other, Change.NONE
+            yield other, DataChange.LIKELY
+            yield other, DataChange.NONE
 
-    def _second(
-        self, wanted: dict[Piece, Reason], size: int | None, *, changed: Change
-    ) -> dict[Piece, list[Call]] | None:
-        """Another run with other random numbers; None when the model cannot do that."""
+    def _varied_trial(
+        self, reasons: dict[Piece, OpaqueReason], size: int | None, *, change: DataChange
+    ) -> dict[Piece, list[TrialCall]] | None:
+        """Run the model with other random numbers; return None if it raises on these inputs."""
         with suppress(Exception):
-            return self._trial(wanted, size, reseed=True, changed=changed)
+            return self._trial(reasons, size, reseed=True, change=change)
         return None
 
     def _trial(
-        self, wanted: dict[Piece, Reason], size: int | None, *, reseed: bool = False, changed: Change = Change.NONE
-    ) -> dict[Piece, list[Call]]:
+        self,
+        reasons: dict[Piece, OpaqueReason],
+        size: int | None,
+        *,
+        reseed: bool = False,
+        change: DataChange = DataChange.NONE,
+    ) -> dict[Piece, list[TrialCall]]:
         pairs = zip(self.inputs.leaves, self.inputs.dims, strict=True)
-        leaves = [variation(leaf, dim, size, changed=changed) for leaf, dim in pairs]
+        leaves = [vary_input(leaf, dim, size, change=change) for leaf, dim in pairs]
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
-        with torch.set_grad_enabled(self.grad):
-            return trial(self.model, args, kwargs, wanted, reseed=reseed)
+        with torch.set_grad_enabled(self.has_grad):
+            return run_trial(self.model, args, kwargs, reasons, reseed=reseed)
 
 
-def recorded(model: nn.Module, inputs: FlatInputs, attempt: Callable[[Opaque], T]) -> T:
-    """What `attempt` makes, with as few pieces kept whole as will do. Raises TraceError."""
-    opaque = Opaque(model, inputs)
+def record_with_retries(model: nn.Module, inputs: FlatInputs, attempt: Callable[[OpaquePieces], T]) -> T:
+    """Return what `attempt` records, with as few opaque pieces as possible. Raise TraceError if nothing helps."""
+    opaque = OpaquePieces(model, inputs)
     for _ in range(_ATTEMPTS):
         try:
-            with _quiet():
+            with _fake_tensor_log_disabled():
                 return attempt(opaque)
         except Exception as error:
             opaque.grow(error)
-    raise TraceError(what="cannot trace: too many parts of the model cannot be recorded")
+    raise TraceError(what=f"cannot trace: the model was recorded {_ATTEMPTS} times, and still has parts that cannot be recorded")  # fmt: skip
 
 
-def _third(size: int | None, other: int | None) -> int:
-    """A batch size that is neither: what grows in proportion twice may do so by chance."""
-    return next(one for one in (2, 3, 1) if one not in (size, other))
+def _third_size(size: int | None, other: int | None) -> int:
+    """Return a batch size in samples that is neither of the two."""
+    return next(third for third in (2, 3, 1) if third not in (size, other))
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Torch logs what fails on fake tensors; whoever calls gets the exception, which says it all."""
+def _fake_tensor_log_disabled() -> Iterator[None]:
+    """Silence torch's log of operators that fail on fake tensors: the exception says the same."""
     logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     disabled, logger.disabled = logger.disabled, True
     try:
@@ -190,5 +217,5 @@ def _quiet() -> Iterator[None]:
         logger.disabled = disabled
 
 
-def _class(model: nn.Module, piece: Piece) -> type:
-    return type(model.get_submodule(piece.path))
+def _reason_text(fault: TraceError) -> str:
+    return fault.what.removeprefix("cannot trace: ")

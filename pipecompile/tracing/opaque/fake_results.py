@@ -1,4 +1,4 @@
-"""What a piece kept whole gives, as fake tensors for the recording to go on with, and the promise that the graph relies on."""
+"""Fake results: a result spec as fake tensors, with which the recording goes on behind an opaque call."""
 
 from __future__ import annotations
 
@@ -10,76 +10,90 @@ import torch
 
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
-from pipecompile.tracing.opaque.opaque_node import Promise, Promised
-from pipecompile.tracing.opaque.result_spec import UNKNOWN, Foretold, Leaf
-from pipecompile.tracing.opaque.trial_runs import Seen
+from pipecompile.tracing.opaque.opaque_module import ExpectedLeaf, ExpectedResult
+from pipecompile.tracing.opaque.result_spec import UNKNOWN, LeafSpec, ResultSpec
+from pipecompile.tracing.opaque.trial_runs import TrialTensor
 
-__all__ = ["imagine"]
+__all__ = ["fake_result"]
 
 
-def imagine(
-    told: Foretold, given: Sequence[Any], samples: int | None, symbol: BatchSymbol, twin: Callable[[torch.Tensor], Any]
-) -> tuple[Any, Promise]:
-    """The value of a call and the promise. `given` are the fake leaves of its arguments; call it inside the fake mode."""
-    promise = Promise(told.form, (), samples or 1, tuple(told.call.work), told.call.saved_bytes)
-    leaves, promised = [], []
-    for leaf in told.leaves:
-        if leaf.seen is None:
+def fake_result(
+    spec: ResultSpec,
+    arguments: Sequence[Any],
+    samples: int | None,
+    symbol: BatchSymbol,
+    twin: Callable[[torch.Tensor], Any],
+) -> tuple[Any, ExpectedResult]:
+    """Return what a call returns while recording, and what every run has to return. Call this inside the fake mode.
+
+    `arguments` are the fake leaves of the call's arguments, `samples` the batch size of the first trial run, and `twin`
+    returns the fake tensor of a tensor of the model.
+    """
+    expected = ExpectedResult(spec.structure, (), samples or 1, tuple(spec.call.work), spec.call.saved_bytes)
+    leaves, expected_leaves = [], []
+    for leaf in spec.leaves:
+        if leaf.example is None:
             leaves.append(leaf.value)
-            promised.append(Promised(value=leaf.value))
+            expected_leaves.append(ExpectedLeaf(value=leaf.value))
             continue
-        sizes, written = _sizes(leaf, symbol, promise)
-        tensor = _tensor(leaf.seen, sizes, given, twin)
-        symbol.unknowns.measure(tensor, written)
+        sizes, expressions = _sizes(leaf, symbol, expected)
+        tensor = _fake_tensor(leaf.example, sizes, arguments, twin)
+        symbol.data_sizes.bind(tensor, expressions)
         leaves.append(tensor)
-        promised.append(Promised(tuple(written), leaf.seen.dtype, leaf.seen.requires_grad))
-    promise.leaves = tuple(promised)
-    return pytree.tree_unflatten(leaves, told.form), promise
+        expected_leaves.append(ExpectedLeaf(tuple(expressions), leaf.example.dtype, leaf.example.requires_grad))
+    expected.leaves = tuple(expected_leaves)
+    return pytree.tree_unflatten(leaves, spec.structure), expected
 
 
-def _sizes(leaf: Leaf, symbol: BatchSymbol, promise: Promise) -> tuple[list[Any], list[Any]]:
-    """The sizes of a tensor as the recording computes with them, and as expressions."""
-    assert leaf.seen is not None
+def _sizes(leaf: LeafSpec, symbol: BatchSymbol, expected: ExpectedResult) -> tuple[list[Any], list[Any]]:
+    """Return the sizes of a tensor as the recording computes with them, and as expressions.
+
+    Every UNKNOWN size gets a new symbol, which is noted in `expected`.
+    """
+    assert leaf.example is not None
     sizes: list[Any] = []
-    written: list[Any] = []
-    for size, example in zip(leaf.shape, leaf.seen.shape, strict=True):
+    expressions: list[Any] = []
+    for size, example in zip(leaf.shape, leaf.example.shape, strict=True):
         if size is UNKNOWN:
-            number, name = symbol.unknowns.new(example)
-            promise.unknown.add(name)
-            promise.hints[name] = example
+            number, name = symbol.data_sizes.new(example)
+            expected.data_sizes.add(name)
+            expected.hints[name] = example
             sizes.append(number)
-            written.append(name)
+            expressions.append(name)
         elif isinstance(size, int):
             sizes.append(size)
-            written.append(size)
+            expressions.append(size)
         else:
             sizes.append(symbol.size * size.numerator // size.denominator)
-            written.append(symbol.symbol * sympy.Rational(size.numerator, size.denominator))
-    return sizes, written
+            expressions.append(symbol.symbol * sympy.Rational(size.numerator, size.denominator))
+    return sizes, expressions
 
 
-def _tensor(seen: Seen, sizes: list[Any], given: Sequence[Any], twin: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+def _fake_tensor(
+    example: TrialTensor, sizes: list[Any], arguments: Sequence[Any], twin: Callable[[torch.Tensor], Any]
+) -> torch.Tensor:
+    """Return a fake tensor like `example` of these sizes: the same tensor or a view if it was, else a new one."""
     base: Any = None
-    if seen.source is not None:
-        base = given[seen.source] if isinstance(seen.source, int) else twin(seen.source)
-    if base is not None and seen.same:
+    if example.source is not None:
+        base = arguments[example.source] if isinstance(example.source, int) else twin(example.source)
+    if base is not None and example.is_source:
         assert isinstance(base, torch.Tensor)
         return base
-    strides = _strides(sizes, seen)
+    strides = _strides(sizes, example)
     if base is not None:
-        view: torch.Tensor = base.as_strided(sizes, strides, seen.offset)
-        return view if view.requires_grad == seen.requires_grad else view.detach()
-    made = torch.empty_strided(sizes, strides, dtype=seen.dtype)
-    return made.requires_grad_().clone() if seen.requires_grad else made
+        view: torch.Tensor = base.as_strided(sizes, strides, example.offset)
+        return view if view.requires_grad == example.requires_grad else view.detach()
+    fake = torch.empty_strided(sizes, strides, dtype=example.dtype)
+    return fake.requires_grad_().clone() if example.requires_grad else fake
 
 
-def _strides(sizes: Sequence[Any], seen: Seen) -> list[Any]:
-    """The strides of the example, computed from these sizes wherever they are products of sizes."""
-    strides: list[Any] = list(seen.stride)
-    step, real = 1, 1
-    for dim in sorted(range(len(sizes)), key=lambda d: (seen.stride[d], -d)):
-        if seen.stride[dim] != real:
-            step, real = seen.stride[dim], seen.stride[dim]
+def _strides(sizes: Sequence[Any], example: TrialTensor) -> list[Any]:
+    """Return the strides of the example, computed from `sizes` wherever they are products of sizes."""
+    strides: list[Any] = list(example.stride)
+    step, example_step = 1, 1
+    for dim in sorted(range(len(sizes)), key=lambda d: (example.stride[d], -d)):
+        if example.stride[dim] != example_step:
+            step, example_step = example.stride[dim], example.stride[dim]
         strides[dim] = step
-        step, real = step * sizes[dim], real * seen.shape[dim]
+        step, example_step = step * sizes[dim], example_step * example.shape[dim]
     return strides

@@ -1,4 +1,4 @@
-"""The pieces kept whole in one recording: a `Kept` for each, and which of its calls comes next."""
+"""The opaque calls of one recording: which call of its piece each is, and what the graph and the model's Python get."""
 
 from __future__ import annotations
 
@@ -16,93 +16,105 @@ from pipecompile.errors import TraceError
 from pipecompile.tracing.emit.node_target import Spelling, attribute
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.model_pieces import Piece
-from pipecompile.tracing.opaque.attempts import Opaque, Reason
-from pipecompile.tracing.opaque.fake_results import imagine
-from pipecompile.tracing.opaque.opaque_node import Kept
+from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
+from pipecompile.tracing.opaque.fake_results import fake_result
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.user_source import caller
 
-__all__ = ["KeptCall", "KeptPieces"]
+__all__ = ["OpaqueCall", "OpaqueCalls"]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCall:
-    """One call in the graph: the name and the module that is called, the number of the call and the batch size, its imagined
-    result, the tensors that it writes, those of the model that it reads, and whether it draws random numbers.
+class OpaqueCall:
+    """One opaque call as the recorder writes it down.
+
+    target, module   name and module of the node
+    number           position among the calls of the piece
+    size             batch size in samples: a symbol, a number, or 0 if no input has a batch dimension
+    result           the fake result
+    written, held    fake tensors that the call may write, and fake tensors of the model that it may read
+    draws_random     it drew random numbers in the first trial run
     """
 
     target: str
-    module: Kept
+    module: OpaqueModule
     number: int
     size: Any
     result: Any
     written: list[torch.Tensor]
     held: tuple[torch.Tensor, ...]
-    random: bool
+    draws_random: bool
 
     def spelling(self, args: tuple[Any, ...]) -> Spelling:
-        """How the call is written down."""
+        """Return opcode, target and arguments of the node."""
         return "call_module", self.target, (self.number, self.size, *args)
 
 
-class KeptPieces:
-    """Answers the calls of pieces while a model is recorded."""
+class OpaqueCalls:
+    """Counts the calls of opaque pieces in one recording, and makes the result of each. `modules` has the pieces called."""
 
-    def __init__(self, opaque: Opaque, symbol: BatchSymbol) -> None:
+    def __init__(self, opaque: OpaquePieces, symbol: BatchSymbol) -> None:
         self.opaque, self.symbol = opaque, symbol
-        self.modules: dict[Piece, Kept] = {}
-        self._calls: Counter[Piece] = Counter()
+        self.modules: dict[Piece, OpaqueModule] = {}
+        self._counts: Counter[Piece] = Counter()
 
     @cached_property
-    def lines(self) -> frozenset[tuple[str, str]]:
-        """Where functions are kept: the path of the module and the name of the function."""
+    def function_names(self) -> frozenset[tuple[str, str]]:
+        """The opaque torch functions: path of the module that calls one, and name of the function."""
         return frozenset((piece.path, piece.method) for piece in self.opaque.reasons if piece.line)
 
-    def call(self, piece: Piece, run: Callable[..., Any], given: Any, twin: Callable[[torch.Tensor], Any]) -> KeptCall:
-        """The next call of a piece, with these arguments. `run` is what it would run."""
-        number = self._calls[piece]
-        self._calls[piece] += 1
-        told = self.opaque.promises[piece]
-        if number >= len(told):
+    def call(
+        self, piece: Piece, run: Callable[..., Any], arguments: Any, twin: Callable[[torch.Tensor], Any]
+    ) -> OpaqueCall:
+        """Return the next call of `piece`, with these arguments; `run` is what the call would run.
+
+        Raise TraceError if the trial runs made fewer calls of the piece.
+        """
+        number = self._counts[piece]
+        self._counts[piece] += 1
+        specs = self.opaque.result_specs[piece]
+        if number >= len(specs):
             why = f"{piece.name} is called more often while the model is recorded than when it runs"
             raise TraceError(code="PC111", where=caller(), why=why)
+        trial = specs[number].call
         owner = self.opaque.model.get_submodule(piece.path)
         function = run if piece.line else None
-        kept = self.modules.setdefault(piece, Kept(piece, owner, self.symbol.symbol, function))
-        leaves = taken_apart(given)[0]
-        record = told[number].call
-        kept.hold(record.used)
-        result, promise = imagine(told[number], leaves, self.opaque.inputs.samples, self.symbol, twin)
-        kept.promises.append(promise)
-        written = [leaves[place] for place in record.written]
-        written += [twin(tensor) for tensor in record.used if not isinstance(tensor, torch.nn.Parameter)]
+        module = self.modules.setdefault(piece, OpaqueModule(piece, owner, self.symbol.symbol, function))
+        module.hold(trial.used)
+        leaves = taken_apart(arguments)[0]
+        result, expected = fake_result(specs[number], leaves, self.opaque.inputs.samples, self.symbol, twin)
+        module.expected_results.append(expected)
+        written = [leaves[position] for position in trial.written]
+        written += [twin(tensor) for tensor in trial.used if not isinstance(tensor, torch.nn.Parameter)]
         written += list(owner.buffers()) if piece.is_module else []
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
-        held = (*own, *map(twin, record.used))
+        held = (*own, *map(twin, trial.used))
         size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0
-        return KeptCall(self._target(piece), kept, number, size, result, written, held, record.random)
+        return OpaqueCall(self._target(piece), module, number, size, result, written, held, trial.draws_random)
 
     @contextmanager
-    def again(self) -> Iterator[None]:
-        """The calls of the block are those of another call of the model, and do not count."""
-        calls, self._calls = self._calls, Counter()
-        counts = {kept: len(kept.promises) for kept in self.modules.values()}
+    def counts_restored(self) -> Iterator[None]:
+        """Count the calls in the block from 0 again and forget them afterwards: the model is called a second time."""
+        counts, self._counts = self._counts, Counter()
+        lengths = {module: len(module.expected_results) for module in self.modules.values()}
         try:
             yield
         finally:
-            self._calls = calls
-            for kept, count in counts.items():
-                del kept.promises[count:]
+            self._counts = counts
+            for module, length in lengths.items():
+                del module.expected_results[length:]
 
-    def settle(self) -> None:
-        """At the end: what the recording took for granted about sizes becomes part of the promises."""
-        for kept in self.modules.values():
-            for promise in kept.promises:
-                promise.conditions = self.symbol.unknowns.conditions(promise.unknown, self.symbol.symbol)
+    def set_conditions(self) -> None:
+        """Add to the expected results what the recording assumed about their sizes. Call this at the end."""
+        for module in self.modules.values():
+            for expected in module.expected_results:
+                sizes, batch = expected.data_sizes, self.symbol.symbol
+                expected.conditions = self.symbol.data_sizes.conditions(sizes, batch)
 
-    def reasons(self) -> tuple[Reason, ...]:
-        """Why each piece that was met is kept whole."""
+    def reasons(self) -> tuple[OpaqueReason, ...]:
+        """Return why each piece called is opaque."""
         return tuple(self.opaque.reasons[piece] for piece in self.modules)
 
     def _target(self, piece: Piece) -> str:
-        """Where the graph has it: a function at a path that nothing in the model has."""
+        """Return the node's target; for a function, a path that nothing in the model has. Saved plans contain it."""
         return attribute(f"{piece.name}_kept_{list(self.modules).index(piece)}" if piece.line else piece.name)

@@ -1,7 +1,7 @@
-"""Trial runs: the real model on real inputs, to see what the pieces give that cannot be recorded.
+"""Trial runs: the real model on real inputs, to note what the calls of opaque pieces return, read, write and cost.
 
-Nothing of it stays: inputs are copies, and buffers, attributes, parameters that are written, gradients and random states
-are put back.
+A trial run leaves no trace: inputs are copies; buffers, attributes, parameters that are written, gradients and the states
+of random number generators are restored.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
@@ -23,21 +24,25 @@ from pipecompile.torch_private.modes import TorchDispatchMode
 from pipecompile.torch_private.operators import packet_of, schema_of
 from pipecompile.torch_private.storages import storage_key, version_of
 from pipecompile.torch_private.tensor_bytes import footprint
-from pipecompile.tracing.model_pieces import Piece, caught
-from pipecompile.tracing.opaque.torch_functions import functions_caught
-from pipecompile.tracing.reachable_code import enclosed
-from pipecompile.tracing.state.snapshot import untouched
-from pipecompile.tracing.state.tensor_contents import preserved
+from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
+from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
+from pipecompile.tracing.reachable_code import closure_tensors
+from pipecompile.tracing.state.snapshot import model_restored
+from pipecompile.tracing.state.tensor_contents import tensors_restored
 
-__all__ = ["Call", "Seen", "Work", "trial"]
+__all__ = ["DataChange", "KernelWork", "TrialCall", "TrialTensor", "run_trial", "vary_input"]
 
-Work = tuple[float, float, torch.dtype]
+KernelWork = tuple[float, float, torch.dtype]
 """One kernel: FLOPs, bytes moved, dtype."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A tensor that a call gave. `source`: the argument leaf or the model's tensor whose memory it lives in."""
+class TrialTensor:
+    """A tensor that a call returned. `offset` counts elements.
+
+    `source` is the tensor whose memory it shares: the position of an argument leaf, a tensor of the model, or None.
+    `is_source`: it is this very tensor and no view.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -45,46 +50,55 @@ class Seen:
     dtype: torch.dtype
     requires_grad: bool
     source: int | torch.Tensor | None = None
-    same: bool = False
+    is_source: bool = False
 
 
 @dataclass(slots=True)
-class Call:
-    """One call of a piece. `leaves` are Seen or plain; `used` are tensors of the model that are not the piece's own;
-    `stray` are those made by an earlier call of something else and not handed over.
+class TrialCall:
+    """One call of a piece.
+
+    structure, leaves       the result: TrialTensors and plain values
+    written                 positions of the argument leaves that the call wrote in place
+    used                    tensors of the model that the call read and that are not the piece's own
+    reads_foreign_tensors   it read tensors that an earlier call made and that are not among its arguments
+    work, saved_bytes       its kernels, and the bytes that autograd saved for the backward, without the model's tensors
+    draws_random            it drew random numbers
     """
 
-    form: pytree.TreeSpec
+    structure: pytree.TreeSpec
     leaves: list[Any]
     written: tuple[int, ...] = ()
     used: tuple[torch.Tensor, ...] = ()
-    stray: bool = False
-    work: list[Work] = field(default_factory=list)
+    reads_foreign_tensors: bool = False
+    work: list[KernelWork] = field(default_factory=list)
     saved_bytes: int = 0
-    random: bool = False
+    draws_random: bool = False
 
 
-def trial(
+def run_trial(
     model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], *, reseed: bool = False
-) -> dict[Piece, list[Call]]:
-    """Run the model once and return what each call of each piece gave. Raises what the model raises."""
-    calls: dict[Piece, list[Call]] = {piece: [] for piece in pieces}
-    watch = _Watch(model)
+) -> dict[Piece, list[TrialCall]]:
+    """Run the model once, and return the calls of each piece in order. Raise what the model raises.
 
-    def catch(piece: Piece, run: Callable[..., Any], given: Any, named: Any) -> Any:
-        with watch.over(piece, (given, named)) as record:
-            made = record.made = run(*given, **named)
-        calls[piece].append(record.call())
-        return made
+    `reseed`: draw other random numbers than the first trial run.
+    """
+    calls: dict[Piece, list[TrialCall]] = {piece: [] for piece in pieces}
+    kernels = _KernelMode(model)
+
+    def handle(piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with kernels.observing(piece, (args, kwargs)) as observer:
+            result = observer.result = run(*args, **kwargs)
+        calls[piece].append(observer.trial_call())
+        return result
 
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         contexts = (
-            untouched(model),
-            preserved(model),
-            caught(model, calls, catch),
-            functions_caught(model, calls, catch),
-            watch,
+            model_restored(model),
+            tensors_restored(model),
+            piece_calls_intercepted(model, calls, handle),
+            function_calls_intercepted(model, calls, handle),
+            kernels,
         )
         for context in contexts:
             stack.enter_context(context)
@@ -94,11 +108,54 @@ def trial(
     return calls
 
 
-def _key(tensor: torch.Tensor) -> int:
+# -- inputs -----------------------------------------------------------------------------------------------------------
+
+
+class DataChange(Enum):
+    """How the inputs of a trial run differ from the example's.
+
+    LIKELY: the samples in reverse order; floats scaled by factors of 0.9 to 1.0; integers, which may be indices, rotated
+    within a sample. WILD: floats scaled by factors of -8 to 8, random bools, integers as in LIKELY. Many models refuse
+    wild data; where one does not, sizes that equalled the batch size by chance differ from it.
+    """
+
+    NONE = 0
+    LIKELY = 1
+    WILD = 2
+
+
+def vary_input(leaf: Any, dim: Any, size: int | None, *, change: DataChange) -> Any:
+    """Return a copy of an input with `size` samples along `dim`; the last sample is repeated if there are too few."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    copy = leaf.detach().clone()
+    if isinstance(dim, int) and size is not None:
+        order = torch.arange(size, device=leaf.device).clamp(max=leaf.shape[dim] - 1)
+        copy = leaf.detach().index_select(dim, order.flip(0) if change is not DataChange.NONE else order)
+    if change is not DataChange.NONE:
+        generator = torch.Generator().manual_seed(size or 0)
+        copy = _changed_values(copy, dim, generator, is_wild=change is DataChange.WILD)
+    return copy.requires_grad_(leaf.requires_grad)
+
+
+def _changed_values(copy: torch.Tensor, dim: Any, generator: torch.Generator, *, is_wild: bool) -> torch.Tensor:
+    if copy.is_floating_point():
+        factor = torch.rand(copy.shape, generator=generator)
+        return copy * (16 * factor - 8 if is_wild else 0.9 + 0.1 * factor).to(copy)
+    if is_wild and copy.dtype == torch.bool:
+        return (torch.rand(copy.shape, generator=generator) < 0.5).to(copy.device)
+    return copy.roll(1, -1) if copy.dim() > 1 and dim != copy.dim() - 1 else copy
+
+
+# -- observation ------------------------------------------------------------------------------------------------------
+
+
+def _memory_key(tensor: torch.Tensor) -> int:
+    """Return an identity of the tensor's memory, equal for all views of it."""
     return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
 
 
-def _reference(tensor: torch.Tensor) -> StorageWeakRef:
+def _memory_reference(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
@@ -106,8 +163,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every kernel: which memory it reads, and inside the call of a piece what it costs."""
+class _KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Note for all memory allocated in the run which piece allocated it, and pass kernels on to the current observer."""
 
     supports_higher_order_operators = True
 
@@ -116,92 +173,106 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.model = model
         self.makers: dict[int, Piece | None] = {}
         self.memory: list[StorageWeakRef] = []
-        self.record: _Record | None = None
+        self.observer: _CallObserver | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read = _tensors((args, kwargs))
-        made = func(*args, **(kwargs or {}))
-        known = {_key(tensor) for tensor in read}
-        if self.record is not None:
-            self.record.note(func, args, kwargs or {}, read, made)
-        for tensor in _tensors(made):
-            if _key(tensor) not in known and tensor.layout is torch.strided:
-                self.makers[_key(tensor)] = self.record.piece if self.record else None
-                self.memory.append(_reference(tensor))  # so that its key is given to no other memory
-        return made
+        result = func(*args, **(kwargs or {}))
+        known = {_memory_key(tensor) for tensor in read}
+        if self.observer is not None:
+            self.observer.note_kernel(func, args, kwargs or {}, read, result)
+        for tensor in _tensors(result):
+            if _memory_key(tensor) not in known and tensor.layout is torch.strided:
+                self.makers[_memory_key(tensor)] = self.observer.piece if self.observer else None
+                self.memory.append(_memory_reference(tensor))  # so that no other memory gets this key
+        return result
 
     @contextmanager
-    def over(self, piece: Piece, given: Any) -> Iterator[_Record]:
-        self.record = record = _Record(self, piece, given)
+    def observing(self, piece: Piece, arguments: Any) -> Iterator[_CallObserver]:
+        """Observe one call of `piece` inside the block."""
+        self.observer = observer = _CallObserver(self, piece, arguments)
         try:
-            with saved_tensors_hooks(record.save, lambda packed: packed):
-                yield record
+            with saved_tensors_hooks(observer.note_saved, lambda packed: packed):
+                yield observer
         finally:
-            self.record = None
+            self.observer = None
 
 
-class _Record:
-    """What happens in one call."""
+class _CallObserver:
+    """Notes of one call. Tensors are told apart by the key of their memory."""
 
-    def __init__(self, watch: _Watch, piece: Piece, given: Any) -> None:
-        self.watch, self.piece, self.made = watch, piece, None
-        owner = watch.model.get_submodule(piece.path)
-        self.own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
-        self.state = {_key(t): t for t in (*watch.model.parameters(), *watch.model.buffers())}
-        self.given = taken_apart(given)[0]
-        self.versions = [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self.given]
-        self.known = {_key(tensor) for tensor in (*self.own, *_tensors(self.given))}
-        self.earlier = dict(watch.makers)
+    def __init__(self, kernels: _KernelMode, piece: Piece, arguments: Any) -> None:
+        self.piece, self.result = piece, None
+        owner = kernels.model.get_submodule(piece.path)
+        own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
+        self.state = {_memory_key(t): t for t in (*kernels.model.parameters(), *kernels.model.buffers())}
+        self.arguments = taken_apart(arguments)[0]
+        self.versions = [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self.arguments]
+        self.known = {_memory_key(tensor) for tensor in (*own, *_tensors(self.arguments))}
+        self.makers = dict(kernels.makers)
         self.outside: dict[int, torch.Tensor] = {}
         self.saved: dict[int, int] = {}
-        self.work: list[Work] = []
-        self.random = False
+        self.work: list[KernelWork] = []
+        self.draws_random = False
 
-    def note(self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], made: Any) -> None:
-        keys = {_key(tensor) for tensor in read}
-        self.random = self.random or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+    def note_kernel(self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], result: Any) -> None:
+        """Note what a kernel reads from outside the call, what it allocates, and its FLOPs and bytes."""
+        keys = {_memory_key(tensor) for tensor in read}
+        self.draws_random = self.draws_random or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         for tensor in read:
-            if _key(tensor) not in self.known:
-                self.outside[_key(tensor)] = tensor
-        fresh = [tensor for tensor in _tensors(made) if _key(tensor) not in keys]
-        self.known |= {_key(tensor) for tensor in fresh}
-        if fresh or schema_of(func).is_mutable:
-            count = flop_registry.get(packet_of(func))
-            moved = sum(map(footprint, (*read, *fresh)))
-            dtype = next((tensor.dtype for tensor in (*read, *fresh)), torch.float32)
-            self.work.append((float(count(*args, **kwargs, out_val=made)) if count else 0.0, float(moved), dtype))
+            if _memory_key(tensor) not in self.known:
+                self.outside[_memory_key(tensor)] = tensor
+        allocated = [tensor for tensor in _tensors(result) if _memory_key(tensor) not in keys]
+        self.known |= {_memory_key(tensor) for tensor in allocated}
+        if allocated or schema_of(func).is_mutable:
+            count_flops = flop_registry.get(packet_of(func))
+            moved_bytes = sum(map(footprint, (*read, *allocated)))
+            dtype = next((tensor.dtype for tensor in (*read, *allocated)), torch.float32)
+            flops = float(count_flops(*args, **kwargs, out_val=result)) if count_flops else 0.0
+            self.work.append((flops, float(moved_bytes), dtype))
 
-    def save(self, tensor: torch.Tensor) -> torch.Tensor:
-        if _key(tensor) not in self.state:
-            self.saved[_key(tensor)] = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
+    def note_saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note the bytes of a tensor that autograd saves; tensors of the model are there anyway."""
+        key = _memory_key(tensor)
+        if key not in self.state:
+            self.saved[key] = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
         return tensor.detach()
 
-    def call(self) -> Call:
-        """The record, once the call is over."""
-        leaves, form = taken_apart(self.made)
+    def trial_call(self) -> TrialCall:
+        """Return the notes; `result` is set."""
+        leaves, structure = taken_apart(self.result)
         written = [
-            place
-            for place, (leaf, version) in enumerate(zip(self.given, self.versions, strict=True))
+            position
+            for position, (leaf, version) in enumerate(zip(self.arguments, self.versions, strict=True))
             if isinstance(leaf, torch.Tensor) and version_of(leaf) != version
         ]
         used = [self.state[key] for key in self.outside if key in self.state]
-        stray = any(self.earlier.get(key, self.piece) != self.piece for key in self.outside if key not in self.state)
-        stray = stray or any(_key(tensor) not in self.state for leaf in self.given for tensor in enclosed(leaf))
-        seen = [self._seen(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return Call(form, seen, tuple(written), tuple(used), stray, self.work, sum(self.saved.values()), self.random)
+        returned = [self._trial_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return TrialCall(
+            structure, returned, tuple(written), tuple(used), self._reads_foreign_tensors(), self.work,
+            sum(self.saved.values()), self.draws_random,
+        )  # fmt: skip
 
-    def _seen(self, tensor: torch.Tensor) -> Any:
+    def _reads_foreign_tensors(self) -> bool:
+        foreign = [key for key in self.outside if key not in self.state]
+        if any(self.makers.get(key, self.piece) != self.piece for key in foreign):
+            return True
+        enclosed = (tensor for leaf in self.arguments for tensor in closure_tensors(leaf))
+        return any(_memory_key(tensor) not in self.state for tensor in enclosed)
+
+    def _trial_tensor(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided:
             return tensor
-        same = next((place for place, leaf in enumerate(self.given) if leaf is tensor), None)
-        source = same if same is not None else self._source(_key(tensor))
-        return Seen(
+        argument = next((position for position, leaf in enumerate(self.arguments) if leaf is tensor), None)
+        source = argument if argument is not None else self._source(_memory_key(tensor))
+        is_source = argument is not None or any(tensor is owned for owned in self.state.values())
+        return TrialTensor(
             tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.requires_grad,
-            source, same is not None or any(tensor is owned for owned in self.state.values()),
+            source, is_source,
         )  # fmt: skip
 
     def _source(self, key: int) -> int | torch.Tensor | None:
-        for place, leaf in enumerate(self.given):
-            if isinstance(leaf, torch.Tensor) and _key(leaf) == key:
-                return place
+        for position, leaf in enumerate(self.arguments):
+            if isinstance(leaf, torch.Tensor) and _memory_key(leaf) == key:
+                return position
         return self.state.get(key)

@@ -1,14 +1,15 @@
-"""What a call leaves on the model besides its output: written down when no other call reads it, else refused.
+"""State that a call leaves on the model besides its output: each change becomes a node, or recording is refused.
 
-    self.latest = h              ──►   keep(h)              the last micro-batch's stays, as in a plain loop
+    self.latest = h              ──►   keep(h)              the last micro-batch's remains, as in a plain loop
     self.seen.append(h)          ──►   extend(h)
     self.heads[0] = h            ──►   keep(h)
     self.calls += 1              ──►   advance()
-    h * self.scale_of_last_call  ──►   PC114                or, in a submodule, that one is kept whole
+    h * self.scale_of_last_call  ──►   PC114                in a submodule: an opaque call
 
-Whether it is read is found out by a second call in the state that the first one left: it must be recorded alike. Tables
-that do not depend on the inputs are the exception: they may be made once, because making them anew gives the same. So may
-in evaluation mode what depends on parameters alone, such as the position biases of an attention that are looked up once.
+A second call, in the state that the first call left, decides whether the state is read: both calls must be recorded alike
+(`second_call`). Exceptions are tables that do not depend on the inputs: a call may compute them only if they are missing,
+because computing them again gives the same. In evaluation mode this includes tables computed from parameters, such as the
+position biases of an attention that are looked up once.
 """
 
 from __future__ import annotations
@@ -30,15 +31,25 @@ from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.recompute_flag import is_recomputing
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 
-__all__ = ["Change", "Watch", "alike", "from_constants", "hooks_of", "marks", "muted", "without", "writer"]
+__all__ = [
+    "StateChange",
+    "StateWatch",
+    "recorded_alike",
+    "constant_nodes",
+    "hooks_of",
+    "change_keys",
+    "effects_muted",
+    "without_keys",
+    "effect_function",
+]
 
 _muted = False
 
 
 @contextmanager
-def muted() -> Iterator[None]:
-    """Nothing is left on the model while the block lasts: its nodes are only measured."""
-    global _muted  # noqa: PLW0603 as thread-local state would be: measuring is done by one thread, before anything runs
+def effects_muted() -> Iterator[None]:
+    """Let effect nodes do nothing inside the block, because the nodes are only measured."""
+    global _muted  # noqa: PLW0603 not thread-local: one thread measures, before any stage runs
     before, _muted = _muted, True
     try:
         yield
@@ -47,8 +58,8 @@ def muted() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """At `key` of a container (None: at the end of a list) a call put `value`."""
+class StateChange:
+    """A call put `value` at `key` of a container, where `before` was. With key None, `value` lists items appended."""
 
     place: Place
     key: Any
@@ -57,6 +68,7 @@ class Change:
 
     @property
     def name(self) -> str:
+        """The path by which the user's code reaches the container, for messages."""
         where = (self.place.owner, self.place.name, "" if self.key is None else str(self.key))
         return ".".join(filter(None, where)) or "a list"
 
@@ -70,18 +82,18 @@ class Change:
 
     @property
     def is_count(self) -> bool:
-        """A number that was another number before."""
+        """Whether a number replaced a number."""
         return all(type(value) in (int, float) for value in (self.before, self.value))
 
     @property
     def is_plain(self) -> bool:
-        """Nothing but tensors, numbers and text, in containers that a graph can write."""
+        """Whether the value is made of tensors, numbers and texts in containers that a graph can write."""
         kinds = (torch.Tensor, torch.SymInt, torch.SymFloat, *PLAIN)
         return all(isinstance(leaf, kinds) for leaf in self.leaves)
 
 
-class Watch:
-    """Knows what was where when it was made: on a model, or in what functions close over."""
+class StateWatch:
+    """The contents of all containers reachable from the roots (models, hooks) at the time of construction."""
 
     def __init__(self, *roots: Any) -> None:
         modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
@@ -91,79 +103,80 @@ class Watch:
 
     @property
     def lengths(self) -> frozenset[int]:
-        """The containers, by identity, whose length can be asked for."""
+        """The ids of the containers that have a length."""
         places = (place.container for place, _ in self._then)
         return frozenset(id(container) for container in places if isinstance(container, (list, dict, deque, set)))
 
-    def changes(self) -> list[Change]:
-        """What is otherwise now. Replaced buffers are no business of ours, nor is what layers of torch keep."""
+    def changes(self) -> list[StateChange]:
+        """Return what differs now. Tables of modules (buffers are written back as such) and layers of torch are left out."""
         places = [(place, then) for place, then in self._then if id(place.container) not in self._tables]
-        return [change for place, then in places for change in _between(place, then)]
+        return [change for place, then in places for change in _differences(place, then)]
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """What a call of this module runs beside its forward."""
+    """Return the hooks that a call of this module runs around its forward."""
     tables = (*forward_hooks_of(module), *GLOBAL_FORWARD_HOOKS)
     return [hook for table in tables for hook in table.values()]
 
 
-def marks(changes: Sequence[Change]) -> set[tuple[int, Any]]:
-    """Where these changes are, so that they are known again among more."""
+def change_keys(changes: Sequence[StateChange]) -> set[tuple[int, Any]]:
+    """Return (container, key) of each change, or (container, item) of each item appended."""
     return {(id(c.place.container), key) for c in changes for key in (map(id, c.value) if c.key is None else (c.key,))}
 
 
-def without(changes: Sequence[Change], known: set[tuple[int, Any]]) -> list[Change]:
-    """Less what a module kept whole did, with its hooks: that happens whenever it runs."""
-    found = []
+def without_keys(changes: Sequence[StateChange], known: set[tuple[int, Any]]) -> list[StateChange]:
+    """Return the changes without those whose keys are `known`."""
+    remaining = []
     for change in changes:
-        where = id(change.place.container)
+        container = id(change.place.container)
         if change.key is None:
-            value = [item for item in change.value if (where, id(item)) not in known]
-            found += [replace(change, value=value)] if value else []
-        elif (where, change.key) not in known:
-            found.append(change)
-    return found
+            value = [item for item in change.value if (container, id(item)) not in known]
+            remaining += [replace(change, value=value)] if value else []
+        elif (container, change.key) not in known:
+            remaining.append(change)
+    return remaining
 
 
-def _between(place: Place, then: Sequence[Any]) -> Iterator[Change]:
+def _differences(place: Place, then: Sequence[Any]) -> Iterator[StateChange]:
+    """Yield the changes of a container whose content was `then`."""
     now = content_of(place.container)
     if isinstance(place.container, deque):
         if added := _added(then, now):
-            yield Change(place, None, None, added)
+            yield StateChange(place, None, None, added)
     elif isinstance(place.container, list):
-        yield from _in_list(place, then, now)
+        yield from _list_differences(place, then, now)
     elif isinstance(place.container, set):
         if len(now) != len(then) or any(item not in place.container for item in then):
-            yield Change(place, None, None, [_ELSEWISE])
+            yield StateChange(place, None, None, [_UNWRITABLE])
     else:
         before = dict(then)
         yield from (
-            Change(place, key, before.get(key), value)
+            StateChange(place, key, before.get(key), value)
             for key, value in now
             if not (key in before and _unchanged(before[key], value))
         )
 
 
-_ELSEWISE = object()
-"""In the place of a change that no node can make."""
+_UNWRITABLE = object()
+"""The value of a change that no node can make."""
 
 
-def _in_list(place: Place, then: Sequence[Any], now: Sequence[Any]) -> Iterator[Change]:
-    """Items that were replaced and items that were added; nothing else is known to be done to a list."""
+def _list_differences(place: Place, then: Sequence[Any], now: Sequence[Any]) -> Iterator[StateChange]:
+    """Yield items replaced and items appended; an unwritable change if the list lost items or shifted them."""
     replaced = [index for index, (a, b) in enumerate(zip(then, now, strict=False)) if not _unchanged(a, b)]
     known = {id(item) for item in then if isinstance(item, torch.Tensor)}
     if len(now) < len(then) or any(id(now[index]) in known for index in replaced):
-        yield Change(place, None, None, [_ELSEWISE])
+        yield StateChange(place, None, None, [_UNWRITABLE])
         return
-    yield from (Change(place, index, then[index], now[index]) for index in replaced)
+    yield from (StateChange(place, index, then[index], now[index]) for index in replaced)
     if added := list(now[len(then) :]):
-        yield Change(place, None, None, added)
+        yield StateChange(place, None, None, added)
 
 
 def _added(then: Sequence[Any], now: Sequence[Any]) -> list[Any]:
-    """What is new at the end of a deque, less what it dropped at its beginning."""
-    for gone in range(len(then) + 1):
-        stayed = then[gone:]
+    """Return the items appended to a deque, which may have dropped items at its beginning."""
+    for n_dropped in range(len(then) + 1):
+        stayed = then[n_dropped:]
         if len(stayed) <= len(now) and all(a is b for a, b in zip(stayed, now, strict=False)):
             return list(now[len(stayed) :])
     return []
@@ -173,19 +186,22 @@ def _unchanged(before: Any, value: Any) -> bool:
     return before is value or (type(before) is type(value) and isinstance(value, PLAIN) and before == value)
 
 
-def writer(change: Change, later: Any) -> Any:
-    """The function of a node that makes this change at every run; `later` is what a second call left. None: nobody can."""
+def effect_function(change: StateChange, later: Any) -> Any:
+    """Return the function of a node that makes this change at every run, or None if no node can.
+
+    `later` is the value that the second call left at the same key. The names of these functions are part of saved plans.
+    """
     container, key = change.place.container, change.key
     if change.is_count and type(later) in (int, float):
         step = change.value - change.before
         if later - change.value != step:
             return None
-        return _named("advance", lambda: _put(container, key, _at(container, key) + step))
+        return _effect("advance", lambda: _put(container, key, _at(container, key) + step))
     if not change.is_plain:
         return None
     if key is None:
-        return _named("extend", container.extend)
-    return _named("keep", lambda value: _put(container, key, value))
+        return _effect("extend", container.extend)
+    return _effect("keep", lambda value: _put(container, key, value))
 
 
 def _at(container: Any, key: Any) -> Any:
@@ -199,7 +215,9 @@ def _put(container: Any, key: Any, value: Any) -> None:
         container.cell_contents = value
 
 
-def _named(name: str, act: Any) -> Any:
+def _effect(name: str, act: Any) -> Any:
+    """Return `act` as a function of this name, which does nothing while muted, on fake tensors, and in a recomputation."""
+
     def write(*values: Any) -> None:
         if not _muted and active_fake_mode() is None and not is_recomputing():
             act(*values)
@@ -208,41 +226,48 @@ def _named(name: str, act: Any) -> Any:
     return write
 
 
-def alike(first: Sequence[fx.Node], second: Sequence[fx.Node], free: set[fx.Node]) -> bool:
-    """Is the second call recorded as the first was? It may leave out the `free` ones, and use them from the first."""
+def recorded_alike(first: Sequence[fx.Node], second: Sequence[fx.Node], constants: set[fx.Node]) -> bool:
+    """Return whether the second call has the nodes of the first, with the same arguments.
+
+    It may leave out `constants` of the first call, and use their results instead.
+    """
     same: dict[fx.Node, fx.Node] = {}
-    left = iter(first)
+    remaining = iter(first)
     for node in second:
-        found = next((old for old in left if old not in free or _equal(old, node, same)), None)
-        if found is None or not _equal(found, node, same):
+        counterpart = next((old for old in remaining if old not in constants or _equal(old, node, same)), None)
+        if counterpart is None or not _equal(counterpart, node, same):
             return False
-        same[node] = found
+        same[node] = counterpart
     used = {source for node in second for source in node.all_input_nodes if source in set(first)}
-    return used <= free and all(old in free for old in left)
+    return used <= constants and all(old in constants for old in remaining)
 
 
-def from_constants(nodes: Sequence[fx.Node], *, training: bool) -> set[fx.Node]:
-    """What is computed from constants alone, writes nothing and draws nothing. Parameters are constants unless training."""
-    free: set[fx.Node] = set()
+def constant_nodes(nodes: Sequence[fx.Node], *, training: bool) -> set[fx.Node]:
+    """Return the nodes computed from constants alone that write nothing and draw no random numbers.
+
+    Parameters count as constants in evaluation mode.
+    """
+    constants: set[fx.Node] = set()
     for node in nodes:
         sources = [source for source in node.all_input_nodes if not facts(source).is_size]
-        alone = all(source in free or _constant(source, training) for source in sources)
-        if alone and not (training and node.op == "call_module") and not _acts(node):
-            free.add(node)
-    return free
+        is_constant = all(source in constants or _is_constant_attribute(source, training) for source in sources)
+        if is_constant and not (training and node.op == "call_module") and not _has_effects(node):
+            constants.add(node)
+    return constants
 
 
-def _acts(node: fx.Node) -> bool:
+def _has_effects(node: fx.Node) -> bool:
     return bool(facts(node).mutates) or facts(node).draws
 
 
-def _constant(node: fx.Node, training: bool) -> bool:
+def _is_constant_attribute(node: fx.Node, training: bool) -> bool:
     value = value_of(node)
     return node.op == "get_attr" and not (training and isinstance(value, torch.Tensor) and value.requires_grad)
 
 
 def _equal(old: fx.Node, new: fx.Node, same: dict[fx.Node, fx.Node]) -> bool:
+    """Return whether two nodes make the same call; `same` maps nodes of the second call to those of the first."""
     if (old.op, old.target) != (new.op, new.target):
         return False
-    given = fx.node.map_arg((new.args, new.kwargs), lambda source: same.get(source, source))
-    return repr(given) == repr((old.args, old.kwargs))
+    arguments = fx.node.map_arg((new.args, new.kwargs), lambda source: same.get(source, source))
+    return repr(arguments) == repr((old.args, old.kwargs))

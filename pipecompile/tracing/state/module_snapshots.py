@@ -1,8 +1,11 @@
-"""What every module looked like when the recording began: a node that calls a module finds it like that again.
+"""Snapshots of modules: whether a module still is what it was when the recording began.
 
-functional_call(layer, weights, x)          forward itself exchanges weights, sets attributes, registers hooks
-self.pool.kernel_size = x.shape[-2:]        or changes a mode: such a module cannot be called as a whole,
-self.norm.eval()                            it is recorded through as it is at that moment
+A node that calls a module runs it as it is at run time. A module that `forward` itself has changed since the beginning
+cannot be called as a whole; it is recorded through, as it is at that moment:
+
+functional_call(layer, weights, x)          weights, attributes or hooks exchanged
+self.pool.kernel_size = x.shape[-2:]        an attribute set
+self.norm.eval()                            a mode switched
 """
 
 from __future__ import annotations
@@ -13,33 +16,33 @@ from torch import nn
 
 from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES
 
-__all__ = ["Originals"]
+__all__ = ["ModuleSnapshots"]
 
 _TABLES = (*STATE_TABLES, *HOOK_TABLES)
 _PLAIN = (int, float, bool, str, type(None))
 
 
-class Originals:
-    """Made when the twins are in their places."""
+class ModuleSnapshots:
+    """The attributes and tables of all modules. Construct it when the fake twins are in the model's tables."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._looks = {id(module): _look(module) for module in model.modules()}
+        self._snapshots = {id(module): _attributes(module) for module in model.modules()}
 
-    def kept(self, module: nn.Module) -> bool:
-        """Do the module and all inside it still look as they did?"""
-        return all(_same(_look(inner), self._looks.get(id(inner), {})) for inner in module.modules())
+    def is_unchanged(self, module: nn.Module) -> bool:
+        """Return whether the module and all modules inside it are as in the snapshot."""
+        return all(_same(_attributes(inner), self._snapshots.get(id(inner), {})) for inner in module.modules())
 
-    def renew(self, module: nn.Module) -> None:
-        """What a call of the module changes of it, the node of that call changes as well."""
+    def update(self, module: nn.Module) -> None:
+        """Take a new snapshot of the module after its call: what the call changed, its node will change too."""
         for inner in module.modules():
-            self._looks[id(inner)] = _look(inner)
+            self._snapshots[id(inner)] = _attributes(inner)
 
 
-def _look(module: nn.Module) -> dict[Any, Any]:
-    look: dict[Any, Any] = dict(vars(module))
+def _attributes(module: nn.Module) -> dict[Any, Any]:
+    attributes: dict[Any, Any] = dict(vars(module))
     for name in _TABLES:
-        look.update({(name, key): value for key, value in (look.pop(name, None) or {}).items()})
-    return look
+        attributes.update({(name, key): value for key, value in (attributes.pop(name, None) or {}).items()})
+    return attributes
 
 
 def _same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:

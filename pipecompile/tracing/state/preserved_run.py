@@ -1,7 +1,7 @@
-"""Leave a model, and the state of the thread that runs it, exactly as they were found, whatever happens in between.
+"""Runs of the real model that leave the model and the state of the thread unchanged, error or not.
 
-`untouched` covers everything but the contents of tensors: attributes of modules (training flags, hooks, caches, the
-parameter and buffer tables), `.grad`, RNG states, grad mode, autocast. `preserved` covers the contents of tensors.
+`untouched` restores everything but the contents of tensors: attributes of modules (training flags, hooks, caches, the
+parameter and buffer tables), `.grad`, RNG states, grad mode, autocast. `preserved` restores the contents of tensors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.storages import version_of
-from pipecompile.tracing.state.leftover_state import muted
-from pipecompile.tracing.state.snapshot import kept_content, places_of
+from pipecompile.tracing.state.leftover_state import effects_muted
+from pipecompile.tracing.state.snapshot import contents_restored, places_of
 
 __all__ = ["preserved", "state_tensors", "untouched"]
 
@@ -28,20 +28,20 @@ AUTOCAST_TYPES = ("cpu", "cuda")
 
 
 def state_tensors(model: nn.Module) -> tuple[Tensor, ...]:
-    """Every parameter, buffer and plain tensor attribute of the model, once."""
-    found = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    """Return every parameter, buffer and plain tensor attribute of the model, each once."""
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
     for module in model.modules():
-        found.update((id(value), value) for value in vars(module).values() if isinstance(value, Tensor))
-    return tuple(found.values())
+        tensors.update((id(value), value) for value in vars(module).values() if isinstance(value, Tensor))
+    return tuple(tensors.values())
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Put back the model's structure, `.grad`, RNG states, grad mode and autocast on the way out, error or not.
+    """Restore the model's structure, `.grad`, RNG states, grad mode and autocast when the block ends, error or not.
 
-    Inside, inference mode is off, because it makes tensors that autograd refuses; grad mode is the caller's.
+    Inside the block, inference mode is off, because autograd refuses inference tensors; grad mode is the caller's.
     """
-    with muted(), kept_content(places_of(model)), _attributes_untouched(model):
+    with effects_muted(), contents_restored(places_of(model)), _attributes_untouched(model):
         yield
 
 
@@ -52,7 +52,7 @@ def _attributes_untouched(model: nn.Module) -> Iterator[None]:
     undos += [_flags(tensor) for tensor in tensors]
     undos += [_autocast(), partial(random.setstate, random.getstate())]
     cards = sorted({t.get_device() for t in tensors if t.is_cuda})
-    grad = torch.is_grad_enabled()  # to be asked first: leaving inference mode turns it on
+    grad = torch.is_grad_enabled()  # read before leaving inference mode, which turns it on
     with (
         torch.inference_mode(False),
         torch.set_grad_enabled(grad),
@@ -67,52 +67,51 @@ def _attributes_untouched(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserved(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Put back, bit for bit, the contents of those tensors that were written to meanwhile, and list them on the way out.
-    Costs a copy of them all.
+    """Restore, bit for bit, the contents of the tensors that the block writes, and append these tensors to the list yielded.
 
-    The version alone does not tell: the kernel of batch norm updates its running statistics without a new version.
-    Fake tensors have no contents.
+    Costs a copy of all tensors. The version counter alone does not show every write: the kernel of batch norm updates its
+    running statistics without a new version. Fake tensors have no contents and are left out.
     """
     with torch.no_grad():
-        kept = [(t, t.detach().clone(), version_of(t)) for t in tensors if not isinstance(t, FakeTensor)]
+        copies = [(t, t.detach().clone(), version_of(t)) for t in tensors if not isinstance(t, FakeTensor)]
     written: list[Tensor] = []
     try:
         yield written
     finally:
-        for tensor, copy, version in kept:
+        for tensor, copy, version in copies:
             if version_of(tensor) != version or not torch.equal(tensor, copy):
-                tensor.data.copy_(copy)  # through `data`, so that restoring is no new version either
+                tensor.data.copy_(copy)  # through `data`, so that the version stays
                 written.append(tensor)
 
 
 def _attributes(module: nn.Module) -> Undo:
-    """What restores the attributes of one module, and the contents of the dicts, lists and sets among them."""
+    """Return a function that restores the attributes of a module, and the contents of the dicts, lists and sets among them."""
     attributes = vars(module)
     undos = [_contents(value) for value in attributes.values() if isinstance(value, dict | list | set)]
     undos.append(_contents(attributes))
 
     def undo() -> None:
-        for put_back in undos:
-            put_back()
+        for restore in undos:
+            restore()
 
     return undo
 
 
 def _contents(container: dict[Any, Any] | list[Any] | set[Any]) -> Undo:
-    """What restores the contents of one container, keeping the container itself."""
+    """Return a function that restores the contents of a container in place."""
     if isinstance(container, list):
         return partial(container.__setitem__, slice(None), list(container))
-    kept = container.copy()
+    content = container.copy()
 
     def undo() -> None:
         container.clear()
-        container.update(kept)
+        container.update(content)
 
     return undo
 
 
 def _flags(tensor: Tensor) -> Undo:
-    """What restores `requires_grad` and `.grad` of a leaf; other tensors cannot have either changed."""
+    """Return a function that restores `requires_grad` and `.grad` of a leaf; of other tensors neither can change."""
     if not tensor.is_leaf:
         return lambda: None
     required, grad = tensor.requires_grad, tensor.grad
@@ -127,7 +126,7 @@ def _flags(tensor: Tensor) -> Undo:
 
 
 def _autocast() -> Undo:
-    """What leaves every autocast region that was entered since, and restores its settings."""
+    """Return a function that leaves every autocast region entered since, and restores the settings of autocast."""
     depth = _autocast_depth()
     settings = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in AUTOCAST_TYPES]
     cached = torch.is_autocast_cache_enabled()
@@ -145,6 +144,6 @@ def _autocast() -> Undo:
 
 
 def _autocast_depth() -> int:
-    """How many autocast regions are open. There is no getter, but stepping in and out again tells."""
+    """Return the number of open autocast regions. Torch has no getter, but both counting calls return the number."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()

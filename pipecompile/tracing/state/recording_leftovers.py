@@ -1,4 +1,4 @@
-"""What the calls of one recording leave on the model, apart from what modules kept whole leave whenever they run."""
+"""The leftovers of one recording: changes on the model that the graph has to make, and lengths that Python has read."""
 
 from __future__ import annotations
 
@@ -8,40 +8,42 @@ from typing import Any
 
 from torch import nn
 
-from pipecompile.tracing.state.leftover_state import Change, Watch, hooks_of, marks, without
+from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, change_keys, hooks_of, without_keys
 
-__all__ = ["Remains"]
+__all__ = ["RecordingLeftovers"]
 
 
-class Remains:
-    """Made when the twins are in their places. `lists` are the containers, by identity, whose length Python may ask for;
-    `stands_for` tells whether one value is only the twin of another.
+class RecordingLeftovers:
+    """What calls leave on the model. Construct it when the fake twins are in the model's tables.
+
+    `sized_containers` has the ids of the model's containers that have a length. `stands_for(a, b)` returns whether `a` is
+    the fake twin of `b`.
     """
 
     def __init__(self, model: nn.Module, stands_for: Callable[[object, object], bool]) -> None:
         self.model, self.stands_for = model, stands_for
-        self.watch = Watch(model)
-        self.lists = self.watch.lengths
-        self._asked: set[int] = set()
-        self._by_leaves: set[tuple[int, Any]] = set()
+        self.watch = StateWatch(model)
+        self.sized_containers = self.watch.lengths
+        self._lengths_read: set[int] = set()
+        self._leaf_keys: set[tuple[int, Any]] = set()
 
-    def asks_length(self, container: Any) -> None:
-        """Python wants to know how much there is in a container of the model's: calls may differ by that."""
-        self._asked.add(id(container))
+    def note_length_read(self, container: Any) -> None:
+        """Note that Python reads the length of a container of the model: later calls may depend on it."""
+        self._lengths_read.add(id(container))
 
-    def depends(self, changes: list[Change]) -> bool:
-        """Was the length asked of a container that is among the changes?"""
-        return any(id(change.place.container) in self._asked for change in changes)
+    def is_length_read(self, changes: list[StateChange]) -> bool:
+        """Return whether Python has read the length of a changed container."""
+        return any(id(change.place.container) in self._lengths_read for change in changes)
 
     @contextmanager
-    def leaf(self, module: nn.Module) -> Iterator[None]:
-        """The call of a module kept whole: what it changes, and its hooks, it will change whenever it runs."""
-        watch = Watch(module, *found) if (found := hooks_of(module)) else None
+    def leaf_call(self, module: nn.Module) -> Iterator[None]:
+        """Leave out what a leaf module and its hooks change inside the block: the node runs them, so it changes the same."""
+        watch = StateWatch(module, *hooks) if (hooks := hooks_of(module)) else None
         yield
         if watch:
-            self._by_leaves |= marks(watch.changes())
+            self._leaf_keys |= change_keys(watch.changes())
 
-    def changes(self, since: Watch | None = None) -> list[Change]:
-        """What calls changed since then, or since the beginning."""
-        found = without((since or self.watch).changes(), self._by_leaves)
-        return [change for change in found if not self.stands_for(change.value, change.before)]
+    def changes(self, since: StateWatch | None = None) -> list[StateChange]:
+        """Return the changes since then, by default since construction."""
+        changes = without_keys((since or self.watch).changes(), self._leaf_keys)
+        return [change for change in changes if not self.stands_for(change.value, change.before)]

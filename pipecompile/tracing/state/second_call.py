@@ -1,13 +1,18 @@
-"""A second call of the model, in the state that the first one left, to find out what becomes of that state.
+"""A second call of the model, in the state that the first call left, to decide how a graph can reproduce that state.
 
-It is recorded after the first one, compared with it and taken away again.
+The second call is recorded behind the first, compared with it, and erased again. Three outcomes:
+
+    same nodes, same changes      each change becomes a node (`leftover_state.effect_function`), or warns if none can make it
+    other nodes or changes        CarriedStateError: the model reads what the call before left
+    the second call raises        CarriedStateError
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -15,76 +20,110 @@ from torch import fx, nn
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private import pytree
+from pipecompile.tracing.emit.ambient_regions import Regions
 from pipecompile.tracing.emit.value_nodes import Values
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import Role, facts
-from pipecompile.tracing.state.leftover_state import Change, Watch, alike, from_constants, writer
+from pipecompile.tracing.state.leftover_state import (
+    StateChange,
+    StateWatch,
+    constant_nodes,
+    effect_function,
+    recorded_alike,
+)
+from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 
-if TYPE_CHECKING:
-    from pipecompile.tracing.recorder import Recorder
-
-__all__ = ["Carried", "settle"]
+__all__ = ["CarriedStateError", "Recording", "record_state_changes"]
 
 
-class Carried(TraceError):
-    """A call depends on what the one before left. `pieces` may be kept whole instead, the smallest first."""
+class CarriedStateError(TraceError):
+    """A call of the model depends on what the call before left. `pieces`, the smallest first, may be opaque instead."""
 
-    def __init__(self, changes: Sequence[Change], model: nn.Module) -> None:
+    def __init__(self, changes: Sequence[StateChange], model: nn.Module) -> None:
         owners = sorted({change.place.owner for change in changes} - {""}, key=lambda path: -path.count("."))
         self.pieces = [Piece(path) for path in owners]
         names = ", ".join(dict.fromkeys(change.name for change in changes))
-        file = type(model).forward.__code__ if hasattr(type(model).forward, "__code__") else None
-        where = f"{file.co_filename}:{file.co_firstlineno} in {file.co_qualname}" if file else ""
-        super().__init__(code="PC114", where=where, why=f"it changes {names}, and the next call is another one for it")
+        code = type(model).forward.__code__ if hasattr(type(model).forward, "__code__") else None
+        where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else ""
+        super().__init__(code="PC114", where=where, why=f"the call changes {names}, and the next call depends on it")
 
 
-def settle(recorder: Recorder, inputs: FlatInputs) -> None:
-    """Write down what the call that was recorded left on the model. Raises Carried when that is not for a graph to do."""
-    changes = recorder.remains.changes()
+class Recording(Protocol):
+    """What a second call needs of the recording of the first."""
+
+    model: nn.Module
+    values: Values
+    regions: Regions
+    leftovers: RecordingLeftovers
+
+    def twin(self, leaf: Any, dim: Any) -> Any:
+        """Return the fake twin of an input leaf with batch dimension `dim`."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Record nothing inside the block."""
+
+    def call_counts_restored(self) -> AbstractContextManager[None]:
+        """Count the calls of opaque pieces inside the block from 0 again, and forget them afterwards."""
+
+    def write_effect(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Record a node that calls `function`, which returns nothing."""
+
+
+def record_state_changes(recording: Recording, inputs: FlatInputs) -> None:
+    """Record nodes for what the first call left on the model.
+
+    Raise CarriedStateError if the second call is recorded otherwise than the first, and warn about changes that no node
+    can make.
+    """
+    changes = recording.leftovers.changes()
     if not changes:
         return
-    recorder.regions.close()
-    model, values = recorder.model, recorder.values
-    first = _computed(values.graph)
-    if recorder.remains.depends(changes):
-        raise Carried(changes, model)
+    recording.regions.close()
+    model, values = recording.model, recording.values
+    first = _computing_nodes(values.graph)
+    if recording.leftovers.is_length_read(changes):
+        raise CarriedStateError(changes, model)
     try:
-        later = _again(recorder, inputs)
+        later = _record_again(recording, inputs)
     except Exception as error:
-        raise Carried(changes, model) from error
-    second = [node for node in _computed(values.graph) if node not in set(first)]
-    free = from_constants(first, training=model.training)
-    same = alike(first, second, free)
-    _erase(values.graph, set(first))
-    kept: dict[bool, list[Change]] = {True: [], False: []}
+        raise CarriedStateError(changes, model) from error
+    second = [node for node in _computing_nodes(values.graph) if node not in set(first)]
+    constants = constant_nodes(first, training=model.training)
+    is_alike = recorded_alike(first, second, constants)
+    _erase_second_call(values.graph, set(first))
+    by_kind: dict[bool, list[StateChange]] = {True: [], False: []}
     for change in changes:
-        kept[_free(change, values, free)].append(change)
-    if not (same and _places(kept[False]) == _places(later) - _places(kept[True])):
-        raise Carried(changes, model)
-    lost = [change.name for change in changes if not _written(change, later, values, free, recorder.write_effect)]
+        by_kind[_is_constant(change, values, constants)].append(change)
+    if not (is_alike and _tensor_keys(by_kind[False]) == _tensor_keys(later) - _tensor_keys(by_kind[True])):
+        raise CarriedStateError(changes, model)
+    lost = [change.name for change in changes if not _record_change(change, later, values, constants, recording)]
     if lost:
-        what = f"{type(model).__name__}.forward changes {', '.join(dict.fromkeys(lost))}, which no graph can; it stays as it is"
+        names = ", ".join(dict.fromkeys(lost))
+        what = f"{type(model).__name__}.forward changes {names} in a way that a graph cannot: a pipeline leaves this state as it is"
         warnings.warn(what, RecordingWarning, stacklevel=2)
 
 
-def _again(recorder: Recorder, inputs: FlatInputs) -> list[Change]:
-    """Call the model once more, on other tensors for the same inputs. Buffers are as the first call found them."""
-    placeholders = [node for node in recorder.graph.nodes if node.op == "placeholder"]
-    with recorder.kept_whole():
-        leaves = [recorder.twin(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
+def _record_again(recording: Recording, inputs: FlatInputs) -> list[StateChange]:
+    """Record a second call on new fake inputs, bound to the same placeholders, and return its changes.
+
+    Its buffers are those that the first call began with.
+    """
+    placeholders = [node for node in recording.values.graph.nodes if node.op == "placeholder"]
+    with recording.paused():
+        leaves = [recording.twin(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
     for twin, node in zip(leaves, placeholders, strict=True):
         if isinstance(twin, torch.Tensor):
-            recorder.values.bind(twin, node)
+            recording.values.bind(twin, node)
     args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
-    with recorder.values.as_found(), recorder.kept.again():
-        between = Watch(recorder.model)
-        recorder.model(*args, **kwargs)
-        recorder.regions.close()
-        return recorder.remains.changes(between)
+    with recording.values.as_found(), recording.call_counts_restored():
+        since = StateWatch(recording.model)
+        recording.model(*args, **kwargs)
+        recording.regions.close()
+        return recording.leftovers.changes(since)
 
 
-def _places(changes: Sequence[Change]) -> set[tuple[int, Any, int]]:
-    """Where tensors were left, and how many at the end of a list."""
+def _tensor_keys(changes: Sequence[StateChange]) -> set[tuple[int, Any, int]]:
+    """Return (container, key, number of items appended) of the changes that leave tensors."""
     return {
         (id(change.place.container), change.key, len(change.value) if change.key is None else 0)
         for change in changes
@@ -92,33 +131,41 @@ def _places(changes: Sequence[Change]) -> set[tuple[int, Any, int]]:
     }
 
 
-def _free(change: Change, values: Values, free: set[fx.Node]) -> bool:
-    """Is it a table, which a recording may make anew?"""
-    return all(values.knows(tensor) and values.node(tensor) in free for tensor in change.tensors)
+def _is_constant(change: StateChange, values: Values, constants: set[fx.Node]) -> bool:
+    """Return whether only constants are left: a table that every run may make anew."""
+    return all(values.knows(tensor) and values.node(tensor) in constants for tensor in change.tensors)
 
 
-def _computed(graph: fx.Graph) -> list[fx.Node]:
+def _computing_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """Return the calls, without sizes and without switches of grad mode and autocast."""
     called = ("call_function", "call_method", "call_module")
     return [node for node in graph.nodes if node.op in called and facts(node).role is Role.VALUE]
 
 
-def _erase(graph: fx.Graph, first: set[fx.Node]) -> None:
-    """Everything after the first call, but sizes."""
+def _erase_second_call(graph: fx.Graph, first: set[fx.Node]) -> None:
+    """Erase every node behind the first call, except sizes."""
     last = max((index for index, node in enumerate(graph.nodes) if node in first), default=-1)
     for node in reversed(list(graph.nodes)[last + 1 :]):
         if not node.users and node.op not in ("placeholder", "get_attr") and not facts(node).is_size:
             graph.erase_node(node)
 
 
-def _written(
-    change: Change, later: Sequence[Change], values: Values, free: set[fx.Node], write: Callable[..., None]
+def _record_change(
+    change: StateChange,
+    later: Sequence[StateChange],
+    values: Values,
+    constants: set[fx.Node],
+    recording: Recording,
 ) -> bool:
+    """Record a node that makes the change, unless a run makes it anyway. Return False if no node can make it."""
     if not all(map(values.knows, change.tensors)):
         return False
-    if change.tensors and _free(change, values, free):
+    if change.tensors and _is_constant(change, values, constants):
         return True
-    then = next((c.value for c in later if c.place.container is change.place.container and c.key == change.key), None)
-    function = writer(change, then)
+    next_value = next(
+        (c.value for c in later if c.place.container is change.place.container and c.key == change.key), None
+    )
+    function = effect_function(change, next_value)
     if function is not None:
-        write(function, () if change.is_count else (change.value,))
+        recording.write_effect(function, () if change.is_count else (change.value,))
     return function is not None

@@ -1,6 +1,7 @@
-"""The model is left exactly as it was found: attributes and what they contain, children, modes and random states.
+"""Snapshots of a model, restored after a recording: attributes, containers, children, modes, random states.
 
-What its hooks close over, and the lists and dicts that these name, count as the model's.
+The model's containers are those reachable from its modules: attributes, lists, dicts, objects of the user's classes, what
+hooks close over, and the global lists and dicts that hooks name.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from torch import nn
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
 from pipecompile.tracing.reachable_code import names_in
 
-__all__ = ["Place", "can_hold", "content_of", "kept_content", "places_of", "tensors_of", "untouched"]
+__all__ = ["Place", "can_hold", "content_of", "contents_restored", "places_of", "tensors_of", "model_restored"]
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque, CellType)
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
-"""Objects of these packages are not looked into: they are no place where a model keeps its caches."""
+"""Packages whose objects are not searched: a model does not store its caches in them."""
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Restore every module, all that it holds, and the random number generators when the block ends, however it ends.
+def model_restored(model: nn.Module) -> Iterator[None]:
+    """Restore every module, everything reachable from it, and the CPU's random states when the block ends, error or not.
 
-    Containers and plain objects inside a module get their content back; tensors are restored by identity, and their
-    *values* are safe because the block computes on fake tensors only.
+    Tensors are restored by identity. Their contents are safe because the block computes on fake tensors; for a block that
+    computes on real ones see `tensor_contents`.
     """
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_random = getattr(sys.modules.get("numpy"), "random", None)
     numpy_state = numpy_random.get_state() if numpy_random else None
-    with kept_content(places_of(model)):
+    with contents_restored(places_of(model)):
         try:
             yield
         finally:
@@ -49,26 +50,27 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def kept_content(places: Iterable[Place]) -> Iterator[None]:
-    """Restore what these places contain when the block ends."""
-    kept = [(place.container, content_of(place.container)) for place in places]
+def contents_restored(places: Iterable[Place]) -> Iterator[None]:
+    """Restore the contents of these containers when the block ends."""
+    contents = [(place.container, content_of(place.container)) for place in places]
     try:
         yield
     finally:
-        for container, content in kept:
+        for container, content in contents:
             _restore(container, content)
 
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
-    """Every tensor that the model holds, in a table or anywhere else, each once."""
+    """Return every tensor reachable from the model, in a table or anywhere else, each once."""
     held = [item for place in places_of(model) for item in _items(place.container) if isinstance(item, torch.Tensor)]
     return list({id(tensor): tensor for tensor in held}.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A container: the attributes of an object, a list, what a function closes over. `owner` is the path of the module that
-    holds it, `name` where in there it is.
+    """A container: the attributes of an object, a list, a variable that a function closes over.
+
+    `owner` is the path of the module that holds it, `name` the container's path inside the module.
     """
 
     container: Any
@@ -77,35 +79,39 @@ class Place:
 
 
 def places_of(*roots: Any) -> list[Place]:
-    """Every container reachable from the roots, each once; for a model with the hooks of all modules."""
-    found: dict[int, Place] = {}
+    """Return every container reachable from the roots, each once; of a model, also from the hooks of all modules.
+
+    Functions are followed only if they are roots or hooks.
+    """
+    places: dict[int, Place] = {}
     paths: dict[int, str] = {}
     followed = {id(root) for root in roots}
-    waiting = [(root, "", "") for root in roots]
+    pending = [(root, "", "") for root in roots]
     for root in roots:
         if isinstance(root, nn.Module):
             paths |= {id(module): path for path, module in root.named_modules()}
-            waiting += [(table, "", "") for table in GLOBAL_FORWARD_HOOKS]
+            pending += [(table, "", "") for table in GLOBAL_FORWARD_HOOKS]
             followed |= {id(hook) for module in root.modules() for hook in _hooks(module)}
-    while waiting:
-        holder, owner, name = waiting.pop()
+    while pending:
+        holder, owner, name = pending.pop()
         owner, name = (paths[id(holder)], "") if id(holder) in paths else (owner, name)
         if isinstance(holder, (FunctionType, MethodType, partial)):
             if id(holder) not in followed:
                 continue
-            followed |= {id(thing) for thing in _closed_over(holder)}
-            waiting += [(thing, owner, name) for thing in _closed_over(holder)]
-            found |= {id(thing): Place(thing, owner) for thing in _named(holder)}
+            followed |= {id(item) for item in _closed_over(holder)}
+            pending += [(item, owner, name) for item in _closed_over(holder)]
+            places |= {id(item): Place(item, owner) for item in _named(holder)}
             continue
         container = holder if isinstance(holder, _CONTAINERS) else getattr(holder, "__dict__", {})
-        if id(container) not in found:
-            found[id(container)] = Place(container, owner, name)
+        if id(container) not in places:
+            places[id(container)] = Place(container, owner, name)
             named = _labelled(container, name)
-            waiting += [(item, owner, label) for label, item in named if can_hold(item)]
-    return list(found.values())
+            pending += [(item, owner, label) for label, item in named if can_hold(item)]
+    return list(places.values())
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
+    """Yield the hooks that a call or a backward of the module runs."""
     for table in (*forward_hooks_of(module), *backward_hooks_of(module)):
         yield from table.values()
     for table in GLOBAL_FORWARD_HOOKS:
@@ -113,9 +119,9 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _closed_over(function: Any) -> Iterator[Any]:
-    """The variables of a function around, its object, and the arguments that it is given in advance."""
+    """Yield the variables that a function closes over, the object of a method, the arguments bound by a partial."""
     if isinstance(function, FunctionType):
-        yield from () if _foreign(function) else function.__closure__ or ()
+        yield from () if _is_foreign(function) else function.__closure__ or ()
     else:
         parts = (
             (function.__func__, function.__self__)
@@ -126,15 +132,15 @@ def _closed_over(function: Any) -> Iterator[Any]:
 
 
 def _named(function: Any) -> Iterator[Any]:
-    """The lists and dicts that a function of the user's names; what is in them is not looked into."""
-    if isinstance(function, FunctionType) and not _foreign(function):
+    """Yield the global containers that a user's function names; their items are not searched."""
+    if isinstance(function, FunctionType) and not _is_foreign(function):
         for name in names_in(function.__code__) & function.__globals__.keys():
             if type(value := function.__globals__[name]) in _CONTAINERS:
                 yield value
 
 
 def _labelled(container: Any, name: str) -> Iterable[tuple[str, Any]]:
-    """The items of a container, each with its name."""
+    """Return (path, item) of each item; the items of a list have the path of the list."""
     if isinstance(container, dict):
         return [(f"{name}.{key}".lstrip("."), item) for key, item in container.items()]
     return [(name, item) for item in _items(container)]
@@ -146,12 +152,12 @@ def _items(container: Any) -> Iterable[Any]:
     return list(container.values()) if isinstance(container, dict) else container
 
 
-def _foreign(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", "")).partition(".")[0] in _FOREIGN
+def _is_foreign(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] in _FOREIGN
 
 
 def can_hold(value: object) -> bool:
-    """Is that a thing of the user's that may have other things in it?"""
+    """Return whether a value may contain others: a container, a module, a function, an object of a user's class."""
     if isinstance(value, (nn.Module, FunctionType, MethodType, partial)) or type(value) in _CONTAINERS:
         return True
     if isinstance(value, (type, torch.Tensor)) or not hasattr(value, "__dict__"):
@@ -160,7 +166,7 @@ def can_hold(value: object) -> bool:
 
 
 def content_of(container: Any) -> list[Any]:
-    """What a container holds now: pairs of key and value for attributes, dicts and variables, else the items."""
+    """Return the content of a container: (key, value) pairs of attributes, dicts and variables, else the items."""
     if isinstance(container, CellType):
         try:
             return [("cell_contents", container.cell_contents)]
@@ -170,7 +176,8 @@ def content_of(container: Any) -> list[Any]:
 
 
 def _restore(container: Any, content: list[Any]) -> None:
-    if _same(content_of(container), content, isinstance(container, (dict, CellType))):
+    """Give a container its content back. An unchanged container is not touched."""
+    if _same(content_of(container), content, is_pairs=isinstance(container, (dict, CellType))):
         return
     if isinstance(container, CellType):
         container.cell_contents = content[0][1] if content else None
@@ -179,9 +186,10 @@ def _restore(container: Any, content: list[Any]) -> None:
     container.update(content) if isinstance(container, (dict, set)) else container.extend(content)
 
 
-def _same(now: list[Any], then: list[Any], pairs: bool) -> bool:
+def _same(now: list[Any], then: list[Any], *, is_pairs: bool) -> bool:
+    """Return whether two contents consist of identical objects."""
     if len(now) != len(then):
         return False
-    if pairs:
+    if is_pairs:
         return all(a[0] is b[0] and a[1] is b[1] for a, b in zip(now, then, strict=True))
     return all(a is b for a, b in zip(now, then, strict=True))

@@ -1,4 +1,4 @@
-"""The contents of a model's tensors, kept over a run of the real model. What tensors a model has is kept by `snapshot`."""
+"""Contents of a model's tensors, restored after a run of the real model. (`snapshot` restores which tensors it holds.)"""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pipecompile.torch_private.operators import HigherOrderOperator, schema_of
 from pipecompile.torch_private.storages import preserve_versions, storage_key
 from pipecompile.tracing.state.snapshot import tensors_of
 
-__all__ = ["preserved"]
+__all__ = ["tensors_restored"]
 
 
 @contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """Put back the numbers of all buffers and other tensors that the model holds, `.grad`, and the random states of GPUs.
+def tensors_restored(model: nn.Module) -> Iterator[None]:
+    """Restore, when the block ends, the contents of all tensors of the model, `.grad`, and the random states of GPUs.
 
-    Parameters are copied only when somebody is about to write to one.
+    Buffers and plain tensors are copied at once, a parameter before the first kernel that writes to it.
     """
     parameters = list(model.parameters())
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in parameters]
-    mine = {id(parameter) for parameter in parameters}
-    others = [tensor for tensor in tensors_of(model) if id(tensor) not in mine and not tensor.is_inference()]
+    parameter_ids = {id(parameter) for parameter in parameters}
+    others = [tensor for tensor in tensors_of(model) if id(tensor) not in parameter_ids and not tensor.is_inference()]
     with torch.no_grad():
         copies = [(tensor, tensor.clone()) for tensor in others]
     guard = _CopyBeforeWrite(parameters)
@@ -46,6 +46,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 
 class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Copies of the parameters that kernels write; `copies` maps the storage to (parameter, copy)."""
+
     supports_higher_order_operators = True
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -57,12 +59,12 @@ class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not isinstance(func, HigherOrderOperator) and schema_of(func).is_mutable:
             for argument, value in zip(schema_of(func).arguments, args, strict=False):
-                self._keep(argument, value)
+                self._copy(argument, value)
             for argument in schema_of(func).arguments:
-                self._keep(argument, kwargs.get(argument.name))
+                self._copy(argument, kwargs.get(argument.name))
         return func(*args, **kwargs)
 
-    def _keep(self, argument: Any, value: Any) -> None:
+    def _copy(self, argument: Any, value: Any) -> None:
         if argument.alias_info is None or not argument.alias_info.is_write:
             return
         for tensor in pytree.tree_leaves(value):

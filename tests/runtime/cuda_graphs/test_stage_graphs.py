@@ -280,7 +280,7 @@ def stern(made: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("between", "loss", "options", "reason"),
     [
-        (Gate(), F.cross_entropy, {}, "stage 0 .*Python runs in Kept"),
+        (Gate(), F.cross_entropy, {}, "stage 0 .*Python runs in OpaqueModule"),
         (Noting(), F.cross_entropy, {}, "stage . .*Python runs at keep"),
         (nn.BatchNorm1d(8), F.cross_entropy, {"batch_norm": "deferred"}, "stage 0 .*Python runs in DeferredNorm"),
         (nn.Identity(), waiting, {}, "stage 1 .*the host waits for _local_scalar_dense"),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.tracing.interception.call_rewriting import calls_led_to
+from pipecompile.tracing.interception.call_rewriting import builtin_calls_redirected
 
 
 def calls(x):
@@ -18,7 +18,7 @@ SUBSTITUTES = {"int": lambda x: ("int", x), "float": lambda x: ("float", x), "ty
 
 
 def test_calls_are_led_elsewhere_and_nothing_else_is():
-    with calls_led_to(SUBSTITUTES, [calls, mentions]):
+    with builtin_calls_redirected(SUBSTITUTES, [calls, mentions]):
         assert calls(2.5) == (("int", 2.5), [("int", 1.5)], ("float", 2))
         assert mentions(2.5) == (True, True, [1], 1)
         assert int(2.5) == 2, "this function was not named"
@@ -27,7 +27,7 @@ def test_calls_are_led_elsewhere_and_nothing_else_is():
 
 def test_the_functions_are_put_back_after_a_failure():
     code = calls.__code__
-    with pytest.raises(ZeroDivisionError), calls_led_to({"int": lambda x: 1 / 0}, [calls]):
+    with pytest.raises(ZeroDivisionError), builtin_calls_redirected({"int": lambda x: 1 / 0}, [calls]):
         calls(1)
     assert calls.__code__ is code
 
@@ -36,5 +36,5 @@ def test_a_function_with_too_many_names_is_left_alone():
     names = " + ".join(f"name_{i}" for i in range(200))
     space = {f"name_{i}": i for i in range(200)}
     exec(f"def many(x): return {names} + int(x)", space)
-    with calls_led_to(SUBSTITUTES, [space["many"]]):
+    with builtin_calls_redirected(SUBSTITUTES, [space["many"]]):
         assert space["many"](1.5) == sum(range(200)) + 1

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pipecompile.tracing.model_pieces import Piece
-from pipecompile.tracing.opaque.result_spec import UNKNOWN, Unforetold, comparable, foretold
-from pipecompile.tracing.opaque.trial_runs import trial
+from pipecompile.tracing.opaque.result_spec import UNKNOWN, UnpredictableResult, are_comparable, infer_result_specs
+from pipecompile.tracing.opaque.trial_runs import run_trial
 
 PIECE = Piece("part")
 
@@ -33,10 +33,10 @@ class Whole(nn.Module):
         return self.part(x)
 
 
-def told(body, x):
+def spec_of(body, x):
     parts = x, x[:-1], x[:2]
-    runs = [trial(Whole(body), (part,), {}, [PIECE])[PIECE] for part in parts]
-    return foretold(PIECE, runs, [len(part) for part in parts])[0]
+    runs = [run_trial(Whole(body), (part,), {}, [PIECE])[PIECE] for part in parts]
+    return infer_result_specs(PIECE, runs, [len(part) for part in parts])[0]
 
 
 @pytest.mark.parametrize(
@@ -52,22 +52,22 @@ def told(body, x):
 )
 def test_sizes(body, shape):
     x = torch.arange(32.0).view(4, 8) - torch.tensor([40.0, 0, 90, 0])[:, None]
-    (leaf,) = told(body, x).leaves
+    (leaf,) = spec_of(body, x).leaves
     assert leaf.shape == shape
 
 
 def test_plain_values_must_not_depend_on_the_data():
     x = torch.arange(32.0).view(4, 8)
-    made = told(lambda x: (3, "a", None, x.shape[1], float("nan")), x)
+    made = spec_of(lambda x: (3, "a", None, x.shape[1], float("nan")), x)
     assert [leaf.value for leaf in made.leaves[:4]] == [3, "a", None, 8]
     wrong = (float, lambda x: len(x) * 2 + 1, lambda x: bool(x.any()), lambda x: x.numpy(), lambda x: object())
     for body in (lambda x: wrong[0](x.sum()), *wrong[1:]):
-        with pytest.raises(Unforetold):
-            told(body, x)
+        with pytest.raises(UnpredictableResult):
+            spec_of(body, x)
 
 
 def test_structures_are_compared():
     x = torch.zeros(4, 8)
-    runs = [trial(Whole(list), (part,), {}, [PIECE]) for part in (x, x, x[:-1])]
-    assert comparable(runs[0], runs[1])
-    assert not comparable(runs[0], runs[2])
+    runs = [run_trial(Whole(list), (part,), {}, [PIECE]) for part in (x, x, x[:-1])]
+    assert are_comparable(runs[0], runs[1])
+    assert not are_comparable(runs[0], runs[2])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pipecompile.tracing.model_pieces import Piece
-from pipecompile.tracing.opaque.trial_runs import Seen, trial
+from pipecompile.tracing.opaque.trial_runs import TrialTensor, run_trial
 
 
 class Part(nn.Module):
@@ -40,17 +40,17 @@ class Whole(nn.Module):
 
 def test_what_a_call_did():
     model = Whole()
-    (call,) = trial(model, (torch.randn(3, 4),), {}, [Piece("part")])[Piece("part")]
+    (call,) = run_trial(model, (torch.randn(3, 4),), {}, [Piece("part")])[Piece("part")]
     same, made, view, drawn = call.leaves
-    assert isinstance(same, Seen)
-    assert (same.same, same.source) == (True, 0)
-    assert (made.same, made.source, made.requires_grad, made.shape) == (False, None, True, (3, 4))
-    assert (view.same, view.source, view.offset, view.stride) == (False, 0, 1, (4, 1))
+    assert isinstance(same, TrialTensor)
+    assert (same.is_source, same.source) == (True, 0)
+    assert (made.is_source, made.source, made.requires_grad, made.shape) == (False, None, True, (3, 4))
+    assert (view.is_source, view.source, view.offset, view.stride) == (False, 0, 1, (4, 1))
     assert drawn.dtype == torch.float32
     assert call.written == (0,)
     assert [id(tensor) for tensor in call.used] == [id(model.table.weight)]
-    assert not call.stray
-    assert call.random
+    assert not call.reads_foreign_tensors
+    assert call.draws_random
     assert call.saved_bytes > 0
     assert sum(flops for flops, _, _ in call.work) == 2 * 3 * 4 * 4
 
@@ -63,9 +63,9 @@ def test_nothing_stays(fails):
     call = nn.Module.__call__
     if fails:
         with pytest.raises(ValueError, match="late"):
-            trial(model, (x,), {}, [Piece("part")], reseed=True)
+            run_trial(model, (x,), {}, [Piece("part")], reseed=True)
     else:
-        trial(model, (x,), {}, [Piece("part")], reseed=True)
+        run_trial(model, (x,), {}, [Piece("part")], reseed=True)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert [tensor._version for tensor in (*model.parameters(), *model.buffers())] == versions
     assert torch.equal(x, original)

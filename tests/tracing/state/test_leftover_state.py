@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.tracing.state.leftover_state import Watch, marks, muted, without, writer
+from pipecompile.tracing.state.leftover_state import (
+    StateWatch,
+    change_keys,
+    effect_function,
+    effects_muted,
+    without_keys,
+)
 
 
 class Notes(nn.Module):
@@ -20,7 +26,7 @@ class Notes(nn.Module):
 
 def test_changes_are_what_is_otherwise_now() -> None:
     model = Notes()
-    watch = Watch(model)
+    watch = StateWatch(model)
     assert watch.changes() == []
     value = torch.ones(2)
     model.calls += 1
@@ -38,9 +44,9 @@ def test_items_of_a_list_are_replaced_or_added_and_anything_else_is_no_node() ->
     model.seen = [a, b]
 
     def change(*now: torch.Tensor) -> list[tuple[object, bool]]:
-        watch = Watch(model)
+        watch = StateWatch(model)
         model.seen[:] = now
-        found = [(found.key, writer(found, None) is not None) for found in watch.changes()]
+        found = [(found.key, effect_function(found, None) is not None) for found in watch.changes()]
         model.seen[:] = [a, b]
         return found
 
@@ -53,13 +59,13 @@ def test_items_of_a_list_are_replaced_or_added_and_anything_else_is_no_node() ->
 
 def test_what_a_layer_did_itself_is_left_out() -> None:
     model = Notes()
-    watch = Watch(model)
+    watch = StateWatch(model)
     mine, its = torch.ones(1), torch.zeros(1)
     model.seen.append(its)
     model.calls = 5
-    known = marks(watch.changes())
+    known = change_keys(watch.changes())
     model.seen.append(mine)
-    (left,) = without(watch.changes(), known)
+    (left,) = without_keys(watch.changes(), known)
     assert len(left.value) == 1
     assert left.value[0] is mine
 
@@ -67,14 +73,14 @@ def test_what_a_layer_did_itself_is_left_out() -> None:
 @pytest.mark.parametrize(("later", "written"), [(2, True), (4, False)])
 def test_a_count_is_advanced_when_every_call_advances_it_alike(later: int, written: bool) -> None:
     model = Notes()
-    watch = Watch(model)
+    watch = StateWatch(model)
     model.calls = 1
     (change,) = watch.changes()
-    advance = writer(change, later)
+    advance = effect_function(change, later)
     assert (advance is not None) == written
     if written:
         advance()
         assert model.calls == 2
-        with muted():
+        with effects_muted():
             advance()
         assert model.calls == 2
