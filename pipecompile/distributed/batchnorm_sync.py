@@ -1,7 +1,9 @@
-"""Deferred BatchNorm with copies of a pipeline: running statistics of the whole batch, put together once a step.
+"""BatchNorm across the replicas of a pipeline: deferred statistics of the whole batch, and checks of SyncBatchNorm layers.
 
-copy 0    n, mean, squared deviations of its part  ─┐
-copy 1    n, mean, squared deviations of its part  ─┴─► those of the batch ─► the same running statistics on both
+replica 0    n, mean, squared deviations of its part  ─┐
+replica 1    n, mean, squared deviations of its part  ─┴─► n, mean, squared deviations of the batch, on both, once a step
+
+Parts are merged as by Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
 
 from __future__ import annotations
@@ -18,41 +20,43 @@ from pipecompile.errors import InputError
 from pipecompile.runtime.cells.deferred_batchnorm import Norms, Seen, speaks
 from pipecompile.torch_private.modules import BatchNorm, sync_check_input_dim
 
-__all__ = ["ReplicatedNorms", "check_sync_groups", "without_sync", "sync_batchnorm_layers"]
+__all__ = ["ReplicatedNorms", "check_sync_groups", "sync_batchnorm_layers", "without_sync"]
 
 
 def sync_batchnorm_layers(model: nn.Module) -> dict[str, nn.SyncBatchNorm]:
-    """The layers that exchange statistics with other processes."""
+    """Return, by name, the layers of a model that exchange statistics with other processes."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)}
     return {name: layer for name, layer in layers.items() if speaks(layer)}
 
 
-def check_sync_groups(layers: dict[str, nn.SyncBatchNorm], copies: dist.ProcessGroup | None) -> None:
-    """Raise InputError for a layer that would wait for ranks that do not have it."""
-    having = {dist.get_rank()} if copies is None else set(dist.get_process_group_ranks(copies))
+def check_sync_groups(layers: dict[str, nn.SyncBatchNorm], replicas: dist.ProcessGroup | None) -> None:
+    """Raise InputError for a layer whose process group has other ranks than those that run its stage."""
+    with_stage = {dist.get_rank()} if replicas is None else set(dist.get_process_group_ranks(replicas))
     for name, layer in layers.items():
-        asked = set(dist.get_process_group_ranks(layer.process_group or dist.group.WORLD))
-        if asked != having:
+        in_group = set(dist.get_process_group_ranks(layer.process_group or dist.group.WORLD))
+        if in_group != with_stage:
             raise InputError(
-                f"a SyncBatchNorm layer is of ranks {sorted(asked)}",
+                f"a SyncBatchNorm layer is of ranks {sorted(in_group)}",
                 where=name,
-                why=f"ranks {sorted(having)} have its stage, the others it would wait for in vain",
+                why=f"ranks {sorted(with_stage)} run its stage; the layer would wait for the others for ever",
                 hint='nn.SyncBatchNorm.convert_sync_batchnorm(model, mesh.get_group("dp"))',
             )
 
 
 class LocalBatchNorm(BatchNorm):
-    """What a SyncBatchNorm is meanwhile."""
+    """A SyncBatchNorm layer that normalises by the samples of this process alone."""
 
     _check_input_dim = sync_check_input_dim
 
 
-LocalBatchNorm.__module__ = nn.SyncBatchNorm.__module__  # it is recorded as what it stands for: a layer of torch
+LocalBatchNorm.__module__ = (
+    nn.SyncBatchNorm.__module__
+)  # the recorder takes it for a layer of torch, as SyncBatchNorm is
 
 
 @contextmanager
 def without_sync(layers: Sequence[nn.SyncBatchNorm]) -> Iterator[None]:
-    """In this context the layers wait for nobody."""
+    """Let layers compute without other processes in this context: while a model is recorded or measured."""
     kinds = [type(layer) for layer in layers]
     try:
         for layer in layers:
@@ -64,29 +68,31 @@ def without_sync(layers: Sequence[nn.SyncBatchNorm]) -> Iterator[None]:
 
 
 class ReplicatedNorms(Norms):
-    """The deferred layers of one build. All copies saw the same layers, those of this rank's stages."""
+    """The deferred layers of one build. All `replicas` observe the same layers: those of this rank's stages."""
 
-    def __init__(self, norms: Norms, copies: CollectiveGroup) -> None:
+    def __init__(self, norms: Norms, replicas: CollectiveGroup) -> None:
         super().__init__(norms.norms)
-        self.copies = copies
+        self.replicas = replicas
 
     def settle(self) -> None:
-        found = [(norm, norm.seen) for norm in self.norms if norm.seen is not None]
-        if found:
+        """Merge the statistics of all replicas, then update the running statistics."""
+        updated = [(norm, norm.seen) for norm in self.norms if norm.seen is not None]
+        if updated:
             with torch.inference_mode(False), torch.no_grad():
-                rows = self.copies.rows(torch.cat([_row(seen) for _, seen in found]))
-                widths = [1 + 2 * len(seen.mean) for _, seen in found]
-                for (norm, _), parts in zip(found, rows.split_with_sizes(widths, 1), strict=True):
-                    norm.seen = _joined(parts)
+                rows = self.replicas.all_gather(torch.cat([_row(seen) for _, seen in updated]))
+                widths = [1 + 2 * len(seen.mean) for _, seen in updated]
+                for (norm, _), parts in zip(updated, rows.split_with_sizes(widths, 1), strict=True):
+                    norm.seen = _merged(parts)
         super().settle()
 
 
 def _row(seen: Seen) -> torch.Tensor:
+    """Return count, means and squared deviations as `(1 + 2 * channels,)`."""
     return torch.cat([seen.mean.new_tensor([seen.count]), seen.mean, seen.spread])
 
 
-def _joined(rows: torch.Tensor) -> Seen:
-    """What all copies saw of one layer, from a row of each."""
+def _merged(rows: torch.Tensor) -> Seen:
+    """Merge the statistics of one layer, from a row `(replicas, 1 + 2 * channels)` of each replica."""
     channels = rows.shape[1] // 2
     counts, means, spreads = rows.split_with_sizes([1, channels, channels], 1)
     total = float(counts.sum())

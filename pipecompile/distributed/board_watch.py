@@ -1,5 +1,6 @@
-"""A thread that glances at the board for every watched there is. It ends before the interpreter does: a thread that Python stops
-inside c10d takes the process with it.
+"""A daemon thread that checks, for every communicator of the process, whether its current wait can still end.
+
+The thread ends before the interpreter does: Python would stop it inside c10d otherwise, and the process would abort.
 """
 
 from __future__ import annotations
@@ -12,39 +13,39 @@ from weakref import WeakSet
 __all__ = ["POLL", "watch"]
 
 POLL = 0.5
-"""Seconds between two glances."""
+"""Seconds between two checks. A failure elsewhere is noticed after at most twice this time."""
 
-_AT_MOST = 10.0
-"""Seconds that the end of the interpreter waits for a glance."""
-
-
-class Watched(Protocol):
-    """What is to be done at every glance."""
-
-    def glance(self) -> None: ...
+_EXIT_TIMEOUT = 10.0
+"""Seconds that the end of the interpreter waits for a check that is under way."""
 
 
-_WATCHED: WeakSet[Watched] = WeakSet()
+class Waiting(Protocol):
+    """An object whose current wait is checked."""
+
+    def check_wait(self) -> None: ...
+
+
+_WATCHED: WeakSet[Waiting] = WeakSet()
 _THREADS: list[Thread] = []
 _ENDED = Event()
 
 
-def watch(watched: Watched) -> None:
-    """From now on, for as long as somebody else knows the communicator."""
-    _WATCHED.add(watched)
+def watch(waiting: Waiting) -> None:
+    """Check the waits of an object every `POLL` seconds for as long as other code holds a reference to it."""
+    _WATCHED.add(waiting)
     if not _THREADS:
-        _THREADS.append(Thread(target=_watch, name="pipecompile-watch", daemon=True))
+        _THREADS.append(Thread(target=_check_all, name="pipecompile-watch", daemon=True))
         _THREADS[0].start()
         atexit.register(_end)
 
 
-def _watch() -> None:
+def _check_all() -> None:
     while not _ENDED.wait(POLL):
-        for watched in list(_WATCHED):
-            watched.glance()
-            del watched
+        for waiting in list(_WATCHED):
+            waiting.check_wait()
+            del waiting
 
 
 def _end() -> None:
     _ENDED.set()
-    _THREADS[0].join(_AT_MOST)
+    _THREADS[0].join(_EXIT_TIMEOUT)

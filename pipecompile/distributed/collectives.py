@@ -1,4 +1,4 @@
-"""Ranks that put tensors together. While one waits for the others it looks at the board, so that none waits for a rank that failed."""
+"""Collectives over a process group. A rank that waits for the others checks the status board, so no rank waits for a rank that failed."""
 
 from __future__ import annotations
 
@@ -9,121 +9,128 @@ from time import monotonic, sleep
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.blame import FailureReport, RankLost
 from pipecompile.distributed.board_watch import POLL
 from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.failure_report import FailureReport, RankLost
 
-__all__ = ["OWED", "CollectiveGroup", "PendingCollective", "GradientBucket"]
+__all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective"]
 
-OWED = "its part of a sum"
-"""What a rank of a group is waited for."""
+COLLECTIVE_PART = "its part of a collective"
+"""Name, on the status board, of the value that a rank of a group owes to the others."""
 
 _PATIENCE = 4 * POLL
-"""Seconds that a group gives others to report a rank before it does."""
+"""Seconds that a group waits for a report by other ranks, which know more, before it reports a rank itself."""
+
+_POLL_WORK = 0.0002
+"""Seconds between two looks at a collective that is under way."""
 
 
 class CollectiveGroup:
-    """The ranks of `group`. All of them call the same, in the same order; what one begins, it may wait for in any."""
+    """The ranks of a process group. All ranks call the same methods in the same order, and wait for results in any order."""
 
     def __init__(self, group: dist.ProcessGroup, communicator: Communicator) -> None:
         self.group, self.communicator, self.size, self.index = group, communicator, group.size(), group.rank()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Over all ranks."""
-        return self.begin_sum(tensor.detach().clone()).wait()
+        """Return the sum over all ranks."""
+        return self.start_sum(tensor.detach().clone()).wait()
 
-    def largest(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Over all ranks, element by element."""
-        return self._begin(tensor.detach().clone(), dist.ReduceOp.MAX).wait()
+    def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the maximum over all ranks, element by element."""
+        return self._start_all_reduce(tensor.detach().clone(), dist.ReduceOp.MAX).wait()
 
-    def rows(self, row: torch.Tensor) -> torch.Tensor:
-        """What each rank has, as rows of one tensor."""
-        made = row.new_empty(self.size, row.numel())
-        self.wait(dist.all_gather_into_tensor(made.view(-1), row, self.group, async_op=True))
-        return made
+    def all_gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Return the tensors `(width,)` of all ranks as the rows of a tensor `(ranks, width)`."""
+        rows = row.new_empty(self.size, row.numel())
+        self.wait(dist.all_gather_into_tensor(rows.view(-1), row, self.group, async_op=True))
+        return rows
 
-    def begin_sum(self, tensor: torch.Tensor) -> PendingCollective:
-        """Over all ranks, in the tensor itself."""
-        return self._begin(tensor, dist.ReduceOp.SUM)
+    def start_sum(self, tensor: torch.Tensor) -> PendingCollective:
+        """Start a sum over all ranks; its result is `tensor` itself."""
+        return self._start_all_reduce(tensor, dist.ReduceOp.SUM)
 
-    def begin_own_row(self, rows: torch.Tensor) -> PendingCollective:
-        """Of the sum over all ranks of `rows`, a row per rank, the one of this rank. What was in `rows` is lost."""
-        if rows.device.type == "cpu":  # gloo's reduce-scatter is that, too, and cannot be asked whether it is done
-            return PendingCollective(self, self.begin_sum(rows).work, rows[self.index])
-        made = rows.new_empty(rows.shape[1])
-        return PendingCollective(
-            self, dist.reduce_scatter_tensor(made, rows.view(-1), group=self.group, async_op=True), made
-        )
+    def start_reduce_scatter(self, rows: torch.Tensor) -> PendingCollective:
+        """Start a sum of `rows` `(ranks, width)`, of which each rank gets its own row `(width,)`. `rows` is overwritten."""
+        if (
+            rows.device.type == "cpu"
+        ):  # gloo's reduce-scatter is an all-reduce as well, and its work has no `is_completed`
+            return PendingCollective(self, self.start_sum(rows).work, rows[self.index])
+        own = rows.new_empty(rows.shape[1])
+        work = dist.reduce_scatter_tensor(own, rows.view(-1), group=self.group, async_op=True)
+        return PendingCollective(self, work, own)
 
-    def _begin(self, tensor: torch.Tensor, how: dist.ReduceOp.RedOpType) -> PendingCollective:
-        return PendingCollective(self, dist.all_reduce(tensor, how, self.group, async_op=True), tensor)
+    def _start_all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> PendingCollective:
+        return PendingCollective(self, dist.all_reduce(tensor, op, self.group, async_op=True), tensor)
 
     def wait(self, work: dist.Work | None) -> None:
-        """Until the ranks are done with it. Raises RankLost."""
+        """Wait for a collective. Raises RankLost."""
         assert work is not None
-        begun = looked = monotonic()
+        start = checked = monotonic()
         try:
             while not work.is_completed():
-                sleep(0.0002)
-                if monotonic() - looked > POLL:
-                    looked = monotonic()
-                    self._look(looked - begun)
+                sleep(_POLL_WORK)
+                if monotonic() - checked > POLL:
+                    checked = monotonic()
+                    self._check(checked - start)
             work.wait()
         except RuntimeError as error:
             raise self._lost(f"the connection to it is gone: {str(error).partition(chr(10))[0]}") from None
-        if looked != begun:
-            self.communicator.board.unsay_wait()
+        if checked != start:
+            self.communicator.board.clear_wait()
 
-    def _look(self, waited: float) -> None:
-        """Let others read for whom this rank waits; raise RankLost when it need not any more."""
-        self.communicator.look()
-        self.communicator.board.say_wait(self._late()[0], OWED)
+    def _check(self, waited: float) -> None:
+        """Post the wait on the status board; raise RankLost if a rank failed, or after the timeout. `waited` is in seconds."""
+        self.communicator.check()
+        self.communicator.board.post_wait(self._late_ranks()[0], COLLECTIVE_PART)
         if waited > self.communicator.timeout:
             raise self._lost(f"it has been silent for {self.communicator.timeout:.3g} s")
 
-    def _late(self) -> list[int]:
-        """The ranks that may be waited for: those that do not wait themselves."""
+    def _late_ranks(self) -> list[int]:
+        """Return the other ranks that may be late: those that do not wait themselves, or all if all wait."""
         others = [rank for rank in dist.get_process_group_ranks(self.group) if rank != self.communicator.rank]
-        return [rank for rank in others if self.communicator.board.waits(rank) is None] or others
+        return [rank for rank in others if self.communicator.board.wait_of(rank) is None] or others
 
     def _lost(self, what: str) -> RankLost:
-        """Who does not come. Its pipeline knows better what it owes, and may say so first."""
+        """Return the report of the late rank. The ranks of its pipeline may report it first: they know which value it owes."""
         end = monotonic() + _PATIENCE
         while monotonic() < end:
-            self.communicator.look()
+            self.communicator.check()
             sleep(POLL)
-        late = self._late()
-        rank, name = self.communicator.board.to_blame(late[0], OWED)
-        one = f" (or to another of ranks {', '.join(map(str, late))})" if len(late) > 1 else ""
+        late = self._late_ranks()
+        rank, name = self.communicator.board.root_of_wait(late[0], COLLECTIVE_PART)
+        others = f" (or to another of ranks {', '.join(map(str, late))})" if len(late) > 1 else ""
         return RankLost(
-            FailureReport(rank, what + one, f"{name} was to come from it", f"before {name} had come"), is_told=False
+            FailureReport(rank, what + others, action=f"before {name} arrived", awaited=name), is_posted=False
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingCollective:
-    """What a group puts together while this rank goes on."""
+    """A collective that runs while this rank goes on. `result` is complete after `wait`."""
 
     group: CollectiveGroup
     work: dist.Work | None
-    made: torch.Tensor
+    result: torch.Tensor
 
     def wait(self) -> torch.Tensor:
-        """What has come. Raises RankLost."""
+        """Return the result. Raises RankLost."""
         self.group.wait(self.work)
-        return self.made
+        return self.result
 
 
 @dataclass(slots=True, eq=False)
 class GradientBucket:
-    """Gradients of `weights` on their way: what comes, goes through `further` groups, and is for `settle` then."""
+    """Gradients of `weights` that are reduced in one message.
+
+    The result of `pending` is summed over the `further` groups, one after the other, and then given to `settle`.
+    """
 
     weights: Sequence[torch.Tensor]
-    coming: PendingCollective
+    pending: PendingCollective
     further: Sequence[CollectiveGroup]
     settle: Callable[[torch.Tensor], None]
 
-    def go_on(self) -> None:
-        """Wait for the first group, if there are more, and begin with the next."""
+    def start_further(self) -> None:
+        """Start the sum over each further group, in turn, when the sum over the group before it is complete."""
         for group in self.further:
-            self.coming = group.begin_sum(self.coming.wait())
+            self.pending = group.start_sum(self.pending.wait())

@@ -1,17 +1,18 @@
-"""What connects the ranks of a pipeline: messages between two of them, and a board where all can read.
+"""The communicator of the ranks of one pipeline: messages between two ranks, and the status board that all ranks read.
 
-    rank 0 ◄── boxes ──► rank 1 ◄── boxes ──► rank 2      values, in the order of the program
-       │                    │                    │
-       └──────── the store of torch.distributed ─┘        what all must agree on; who failed; who waits for whom
+    rank 0 ◄── mailboxes ──► rank 1 ◄── mailboxes ──► rank 2      values, in the order of the program
+       │                        │                        │
+       └──────────── store of torch.distributed ─────────┘        agreement on the program, failures, waits
 
-A rank waits for a message inside c10d. Meanwhile a thread of it looks at the board: if a rank failed, or was silent for the
-timeout of the process group, it breaks the connections of this rank, which ends the wait, and that of its peers.
+A rank waits for a message inside c10d. Meanwhile a thread checks the status board every half second. If a rank failed, or was
+silent for the timeout of the process group, the thread breaks the connections of this rank. That ends the wait of this rank, and
+the waits of its peers for this rank.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,9 +25,10 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.blame import Disagreement, FailureReport, RankLost
 from pipecompile.distributed.board_watch import POLL, watch
+from pipecompile.distributed.failure_report import Disagreement, FailureReport, RankLost
 from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
+from pipecompile.distributed.protocol import ABORT
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.status_board import StatusBoard
 from pipecompile.errors import RunError
@@ -34,18 +36,19 @@ from pipecompile.torch_private.process_groups import cpu_backend
 
 __all__ = ["Communicator"]
 
-_PATIENCE = timedelta(days=30)
-"""How long c10d may wait; who watches the board ends it before."""
+_WAIT_TIMEOUT = timedelta(days=30)
+"""Timeout of a wait in c10d: the thread that checks the status board ends a wait long before."""
 
-_MADE: Counter[tuple[int, ...]] = Counter()
+_CREATED: Counter[tuple[int, ...]] = Counter()
+"""Number of communicators that this process has created, per members: all ranks create them in the same order."""
 
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-"""Per group of ranks one that only values go through: what breaks it harms nothing else."""
+"""Per process group of a pipeline, the group that its messages go through: breaking it harms no other traffic."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingWait:
-    """For a message of this name, to or from `peer`, from the moment `since`."""
+    """A wait for value `name`, to or from `peer`, since the time `since` of the monotonic clock, in seconds."""
 
     peer: int
     name: str
@@ -53,113 +56,127 @@ class PendingWait:
 
 
 class Communicator:
-    """Peers are numbered as pipeline devices."""
+    """The communicator of one pipeline, as one rank has it. A peer is a pipeline device, `rank` a rank of `torchrun`.
+
+    `action` is the phrase that a failure report of this rank begins with. `_broken` is the error that ended this communicator.
+    """
 
     def __init__(self, ranks: RankMesh) -> None:
-        self.ranks, self.rank, self.timeout = ranks, dist.get_rank(), ranks.timeout
-        self.number = _MADE[ranks.members] = _MADE[ranks.members] + 1
-        self.board = StatusBoard(ranks, self.rank, self.number)
+        self.ranks, self.rank, self.timeout = ranks, ranks.rank, ranks.timeout
+        self.number = _CREATED[ranks.members] = _CREATED[ranks.members] + 1
+        self.board = StatusBoard(ranks.store(self.number), ranks.members, self.rank, self.timeout)
         self.action = ""
         self._broken: RunError | None = None
-        self._group: dist.ProcessGroup | None = None
-        self._out: dict[int, Outbox] = {}
-        self._in: dict[int, Inbox] = {}
+        self._outboxes: dict[int, Outbox] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._is_connected = False
         self._waiting: PendingWait | None = None
-        self._seen: PendingWait | None = None
-        self._is_shown, self._lock = False, Lock()
-        self._verdict: RankLost | None = None
+        self._seen: PendingWait | None = None  # the wait at the last check
+        self._is_wait_posted, self._lock = False, Lock()
+        self._verdict: RankLost | None = None  # why the checking thread broke the connections
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Before the first message, on all ranks together."""
-        if self._group is None:
+        """Open channels to all peers, before the first message. All ranks must call this together."""
+        if not self._is_connected:
             self.agree("messages to come", "values of the pipeline")
-            if self.ranks.group not in _GROUPS:
-                members = [self.ranks.rank_of(peer) for peer in range(self.ranks.size)]
-                group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-                assert isinstance(group, dist.ProcessGroup)
-                _GROUPS[self.ranks.group] = group
-            self._group = _GROUPS[self.ranks.group]
-            backend = cpu_backend(self._group)
-            for peer in range(self.ranks.size):
-                if peer != self.ranks.index:
-                    address = dist.get_group_rank(self._group, self.ranks.rank_of(peer))
-                    channel = Channel(backend, address, 3 * self.number, partial(self._wait, peer))
-                    self._out[peer], self._in[peer] = Outbox(channel), Inbox(channel)
+            backend, addresses = self._open()
+            for peer, address in addresses.items():
+                channel = Channel(backend, address, self.number, partial(self._wait, peer))
+                self._outboxes[peer], self._inboxes[peer] = Outbox(channel), Inbox(channel)
+            self._is_connected = True
             watch(self)
 
+    def _open(self) -> tuple[Any, Mapping[int, int]]:
+        """Return the c10d backend for messages, and the number that each peer has in it."""
+        if self.ranks.group not in _GROUPS:
+            members = [self.ranks.rank_of(peer) for peer in range(self.ranks.size)]
+            new_group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+            assert isinstance(new_group, dist.ProcessGroup)
+            _GROUPS[self.ranks.group] = new_group
+        group = _GROUPS[self.ranks.group]
+        peers = [peer for peer in range(self.ranks.size) if peer != self.ranks.index]
+        addresses = {peer: dist.get_group_rank(group, self.ranks.rank_of(peer)) for peer in peers}
+        return cpu_backend(group), addresses
+
     def expect(self, source: int, names: Iterable[str]) -> None:
-        """These values will come from `source`, in this order. Raises RankLost."""
+        """Append names to the values that will come from `source`, in this order. Raises RankLost."""
         try:
-            self._in[source].expect(names)
+            self._inboxes[source].expect(names)
         except RuntimeError as error:
-            raise self._gone(source, "", error) from None
+            raise self._connection_lost(source, "", error) from None
 
     def send(self, target: int, name: str, value: Any, *, once: bool = False) -> None:
-        """Hand a value over; it must stay as it is until `flush`. `once`: nobody was told to expect it. Raises RankLost."""
-        try:
-            self._out[target].put(name, value, once=once)
-        except RuntimeError as error:
-            raise self._gone(target, "", error) from None
+        """Begin to send a value, which must not change until `flush`. Raises RankLost.
 
-    def take(self, source: int, name: str, *, once: bool = False) -> Any:
-        """The next value from `source`, which must be the one called so. Raises RankLost."""
-        box = self._in[source]
+        With `once`, the layout is not remembered, and the target calls `receive` with `once` instead of `expect`.
+        """
         try:
-            value = box.take_once(name) if once else box.take(name)
-            self._out[source].taken(box.told)
+            self._outboxes[target].send(name, value, once=once)
+        except RuntimeError as error:
+            raise self._connection_lost(target, "", error) from None
+
+    def receive(self, source: int, name: str, *, once: bool = False) -> Any:
+        """Return the next value from `source`. Raises RankLost, also if the value has another name."""
+        inbox = self._inboxes[source]
+        try:
+            value = inbox.receive_once(name) if once else inbox.receive(name)
+            self._outboxes[source].release(inbox.acknowledged)
         except (RuntimeError, ConnectionError) as error:
-            raise self._gone(source, name, error) from None
+            raise self._connection_lost(source, name, error) from None
         return value
 
     def flush(self) -> None:
-        """Return when all that was sent is on its way, and may be changed. Raises RankLost."""
-        for target, box in self._out.items():
+        """Return when all values are sent and may change. Raises RankLost."""
+        for target, outbox in self._outboxes.items():
             try:
-                box.flush()
+                outbox.flush()
             except RuntimeError as error:
-                raise self._gone(target, "", error) from None
+                raise self._connection_lost(target, "", error) from None
 
     def _wait(self, peer: int, work: dist.Work, name: str) -> None:
         self._waiting = PendingWait(peer, name, monotonic())
         try:
-            work.wait(_PATIENCE)
+            work.wait(_WAIT_TIMEOUT)
         finally:
             self._waiting = None
-        if self._is_shown:  # what did not come stays on the board: others may have to know
-            self._hide()
+        if self._is_wait_posted:  # after a failure the wait stays posted: other ranks may need it to name the cause
+            self._clear_wait()
 
-    def _gone(self, peer: int, name: str, error: Exception) -> RankLost:
-        """Why a message of this name does not come, or one does not go."""
+    def _connection_lost(self, peer: int, name: str, error: Exception) -> RankLost:
+        """Return the reason why value `name` does not come, or, with an empty name, why a value cannot be sent."""
         if self._verdict is not None:
             return self._verdict
         if not name:
-            sleep(POLL)  # who waits for something of that rank, can say for what
+            sleep(POLL)  # a rank that waits for a value of that peer can name the value
         reason = str(error).partition("\n")[0]
-        return self._lost(
-            peer, reason if isinstance(error, ConnectionError) else f"the connection to it is gone: {reason}", name
-        )
+        if not isinstance(error, ConnectionError):
+            reason = f"the connection to it is gone: {reason}"
+        return self._lost(peer, reason, name)
 
     def _lost(self, peer: int, what: str, name: str) -> RankLost:
         with suppress(RuntimeError):
-            sleep(POLL)  # who knows more, has told it by then
+            sleep(POLL)  # time for the rank that failed to post its own report
             if (report := self.board.failed()) is not None:
-                return RankLost(report, is_told=True)
-        rank, name = self.board.to_blame(self.ranks.rank_of(peer), name)
-        return RankLost(FailureReport(rank, what, where=f"{name} was to come from it" if name else ""), is_told=False)
+                return RankLost(report, is_posted=True)
+        rank, name = self.board.root_of_wait(self.ranks.rank_of(peer), name)
+        return RankLost(FailureReport(rank, what, awaited=name), is_posted=False)
 
     # -- while this rank waits ----------------------------------------------------------------------------------------
 
-    def glance(self) -> None:
-        """By the thread that watches, every half second: end a wait for what will not come."""
+    def check_wait(self) -> None:
+        """Break the connections if the current wait cannot end. The watch thread calls this every `POLL` seconds.
+
+        A wait is checked from its second call on, so that short waits cost nothing.
+        """
         wait = self._waiting
         if wait is None or wait is not self._seen:
             self._seen = wait
             return
         try:
-            self.look()
-            self._show(wait)
+            self.check()
+            self._post_wait(wait)
             if monotonic() - wait.since > self.timeout:
                 raise self._lost(wait.peer, f"it has been silent for {self.timeout:.3g} s", wait.name)
         except RankLost as lost:
@@ -167,32 +184,32 @@ class Communicator:
                 self._verdict = lost
                 self._break()
 
-    def _show(self, wait: PendingWait) -> None:
-        """Let others read for whom this rank waits, unless it does not any more."""
+    def _post_wait(self, wait: PendingWait) -> None:
+        """Post the wait on the board, once, unless the wait has ended meanwhile."""
         with self._lock:
-            if not self._is_shown:
-                self._is_shown = True
+            if not self._is_wait_posted:
+                self._is_wait_posted = True
                 if self._waiting is wait:
-                    self.board.say_wait(self.ranks.rank_of(wait.peer), wait.name)
+                    self.board.post_wait(self.ranks.rank_of(wait.peer), wait.name)
 
-    def _hide(self) -> None:
+    def _clear_wait(self) -> None:
         with self._lock:
-            self._is_shown = False
-            self.board.unsay_wait()
+            self._is_wait_posted = False
+            self.board.clear_wait()
 
     def _break(self) -> None:
-        """End what waits in the connections of this rank: gloo gives all of them up when one receive takes too long."""
+        """End all waits in the connections of this rank: gloo closes all of them when one receive times out."""
         _GROUPS.pop(self.ranks.group, None)
-        channel = next((box.channel for box in self._in.values()), None)
+        channel = next((inbox.channel for inbox in self._inboxes.values()), None)
         if channel is not None:
             with suppress(RuntimeError):
                 part = torch.empty(1, dtype=torch.uint8, device="cpu")
-                channel.backend.recv([part], channel.peer, 3 * self.number + 2).wait(timedelta(milliseconds=1))
+                channel.receive(part, ABORT).wait(timedelta(milliseconds=1))
 
-    # -- the board ----------------------------------------------------------------------------------------------------
+    # -- agreement and failures ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A run begins. Raises RunError after a failure: what was under way then is lost."""
+        """Begin a run. Raises RunError after a failure, since the values that were under way are lost."""
         if self._broken is not None:
             raise RunError(
                 "this pipeline failed before",
@@ -204,42 +221,46 @@ class Communicator:
         self.board.begin()
 
     def all_gather_text(self, topic: str, text: str) -> list[str]:
-        """What every member says to a topic. Raises Disagreement when one is asked something else, RankLost when one is silent."""
+        """Return the texts of all members. Raises Disagreement for different topics, RankLost for a silent member."""
         return self.board.all_gather_text(topic, text)
 
     def agree(self, topic: str, text: str) -> None:
-        """Raise Disagreement, on all ranks, unless all say the same."""
+        """Raise Disagreement, on all ranks, unless all have the same text."""
         self.board.agree(topic, text)
 
-    def look(self) -> None:
-        """Raise RankLost when a rank failed, or asks for something that this one is not asked for."""
-        self.board.look()
+    def check(self) -> None:
+        """Raise RankLost if a rank has failed or has begun an exchange that this rank has not."""
+        self.board.check()
 
-    def wanted(self, rank: int, own: str) -> set[str]:
-        """What is to come from a rank: `own` to this one, and what others wait for; of several steps, in the earliest."""
-        return self.board.wanted(rank, own)
+    def awaited_from(self, rank: int, own: str) -> set[str]:
+        """Return the names of the values that ranks await from `rank` in the earliest step; this rank awaits `own`."""
+        return self.board.awaited_from(rank, own)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """What fails here is told to all ranks; what failed elsewhere is raised as RunError."""
+        """Post a failure in this context for all ranks; raise the failure of another rank as RunError."""
         try:
             yield
         except Disagreement:
             raise
         except RankLost as lost:
-            report = lost.report if lost.is_told else self.board.tell(lost.report)
-            self.board.heard()
+            report = lost.report if lost.is_posted else self.board.post_failure(lost.report)
+            self.board.confirm_read()
             self._broken = report.error()
             self._break()
             raise self._broken from None
         except Exception as error:
-            report = FailureReport.of(error, self.rank, self.action)
-            self._broken = report.error()
-            if self.board.tell(report) == report:
-                self.board.wait_for_hearers()
-            else:
-                self.board.heard()
-            self._break()
+            self._fail(error)
             raise
         finally:
             self.action = ""
+
+    def _fail(self, error: Exception) -> None:
+        """Post the failure of this rank, unless another rank failed first."""
+        report = FailureReport.of(error, self.rank, self.action)
+        self._broken = report.error()
+        if self.board.post_failure(report) == report:
+            self.board.wait_for_readers()
+        else:
+            self.board.confirm_read()
+        self._break()

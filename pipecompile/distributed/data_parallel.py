@@ -1,7 +1,7 @@
-"""Copies of a pipeline, each on a part of the batch: in a step their gradients are put together, each once.
+"""Replicas of a pipeline, each on a part of the batch: every step reduces their gradients, each gradient once.
 
 pipeline 0    6 samples   gradient g0 ─┐
-                                       ├─► 6/10 g0 + 4/10 g1, on both: that of the mean over all 10
+                                       ├─► 6/10 g0 + 4/10 g1, on both: the gradient of the mean over all 10 samples
 pipeline 1    4 samples   gradient g1 ─┘
 """
 
@@ -18,19 +18,23 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from pipecompile.distributed.blame import Disagreement
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
+from pipecompile.distributed.failure_report import Disagreement
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.errors import InputError, RunError
 from pipecompile.torch_private.dtensors import gradient_of, like, local
 
 __all__ = ["Replicas", "broadcast_from_first", "check_unwrapped"]
 
+Parameters = Callable[[], Iterator[nn.Parameter]]
+"""A function that yields the parameters of this rank that every replica has whole."""
+
 
 class Replicas:
-    """`group` has this rank and those that run the same stages on other parts; None when there are none. What they keep of
-    their parameters in parts, `shards` knows. `reductions` is how many messages gradients took until now: per step and dtype
-    one for all that are complete at the same place of the row, and one for what the row does not complete.
+    """The replicas of a pipeline: `group` has the ranks that run the stages of this rank; None if there is one pipeline.
+
+    `shards` has the parameters that the replicas shard among themselves. `reductions` counts the messages that gradients have
+    taken: in each step and dtype one for all gradients that are complete at the same place of the row, and one for the rest.
     """
 
     def __init__(self, group: CollectiveGroup | None, shards: ShardedParameters) -> None:
@@ -38,151 +42,156 @@ class Replicas:
         self._step: GradientReduction | None = None
 
     @contextmanager
-    def reduced(
-        self, parameters: Callable[[], Iterator[nn.Parameter]], samples: int | None
-    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-        """A step in this context leaves the gradients of the whole batch, of the `parameters` that each copy has whole and of those
-        it has in parts; what it yields makes the loss of a part of the batch that of the whole. Parts are weighted by their
-        samples, or added when those are None. One that fails leaves the gradients that were there before.
+    def reduced(self, parameters: Parameters, samples: int | None) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """Run a step in this context; afterwards gradients are those of the whole batch, added to those of earlier steps.
+
+        Yield a function from the loss of this replica to the loss of the whole batch. Parts of the batch are weighted by
+        `samples`, or summed if it is None. A step that fails restores the gradients of earlier steps.
         """
         group = self.group
         if group is None:
             yield lambda loss: loss
             return
-        before = {parameter: parameter.grad for parameter in parameters()}
-        for parameter in before:
+        earlier = {parameter: parameter.grad for parameter in parameters()}
+        for parameter in earlier:
             parameter.grad = None
         try:
             self._step = step = GradientReduction(group, self.shards, parameters, samples)
             yield lambda loss: group.sum(loss * step.share)
             self.reduce(None)
-            step.end()
+            step.finish()
         except BaseException:
-            for parameter, gradient in before.items():
+            for parameter, gradient in earlier.items():
                 parameter.grad = gradient
             raise
         finally:
             self._step = None
-        with torch.no_grad():
-            for parameter in parameters():
-                if (kept := before.get(parameter)) is not None:
-                    parameter.grad = kept if parameter.grad is None else kept.add_(parameter.grad)
+        _add(parameters(), earlier)
 
     def agree(self, program: str) -> None:
-        """In a step: raise Disagreement, on all copies, unless all are about to run this program."""
+        """Raise Disagreement, on all replicas, unless all are about to run this program. Has no effect outside a step."""
         if self._step is not None:
             self._step.agree(program)
 
     def reduce(self, complete: Container[int] | None) -> None:
-        """In a step: begin with the gradients of these parameters, known by their numbers, which nothing is added to any more, or
-        with all that are left.
+        """Start to reduce the gradients of the parameters with the ids `complete`; with None, all that are left.
+
+        Their gradients must not change any more in this step.
         """
         assert self._step is not None
-        self.reductions += self._step.begin(complete)
+        self.reductions += self._step.start(complete)
+
+
+@torch.no_grad()
+def _add(parameters: Iterator[nn.Parameter], earlier: dict[nn.Parameter, torch.Tensor | None]) -> None:
+    """Add the gradients of earlier steps."""
+    for parameter in parameters:
+        if (gradient := earlier.get(parameter)) is not None:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
 
 
 class GradientReduction:
-    """The gradients of one step, on their way to those of the whole batch.
+    """The reduction of the gradients of one step.
 
     row        3B0  3B1  1B0  1B1
-    group              [ 3 ─────── ]  [ 1 ]  [ the rest ]     all are waited for at the end, and in this order on all copies
+    buckets             [ 3 ─────── ]  [ 1 ]  [ the rest ]     started in this order on all replicas, waited for at the end
+
+    `share` is the weight of this replica's part of the batch.
     """
 
     def __init__(
-        self,
-        group: CollectiveGroup,
-        shards: ShardedParameters,
-        parameters: Callable[[], Iterator[nn.Parameter]],
-        samples: int | None,
+        self, group: CollectiveGroup, shards: ShardedParameters, parameters: Parameters, samples: int | None
     ) -> None:
         self.group, self.shards, self.parameters, self.samples = group, shards, parameters, samples
         self.share = 1.0
-        self._messages: list[GradientBucket] = []
+        self._buckets: list[GradientBucket] = []
 
     @cached_property
     def whole(self) -> tuple[nn.Parameter, ...]:
-        """Asked for when it is known which live here."""
+        """The parameters that every replica has whole; read when the step runs, since a first step places them."""
         return tuple(self.parameters())
 
     def agree(self, program: str) -> None:
-        """On the order of messages, which is that of the program; and on how much each part of the batch counts."""
-        mark = float(int(sha256(program.encode()).hexdigest()[:12], 16))
-        said = self.group.rows(torch.tensor([self.samples or 0.0, mark], dtype=torch.float64))
-        if (said[:, 1] != mark).any():
+        """Compare the program, whose order is that of the buckets, and compute `share` from the samples of all replicas."""
+        digest = float(int(sha256(program.encode()).hexdigest()[:12], 16))
+        rows = self.group.all_gather(torch.tensor([self.samples or 0.0, digest], dtype=torch.float64))
+        if (rows[:, 1] != digest).any():
             raise Disagreement(
                 "the copies of the pipeline are about to run different programs",
                 where=f"here {program}",
-                why="their gradients are put together in the order of the program",
+                why="their gradients are reduced in the order of the program",
                 hint="parts of the batch that are divided into the same number of micro-batches",
             )
         if self.samples is not None:
-            self.share = self.samples / float(said[:, 0].sum())
+            self.share = self.samples / float(rows[:, 0].sum())
 
     @torch.no_grad()
-    def begin(self, complete: Container[int] | None) -> int:
-        """The number of messages begun."""
-        begun = {id(weight) for message in self._messages for weight in message.weights}
+    def start(self, complete: Container[int] | None) -> int:
+        """Start to reduce gradients, a bucket per dtype; return the number of buckets."""
+        started = {id(weight) for bucket in self._buckets for weight in bucket.weights}
 
         def is_due(weight: torch.Tensor) -> bool:
-            return id(weight) not in begun if complete is None else id(weight) in complete
+            return id(weight) not in started if complete is None else id(weight) in complete
 
         trained = [parameter for parameter in self.whole if parameter.requires_grad and is_due(parameter)]
         dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
-        new = [self._message([p for p in trained if p.dtype is dtype]) for dtype in dtypes]
-        new += self.shards.reduced(is_due, self.share)
-        self._messages += new
-        return len(new)
+        buckets = [self._bucket([p for p in trained if p.dtype is dtype]) for dtype in dtypes]
+        buckets += self.shards.reduced(is_due, self.share)
+        self._buckets += buckets
+        return len(buckets)
 
-    def _message(self, group: Sequence[nn.Parameter]) -> GradientBucket:
-        """Which says as well on how many ranks a parameter has a gradient at all."""
-        parts = [local(gradient_of(parameter)).reshape(-1) for parameter in group]
-        has = torch.tensor([float(p.grad is not None) for p in group]).to(parts[0])
-        flat = torch.cat([*parts, has])
-        flat[: -len(group)].mul_(self.share)
-        for parameter in group:
+    def _bucket(self, parameters: Sequence[nn.Parameter]) -> GradientBucket:
+        """Start one bucket: the weighted gradients, and per parameter the number of ranks that have a gradient for it."""
+        gradients = [local(gradient_of(parameter)).reshape(-1) for parameter in parameters]
+        has_gradient = torch.tensor([float(p.grad is not None) for p in parameters]).to(gradients[0])
+        flat = torch.cat([*gradients, has_gradient])
+        flat[: -len(parameters)].mul_(self.share)
+        for parameter in parameters:
             parameter.grad = None
-        sizes = [*map(len, parts), len(group)]
-        return GradientBucket(group, self.group.begin_sum(flat), (), partial(_receive, group, sizes))
+        sizes = [*map(len, gradients), len(parameters)]
+        return GradientBucket(parameters, self.group.start_sum(flat), (), partial(_set_gradients, parameters, sizes))
 
     @torch.no_grad()
-    def end(self) -> None:
-        """Wait for all, then let the parameters have them. Raises RunError for a gradient that came too late."""
-        for message in self._messages:
-            message.go_on()
-        made = [message.coming.wait() for message in self._messages]
-        if late := [weight for message in self._messages for weight in message.weights if weight.grad is not None]:
+    def finish(self) -> None:
+        """Wait for all buckets and set the gradients. Raises RunError for a gradient that was added after its bucket started."""
+        for bucket in self._buckets:
+            bucket.start_further()
+        results = [bucket.pending.wait() for bucket in self._buckets]
+        if late := [weight for bucket in self._buckets for weight in bucket.weights if weight.grad is not None]:
             raise RunError(
-                f"a gradient was added to {len(late)} parameters when those of all copies were being put together",
+                f"a gradient was added to {len(late)} parameter{'s' * (len(late) > 1)} while the gradients of all copies"
+                " were being reduced",
                 stage=None,
                 microbatch=0,
-                why="no stage of this rank that uses them had a backward to come: a hook may have added it",
+                why="all backwards of this rank that use the parameter were over: a hook may have added the gradient",
                 hint="add it where the parameter is used, or after the step",
             )
-        for message, tensor in zip(self._messages, made, strict=True):
-            message.settle(tensor)
+        for bucket, result in zip(self._buckets, results, strict=True):
+            bucket.settle(result)
 
 
-def _receive(group: Sequence[nn.Parameter], sizes: Sequence[int], flat: torch.Tensor) -> None:
-    *whole, count = flat.split_with_sizes(sizes)
-    for parameter, gradient, number in zip(group, whole, count.tolist(), strict=True):
-        parameter.grad = like(parameter, gradient.clone()) if number else None
+def _set_gradients(parameters: Sequence[nn.Parameter], sizes: Sequence[int], flat: torch.Tensor) -> None:
+    """Take the gradients out of a reduced bucket; a parameter without a gradient on any rank gets none."""
+    *gradients, counts = flat.split_with_sizes(sizes)
+    for parameter, gradient, count in zip(parameters, gradients, counts.tolist(), strict=True):
+        parameter.grad = like(parameter, gradient.clone()) if count else None
 
 
 def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Make these tensors what they are in the first copy of the pipeline."""
+    """Overwrite tensors by those of the first replica."""
     if group is not None:
         for tensor in tensors:
             dist.broadcast(local(tensor.detach()), group=group, group_src=0)
 
 
 def check_unwrapped(model: nn.Module) -> None:
-    """Raise InputError for a model that another keeper of copies acts on already."""
+    """Raise InputError for a model that is wrapped by fully_shard or DistributedDataParallel."""
     for name, module in model.named_modules():
         if isinstance(module, (FSDPModule, DistributedDataParallel)):
-            shards = isinstance(module, FSDPModule)
+            is_fsdp = isinstance(module, FSDPModule)
             raise InputError(
-                f"{'fully_shard' if shards else 'DistributedDataParallel'} has been called on the model",
+                f"{'fully_shard' if is_fsdp else 'DistributedDataParallel'} has been called on the model",
                 where=name,
                 why="it acts when a module's own forward is called, and stages are cut from a recording",
-                hint=f'the model as it was, and a mesh with the dimension "{"dp_shard" if shards else "dp"}"',
+                hint=f'the unwrapped model, and a mesh with the dimension "{"dp_shard" if is_fsdp else "dp"}"',
             )

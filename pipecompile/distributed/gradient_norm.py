@@ -1,4 +1,4 @@
-"""Gradients of which each rank has some, looked at as one: their norm, and whether all of them are finite."""
+"""The gradients of all ranks as one vector: its norm, and whether all its elements are finite."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from torch.distributed.tensor import DTensor
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.torch_private.dtensors import local
 
-__all__ = ["scaled_to_norm", "spread_infinities", "total_norm"]
+__all__ = ["scale_to_norm", "spread_infinities", "total_norm"]
 
 
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: float, pipeline: CollectiveGroup) -> torch.Tensor:
-    """Of the gradients of all ranks of a pipeline. Those in parts on several ranks are counted once, by DTensor."""
+    """Return the norm of the gradients of all ranks of a pipeline. A DTensor is counted once, not once per rank."""
     total = torch.zeros((), dtype=torch.float64)
-    for _, alike in groupby(sorted(gradients, key=_where), key=_where):
-        norm = torch.nn.utils.get_total_norm([*alike], norm_type)
+    for _, same_placement in groupby(sorted(gradients, key=_placement), key=_placement):
+        norm = torch.nn.utils.get_total_norm([*same_placement], norm_type)
         norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(total)
         total = torch.maximum(total, norm) if norm_type == torch.inf else total + norm**norm_type
-    return pipeline.largest(total) if norm_type == torch.inf else pipeline.sum(total) ** (1 / norm_type)
+    return pipeline.max(total) if norm_type == torch.inf else pipeline.sum(total) ** (1 / norm_type)
 
 
-def _where(gradient: torch.Tensor) -> str:
-    """What gradients have in common that torch can take the norm of together."""
+def _placement(gradient: torch.Tensor) -> str:
+    """Return a key that is equal for gradients of which torch can take the norm together."""
     return f"{gradient.device_mesh} {gradient.placements}" if isinstance(gradient, DTensor) else ""
 
 
-def scaled_to_norm(gradients: Iterable[torch.Tensor], total: torch.Tensor, max_norm: float) -> None:
-    """Shrink the gradients, which have this norm, to `max_norm`."""
+def scale_to_norm(gradients: Iterable[torch.Tensor], total: torch.Tensor, max_norm: float) -> None:
+    """Scale gradients of norm `total` down to norm `max_norm`, as `torch.nn.utils.clip_grad_norm_` does."""
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for gradient in map(local, gradients):
         gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
 
 def spread_infinities(parameters: Iterable[nn.Parameter], groups: Sequence[CollectiveGroup]) -> None:
-    """When a gradient on any rank is not finite, make those on all ranks so: then each `GradScaler` skips its step."""
+    """Fill the gradients of all ranks with infinity if one rank has a non-finite gradient: each `GradScaler` skips its step."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    found = torch.tensor(float(not all(bool(gradient.isfinite().all()) for gradient in gradients)))
+    has_infinity = torch.tensor(float(not all(bool(gradient.isfinite().all()) for gradient in gradients)))
     for group in groups:
-        found = group.largest(found)
-    if found:
+        has_infinity = group.max(has_infinity)
+    if has_infinity:
         for gradient in gradients:
             gradient.fill_(torch.inf)

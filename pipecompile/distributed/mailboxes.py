@@ -1,16 +1,16 @@
-"""Messages between this rank and one other, in the order of the program.
+"""Point-to-point messages between this rank and one peer, in the order of the program.
 
-    rank 0   0F0  put v#0 ────────────► take v#0  1F0   rank 1       the next receives are posted ahead,
-                  0F1           c10d    posted: v#1                   so that messages come while the rank computes
+    rank 0   0F0  send v#0 ──────────► receive v#0  1F0   rank 1     receives are posted ahead, so that
+                  0F1          c10d    posted: v#1                   messages arrive while the rank computes
 
-What a value of a name looked like the last time, both ends remember. Looks it the same again, it is one message, or two when
-it is large, for which the receiver has room before they come:
+Both ends remember, per name, the layout of the last value. A value with the same layout takes one message, or two if it is
+large, into memory that the receiver has allocated before the message comes:
 
-    small     [head | bytes]            copied, from and to memory that is kept
-    large     [head], [bytes]           from the value itself, into the new one
+    small     [head + payload]      copied from and to buffers that are kept
+    large     [head] [payload]      sent from the value itself, received into the new one
 
-The head has the name's mark, whether the value looks as it did, and how many messages of the other have been taken. A value
-that is new, or looks different, goes aside: header and bytes, under a tag of their own, with nothing posted ahead.
+A value with another layout, and the first value of a name, goes under a tag of its own: header and payload, with no receive
+posted ahead. Kinds, tags and credit of messages are in `protocol`.
 """
 
 from __future__ import annotations
@@ -22,128 +22,138 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.message_layout import HEADER, MessageLayout, PayloadKind, encoded, name_checksum, raw
+from pipecompile.distributed.message_layout import (
+    HEADER_LENGTH,
+    MessageLayout,
+    PayloadKind,
+    as_bytes,
+    encode,
+    name_checksum,
+)
+from pipecompile.distributed.protocol import (
+    CHANGED,
+    CREDIT,
+    HEAD_LENGTH,
+    LARGE,
+    NEW,
+    SMALL,
+    HeadField,
+    MessageKind,
+    tag_of,
+)
 
 __all__ = ["Channel", "Inbox", "Outbox", "Waiter"]
 
-SMALL = 1 << 17
-"""Bytes up to which copying is cheaper than a message more."""
-
-AHEAD = 2
-"""How many values are received while none is asked for."""
-
-BEHIND = 8
-"""How many large values may wait to be sent. A program is proven to end even if every one is waited for."""
-
-_HEAD = 8
-_MARK, _IS_SAME, _TAKEN = range(3)
-"""The length of a head, and the places in it."""
-
 Waiter = Callable[[dist.Work, str], None]
-"""Waits until something of this name is sent or received."""
+"""A function that waits for a send or receive; its string is the name of the value."""
 
 
 class Channel:
-    """Both ways between this rank and `peer`, on the ranks' backend, under the tags `tag` and `tag + 1`."""
+    """Both directions between this rank and `peer`, on a c10d backend, with the tags of communicator `number`."""
 
-    def __init__(self, backend: Any, peer: int, tag: int, wait: Waiter) -> None:
-        self.backend, self.peer, self.tag, self.wait = backend, peer, tag, wait
+    def __init__(self, backend: Any, peer: int, number: int, wait: Waiter) -> None:
+        self.backend, self.peer, self.number, self.wait = backend, peer, number, wait
         self.taken = 0
-        """Messages taken from the peer, as it is told with the next one to it."""
+        """Messages taken from the peer. The next head to the peer acknowledges them."""
 
-    def send(self, part: torch.Tensor, *, aside: bool = False) -> dist.Work:
-        work: dist.Work = self.backend.send([part], self.peer, self.tag + aside)
+    def send(self, part: torch.Tensor, kind: MessageKind) -> dist.Work:
+        """Begin to send one part of a message."""
+        work: dist.Work = self.backend.send([part], self.peer, tag_of(self.number, kind.tag))
         return work
 
-    def receive(self, part: torch.Tensor, *, aside: bool = False) -> dist.Work:
-        work: dist.Work = self.backend.recv([part], self.peer, self.tag + aside)
+    def receive(self, part: torch.Tensor, kind: MessageKind) -> dist.Work:
+        """Post a receive for one part of a message."""
+        work: dist.Work = self.backend.recv([part], self.peer, tag_of(self.number, kind.tag))
         return work
 
 
 class MessageBuffer:
-    """Memory of one end for the values of one name that have this layout. `head` is read and written by numpy, which is faster.
+    """Memory of one end for the values of one name and layout.
 
-    `value` is where a small value is, `large` where the next large one comes to; `last` is the number of the message last sent.
+    `bytes` has the head and the payload of a small value; `head` and `value` are views of it. `head` is a numpy array, whose
+    element access is faster than that of a tensor. `large` is the tensor that receives the next large value. `last` is the
+    number of the message that was sent last.
     """
 
     def __init__(self, name: str, layout: MessageLayout) -> None:
         self.layout = layout
-        self.is_small = layout.nbytes <= SMALL
-        inline = layout.nbytes if self.is_small else 0
+        self.kind = SMALL if layout.nbytes <= CREDIT.small_bytes else LARGE
+        inline = layout.nbytes if self.kind is SMALL else 0
         with torch.inference_mode(False):
-            self.bytes = torch.zeros(8 * _HEAD + inline, dtype=torch.uint8, device="cpu")
-            self.head = self.bytes[: 8 * _HEAD].view(torch.int64).numpy()
-            content = self.bytes[8 * _HEAD :].view(layout.dtype)
-            is_here = self.is_small and layout.kind is PayloadKind.TENSOR
-            self.value = content.as_strided(layout.shape, layout.strides) if is_here else None
-        self.head[_MARK] = name_checksum(name)
+            self.bytes = torch.zeros(8 * HEAD_LENGTH + inline, dtype=torch.uint8, device="cpu")
+            self.head = self.bytes[: 8 * HEAD_LENGTH].view(torch.int64).numpy()
+            payload = self.bytes[8 * HEAD_LENGTH :].view(layout.dtype)
+            is_inline = self.kind is SMALL and layout.kind is PayloadKind.TENSOR
+            self.value = payload.as_strided(layout.shape, layout.strides) if is_inline else None
+        self.head[HeadField.NAME] = name_checksum(name)
         self.works: list[dist.Work] = []
         self.large: torch.Tensor | None = None
         self.last = 0
 
 
 class Outbox:
-    """What this rank sends to a peer."""
+    """The sending end. `sent` counts messages; `pending` has their numbers, names and c10d works, oldest first."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.slots: dict[str, MessageBuffer] = {}
+        self.buffers: dict[str, MessageBuffer] = {}
         self.sent = 0
         self.pending: deque[tuple[int, str, list[dist.Work]]] = deque()
 
-    def put(self, name: str, value: Any, *, once: bool = False) -> None:
-        """Begin to send. The value must stay as it is until `flush`. `once`: it is not to be remembered."""
-        slot = None if once else self.slots.get(name)
-        if slot is None:
-            self._sent(name, self._aside(name, value, once=once))
+    def send(self, name: str, value: Any, *, once: bool = False) -> None:
+        """Begin to send a value, which must not change until `flush`. With `once`, its layout is not remembered."""
+        buffer = None if once else self.buffers.get(name)
+        if buffer is None:
+            self._add_pending(name, self._send_new(name, value, once=once))
             return
-        self.taken(slot.last)  # its memory is free
-        if slot.layout.is_of(value):
+        self.release(buffer.last)  # the buffer may be written again
+        if buffer.layout.fits(value):
             plain = None if value is None else value.detach()
         else:
-            layout, plain = encoded(value)
-            if layout != slot.layout:
-                self._sent(name, [*self._changed(slot), *self._aside(name, value)])
+            layout, plain = encode(value)
+            if layout != buffer.layout:
+                self._add_pending(name, [*self._send_changed(buffer), *self._send_new(name, value)])
                 return
-        self._sent(name, self._same(slot, plain))
-        slot.last = self.sent
+        self._add_pending(name, self._send_repeated(buffer, plain))
+        buffer.last = self.sent
 
-    def _same(self, slot: MessageBuffer, plain: Any) -> list[dist.Work]:
-        slot.head[_IS_SAME], slot.head[_TAKEN] = 1, self.channel.taken
-        if slot.value is not None:
-            slot.value.copy_(plain)
-        works = [self.channel.send(slot.bytes)]
-        if not slot.is_small:
-            works.append(self.channel.send(raw(plain)))
+    def _send_repeated(self, buffer: MessageBuffer, plain: Any) -> list[dist.Work]:
+        buffer.head[HeadField.IS_SAME], buffer.head[HeadField.TAKEN] = 1, self.channel.taken
+        if buffer.value is not None:
+            buffer.value.copy_(plain)
+        works = [self.channel.send(buffer.bytes, buffer.kind)]
+        if buffer.kind is LARGE:
+            works.append(self.channel.send(as_bytes(plain), LARGE))
         return works
 
-    def _changed(self, slot: MessageBuffer) -> list[dist.Work]:
-        """What the other has room for is sent, but only its head says something."""
-        slot.head[_IS_SAME], slot.head[_TAKEN] = 0, self.channel.taken
-        works = [self.channel.send(slot.bytes)]
-        if not slot.is_small:
-            works.append(self.channel.send(torch.empty(slot.layout.nbytes, dtype=torch.uint8, device="cpu")))
+    def _send_changed(self, buffer: MessageBuffer) -> list[dist.Work]:
+        """Send as many bytes as the peer has posted receives for; only the head has a meaning."""
+        buffer.head[HeadField.IS_SAME], buffer.head[HeadField.TAKEN] = 0, self.channel.taken
+        works = [self.channel.send(buffer.bytes, CHANGED)]
+        if buffer.kind is LARGE:
+            padding = torch.empty(buffer.layout.nbytes, dtype=torch.uint8, device="cpu")
+            works.append(self.channel.send(padding, CHANGED))
         return works
 
-    def _aside(self, name: str, value: Any, *, once: bool = False) -> list[dist.Work]:
+    def _send_new(self, name: str, value: Any, *, once: bool = False) -> list[dist.Work]:
         with torch.inference_mode(False):
-            layout, plain = encoded(value)
-            numbers = torch.tensor([name_checksum(name), *layout.numbers()], device="cpu")
-        works = [self.channel.send(numbers, aside=True)]
+            layout, plain = encode(value)
+            header = torch.tensor([name_checksum(name), *layout.to_header()], device="cpu")
+        works = [self.channel.send(header, NEW)]
         if plain is not None and layout.nbytes:
-            works.append(self.channel.send(raw(plain), aside=True))
+            works.append(self.channel.send(as_bytes(plain), NEW))
         if not once:
-            _remember(self.slots, name, layout)
+            _remember(self.buffers, name, layout)
         return works
 
-    def _sent(self, name: str, works: list[dist.Work]) -> None:
+    def _add_pending(self, name: str, works: list[dist.Work]) -> None:
         self.sent += 1
         self.pending.append((self.sent, name, works))
-        if len(self.pending) > BEHIND and len(works) > 1:
+        if len(self.pending) > CREDIT.unsent and len(works) > 1:
             self._wait_for_oldest()
 
-    def taken(self, count: int) -> None:
-        """The peer has taken so many: what they needed is given back."""
+    def release(self, count: int) -> None:
+        """Let go of the first `count` messages, which the peer has taken."""
         while self.pending and self.pending[0][0] <= count:
             self._wait_for_oldest()
 
@@ -154,90 +164,90 @@ class Outbox:
         self.pending.popleft()
 
     def flush(self) -> None:
-        """Return when all is sent."""
+        """Return when all messages are sent: their values may change."""
         while self.pending:
             self._wait_for_oldest()
 
 
 class Inbox:
-    """What a peer sends to this rank. `told` is how many messages of this rank it has taken, as far as it said."""
+    """The receiving end. `acknowledged` is the number of messages of this rank that the peer has taken, by its last head."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.slots: dict[str, MessageBuffer] = {}
+        self.buffers: dict[str, MessageBuffer] = {}
         self.expected: deque[str] = deque()
         self.posted: deque[MessageBuffer] = deque()
-        self.told = 0
+        self.acknowledged = 0
 
     def expect(self, names: Iterable[str]) -> None:
-        """These values will come, in this order, after those that are expected."""
+        """Append names to the sequence of values that will come."""
         self.expected.extend(names)
         self._post()
 
     def _post(self) -> None:
-        """Give room to the next values, up to the first of which nobody knows how much it needs."""
-        while self.expected and len(self.posted) < AHEAD:
-            slot = self.slots.get(self.expected[0])
-            if slot is None or slot in self.posted:
+        """Post receives for the next values, up to the first value whose layout is not known."""
+        while self.expected and len(self.posted) < CREDIT.posted_ahead:
+            buffer = self.buffers.get(self.expected[0])
+            if buffer is None or buffer in self.posted:
                 return
-            slot.works = [self.channel.receive(slot.bytes)]
-            if not slot.is_small:
-                slot.large = slot.layout.room()
-                slot.works.append(self.channel.receive(raw(slot.large)))
-            self.posted.append(slot)
+            buffer.works = [self.channel.receive(buffer.bytes, buffer.kind)]
+            if buffer.kind is LARGE:
+                buffer.large = buffer.layout.allocate()
+                buffer.works.append(self.channel.receive(as_bytes(buffer.large), LARGE))
+            self.posted.append(buffer)
             self.expected.popleft()
 
-    def take(self, name: str) -> Any:
-        """The next value, which must be the one called so. Raises ConnectionError when another comes."""
+    def receive(self, name: str) -> Any:
+        """Return the next value. Raises ConnectionError if its name is not `name`."""
         self._post()
         if self.posted:
-            value = self._from(self.posted.popleft(), name)
+            value = self._receive_repeated(self.posted.popleft(), name)
         else:
             self.expected.popleft()
-            value = self._aside(name)
+            value = self._receive_new(name)
         self.channel.taken += 1
         self._post()
         return value
 
-    def take_once(self, name: str) -> Any:
-        """A value that was sent once, not to be remembered."""
-        value = self._aside(name, once=True)
+    def receive_once(self, name: str) -> Any:
+        """Return a value that was sent with `once`. It must not be in the sequence of `expect`."""
+        value = self._receive_new(name, once=True)
         self.channel.taken += 1
         return value
 
-    def _from(self, slot: MessageBuffer, name: str) -> Any:
-        for work in slot.works:
+    def _receive_repeated(self, buffer: MessageBuffer, name: str) -> Any:
+        for work in buffer.works:
             self.channel.wait(work, name)
-        _check(slot.head[_MARK], name)
-        self.told = int(slot.head[_TAKEN])
-        large, slot.large, slot.works = slot.large, None, []
-        if not slot.head[_IS_SAME]:
-            return self._aside(name)
-        return slot.layout.decoded(large if slot.value is None else slot.value.clone())
+        _check_name(buffer.head[HeadField.NAME], name)
+        self.acknowledged = int(buffer.head[HeadField.TAKEN])
+        large, buffer.large, buffer.works = buffer.large, None, []
+        if not buffer.head[HeadField.IS_SAME]:
+            return self._receive_new(name)
+        return buffer.layout.decode(large if buffer.value is None else buffer.value.clone())
 
-    def _aside(self, name: str, *, once: bool = False) -> Any:
+    def _receive_new(self, name: str, *, once: bool = False) -> Any:
         with torch.inference_mode(False):
-            numbers = torch.empty(1 + HEADER, dtype=torch.int64, device="cpu")
-            self.channel.wait(self.channel.receive(numbers, aside=True), name)
-            mark, *rest = numbers.tolist()
-            _check(mark, name)
-            layout = MessageLayout.read(rest)
-            made = layout.room()
+            header = torch.empty(1 + HEADER_LENGTH, dtype=torch.int64, device="cpu")
+            self.channel.wait(self.channel.receive(header, NEW), name)
+            checksum, *rest = header.tolist()
+            _check_name(checksum, name)
+            layout = MessageLayout.from_header(rest)
+            content = layout.allocate()
             if layout.nbytes:
-                self.channel.wait(self.channel.receive(raw(made), aside=True), name)
+                self.channel.wait(self.channel.receive(as_bytes(content), NEW), name)
             if not once:
-                _remember(self.slots, name, layout)
-            return layout.decoded(made)
+                _remember(self.buffers, name, layout)
+            return layout.decode(content)
 
 
-def _remember(slots: dict[str, MessageBuffer], name: str, layout: MessageLayout) -> None:
-    """Both ends do this with the same layout, so that they agree about what comes next time. Objects have no fixed length."""
+def _remember(buffers: dict[str, MessageBuffer], name: str, layout: MessageLayout) -> None:
+    """Allocate the buffer of a name. Both ends do so with the same layout; objects have no fixed size and get none."""
     if layout.kind is PayloadKind.OBJECT:
-        slots.pop(name, None)
+        buffers.pop(name, None)
     else:
-        slots[name] = MessageBuffer(name, layout)
+        buffers[name] = MessageBuffer(name, layout)
 
 
-def _check(mark: int, name: str) -> None:
-    if int(mark) != name_checksum(name):
+def _check_name(checksum: int, name: str) -> None:
+    if int(checksum) != name_checksum(name):
         raise ConnectionError("it sent another value: the ranks are not in the same step")

@@ -1,9 +1,9 @@
-"""A value on its way between two ranks: what it is, and the bytes of it.
+"""The layout of a value that goes from one rank to another: what the receiver has to know to allocate memory for its bytes.
 
-    header    kind, wants a gradient?, dtype, dimensions, bytes, shape, strides      25 numbers
-    bytes     the elements as they lie in memory
+    header     kind, requires_grad, dtype, number of dimensions, bytes, shape, strides      25 int64
+    payload    the elements in the order in which they lie in memory
 
-A tensor arrives with the strides it had where it was made, if they leave no holes, so that the same kernels run on it.
+A dense tensor arrives with the strides it had on the sender, so that the same kernels run on it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from zlib import crc32
 
 import torch
 
-__all__ = ["HEADER", "PayloadKind", "MessageLayout", "encoded", "name_checksum", "raw"]
+__all__ = ["HEADER_LENGTH", "MessageLayout", "PayloadKind", "as_bytes", "encode", "name_checksum"]
 
-_MOST = 10
-HEADER = 5 + 2 * _MOST
-"""The length of a header."""
+_MAX_DIMS = 10
+"""Most dimensions of a tensor that is sent as such; a tensor of more is pickled."""
+
+HEADER_LENGTH = 5 + 2 * _MAX_DIMS
+"""Length of a header in int64 numbers."""
 
 _DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
-_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
+_DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
 
 class PayloadKind(IntEnum):
-    """What the bytes are."""
+    """Kind of a payload: none (the value is None), the elements of a tensor, or a pickled object."""
 
     NOTHING = 0
     TENSOR = 1
@@ -37,92 +39,96 @@ class PayloadKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
-    """What has to be known of a value to receive its bytes."""
+    """Layout of a value; `nbytes` is the size of its payload in bytes."""
 
     kind: PayloadKind
     nbytes: int = 0
-    wants_gradient: bool = False
+    requires_grad: bool = False
     dtype: torch.dtype = torch.uint8
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 
-    def is_of(self, value: Any) -> bool:
-        """Can this value be sent as it is by this layout?"""
+    def fits(self, value: Any) -> bool:
+        """Return whether `value` has exactly this layout and lies in CPU memory as it is to be sent."""
         if self.kind is PayloadKind.NOTHING:
             return value is None
         return (
-            type(value) in _PLAIN
+            type(value) in _PLAIN_TYPES
             and value.dtype is self.dtype
             and value.shape == self.shape
             and value.stride() == self.strides
-            and value.requires_grad is self.wants_gradient
+            and value.requires_grad is self.requires_grad
             and value.is_cpu
             and not value.is_conj()
             and not value.is_neg()
         )
 
-    def room(self) -> torch.Tensor:
-        """A tensor to receive into."""
+    def allocate(self) -> torch.Tensor:
+        """Return an uninitialised CPU tensor of this layout, to receive a payload into."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
 
-    def numbers(self) -> list[int]:
-        """The header."""
-        rest = [0] * (_MOST - len(self.shape))
-        first = (int(self.kind), int(self.wants_gradient), _NUMBERS[self.dtype], len(self.shape), self.nbytes)
-        return [*first, *self.shape, *rest, *self.strides, *rest]
+    def to_header(self) -> list[int]:
+        """Return the layout as `HEADER_LENGTH` integers."""
+        padding = [0] * (_MAX_DIMS - len(self.shape))
+        first = (int(self.kind), int(self.requires_grad), _DTYPE_NUMBERS[self.dtype], len(self.shape), self.nbytes)
+        return [*first, *self.shape, *padding, *self.strides, *padding]
 
     @classmethod
-    def read(cls, header: Sequence[int]) -> MessageLayout:
-        kind, wants, dtype, dims, nbytes, *rest = header
-        shape, strides = tuple(rest[:dims]), tuple(rest[_MOST : _MOST + dims])
-        return cls(PayloadKind(kind), nbytes, bool(wants), _DTYPES[dtype], shape, strides)
+    def from_header(cls, header: Sequence[int]) -> MessageLayout:
+        """Return the layout that `to_header` wrote."""
+        kind, requires_grad, dtype, dims, nbytes, *rest = header
+        shape, strides = tuple(rest[:dims]), tuple(rest[_MAX_DIMS : _MAX_DIMS + dims])
+        return cls(PayloadKind(kind), nbytes, bool(requires_grad), _DTYPES[dtype], shape, strides)
 
-    def decoded(self, content: torch.Tensor | None) -> Any:
-        """The value that was sent, once its bytes are there."""
-        if content is None or self.kind is PayloadKind.NOTHING:
+    def decode(self, payload: torch.Tensor | None) -> Any:
+        """Return the value, given a tensor of this layout that has its payload."""
+        if payload is None or self.kind is PayloadKind.NOTHING:
             return None
         if self.kind is PayloadKind.OBJECT:
-            return pickle.loads(content.numpy().tobytes())  # noqa: S301 it comes from a rank of this very program
-        return content.requires_grad_(self.wants_gradient)
+            return pickle.loads(payload.numpy().tobytes())  # noqa: S301 it comes from a rank of this very program
+        return payload.requires_grad_(self.requires_grad)
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
-def encoded(value: Any) -> tuple[MessageLayout, torch.Tensor | None]:
-    """The layout of any value, and the tensor with its bytes: the value itself where that is possible."""
+def encode(value: Any) -> tuple[MessageLayout, torch.Tensor | None]:
+    """Return the layout of a value and a tensor with its payload.
+
+    The tensor shares the memory of the value if that lies dense on the CPU. A value that is no plain strided tensor is pickled.
+    """
     if value is None:
         return MessageLayout(PayloadKind.NOTHING), None
     if not _is_plain(value):
-        content = torch.frombuffer(bytearray(pickle.dumps(_detached(value))), dtype=torch.uint8)
-        return MessageLayout(PayloadKind.OBJECT, len(content), shape=(len(content),), strides=(1,)), content
+        payload = torch.frombuffer(bytearray(pickle.dumps(_detached(value))), dtype=torch.uint8)
+        return MessageLayout(PayloadKind.OBJECT, len(payload), shape=(len(payload),), strides=(1,)), payload
     plain = value.detach().resolve_conj().resolve_neg().cpu()
-    if not plain.permute(_order(plain.stride())).is_contiguous():
+    if not plain.permute(_memory_order(plain.stride())).is_contiguous():
         plain = plain.contiguous()
     shape, strides = tuple(plain.shape), plain.stride()
     return MessageLayout(PayloadKind.TENSOR, plain.nbytes, value.requires_grad, plain.dtype, shape, strides), plain
 
 
-def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor without holes."""
-    return tensor.permute(_order(tensor.stride())).view(-1).view(torch.uint8)
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a dense tensor as a uint8 tensor `(nbytes,)`, without a copy."""
+    return tensor.permute(_memory_order(tensor.stride())).view(-1).view(torch.uint8)
 
 
-def name_checksum(text: str) -> int:
-    """What both ends call a value, as a number."""
-    return crc32(text.encode())
+def name_checksum(name: str) -> int:
+    """Return the CRC-32 of the name of a value. Receivers compare it, so that ranks that are out of step are noticed."""
+    return crc32(name.encode())
 
 
 def _is_plain(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    return type(value) in _PLAIN and value.dim() <= _MOST and not value.is_quantized
+    return type(value) in _PLAIN_TYPES and value.dim() <= _MAX_DIMS and not value.is_quantized
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _order(strides: Sequence[int]) -> list[int]:
-    """The dimensions as they lie in memory, the slowest first."""
+def _memory_order(strides: Sequence[int]) -> list[int]:
+    """Return the dimensions in the order of memory, slowest first."""
     return sorted(range(len(strides)), key=lambda dim: -strides[dim])

@@ -1,28 +1,27 @@
-"""One rank's part of a bound program: the row of its device, with SEND and RECV bound to the communicator.
+"""The part of a bound program that one rank runs: the row of its device, with SEND and RECV bound to the communicator.
 
-device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   take v#0 of rank 0, run the cell, send w#0 to rank 2
+device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   receive v#0 from rank 0, run the cell, send w#0 to rank 2
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import fx
 
-from pipecompile.distributed.blame import FailureReport, RankLost
-from pipecompile.distributed.collectives import OWED
+from pipecompile.distributed.collectives import COLLECTIVE_PART
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas
+from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.gradient_ready import completed
+from pipecompile.distributed.row_messages import Departure, departures, incoming, sending_action, summary
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import HOST, LOSS, Instruction, Op, Program
+from pipecompile.ir import HOST, Instruction, Program
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.cells.deferred_batchnorm import Norms
 from pipecompile.runtime.cells.forward_backward import Run
@@ -39,7 +38,7 @@ __all__ = ["RankExecutable"]
 
 
 class RankBinder(Binder):
-    """Messages to and from other devices go by the communicator."""
+    """Binds SEND and RECV between devices to the communicator, and those of the host to frames."""
 
     def __init__(
         self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], communicator: Communicator
@@ -54,10 +53,10 @@ class RankBinder(Binder):
         (operand,) = instruction.reads
         index, name = self.register(operand, device), str(operand.value)
 
-        def put(frame: Frame) -> None:
+        def run_send(frame: Frame) -> None:
             communicator.send(peer, name, frame.registers[index])
 
-        return put
+        return run_send
 
     def receive(self, instruction: Instruction, device: int) -> Run:
         peer, communicator, here = instruction.peer, self.communicator, self.devices[device]
@@ -66,23 +65,24 @@ class RankBinder(Binder):
         (operand,) = instruction.writes
         index, name = self.register(operand, device), str(operand.value)
 
-        def take(frame: Frame) -> None:
-            frame.registers[index] = _there(communicator.take(peer, name), here)
+        def run_receive(frame: Frame) -> None:
+            frame.registers[index] = _moved(communicator.receive(peer, name), here)
 
-        return take
+        return run_receive
 
 
-def _there(value: Any, device: torch.device) -> Any:
-    """On the device, a leaf as it came."""
+def _moved(value: Any, device: torch.device) -> Any:
+    """Return a received value on `device`, still a leaf of autograd."""
     if not isinstance(value, torch.Tensor) or value.device == device:
         return value
     return to_device(value.detach(), device).requires_grad_(value.requires_grad)
 
 
 class RankExecutable(Executable):
-    """A program of which this rank runs one row. What departs to the host reaches all ranks, but gradients of inputs. With copies
-    of the pipeline, gradients are put together as the row completes them, but not those of `tied` weights, to which other
-    ranks add.
+    """A program of which this rank runs the row of its device.
+
+    Values that go to the host reach all ranks, except gradients of inputs. With replicas of the pipeline, gradients are reduced
+    as soon as the row has completed them. Those of weights in `tied` (ids) wait for the end, since other ranks add to them.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RankExecutable(Executable):
         return Code(self.program, (row,), order, row, len(binder.registers), 0, threaded=False)
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
-        """As in one process; before its first run the ranks agree that it is the same program everywhere."""
+        """Return a frame. Before the first, the ranks agree on the program and open their channels."""
         if not self._is_agreed:
             self.communicator.agree("program of the step", self._summary)
             self.communicator.connect()
@@ -130,7 +130,7 @@ class RankExecutable(Executable):
             return super().frame(sizes, arrivals, threaded=threaded)
 
     def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
-        """Run the row, then let all ranks have what departed. Raises RunError for a failure here, RankLost for one elsewhere."""
+        """Run the row, then share the departures. Raises RunError for a failure of this rank, RankLost for another rank's."""
         assert crew is None
         error: BaseException | None = None
         with self._blaming():
@@ -153,11 +153,11 @@ class RankExecutable(Executable):
 
     @contextmanager
     def _blaming(self, *, is_begun: bool = True) -> Iterator[None]:
-        """Say of a rank that is lost what it was about to do: its first action, when the run has not begun."""
+        """Add, to the report of a lost rank, the action that it owed."""
         try:
             yield
         except RankLost as lost:
-            raise lost if lost.is_told else RankLost(self._blamed(lost.report, is_begun), is_told=False) from None
+            raise lost if lost.is_posted else RankLost(self._blamed(lost.report, is_begun), is_posted=False) from None
 
     def _explained(self, failure: Failure) -> BaseException:
         instruction = self.program.rows[failure.device][failure.index]
@@ -167,36 +167,30 @@ class RankExecutable(Executable):
         return failure.error
 
     def _blamed(self, report: FailureReport, is_begun: bool) -> FailureReport:
-        """With the first action of the rank whose result somebody waits for; its last one, if that is nothing of its row. A rank of
-        another copy is not in this program.
-        """
-        wanted = {name.partition(" ")[0] for name in self.communicator.wanted(report.rank, report.where)}
-        row = next(
-            (row for d, row in enumerate(self.program.rows) if self.communicator.ranks.rank_of(d) == report.rank), ()
-        )
-        first = maker = None
-        for instruction in row:
-            maker = instruction.action or maker
-            first = first or maker
-            if instruction.op is Op.SEND and str(instruction.reads[0].value) in wanted and maker is not None:
-                break
-        else:
-            maker = maker if is_begun else first
-        if maker is None:
-            return replace(report, action=report.action or f"before {OWED} had come")
-        return replace(report, action=f"before {maker} had come", stage=maker.stage, microbatch=maker.microbatch)
+        """Name the first action of the lost rank whose result a rank awaits. A rank of another replica has no row here."""
+        awaited = {name.partition(" ")[0] for name in self.communicator.awaited_from(report.rank, report.awaited)}
+        rows = enumerate(self.program.rows)
+        row = next((row for device, row in rows if self.communicator.ranks.rank_of(device) == report.rank), ())
+        action = sending_action(row, awaited, is_begun=is_begun)
+        if action is None:
+            return replace(report, action=report.action or f"before {COLLECTIVE_PART} arrived")
+        phrase = f"before the result of {action} arrived"
+        return replace(report, action=phrase, stage=action.stage, microbatch=action.microbatch)
 
     def _share(self, frame: Frame) -> None:
-        for device, name, microbatch in self._departures:
-            mark, found = _departing(name, microbatch), frame.departures[name, False]
-            if device == self.device:
-                value = found[microbatch] if microbatch is not None else torch.stack(found).detach().cpu()
-                for peer in self._others:
-                    self.communicator.send(peer, mark, value)
+        """Send the departures of this rank to all others, and receive theirs."""
+        here = self.devices[self.device]
+        for departure in self._departures:
+            values, name, microbatch = frame.departures[departure.name, False], str(departure), departure.microbatch
+            if departure.device == self.device:
+                value = values[microbatch] if microbatch is not None else torch.stack(values).detach().cpu()
+                for peer in range(self.program.n_devices):
+                    if peer != self.device:
+                        self.communicator.send(peer, name, value)
             elif microbatch is None:
-                found[:] = _there(self.communicator.take(device, mark), self.devices[self.device]).unbind()
+                values[:] = _moved(self.communicator.receive(departure.device, name), here).unbind()
             else:
-                found[microbatch] = _there(self.communicator.take(device, mark), self.devices[self.device])
+                values[microbatch] = _moved(self.communicator.receive(departure.device, name), here)
 
     def _then_reduce(self, run: Run, complete: frozenset[int] | None) -> Run:
         def run_and_reduce(frame: Frame) -> None:
@@ -207,47 +201,19 @@ class RankExecutable(Executable):
 
     @cached_property
     def _complete(self) -> dict[int, frozenset[int]]:
-        """The weights of which the gradients can be put together, by place in the row."""
+        """By index in the row, the ids of the weights whose gradients can be reduced after it."""
         if self.replicas.group is None:
             return {}
         return completed(self.program.rows[self.device], [cell.weights - self.tied for cell in self.cells])
 
     @cached_property
     def _summary(self) -> str:
-        """What the ranks must have in common; sizes of values are not, for copies of a pipeline may have unequal batches."""
-        program = self.program
-        lines = [f"{device} {instruction}" for device, row in enumerate(program.rows) for instruction in row]
-        mark = sha256("\n".join(lines).encode()).hexdigest()[:12]
-        return f"{program.n_stages} stages, {program.n_microbatches} micro-batches, {len(lines)} instructions ({mark})"
-
-    @property
-    def _others(self) -> list[int]:
-        return [peer for peer in range(self.program.n_devices) if peer != self.device]
+        return summary(self.program)
 
     @cached_property
-    def _departures(self) -> tuple[tuple[int, str, int | None], ...]:
-        """Which device lets which value go to the host, gradients left out; losses go all in one message, so they have no number."""
-        values = [
-            (device, instruction.reads[0].value)
-            for device, row in enumerate(self.program.rows)
-            for instruction in row
-            if instruction.op is Op.SEND and instruction.peer == HOST
-        ]
-        left = ((d, value.name, value.microbatch) for d, value in values if value.consumer is None)
-        return tuple(dict.fromkeys((d, name, None if name == LOSS else m) for d, name, m in left))
+    def _departures(self) -> tuple[Departure, ...]:
+        return departures(self.program)
 
     @cached_property
     def _incoming(self) -> dict[int, tuple[str, ...]]:
-        """What comes from each peer in a run, in order."""
-        row, found = self.program.rows[self.device], defaultdict[int, list[str]](list)
-        for instruction in row:
-            if instruction.op is Op.RECV and instruction.peer is not None and instruction.peer != HOST:
-                found[instruction.peer].append(str(instruction.writes[0].value))
-        for device, name, microbatch in self._departures:
-            if device != self.device:
-                found[device].append(_departing(name, microbatch))
-        return {peer: tuple(names) for peer, names in found.items()}
-
-
-def _departing(name: str, microbatch: int | None) -> str:
-    return f"{name}{'' if microbatch is None else f'#{microbatch}'} for all"
+        return incoming(self.program, self.device)

@@ -1,4 +1,4 @@
-"""The Pipeline on ranks: every rank has one, and they step together."""
+"""A Pipeline whose stages are on several ranks: every rank has one, and all ranks step together."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pipecompile.distributed.clock_sync import gathered_spans
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import check_unwrapped
-from pipecompile.distributed.gradient_norm import scaled_to_norm, spread_infinities, total_norm
+from pipecompile.distributed.gradient_norm import scale_to_norm, spread_infinities, total_norm
 from pipecompile.distributed.rank_compile_cache import RankBuilds
 from pipecompile.distributed.rank_mesh import RankMesh
-from pipecompile.distributed.rank_state import full_state, load_own, own_state
+from pipecompile.distributed.rank_state import RankState
 from pipecompile.distributed.torch_pipelining import torch_stages
 from pipecompile.errors import InputError
 from pipecompile.ir.timeline import Timeline
@@ -30,9 +30,9 @@ __all__ = ["RankPipeline"]
 
 
 class RankPipeline(Pipeline):
-    """One pipeline on several ranks. All call it alike and may give it the batch; each takes of it what its stages need.
+    """One pipeline on several ranks. All ranks make the same calls with the batch; each uses the inputs of its own stages.
 
-    `parameters()`, `buffers()` and `state_dict()` have what lives on this rank, under the model's own names.
+    `parameters()`, `buffers()` and `state_dict()` have the tensors that live on this rank, under the model's own names.
     """
 
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh) -> None:
@@ -44,17 +44,18 @@ class RankPipeline(Pipeline):
         groups = (ranks.group, ranks.replica_group, ranks.tensor_group)
         self.groups = tuple(CollectiveGroup(group, self.communicator) for group in groups if group is not None)
         self.clock_error = 0.0
+        self._state = RankState(model, self._owner, self.communicator)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
     def prepare(self, inputs: FlatInputs) -> None:
-        """Compile for these inputs."""
+        """Compile for these inputs, on all ranks together."""
         self.communicator.begin()
         with self.communicator.guarded():
             super().prepare(inputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output on every rank, without gradients; training is `step`. Raises InputError in grad mode."""
+        """Return the model's output on every rank, without gradients. Raises InputError in grad mode: train with `step`."""
         if torch.is_grad_enabled():
             raise InputError(
                 "pipe(x) has no backward when its stages are on several ranks",
@@ -67,49 +68,50 @@ class RankPipeline(Pipeline):
             return super().forward(*args, **kwargs)
 
     def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
-        """As `Pipeline.step`, on all ranks together; the loss is the same on all. With copies of the pipeline each gets
-        its own part of the batch, and loss and gradients are those of the whole.
+        """Run a step as `Pipeline.step` does, on all ranks together, and return the same loss on all.
+
+        With copies of the pipeline, each copy gets its own part of the batch; loss and gradients are those of the whole batch.
         """
         self._require_shards()
         self.communicator.begin()
         with self.communicator.guarded(), self.shards.whole():
             samples = self.flat(args, kwargs).samples if self.options.loss_reduction == "mean" else None
-            with self.replicas.reduced(self._whole_parameters, samples) as whole:
-                made = super().step(*args, target=target, scaler=scaler, **kwargs)
-                made = (whole(made[0]), made[1]) if self.options.has_aux else whole(made)
+            with self.replicas.reduced(self._whole_parameters, samples) as loss_of_batch:
+                result = super().step(*args, target=target, scaler=scaler, **kwargs)
+                result = (loss_of_batch(result[0]), result[1]) if self.options.has_aux else loss_of_batch(result)
             if scaler is not None and scaler.is_enabled():
                 spread_infinities(self.parameters(), self.groups)
-            return made
+            return result
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """As `Pipeline.clip_grad_norm_`, on all ranks together: the norm is that of the whole model's gradients."""
+        """Clip the gradients of all ranks by the norm of the whole model's gradients, and return that norm, on all ranks together."""
         self.communicator.begin()
         with self.communicator.guarded(), torch.no_grad():
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             total = total_norm(gradients, float(norm_type), self.groups[0])
             if error_if_nonfinite and not total.isfinite():
                 raise RuntimeError(f"the norm of the gradients is {total.item()}")
-            scaled_to_norm(gradients, total, max_norm)
+            scale_to_norm(gradients, total, max_norm)
             return total.to(reduce(torch.promote_types, (parameter.dtype for parameter in self.model.parameters())))
 
     def _require_shards(self) -> None:
-        """Raise InputError when nobody knows yet which rank keeps what."""
+        """Raise InputError if parameters are to be sharded and have not been: a first compile places them."""
         if not self.shards.is_known:
             raise InputError(
                 "the mesh has dp_shard, and the pipeline is not compiled yet",
-                why="what a rank keeps of the parameters has to be known before there is an optimizer",
+                why="parameters are sharded when the pipeline is compiled, and an optimizer needs the shards",
                 hint="compile(..., example_args=(x,)), with values in all parameters",
             )
 
-    # -- looking ----------------------------------------------------------------------------------------------------
+    # -- inspection -------------------------------------------------------------------------------------------------
 
     def gathered(self) -> Timeline | None:
-        """The last step on all ranks, each of which must call this; until the next step it is what `measured` is, and what
-        `dump` and `report` show, on any rank. None before the first step.
+        """Return the timeline of the last step on all ranks; None before the first step. All ranks must call this together.
 
-        Times are of the first rank's clock; `clock_error` says by how many seconds those of other ranks may be wrong.
+        Until the next step, `measured`, `dump` and `report` show this timeline on every rank. Times are of the first rank's clock;
+        those of other ranks may be wrong by `clock_error` seconds.
         """
         self.communicator.begin()
         with self.communicator.guarded():
@@ -120,54 +122,58 @@ class RankPipeline(Pipeline):
         return self.measured
 
     def torch_stages(self) -> list[PipelineStage]:
-        """The stages of this rank for the schedules of `torch.distributed.pipelining`. Raises PlanError, naming what they hand
-        on that those cannot: values that skip a stage, tied weights, sizes.
+        """Return the stages of this rank, for the schedules of `torch.distributed.pipelining`.
+
+        Raises PlanError with the properties that those schedules do not support: values that skip a stage, tied weights, sizes.
         """
-        return torch_stages(self)
+        return torch_stages(self.builds.latest, self.communicator)
 
     # -- the rank's part of the model -------------------------------------------------------------------------------
 
     def is_here(self, tensor: torch.Tensor) -> bool:
-        """Does this tensor live on this rank? Before the first call nobody knows, and all do."""
-        return not self.builds or self.builds.owner(tensor) == self.ranks.index
+        """Return whether a tensor lives on this rank. Before the first compile, all tensors live on all ranks."""
+        return self._state.is_here(tensor)
+
+    def _owner(self, tensor: torch.Tensor) -> int | None:
+        return self.builds.owner(tensor) if self.builds else None
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         self._require_shards()
-        found = self.model.named_parameters(prefix, recurse, remove_duplicate)
-        yield from ((name, self.shards.kept(parameter)) for name, parameter in found if self.is_here(parameter))
+        named = self.model.named_parameters(prefix, recurse, remove_duplicate)
+        yield from ((name, self.shards.shard_of(parameter)) for name, parameter in named if self.is_here(parameter))
 
     def _whole_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of this rank that are not in parts."""
+        """Return the parameters of this rank that are not sharded."""
         here = (parameter for parameter in self.model.parameters() if self.is_here(parameter))
-        return (parameter for parameter in here if self.shards.kept(parameter) is parameter)
+        return (parameter for parameter in here if self.shards.shard_of(parameter) is parameter)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        found = self.model.named_buffers(prefix, recurse, remove_duplicate)
-        yield from ((name, buffer) for name, buffer in found if self.is_here(buffer))
+        named = self.model.named_buffers(prefix, recurse, remove_duplicate)
+        yield from ((name, buffer) for name, buffer in named if self.is_here(buffer))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """What lives on this rank, under the names that the model has for it."""
-        state = own_state(self, self.model.state_dict(*args, **kwargs))
+        """Return the state that lives on this rank, under the model's own names."""
+        state = self._state.keep_own(self.model.state_dict(*args, **kwargs))
         return self.shards.replace(state, self.model.state_dict(keep_vars=True)) if self.shards else state
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The state of the whole model, on every rank, each of which must call this. Tensors are on the CPU."""
+        """Return the state of the whole model on every rank, tensors on the CPU. All ranks must call this together."""
         self.communicator.begin()
         with self.communicator.guarded(), self.shards.whole():
-            return full_state(self)
+            return self._state.full()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take over a whole state or the part of this rank. Raises RuntimeError, as a module does, for other keys."""
+        """Load the whole state or the part of this rank. Raises RuntimeError, as a module does, for missing and unknown keys."""
         if assign:
             self._refuse_for_shards()
         if self.shards or self.ranks.tensor_group is not None:
             state_dict = fitted(state_dict, self.model.state_dict(keep_vars=True))
         with self.shards.whole():
-            result = load_own(self, state_dict, strict=strict, assign=assign)
+            result = self._state.load(state_dict, strict=strict, assign=assign)
         if assign:
             self.forget()
         return result
@@ -183,7 +189,7 @@ class RankPipeline(Pipeline):
     def _refuse_for_shards(self) -> None:
         if self.shards:
             raise InputError(
-                "parameters that are kept in parts cannot be copied, exchanged, or change their dtype",
-                why="each rank has a part of each, cut when the pipeline was compiled",
+                "sharded parameters cannot be copied, replaced, or change their dtype",
+                why="each rank has a shard of each, cut when the pipeline was compiled",
                 hint="change the model before compile(); load with assign=False",
             )

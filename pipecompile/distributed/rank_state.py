@@ -1,66 +1,82 @@
-"""The state of a model whose tensors live on several ranks: the part of each, and the whole. Keys are the model's own."""
+"""The state dict of a model whose tensors live on several ranks: the part of each rank, and the whole. Keys are the model's own."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
+from pipecompile.distributed.communicator import Communicator
 from pipecompile.torch_private.dtensors import whole_of
 from pipecompile.torch_private.modules import copy_metadata
 
-if TYPE_CHECKING:
-    from pipecompile.distributed.rank_pipeline import RankPipeline
-
-__all__ = ["full_state", "load_own", "own_state"]
+__all__ = ["RankState"]
 
 
-def own_state(pipe: RankPipeline, state: Mapping[str, Any]) -> Any:
-    """Of the model's state what lives on this rank; what is no tensor lives on the first."""
-    own = own_keys(pipe)
-    for key in [key for key in state if key not in own]:
-        del state[key]  # type: ignore[attr-defined]
-    return state
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """The state of `model` as one rank has it.
 
+    `owner` returns the pipeline device on which a tensor lives, or None if no tensor has been placed yet: then every rank has all.
+    Entries that are no tensors, such as extra state, live on device 0.
+    """
 
-def own_keys(pipe: RankPipeline) -> set[str]:
-    """The keys of `state_dict` that this rank has."""
-    kept = pipe.model.state_dict(keep_vars=True)
-    first = pipe.ranks.index == 0
-    return {key for key, value in kept.items() if (pipe.is_here(value) if isinstance(value, torch.Tensor) else first)}
+    model: nn.Module
+    owner: Callable[[torch.Tensor], int | None]
+    communicator: Communicator
 
+    def is_here(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lives on this rank."""
+        return self.owner(tensor) in (self.communicator.ranks.index, None)
 
-def full_state(pipe: RankPipeline) -> dict[str, Any]:
-    """Every value from the rank it lives on. Each rank of a pipeline sends what it has to all others."""
-    kept, here = pipe.model.state_dict(keep_vars=True), pipe.ranks.index
-    owners = {key: pipe.builds.owner(value) if isinstance(value, torch.Tensor) else 0 for key, value in kept.items()}
-    others = [peer for peer in range(pipe.ranks.size) if peer != here]
-    pipe.communicator.connect()
-    found: dict[str, Any] = {}
-    for key, owner in owners.items():
-        if owner == here:
-            value = kept[key]
-            found[key] = whole_of(value.detach()).cpu().clone() if isinstance(value, torch.Tensor) else value
+    def keys(self) -> set[str]:
+        """Return the keys of `state_dict` that live on this rank."""
+        tensors = self.model.state_dict(keep_vars=True)
+        is_first = self.communicator.ranks.index == 0
+        return {
+            k for k, value in tensors.items() if (self.is_here(value) if isinstance(value, torch.Tensor) else is_first)
+        }
+
+    def keep_own(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Remove, in place, the entries that live on other ranks."""
+        own = self.keys()
+        for key in [key for key in state if key not in own]:
+            del state[key]
+        return state
+
+    def full(self) -> dict[str, Any]:
+        """Return all entries on every rank, tensors on the CPU. All ranks of the pipeline must call this together."""
+        here, communicator = self.communicator.ranks.index, self.communicator
+        others = [peer for peer in range(communicator.ranks.size) if peer != here]
+        communicator.connect()
+        state: dict[str, Any] = {}
+        for key, value in self.model.state_dict(keep_vars=True).items():
+            owner = (self.owner(value) or 0) if isinstance(value, torch.Tensor) else 0
+            if owner != here:
+                state[key] = communicator.receive(owner, key, once=True)
+                continue
+            state[key] = whole_of(value.detach()).cpu().clone() if isinstance(value, torch.Tensor) else value
             for peer in others:
-                pipe.communicator.send(peer, key, found[key], once=True)
-        else:
-            found[key] = pipe.communicator.take(owner, key, once=True)
-    pipe.communicator.flush()
-    return found
+                communicator.send(peer, key, state[key], once=True)
+        communicator.flush()
+        return state
 
+    def load(self, state: Mapping[str, Any], *, strict: bool, assign: bool) -> Any:
+        """Load the entries that live on this rank and return the result of `load_state_dict`.
 
-def load_own(pipe: RankPipeline, state: Mapping[str, Any], *, strict: bool, assign: bool) -> Any:
-    """Load what is given and lives here; with `strict`, all that lives here must be there, and nothing that the model has not."""
-    own = own_keys(pipe)
-    elsewhere = pipe.model.state_dict(keep_vars=True).keys() - own
-    given = OrderedDict((key, value) for key, value in state.items() if key not in elsewhere)
-    copy_metadata(state, given)
-    result = pipe.model.load_state_dict(given, strict=False, assign=assign)
-    missing = [key for key in result.missing_keys if key in own]
-    if strict and (missing or result.unexpected_keys):
-        raise RuntimeError(
-            f"state_dict of rank {pipe.communicator.rank}: missing {missing}, unexpected {result.unexpected_keys}"
-        )
-    return result
+        Raises RuntimeError, if `strict`, for a key of this rank that is missing and for a key that the model does not have.
+        """
+        own = self.keys()
+        elsewhere = self.model.state_dict(keep_vars=True).keys() - own
+        entries = OrderedDict((key, value) for key, value in state.items() if key not in elsewhere)
+        copy_metadata(state, entries)
+        result = self.model.load_state_dict(entries, strict=False, assign=assign)
+        missing = [key for key in result.missing_keys if key in own]
+        if strict and (missing or result.unexpected_keys):
+            rank = self.communicator.rank
+            raise RuntimeError(f"state_dict of rank {rank}: missing {missing}, unexpected {result.unexpected_keys}")
+        return result

@@ -1,145 +1,157 @@
-"""The board: a store where all ranks can read what all must agree on, who failed, and who waits for whom."""
+"""The status board: entries in the store of `torch.distributed` that all ranks of a mesh read and write.
+
+It has the texts that ranks exchange and compare, the report of the first failure, and the message that each rank waits for. Its
+keys are listed in `protocol`. Calls on the store fail with RuntimeError when the process that hosts it is gone; then a
+read finds nothing and a write has no effect.
+"""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import Store
 
-from pipecompile.distributed.blame import AwaitedMessage, Disagreement, FailureReport, RankLost
-from pipecompile.distributed.rank_mesh import RankMesh
-from pipecompile.torch_private.process_groups import default_store
+from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
+from pipecompile.distributed.protocol import EXCHANGE, EXCHANGE_BEGUN, FAILED, READERS, WAITS
 
 __all__ = ["StatusBoard"]
 
-_GRACE = 10.0
-"""Seconds that a failing rank gives the others to hear of it."""
+_READ_TIMEOUT = 10.0
+"""Seconds that a failing rank waits for the others to read its report."""
 
 
 class StatusBoard:
-    """The ranks of a mesh, this one of them, and the part of the store that is theirs."""
+    """The board as rank `rank`, one of `members`, sees it. `timeout` is in seconds; `step` counts the runs of this rank."""
 
-    def __init__(self, ranks: RankMesh, rank: int, number: int) -> None:
-        self.ranks, self.rank, self.timeout = ranks, rank, ranks.timeout
-        name = "-".join(map(str, ranks.members))
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun outlives the ranks
-        self.store = PrefixStore(f"pipecompile/{start}/{name}/{number}", default_store())
-        self.step = self._asked = self._rounds = 0
+    def __init__(self, store: Store, members: Sequence[int], rank: int, timeout: float) -> None:
+        self.store, self.members, self.rank, self.timeout = store, tuple(members), rank, timeout
+        self.step = self._exchanges_of_step = self._exchanges = 0
 
     def begin(self) -> None:
-        """A run begins."""
-        self.step, self._asked = self.step + 1, 0
+        """Count a new run."""
+        self.step, self._exchanges_of_step = self.step + 1, 0
 
-    # -- what all must agree on ---------------------------------------------------------------------------------------
+    # -- exchange of texts --------------------------------------------------------------------------------------------
 
     def all_gather_text(self, topic: str, text: str) -> list[str]:
-        """What every member says to a topic. Raises Disagreement when one is asked something else, RankLost when one is silent."""
-        place, count = self.ranks.member_index, len(self.ranks.members)
-        self._rounds += 1
-        self.store.set(f"ask/{self.step}/{self._asked}", "")
-        self._asked += 1
-        self.store.set(f"round/{self._rounds}/{place}", f"{topic}\n{text}")
-        said = [self._read(f"round/{self._rounds}/{member}", member) for member in range(count)]
-        topics = [words.partition("\n")[0] for words in said]
+        """Return the texts of all members, in their order. Every member must call this with the same topic.
+
+        Raises Disagreement, on all members, for different topics, and RankLost for a member that does not come in time.
+        """
+        self._exchanges += 1
+        self.store.set(EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step), "")
+        self._exchanges_of_step += 1
+        own = self.members.index(self.rank)
+        self.store.set(EXCHANGE.at(self._exchanges, own), f"{topic}\n{text}")
+        entries = [self._read(EXCHANGE.at(self._exchanges, index), rank) for index, rank in enumerate(self.members)]
+        topics = [entry.partition("\n")[0] for entry in entries]
         if len(set(topics)) > 1:
             self._disagree(topics, "what to do next")
-        return [words.partition("\n")[2] for words in said]
+        return [entry.partition("\n")[2] for entry in entries]
 
     def agree(self, topic: str, text: str) -> None:
-        """Raise Disagreement, on all ranks, unless all say the same."""
-        said = self.all_gather_text(topic, text)
-        if len(set(said)) > 1:
-            self._disagree(said, topic)
+        """Raise Disagreement, on all members, unless all have the same text."""
+        texts = self.all_gather_text(topic, text)
+        if len(set(texts)) > 1:
+            self._disagree(texts, f"the {topic}")
 
-    def _disagree(self, said: list[str], topic: str) -> None:
-        by_text: dict[str, list[str]] = {}
-        for rank, text in zip(self.ranks.members, said, strict=True):
-            by_text.setdefault(text, []).append(str(rank))
-        where = "; ".join(f"rank {', '.join(ranks)}: {text}" for text, ranks in by_text.items())
+    def _disagree(self, texts: Sequence[str], topic: str) -> None:
+        ranks_of: dict[str, list[str]] = {}
+        for rank, text in zip(self.members, texts, strict=True):
+            ranks_of.setdefault(text, []).append(str(rank))
         raise Disagreement(
-            f"the ranks disagree about the {topic}",
-            where=where,
+            f"the ranks disagree about {topic}",
+            where="; ".join(
+                f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in ranks_of.items()
+            ),
             why="every rank runs its part of one program",
             hint="the same model, options, mode and batch on every rank",
         )
 
-    def _read(self, key: str, member: int) -> str:
+    def _read(self, key: str, rank: int) -> str:
         start, pause = monotonic(), 0.002
         while not self.store.check([key]):
             if (report := self.failed()) is not None:
-                raise RankLost(report, is_told=True)
+                raise RankLost(report, is_posted=True)
             if monotonic() - start > self.timeout:
-                rank = self.ranks.members[member]
-                report = FailureReport(rank, f"it did not come to agree on the program within {self.timeout:.3g} s")
-                raise RankLost(report, is_told=False)
+                what = f"it did not take part in the exchange before a program within {self.timeout:.3g} s"
+                raise RankLost(FailureReport(rank, what), is_posted=False)
             sleep(pause)
             pause = min(2 * pause, 0.1)
-        return self.store.get(key).decode()
+        entry: bytes = self.store.get(key)
+        return entry.decode()
 
-    # -- who failed ---------------------------------------------------------------------------------------------------
+    # -- failures -----------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Raise RankLost when a rank failed, or asks for something that this one is not asked for."""
+    def check(self) -> None:
+        """Raise RankLost if a rank has failed, or has begun an exchange in this run that this rank has not begun."""
         if (report := self.failed()) is not None:
-            raise RankLost(report, is_told=True)
+            raise RankLost(report, is_posted=True)
         with suppress(RuntimeError):
-            if self.store.check([f"ask/{self.step}/{self._asked}"]):
-                what = "the ranks disagree: another has something new to agree on, this one has not"
-                raise RankLost(FailureReport(self.rank, what), is_told=False)
+            if self.store.check([EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step)]):
+                what = "the ranks disagree: another rank begins an exchange that this rank does not"
+                raise RankLost(FailureReport(self.rank, what), is_posted=False)
 
     def failed(self) -> FailureReport | None:
-        with suppress(RuntimeError):  # the store is gone with its rank
-            if self.store.check(["failed"]):
-                return FailureReport.from_json(self.store.get("failed"))
+        """Return the report of the rank that failed first, if one failed."""
+        with suppress(RuntimeError):
+            if self.store.check([FAILED.at()]):
+                return FailureReport.from_json(self.store.get(FAILED.at()))
         return None
 
-    def tell(self, report: FailureReport) -> FailureReport:
-        """Post a report, or hear that of a rank that was first."""
+    def post_failure(self, report: FailureReport) -> FailureReport:
+        """Post a report unless there is one already; return the one that is posted."""
         try:
-            return FailureReport.from_json(self.store.compare_set("failed", "", report.to_json()))
+            return FailureReport.from_json(self.store.compare_set(FAILED.at(), "", report.to_json()))
         except RuntimeError:
             return report
 
-    def heard(self) -> None:
+    def confirm_read(self) -> None:
+        """Count this rank among the readers of the report."""
         with suppress(RuntimeError):
-            self.store.add("heard", 1)
+            self.store.add(READERS.at(), 1)
 
-    def wait_for_hearers(self) -> None:
-        end = monotonic() + min(_GRACE, self.timeout)
+    def wait_for_readers(self) -> None:
+        """Wait until all other members have read the report, at most `_READ_TIMEOUT` seconds."""
+        end = monotonic() + min(_READ_TIMEOUT, self.timeout)
         with suppress(RuntimeError):
-            while monotonic() < end and self.store.add("heard", 0) < len(self.ranks.members) - 1:
+            while monotonic() < end and self.store.add(READERS.at(), 0) < len(self.members) - 1:
                 sleep(0.05)
 
-    # -- who waits for whom -------------------------------------------------------------------------------------------
+    # -- waits --------------------------------------------------------------------------------------------------------
 
-    def say_wait(self, rank: int, name: str) -> None:
+    def post_wait(self, rank: int, name: str) -> None:
+        """Post that this rank waits for value `name` from `rank`."""
         with suppress(RuntimeError):
-            self.store.set(f"waits/{self.rank}", AwaitedMessage(rank, name, self.step).to_json())
+            self.store.set(WAITS.at(self.rank), AwaitedMessage(rank, name, self.step).to_json())
 
-    def unsay_wait(self) -> None:
-        """The key stays, for who finds one that is gone before it is read would wait for it."""
+    def clear_wait(self) -> None:
+        """Post that this rank does not wait. The key is kept: `get` of a key that was deleted after `check` would block."""
         with suppress(RuntimeError):
-            self.store.set(f"waits/{self.rank}", "")
+            self.store.set(WAITS.at(self.rank), "")
 
-    def to_blame(self, rank: int, name: str) -> tuple[int, str]:
-        """Whose fault it is that a message does not come, and which one it owes: a rank that waits itself has none."""
-        seen = {self.rank}
-        while rank not in seen and (further := self.waits(rank)) is not None:
-            seen.add(rank)
-            rank, name = further.rank, further.what
-        return rank, name
-
-    def wanted(self, rank: int, own: str) -> set[str]:
-        """What is to come from a rank: `own` to this one, and what others wait for; of several steps, in the earliest."""
-        waits = [wait for wait in map(self.waits, self.ranks.members) if wait is not None and wait.rank == rank]
-        first = min((wait.step for wait in waits), default=self.step)
-        return {wait.what for wait in waits if wait.step == first} | ({own} if first >= self.step else set())
-
-    def waits(self, rank: int) -> AwaitedMessage | None:
-        """For whom and for what a rank says that it waits."""
+    def wait_of(self, rank: int) -> AwaitedMessage | None:
+        """Return the message that a rank waits for, if it has posted one."""
         with suppress(RuntimeError):
-            if self.store.check([f"waits/{rank}"]) and (text := self.store.get(f"waits/{rank}")):
+            if self.store.check([WAITS.at(rank)]) and (text := self.store.get(WAITS.at(rank))):
                 return AwaitedMessage.from_json(text)
         return None
+
+    def root_of_wait(self, rank: int, name: str) -> tuple[int, str]:
+        """Follow the posted waits from `rank`, from which `name` is awaited, to a rank that does not wait itself.
+
+        Return that rank and the value that it owes. A cycle of waits ends at the first rank met twice, or at this rank.
+        """
+        seen = {self.rank}
+        while rank not in seen and (wait := self.wait_of(rank)) is not None:
+            seen.add(rank)
+            rank, name = wait.rank, wait.name
+        return rank, name
+
+    def awaited_from(self, rank: int, own: str) -> set[str]:
+        """Return the names of the values that are awaited from `rank`, by this rank (`own`) and others, in the earliest step."""
+        waits = [wait for wait in map(self.wait_of, self.members) if wait is not None and wait.rank == rank]
+        first = min((wait.step for wait in waits), default=self.step)
+        return {wait.name for wait in waits if wait.step == first} | ({own} if first >= self.step else set())

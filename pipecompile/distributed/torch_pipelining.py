@@ -1,99 +1,98 @@
-"""Our stages as those of `torch.distributed.pipelining`, to run under its schedules.
+"""The stages of a pipeline as stages of `torch.distributed.pipelining`, to run under the schedules of that package.
 
-    ours      stage 1    inputs b, a  ──► module ──► outputs c, d      by name, straight from whoever makes them
-    theirs    stage 1    f(a, b)      ──► PositionalStage  ──► (c, d)            by position, all that the stage before it made
+    here      stage 1    inputs b, a  ──► module          ──► outputs c, d      by name, each value straight from its producer
+    torch     stage 1    f(a, b)      ──► PositionalStage ──► (c, d)            by position, all outputs of the stage before
 
-A piece takes what the stage before it hands on, in its order, and hands on what it makes. It has the model's own parameters.
+A positional stage takes the outputs of the stage before it, in their order. It uses the model's own parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
+from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.tied_copies import TiedCopies
+from pipecompile.driver.specialization import Build
 from pipecompile.errors import PlanError
 from pipecompile.ir import HOST
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-if TYPE_CHECKING:
-    from pipecompile.distributed.rank_pipeline import RankPipeline
-    from pipecompile.driver.specialization import Build
-
-__all__ = ["torch_stages"]
+__all__ = ["PositionalStage", "torch_stages"]
 
 
 class PositionalStage(nn.Module):
-    """One stage by position. Inputs of the model come by position to the first stage, by name to any other."""
+    """A stage whose inputs are positional. Inputs of the model are positional in the first stage, keywords in the others."""
 
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
         self.stage = build.stages[index]
         self.module = self.stage.module
-        self.given = build.inputs if index == 0 else build.stages[index - 1].outputs
-        self.output = build.outputs if index == len(build.stages) - 1 else None
-        self.sized = _with_batch(build.graph, self.stage.inputs)
+        self.arguments = build.inputs if index == 0 else build.stages[index - 1].outputs
+        self.model_output = build.outputs if index == len(build.stages) - 1 else None
+        self.batch_input = _batch_input(build.graph, self.stage.inputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        values = dict(zip(self.given, args, strict=False)) | kwargs
-        size = values[self.sized[0]].shape[self.sized[1]] if self.sized else 0
-        taken = [values[name] for name in self.stage.inputs]
-        made = self.module(*taken, size) if self.stage.sized else self.module(*taken)
-        if self.output is None:
-            return tuple(value.contiguous() for value in made)
-        values |= dict(zip(self.stage.outputs, made, strict=True))
-        return self.output.assemble(values.__getitem__, size)
+        values = dict(zip(self.arguments, args, strict=False)) | kwargs
+        samples = values[self.batch_input[0]].shape[self.batch_input[1]] if self.batch_input else 0
+        inputs = [values[name] for name in self.stage.inputs]
+        outputs = self.module(*inputs, samples) if self.stage.sized else self.module(*inputs)
+        if self.model_output is None:
+            return tuple(value.contiguous() for value in outputs)
+        values |= dict(zip(self.stage.outputs, outputs, strict=True))
+        return self.model_output.assemble(values.__getitem__, samples)
 
 
-def torch_stages(pipe: RankPipeline) -> list[PipelineStage]:
-    """The stages of this rank. Raises PlanError with everything about them that its schedules cannot do."""
-    build = pipe.builds.latest
+def torch_stages(build: Build, communicator: Communicator) -> list[PipelineStage]:
+    """Return the stages of this rank. Raises PlanError with all properties of the stages that torch's schedules do not support."""
     faults = [*_faults(build)]
     if faults:
         raise PlanError(
             "torch.distributed.pipelining cannot run these stages",
             where="; ".join(faults),
-            why="there a stage hands tensors to the next one alone, and has its parameters for itself",
+            why="there a stage hands tensors to the next stage alone, and no other stage uses its parameters",
             hint='pipe.step runs them; or move the cut: split_before=, keep_together=, tied="together"',
         )
-    here = [index for index, device in enumerate(build.plan.placement) if device == pipe.ranks.index]
+    ranks, count = communicator.ranks, len(build.stages)
+    here = [index for index, device in enumerate(build.plan.placement) if device == ranks.index]
     return [
-        PipelineStage(
-            PositionalStage(build, index), index, len(build.stages), build.stage_devices[index], group=pipe.ranks.group
-        )
+        PipelineStage(PositionalStage(build, index), index, count, build.stage_devices[index], group=ranks.group)
         for index in here
     ]
 
 
 def _faults(build: Build) -> Iterator[str]:
-    last, values = (
-        len(build.stages) - 1,
-        {node.name: value_of(node) for node in build.graph.graph.nodes if node.op != "output"},
-    )
+    """Yield a phrase for each property that torch's schedules do not support."""
+    last = len(build.stages) - 1
+    values = {node.name: value_of(node) for node in build.graph.graph.nodes if node.op != "output"}
     for route in build.routes:
-        ends = sorted({last if end == HOST else end for end in route.consumers})
         if route.source == HOST:
             continue
-        if beyond := [end for end in ends if end > route.source + 1]:
-            yield f"{route.value} goes from stage {route.source} past its neighbour to stage {beyond[-1]}"
+        ends = sorted({last if end == HOST else end for end in route.consumers})
+        if ends[-1] > route.source + 1:
+            yield f"{route.value} goes from stage {route.source} past its neighbour to stage {ends[-1]}"
         if not isinstance(values[route.value], torch.Tensor):
             yield f"{route.value} between stages {route.source} and {ends[-1]} is no tensor"
     for stage in build.stages:
-        if stage.sized and _with_batch(build.graph, stage.inputs) is None:
-            yield f"nothing that stage {stage.index} takes says how many samples there are"
-    if isinstance(build.mirrors, TiedCopies) and build.mirrors.copies:
-        yield f"{len(build.mirrors.copies)} parameters or buffers are used on several ranks"
+        if stage.sized and _batch_input(build.graph, stage.inputs) is None:
+            yield f"no input of stage {stage.index} has the number of samples as a dimension"
+    if isinstance(build.mirrors, TiedCopies) and (count := len(build.mirrors.copies)):
+        yield (
+            "1 parameter or buffer is used on several ranks"
+            if count == 1
+            else (f"{count} parameters or buffers are used on several ranks")
+        )
     if build.options.batch_norm == "deferred":
         yield 'batch_norm="deferred" is settled by pipe.step'
 
 
-def _with_batch(graph: TracedGraph, names: Sequence[str]) -> tuple[str, int] | None:
-    """The first of these values with a dimension that is the batch, and which."""
+def _batch_input(graph: TracedGraph, names: Sequence[str]) -> tuple[str, int] | None:
+    """Return the name of the first value with a dimension of the batch size, and the index of that dimension."""
     symbol, nodes = graph.facts.symbol, {node.name: node for node in graph.graph.nodes}
     for name in names:
         shape = getattr(value_of(nodes[name]), "shape", ())

@@ -252,7 +252,9 @@ def faults_of(trial: Trial, ended: Ended) -> list[str]:
             continue
         if at - note["time"] > limit:
             wrong.append(f"rank {rank} ended {at - note['time']:.1f} s after the fault")
-        report = re.search(r"RunError: rank (\d+) failed (?:at|before) (.+?)(?: had come)?: (.*)", said)
+        report = re.search(
+            r"RunError: rank (\d+) failed (?:at|before the result of|before) (.+?)(?: arrived)?: (.*)", said
+        )
         if report is None:
             wrong.append(f"rank {rank} gave no report: {said[-300:]}")
         elif int(report[1]) != job.fault.rank or report[2] not in (possible or [report[2]]):

@@ -1,4 +1,4 @@
-"""A step of two copies that are alike, without processes: what comes out of a sum is twice what goes in."""
+"""A step of two equal replicas, without processes: a sum is twice its input."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pipecompile.errors import PlanError, RunError
 
 
 class Twins(CollectiveGroup):
-    """The group of the two. It notes what it was asked for."""
+    """The group of the two replicas. `started` has the sizes of the sums, in elements."""
 
     def __init__(self) -> None:
-        self.size, self.index, self.begun = 2, 0, list[int]()
+        self.size, self.index, self.started = 2, 0, list[int]()
         self.apart = torch.zeros(2)
 
-    def begin_sum(self, tensor: torch.Tensor) -> PendingCollective:
-        self.begun.append(tensor.numel())
+    def start_sum(self, tensor: torch.Tensor) -> PendingCollective:
+        self.started.append(tensor.numel())
         return PendingCollective(self, None, tensor.mul_(2))
 
-    def rows(self, row: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, row: torch.Tensor) -> torch.Tensor:
         return torch.stack([row, row + self.apart])
 
     def wait(self, work: object) -> None:
@@ -47,8 +47,8 @@ def gradients(parameters: list[nn.Parameter]) -> list[list[float] | None]:
     return [None if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]
 
 
-def test_each_gradient_goes_once_as_soon_as_it_is_complete() -> None:
-    """The message of the row, the loss, and a message for the rest, each with a flag per parameter."""
+def test_each_gradient_is_reduced_once_as_soon_as_it_is_complete() -> None:
+    """A bucket of the row, the loss, and a bucket for the rest; each bucket has a flag per parameter."""
     replicas, group, parameters = pair()
     first, second, _ = parameters
     add(first, 100.0)
@@ -59,35 +59,35 @@ def test_each_gradient_goes_once_as_soon_as_it_is_complete() -> None:
         replicas.reduce({id(first)})
         assert first.grad is None
         assert whole(torch.tensor(3.0)).item() == 3.0
-    assert group.begun == [2 + 1, 1, 3 + 5 + 2]
+    assert group.started == [2 + 1, 1, 3 + 5 + 2]
     assert replicas.reductions == 2
     assert gradients(parameters) == [[102.0] * 2, [4.0] * 3, None]
 
 
-def test_every_dtype_has_a_message() -> None:
+def test_every_dtype_has_a_bucket() -> None:
     replicas, group, parameters = pair()
     parameters.append(nn.Parameter(torch.ones(4)))
     with replicas.reduced(lambda: iter(parameters), samples=None):
         for parameter in parameters:
             add(parameter, 1.0)
         replicas.reduce({id(parameters[0]), id(parameters[3])})
-    assert group.begun == [3, 5, 10]
+    assert group.started == [3, 5, 10]
     assert replicas.reductions == 3
     assert gradients(parameters) == [[2.0] * 2, [2.0] * 3, [2.0] * 5, [2.0] * 4]
 
 
-def test_what_is_not_trained_is_not_sent() -> None:
+def test_frozen_parameters_are_not_reduced() -> None:
     replicas, group, parameters = pair()
     parameters[0].requires_grad_(requires_grad=False)
     with replicas.reduced(lambda: iter(parameters), samples=None):
         replicas.reduce({id(parameters[0])})
         add(parameters[1], 1.0)
         replicas.reduce({id(parameters[1])})
-    assert group.begun == [4, 6]
+    assert group.started == [4, 6]
 
 
-def test_a_step_that_fails_leaves_the_gradients_that_were_there() -> None:
-    """And the next one begins anew: nothing of the failed one is in it."""
+def test_a_step_that_fails_restores_the_gradients_of_earlier_steps() -> None:
+    """The next step has nothing of the failed one."""
     replicas, _, parameters = pair()
     add(parameters[0], 7.0)
 
@@ -106,7 +106,7 @@ def test_a_step_that_fails_leaves_the_gradients_that_were_there() -> None:
     assert gradients(parameters) == [[9.0] * 2, [2.0] * 3, [2.0] * 5]
 
 
-def test_a_gradient_that_comes_too_late_is_an_error() -> None:
+def test_a_gradient_that_is_added_after_its_reduction_started_is_an_error() -> None:
     replicas, _, parameters = pair()
 
     def step() -> None:
@@ -115,11 +115,11 @@ def test_a_gradient_that_comes_too_late_is_an_error() -> None:
             replicas.reduce({id(parameters[0])})
             add(parameters[0], 1.0)
 
-    with pytest.raises(RunError, match="a gradient was added to 1 parameters"):
+    with pytest.raises(RunError, match="a gradient was added to 1 parameter while"):
         step()
 
 
-def test_copies_that_run_different_programs_say_so_before_anything_is_sent() -> None:
+def test_replicas_with_different_programs_raise_before_gradients_are_sent() -> None:
     replicas, group, parameters = pair()
     add(parameters[0], 7.0)
     group.apart = torch.tensor([0.0, 1.0])
@@ -130,5 +130,5 @@ def test_copies_that_run_different_programs_say_so_before_anything_is_sent() -> 
 
     with pytest.raises(PlanError, match="about to run different programs"):
         step()
-    assert not group.begun
+    assert not group.started
     assert gradients(parameters) == [[7.0] * 2, None, None]

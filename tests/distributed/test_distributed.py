@@ -177,12 +177,12 @@ def test_an_infinite_gradient_on_one_rank_is_a_step_for_none(ran: Ran, case: str
 def test_a_mesh_that_cannot_be_is_refused(ran: Ran) -> None:
     for names, both, group, early, wrapped, half, copied in ran.of("refused meshes"):
         assert "the dimensions of the mesh are ('copies', 'pp')" in names
-        assert "parts of parts" in both
+        assert "both dp_shard and tp" in both
         assert "a SyncBatchNorm layer is of ranks [0, 1, 2, 3]" in group
         assert "example_args" in early
         assert "fully_shard has been called" in wrapped
         assert half == copied
-        assert "kept in parts" in half
+        assert "sharded parameters cannot be copied" in half
 
 
 def test_a_checkpoint_of_four_ranks_is_loaded_by_two_and_by_one(ran: Ran) -> None:
@@ -274,7 +274,7 @@ def test_stages_run_under_the_schedules_of_torch_and_its_orders_on_our_ranks(ran
 def test_what_the_schedules_of_torch_cannot_do_is_refused(ran: Ran) -> None:
     for skip, tied, deferred in ran.of("refused"):
         assert "goes from stage 0 past its neighbour to stage 3" in skip
-        assert "1 parameters or buffers are used on several ranks" in tied
+        assert "1 parameter or buffer is used on several ranks" in tied
         assert "deferred" in deferred
 
 

@@ -1,4 +1,4 @@
-"""What one rank tells all others when it fails, and what they raise."""
+"""Reports that a rank posts when it fails, and the exceptions that the ranks raise for them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import msgspec
 
 from pipecompile.errors import PipecompileError, PlanError, RunError
 
-__all__ = ["Disagreement", "RankLost", "AwaitedMessage", "FailureReport"]
+__all__ = ["AwaitedMessage", "Disagreement", "FailureReport", "RankLost"]
 
 
 class Disagreement(PlanError):
-    """The ranks are not about to do the same; all of them know it."""
+    """The ranks are about to do different things. All ranks raise it, so no report is posted."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """Rank `rank` failed "at 2F1", or "before 2F1 had come" from it, in a stage and a micro-batch if that is an action."""
+    """The failure of `rank`.
+
+    `action` is a phrase for the message: "at 2F1" if the rank raised there, "before the result of 2F1 arrived" if it went
+    silent. `stage` and `microbatch` are those of the action, if there is one. `awaited` is the name of the value that another
+    rank was waiting for; empty if none.
+    """
 
     rank: int
     what: str
@@ -26,23 +31,24 @@ class FailureReport:
     stage: int | None = None
     microbatch: int = 0
     hint: str = ""
+    awaited: str = ""
 
     @classmethod
     def of(cls, error: Exception, rank: int, action: str = "") -> FailureReport:
-        """What is to be told of an error."""
+        """Return the report of an error that this rank raised."""
         if isinstance(error, RunError):
             return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
         what = error.what if isinstance(error, PipecompileError) else str(error)
         return cls(rank, f"{type(error).__name__}: {what}", getattr(error, "where", ""), action)
 
     def error(self) -> RunError:
-        """What another rank raises."""
-        doing = f" {self.action}" if self.action else ""
+        """Return the error that another rank raises."""
+        action = f" {self.action}" if self.action else ""
         return RunError(
-            f"rank {self.rank} failed{doing}: {self.what}",
+            f"rank {self.rank} failed{action}: {self.what}",
             stage=self.stage,
             microbatch=self.microbatch,
-            where=self.where,
+            where=self.where or (f"waiting for {self.awaited} from rank {self.rank}" if self.awaited else ""),
             hint=self.hint,
         )
 
@@ -56,10 +62,13 @@ class FailureReport:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedMessage:
-    """Who waits says that `rank` owes `what`, in a step: one may be in a later step than another, who waits for the same rank."""
+    """A value `name` that a waiting rank expects from `rank`, in run number `step` of the waiting rank.
+
+    The step is needed because a rank may run ahead: two ranks that wait for the same rank may be in different steps.
+    """
 
     rank: int
-    what: str
+    name: str
     step: int
 
     def to_json(self) -> str:
@@ -71,8 +80,8 @@ class AwaitedMessage:
 
 
 class RankLost(Exception):
-    """A rank failed; inside the library, until it is raised as a RunError. `is_told`: the others know."""
+    """A failure of another rank, until the communicator raises it as a RunError. `is_posted`: the store has the report."""
 
-    def __init__(self, report: FailureReport, *, is_told: bool) -> None:
+    def __init__(self, report: FailureReport, *, is_posted: bool) -> None:
         super().__init__(report.what)
-        self.report, self.is_told = report, is_told
+        self.report, self.is_posted = report, is_posted

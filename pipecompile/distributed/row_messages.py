@@ -1,0 +1,73 @@
+"""The messages of the ranks under one program: what each rank receives, what reaches all ranks, and which action sends a value.
+
+row 0      0F0  SEND h#0 to 1                      action of h#0: 0F0
+row 1      RECV h#0 from 0  1F0  SEND loss#0 to HOST     rank 1 receives h#0; the losses go to all ranks after the row
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from pipecompile.ir import HOST, LOSS, Action, Instruction, Op, Program
+
+__all__ = ["Departure", "departures", "incoming", "sending_action", "summary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A value that goes from `device` to the host, hence to all ranks. `microbatch` is None for the losses of all micro-batches."""
+
+    device: int
+    name: str
+    microbatch: int | None
+
+    def __str__(self) -> str:
+        return f"{self.name}{'' if self.microbatch is None else f'#{self.microbatch}'} for all"
+
+
+def departures(program: Program) -> tuple[Departure, ...]:
+    """Return the values that go to the host, without gradients of inputs. All losses of a device are one message."""
+    values = [
+        (device, instruction.reads[0].value)
+        for device, row in enumerate(program.rows)
+        for instruction in row
+        if instruction.op is Op.SEND and instruction.peer == HOST
+    ]
+    outputs = ((device, value.name, value.microbatch) for device, value in values if value.consumer is None)
+    return tuple(dict.fromkeys(Departure(d, name, None if name == LOSS else m) for d, name, m in outputs))
+
+
+def incoming(program: Program, device: int) -> dict[int, tuple[str, ...]]:
+    """Return, by peer, the names of the values that `device` receives in a run, in order."""
+    names = defaultdict[int, list[str]](list)
+    for instruction in program.rows[device]:
+        if instruction.op is Op.RECV and instruction.peer is not None and instruction.peer != HOST:
+            names[instruction.peer].append(str(instruction.writes[0].value))
+    for departure in departures(program):
+        if departure.device != device:
+            names[departure.device].append(str(departure))
+    return {peer: tuple(values) for peer, values in names.items()}
+
+
+def sending_action(row: Sequence[Instruction], awaited: Container[str], *, is_begun: bool) -> Action | None:
+    """Return the first action of a row whose result is sent as one of the `awaited` values.
+
+    If the row sends none of them, return its last action, or its first if the run has not begun; None for a row without actions.
+    """
+    first = latest = None
+    for instruction in row:
+        latest = instruction.action or latest
+        first = first or latest
+        if instruction.op is Op.SEND and str(instruction.reads[0].value) in awaited and latest is not None:
+            return latest
+    return latest if is_begun else first
+
+
+def summary(program: Program) -> str:
+    """Return what all ranks must have in common. Sizes are not part of it: replicas may have unequal parts of a batch."""
+    lines = [f"{device} {instruction}" for device, row in enumerate(program.rows) for instruction in row]
+    digest = sha256("\n".join(lines).encode()).hexdigest()[:12]
+    return f"{program.n_stages} stages, {program.n_microbatches} micro-batches, {len(lines)} instructions ({digest})"

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from pipecompile.distributed.failure_report import AwaitedMessage, FailureReport
+from pipecompile.errors import InputError, RunError
+
+
+def test_a_report_has_the_stage_and_micro_batch_of_a_run_error() -> None:
+    error = RunError("stage 2 failed", stage=2, microbatch=1, where="model.py:3", hint="fix it")
+    report = FailureReport.of(error, 1, "at 2F1")
+    assert report == FailureReport(1, "stage 2 failed", "model.py:3", "at 2F1", 2, 1, "fix it")
+    raised = report.error()
+    assert (raised.stage, raised.microbatch, raised.where, raised.hint) == (2, 1, "model.py:3", "fix it")
+    assert raised.what == "rank 1 failed at 2F1: stage 2 failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "where"),
+    [
+        (ValueError("the data are wrong"), "ValueError: the data are wrong", ""),
+        (InputError("no samples", where="x"), "InputError: no samples", "x"),
+    ],
+)
+def test_a_report_names_the_type_of_any_other_error(error: Exception, what: str, where: str) -> None:
+    report = FailureReport.of(error, 3)
+    assert (report.what, report.where, report.stage) == (what, where, None)
+    assert report.error().what == f"rank 3 failed: {what}"
+
+
+def test_the_error_says_which_value_was_awaited_if_the_report_has_no_place() -> None:
+    assert FailureReport(1, "it was killed", awaited="h#0").error().where == "waiting for h#0 from rank 1"
+    assert FailureReport(1, "it was killed", "model.py:3", awaited="h#0").error().where == "model.py:3"
+    assert FailureReport(1, "it was killed").error().where == ""
+
+
+def test_reports_and_awaited_messages_are_read_back_from_json() -> None:
+    report = FailureReport(1, "ü", "w", "at 0F0", 0, 2, "h", "x#1")
+    assert FailureReport.from_json(report.to_json()) == report
+    awaited = AwaitedMessage(4, "h'1#1", 7)
+    assert AwaitedMessage.from_json(awaited.to_json().encode()) == awaited

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pipecompile.distributed.protocol import HEAD_LENGTH, PROTOCOL, HeadField, Tag, tag_of
+
+TEXT = """
+message   tag      parts                       ahead   use
+small     3n       [head + payload]            yes     a value with the layout of the last one of its name
+large     3n       [head] [payload]            yes     the same, for a payload of more than small_bytes
+changed   3n       [as small or large]         yes     payload is padding; a new one follows
+new       3n + 1   [name + header] [payload]   no      no layout known: first value, object, sent once
+abort     3n + 2                               no      never sent: a receive that times out closes the connections
+
+head   8 int64
+0      CRC-32 of the name of the value
+1      1 for small and large, 0 for changed
+2      messages that the sender has taken from the receiver: an acknowledgement
+
+credit         bound
+small_bytes    131072 bytes of payload in one part with the head
+posted_ahead   2 receives per peer
+unsent         8 values of two parts per peer
+
+store key                      writer               value
+begun/{run}/{exchange}         each member          empty: an exchange of texts has begun in this run
+exchange/{exchange}/{member}   the member           topic, newline, text
+failed                         first failing rank   FailureReport
+readers                        each other rank      number of ranks that have read FAILED
+waits/{rank}                   the rank             AwaitedMessage, or empty
+"""
+
+
+def test_the_text_of_the_protocol() -> None:
+    assert str(PROTOCOL) == TEXT.strip()
+
+
+def test_tags_of_communicators_never_collide() -> None:
+    tags = [tag_of(number, tag) for number in range(100) for tag in Tag]
+    assert len(set(tags)) == len(tags)
+
+
+def test_a_receive_posted_ahead_never_takes_a_message_of_another_tag() -> None:
+    """Messages of a tag arrive in order, so all kinds of a tag are posted ahead, or none is."""
+    for tag in Tag:
+        assert len({kind.is_posted_ahead for kind in PROTOCOL.kinds if kind.tag is tag}) == 1
+    assert {kind.tag for kind in PROTOCOL.kinds} == set(Tag)
+
+
+def test_keys_of_the_store_never_collide() -> None:
+    keys = [key.at(run, index) for key in PROTOCOL.keys for run in range(3) for index in range(3)]
+    fields = [key.template.count("{") for key in PROTOCOL.keys]
+    assert len(set(keys)) == sum(3**count for count in fields)
+
+
+def test_the_head_has_room_for_its_fields() -> None:
+    assert max(HeadField) < HEAD_LENGTH

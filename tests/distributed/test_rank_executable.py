@@ -1,0 +1,66 @@
+"""One rank of two, without the other: a communicator that notes what is sent and has what is received."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipecompile.distributed.failure_report import FailureReport, RankLost
+from pipecompile.distributed.rank_executable import RankExecutable
+from pipecompile.errors import ScheduleError
+from pipecompile.ir import HOST, Route
+from pipecompile.passes import lower
+from pipecompile.schedules import build_schedule
+
+ROUTES = (Route("x", HOST, (0,)), Route("h", 0, (1,)), Route("loss", 1, (HOST,)))
+PROGRAM = lower(build_schedule("gpipe", 2, 4), ROUTES)
+
+
+def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1)) -> RankExecutable:
+    ranks = SimpleNamespace(rank_of=lambda device: 10 + device, index=0)
+    communicator: Any = SimpleNamespace(awaited_from=lambda rank, own: awaited, ranks=ranks)
+    replicas: Any = SimpleNamespace(group=None)
+    mirrors: Any = None
+    graph: Any = None
+    devices = [torch.device("cpu")] * 2
+    return RankExecutable(
+        PROGRAM, (), devices, graph, mirrors, None, communicator=communicator, placement=placement, replicas=replicas,
+        tied=frozenset(),
+    )  # fmt: skip
+
+
+def lost(run: RankExecutable, rank: int, *, is_begun: bool = True, is_posted: bool = False) -> FailureReport:
+    def fail() -> None:
+        with run._blaming(is_begun=is_begun):
+            raise RankLost(FailureReport(rank, "it was killed"), is_posted=is_posted)
+
+    with pytest.raises(RankLost) as caught:
+        fail()
+    return caught.value.report
+
+
+def test_a_lost_rank_is_reported_with_the_action_that_it_owed() -> None:
+    report = lost(executable({"h'1#1"}), 11)
+    assert (report.rank, report.stage, report.microbatch) == (11, 1, 1)
+    assert report.error().what == "rank 11 failed before the result of 1B1 arrived: it was killed"
+
+
+def test_a_rank_that_owes_a_tied_weight_before_the_run_is_reported_with_its_first_action() -> None:
+    assert lost(executable({"tied 0"}), 11, is_begun=False).action == "before the result of 1F0 arrived"
+
+
+def test_a_rank_of_another_replica_owes_its_part_of_a_collective() -> None:
+    report = lost(executable({"its part of a collective"}), 12)
+    assert (report.action, report.stage) == ("before its part of a collective arrived", None)
+
+
+def test_a_report_that_is_posted_stays_as_it_is() -> None:
+    assert lost(executable({"h'1#1"}), 11, is_posted=True).action == ""
+
+
+def test_a_schedule_must_leave_stages_on_their_ranks() -> None:
+    with pytest.raises(ScheduleError, match=r"the schedule puts stages on ranks \(0, 1\)"):
+        executable(set(), placement=(1, 0))
