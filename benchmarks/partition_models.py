@@ -27,8 +27,8 @@ from pipecompile.costs import analytic_costs, spec_for
 from pipecompile.costs.problem_builder import build_problem
 from pipecompile.partitioners import Partition, Problem
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.dp.linear_order import cut
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.dp.linear_order import cut_order
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 
 CUTS = ("chain", "parameters", "layers")
@@ -158,7 +158,7 @@ def other_ways(problem: Problem, parameters: dict[str, int], n_stages: int) -> t
     """The stage of every cluster: of a balanced chain, of even parameters and of even layers."""
     clusters = coarsen(problem)
     silent = coarsen(Problem(problem.nodes, problem.precedence, groups=problem.groups))
-    chain = cut(silent, Stages.of(problem, n_stages), range(len(silent))) or []
+    chain = cut_order(silent, Machine.of(problem, n_stages), range(len(silent))) or []
     sizes = [float(sum(parameters.get(name, 0) for name in names)) for names in clusters.members]
     layers = [float(sum(name in parameters for name in names)) for names in clusters.members]
     return chain, along(sizes, n_stages), along(layers, n_stages)
@@ -166,7 +166,7 @@ def other_ways(problem: Problem, parameters: dict[str, int], n_stages: int) -> t
 
 def others(problem: Problem, parameters: dict[str, int], n_stages: int) -> tuple[float, ...]:
     """Their slowest stages."""
-    clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
+    clusters, stages = coarsen(problem), Machine.of(problem, n_stages)
     return tuple(bottleneck(clusters, stages, way) for way in other_ways(problem, parameters, n_stages))
 
 

@@ -1,6 +1,14 @@
-"""Cut a graph into ordered stages so that the slowest is as fast as can be. Plain data in, plain data out; no torch."""
+"""Solver: cut a weighted graph into ordered stages so that the bottleneck, the load of the slowest device, is minimal.
 
-from pipecompile.partitioners.constraints import Price as Price
+Plain data in, plain data out; no torch. Open first: `problem.py` (the data and its JSON form), `objective.py` (what is
+minimised), `solver.py` (the order of the methods). `verify.py` checks problems and partitions.
+
+    problem ─▶ clusters ─▶ bounds/ + dp/ (orders, down-sets) + local search ─▶ ilp/ if a gap is left ─▶ Partition
+
+`constraints.py` treats what the user forces on the cut, `machine.py` what devices can do, `incumbent.py` the state of a solve.
+"""
+
+from pipecompile.partitioners.constraints import ConstraintCost as ConstraintCost
 from pipecompile.partitioners.incumbent import Progress as Progress
 from pipecompile.partitioners.objective import StageLoad as StageLoad
 from pipecompile.partitioners.objective import stage_loads as stage_loads
@@ -9,5 +17,6 @@ from pipecompile.partitioners.problem import Problem as Problem
 from pipecompile.partitioners.problem import Shared as Shared
 from pipecompile.partitioners.problem import Tensor as Tensor
 from pipecompile.partitioners.solver import Partition as Partition
+from pipecompile.partitioners.solver import cost_of_constraints as cost_of_constraints
 from pipecompile.partitioners.solver import partition as partition
-from pipecompile.partitioners.solver import price_of_steering as price_of_steering
+from pipecompile.partitioners.verify import verify_problem as verify_problem

@@ -1,6 +1,9 @@
-"""What the user forces on the cut: pins and pairs apart. Whether it can be met at all, and what it costs.
+"""User constraints on the cut: pins (a node in a given stage) and pairs apart (a node in an earlier stage than another).
 
 pins {a: 2, d: 1}          a ──▶ b ──▶ c ──▶ d           a is in stage 2, so d is in 2 or later, yet pinned to 1
+
+This module checks that the constraints can be met, derives the range of stages that they leave to every cluster, and states
+how much slower they make the pipeline.
 """
 
 from __future__ import annotations
@@ -11,76 +14,80 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from pipecompile.errors import InfeasibleError
-from pipecompile.partitioners.bounds.reachability import neighbours
+from pipecompile.partitioners.bounds.reachability import adjacency
 from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.problem import Problem
 
-__all__ = ["Price", "Span", "check_steering", "span_of", "unsteered"]
+__all__ = ["ConstraintCost", "StageRanges", "check_constraints", "stage_ranges", "without_constraints"]
 
-Span = tuple[list[int], list[int]]
-"""The first and the last stage that steering and precedence leave to every cluster, memory and time apart."""
+StageRanges = tuple[list[int], list[int]]
+"""The earliest and the latest stage of every cluster under precedence, pins and pairs apart. Ignores time and memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """What steering costs: the bottleneck with it, the one found without, and what no cut without it can be below."""
+class ConstraintCost:
+    """The cost of user constraints: the bottleneck with them, the best known bottleneck without them, and the proven lower
+    bound without them, in seconds.
+    """
 
-    forced: float
-    free: float
+    constrained: float
+    unconstrained: float
     lower_bound: float
 
     @property
     def share(self) -> float:
-        """By how much steering makes the slowest stage slower, as a fraction; at least 0."""
-        return max(self.forced / self.free - 1.0, 0.0) if self.free else 0.0
+        """The slowdown of the slowest stage, as a fraction of its time without the constraints; at least 0."""
+        return max(self.constrained / self.unconstrained - 1.0, 0.0) if self.unconstrained else 0.0
 
 
-def unsteered(problem: Problem) -> Problem:
-    """The same without pins and pairs apart."""
+def without_constraints(problem: Problem) -> Problem:
+    """Return the problem without pins and pairs apart."""
     return replace(problem, pins={}, apart=())
 
 
-def span_of(clusters: Clusters, n_stages: int) -> Span | None:
-    """None when nothing is steered."""
-    if not clusters.pins and not clusters.strict:
+def stage_ranges(clusters: Clusters, n_stages: int) -> StageRanges | None:
+    """Return the stages that user constraints leave to every cluster; None if there are no constraints."""
+    if not clusters.pins and not clusters.strict_arcs:
         return None
-    first = [max(clusters.pins.get(v, (0,))) for v in range(len(clusters))]
-    last = [min(clusters.pins.get(v, (n_stages - 1,))) for v in range(len(clusters))]
+    earliest = [max(clusters.pins.get(v, (0,))) for v in range(len(clusters))]
+    latest = [min(clusters.pins.get(v, (n_stages - 1,))) for v in range(len(clusters))]
     for a, b in clusters.arcs:  # sorted, and clusters are in topological order
-        first[b] = max(first[b], first[a] + ((a, b) in clusters.strict))
+        earliest[b] = max(earliest[b], earliest[a] + ((a, b) in clusters.strict_arcs))
     for a, b in reversed(clusters.arcs):
-        last[a] = min(last[a], last[b] - ((a, b) in clusters.strict))
-    return first, last
+        latest[a] = min(latest[a], latest[b] - ((a, b) in clusters.strict_arcs))
+    return earliest, latest
 
 
-def check_steering(problem: Problem, clusters: Clusters, n_stages: int) -> None:
-    """Raise InfeasibleError with every contradiction: a cut that is asked for, yet cannot be."""
-    faults = [*_inside(problem, clusters), *_between(clusters, n_stages)]
+def check_constraints(problem: Problem, clusters: Clusters, n_stages: int) -> None:
+    """Raise InfeasibleError, listing every contradiction, if no cut meets the user constraints."""
+    faults = [*_faults_inside_clusters(problem, clusters), *_faults_between_clusters(clusters, n_stages)]
     if faults:
         raise InfeasibleError(
-            f"no cut into {n_stages} stages does what is asked for",
+            f"no cut into {n_stages} stages meets the constraints",
             where="; ".join(faults),
             why="pins, pairs apart, groups and precedence contradict each other",
-            hint="fewer of them"
-            + (", or more stages" if any("stages are needed" in fault for fault in faults) else ""),
+            hint="remove some of them"
+            + (", or use more stages" if any("stages are needed" in fault for fault in faults) else ""),
         )
 
 
-def _inside(problem: Problem, clusters: Clusters) -> Iterator[str]:
-    """Contradictions between nodes that share a stage."""
-    home = {name: number for number, names in enumerate(clusters.members) for name in names}
+def _faults_inside_clusters(problem: Problem, clusters: Clusters) -> Iterator[str]:
+    """Yield contradictions between nodes that share a stage."""
+    cluster_of = {name: number for number, names in enumerate(clusters.members) for name in names}
     for number, stages in clusters.pins.items():
         if len(stages) > 1:
             names = [name for name in clusters.members[number] if name in problem.pins]
             pinned = " and ".join(f"{name!r} to {problem.pins[name]}" for name in names)
-            yield f"{pinned} are pinned apart, yet share a stage: {_tie(problem, names[0], names[-1])}"
+            reason = _precedence_path(problem, names[0], names[-1])
+            yield f"{pinned} are pinned to different stages, yet share a stage: {reason}"
     for a, b in problem.apart:
-        if home[a] == home[b]:
-            yield f"{a!r} must be in a stage before {b!r}, yet shares one with it: {_tie(problem, b, a)}"
+        if cluster_of[a] == cluster_of[b]:
+            reason = _precedence_path(problem, b, a)
+            yield f"{a!r} must be in a stage before {b!r}, yet shares one with it: {reason}"
 
 
-def _tie(problem: Problem, start: str, end: str) -> str:
-    """Why stage(start) <= stage(end)."""
+def _precedence_path(problem: Problem, start: str, end: str) -> str:
+    """Return the path that proves stage(start) <= stage(end), or the other way round."""
     graph = nx.DiGraph([*problem.precedence, *problem.apart])
     for group in problem.groups:
         graph.add_edges_from((a, b) for a, b in zip(group, (*group[1:], *group[:1]), strict=True))
@@ -91,33 +98,33 @@ def _tie(problem: Problem, start: str, end: str) -> str:
     return " -> ".join(map(repr, shown)).replace("'...'", "...")
 
 
-def _between(clusters: Clusters, n_stages: int) -> Iterator[str]:
-    """Contradictions between clusters: one for every pin, or end, that what comes before pushes beyond it."""
-    first = [max(clusters.pins.get(v, (0,))) for v in range(len(clusters))]
-    cause: list[int | None] = [None] * len(clusters)
-    _, after = neighbours(clusters)
-    for v, followers in enumerate(after):
-        most = min(clusters.pins.get(v, (n_stages - 1,)))
-        if first[v] > most and cause[v] is not None:
-            yield _chain(clusters, cause, v, first[v], n_stages)
-            first[v] = most
+def _faults_between_clusters(clusters: Clusters, n_stages: int) -> Iterator[str]:
+    """Yield one contradiction for every pin, or last stage, that predecessors push a cluster beyond."""
+    earliest = [max(clusters.pins.get(v, (0,))) for v in range(len(clusters))]
+    pushed_by: list[int | None] = [None] * len(clusters)
+    _, successors = adjacency(clusters)
+    for v, followers in enumerate(successors):
+        latest = min(clusters.pins.get(v, (n_stages - 1,)))
+        if earliest[v] > latest and pushed_by[v] is not None:
+            yield _chain_text(clusters, pushed_by, v, earliest[v], n_stages)
+            earliest[v] = latest
         for b in followers:
-            if (pushed := first[v] + ((v, b) in clusters.strict)) > first[b]:
-                first[b], cause[b] = pushed, v
+            if (pushed := earliest[v] + ((v, b) in clusters.strict_arcs)) > earliest[b]:
+                earliest[b], pushed_by[b] = pushed, v
 
 
-def _chain(clusters: Clusters, cause: list[int | None], end: int, stage: int, n_stages: int) -> str:
-    """The clusters that push `end` into `stage`, as a sentence."""
-    path, here = [end], cause[end]
+def _chain_text(clusters: Clusters, pushed_by: list[int | None], end: int, stage: int, n_stages: int) -> str:
+    """Describe the chain of clusters that pushes `end` into `stage`."""
+    path, here = [end], pushed_by[end]
     while here is not None:
         path.append(here)
-        here = None if here in clusters.pins else cause[here]
+        here = None if here in clusters.pins else pushed_by[here]
     path.reverse()
     text = repr(clusters.members[path[0]][0])
     if path[0] in clusters.pins:
         text += f" is pinned to stage {max(clusters.pins[path[0]])},"
     for a, b in zip(path, path[1:], strict=False):
-        text += (" <" if (a, b) in clusters.strict else " ->") + f" {clusters.members[b][0]!r}"
+        text += (" <" if (a, b) in clusters.strict_arcs else " ->") + f" {clusters.members[b][0]!r}"
     if end in clusters.pins:
         return text + f" is pinned to stage {min(clusters.pins[end])}, expected {stage} or later"
     return text + f": {stage + 1} stages are needed, n_stages is {n_stages}"

@@ -1,4 +1,4 @@
-"""What is known while a problem is being solved: the best cut, the proven bound, the time that is left, and who listens."""
+"""The state of the solver: the incumbent (best cut so far), the proven lower bound, the deadline, and progress reports."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ from math import inf
 from time import monotonic
 
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.constraints import Span, span_of
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.constraints import StageRanges, stage_ranges
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 
-__all__ = ["GAP", "Listener", "Progress", "Search"]
+__all__ = ["GAP", "Progress", "ProgressCallback", "SolverState"]
 
 GAP = 1e-6
-"""Relative distance of bottleneck and bound at which a partition counts as optimal."""
+"""Relative distance of bottleneck and lower bound at which a partition counts as optimal."""
 
-PAUSE = 0.1
-"""Seconds between two calls of a listener, unless something new is to be said."""
+REPORT_INTERVAL = 0.1
+"""Seconds between two calls of the progress callback without a new incumbent, bound or phase."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the search is: "orders", "moves", "lattice", "windows", "filling", "program" or "neighbourhood"; the incumbent is
-    infinite until a cut is found.
+    """The state of a search, as reported to the user. `incumbent` and `bound` are in seconds; `incumbent` is infinite until a
+    cut is found. `phase` is one of
+
+        orders          dynamic program along linear orders (dp/linear_order.py)
+        moves           local search (local_search.py)
+        down-sets       dynamic program over all down-sets (dp/down_sets.py)
+        windows         stage windows of a target bottleneck (bounds/stage_windows.py)
+        filling         stages filled one after another (ilp/greedy_fill.py)
+        program         integer program (ilp/formulation.py)
+        neighbourhood   large neighbourhood search (ilp/large_neighbourhood.py)
     """
 
     phase: str
@@ -34,64 +42,70 @@ class Progress:
 
     @property
     def gap(self) -> float:
-        """By how much the bottleneck may still fall, as a fraction of it."""
+        """How far the bottleneck may still fall, as a fraction of the incumbent."""
         return 1.0 - self.bound / self.incumbent if 0 < self.incumbent < inf else float(self.incumbent > 0)
 
 
-Listener = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]
 
 
-class Search:
-    """The state of one search. `stage` is the best cut of `clusters`, `value` its bottleneck, `bound` below every cut's."""
+class SolverState:
+    """The state of one solve. `assignment` has the stage of every cluster of the incumbent, and `bottleneck` its bottleneck.
+    No cut has a bottleneck below `lower_bound`. `method` produced the incumbent or the bound last. Times are in seconds.
+    """
 
     def __init__(
-        self, clusters: Clusters, stages: Stages, begin: float, seconds: float, listener: Listener | None
+        self, clusters: Clusters, machine: Machine, begin: float, seconds: float, callback: ProgressCallback | None
     ) -> None:
-        self.clusters, self.stages, self.begin, self.deadline = clusters, stages, begin, begin + seconds
-        self.span: Span | None = span_of(clusters, len(stages))
-        self.stage: list[int] | None = None
-        self.value, self.bound, self.phase, self.method = inf, 0.0, "orders", "dp"
-        self._listener, self._told = listener, -inf
+        self.clusters, self.machine, self.begin, self.deadline = clusters, machine, begin, begin + seconds
+        self.ranges: StageRanges | None = stage_ranges(clusters, len(machine))
+        self.assignment: list[int] | None = None
+        self.bottleneck, self.lower_bound, self.phase, self.method = inf, 0.0, "orders", "dp"
+        self._callback, self._last_report = callback, -inf
 
     @property
-    def open(self) -> bool:
-        """Whether bound and cut are still apart."""
-        return self.stage is None or self.value - self.bound > GAP * self.value
+    def has_gap(self) -> bool:
+        """Whether the lower bound is still below the incumbent by more than `GAP`."""
+        return self.assignment is None or self.bottleneck - self.lower_bound > GAP * self.bottleneck
 
     @property
     def target(self) -> float:
-        """What a better cut stays below."""
-        return self.value * (1 - GAP / 2)
+        """The bottleneck that a better cut must stay below."""
+        return self.bottleneck * (1 - GAP / 2)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the deadline."""
         return self.deadline - monotonic()
 
-    def offer(self, stage: Sequence[int], clusters: Clusters | None = None, method: str = "") -> bool:
-        """Take a cut, of clusters that were merged from these, if it is better. Whether it was."""
-        adopted = self.clusters.adopted(clusters or self.clusters, stage)
-        value = bottleneck(self.clusters, self.stages, adopted)
-        if value >= self.value:
+    def offer(self, assignment: Sequence[int], clusters: Clusters | None = None, method: str = "") -> bool:
+        """Make a cut the incumbent if it is better, and return whether it is. `clusters` may be merged from the state's."""
+        projected = self.clusters.project(clusters or self.clusters, assignment)
+        value = bottleneck(self.clusters, self.machine, projected)
+        if value >= self.bottleneck:
             return False
-        self.stage, self.value, self.method = adopted, value, method or self.method
-        self.tell(anew=True)
+        self.assignment, self.bottleneck, self.method = projected, value, method or self.method
+        self.report(force=True)
         return True
 
-    def prove(self, bound: float, method: str = "") -> None:
-        """No cut is below the bound."""
-        if bound > self.bound:
-            self.bound, self.method = min(bound, self.value), method or self.method
-            self.tell(anew=True)
+    def raise_bound(self, bound: float, method: str = "") -> None:
+        """Record the proof that no cut has a bottleneck below `bound`."""
+        if bound > self.lower_bound:
+            self.lower_bound, self.method = min(bound, self.bottleneck), method or self.method
+            self.report(force=True)
 
     def enter(self, phase: str) -> None:
+        """Begin a phase of the search, for progress reports."""
         self.phase = phase
-        self.tell(anew=True)
+        self.report(force=True)
 
-    def tell(self, incumbent: float = inf, bound: float = 0.0, *, anew: bool = False) -> None:
-        """Tell the listener, now and then or when there is news, what is known or what a solver is about to know."""
+    def report(self, incumbent: float = inf, bound: float = 0.0, *, force: bool = False) -> None:
+        """Call the progress callback, at most every `REPORT_INTERVAL` seconds unless `force`.
+
+        `incumbent` and `bound` are those of a solver that still runs.
+        """
         now = monotonic()
-        if self._listener is not None and (anew or now > self._told + PAUSE):
-            self._told = now
-            value = min(self.value, incumbent)
-            self._listener(Progress(self.phase, value, max(self.bound, min(bound, value)), now - self.begin))
+        if self._callback is not None and (force or now > self._last_report + REPORT_INTERVAL):
+            self._last_report = now
+            value = min(self.bottleneck, incumbent)
+            self._callback(Progress(self.phase, value, max(self.lower_bound, min(bound, value)), now - self.begin))

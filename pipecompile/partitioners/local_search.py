@@ -1,11 +1,11 @@
-"""Descent from a cut: move clusters between stages, as far as precedence, steering and memory let them.
+"""Local search: descend from a cut by moves of clusters between stages, within precedence, constraints and memory.
 
     stage    0        1        2
-           [a b] c ─▶ [d e]    [f]        c may go to 1 when all that reads it is in 1 or later; b and c may go together
+           [a b] c ─▶ [d e]    [f]        c may go to 1 if all its consumers are in 1 or later; b and c may go together
 
-A move is one cluster into any stage, or one with all that must go along into the next or the previous. Only clusters of the
-fullest devices are tried. Better is: a smaller bottleneck, then fewer devices at it, then a smaller sum of loads. A move costs
-O(flows of what moves); the deadline ends it.
+A move takes one cluster to any stage, or one cluster with all that must go along to the next or the previous stage. Only
+clusters of the devices with the largest load are moved. Cuts are compared lexicographically: bottleneck, number of devices at
+the bottleneck, sum of loads. A move costs O(flows of the moved clusters). The descent ends at a local minimum or the deadline.
 """
 
 from __future__ import annotations
@@ -13,100 +13,109 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from time import monotonic
 
-from pipecompile.partitioners.bounds.reachability import neighbours
+from pipecompile.partitioners.bounds.reachability import adjacency
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.constraints import Span
-from pipecompile.partitioners.machine import Stages
-from pipecompile.partitioners.objective import Ledger
+from pipecompile.partitioners.constraints import StageRanges
+from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.objective import LoadTracker
 
-__all__ = ["refine"]
+__all__ = ["descend"]
 
 Score = tuple[float, int, float]
+"""(bottleneck, devices at the bottleneck, sum of loads), compared lexicographically; less is better."""
 
-TOGETHER = 40
-"""How many clusters move together at most."""
+MAX_TOGETHER = 40
+"""The largest number of clusters that move together."""
 
 
-def refine(clusters: Clusters, stages: Stages, stage: Sequence[int], span: Span | None, deadline: float) -> list[int]:
-    """A cut in which no move helps, at worst the given one."""
-    descent = _Descent(clusters, stages, stage, span)
-    moved = True
-    while moved:
-        moved = False
+def descend(
+    clusters: Clusters, machine: Machine, assignment: Sequence[int], ranges: StageRanges | None, deadline: float
+) -> list[int]:
+    """Return a cut that no move improves, at worst the initial one."""
+    descent = _Descent(clusters, machine, assignment, ranges)
+    improved = True
+    while improved:
+        improved = False
         for cluster, target in list(descent.moves()):
             if monotonic() > deadline:
-                return descent.ledger.stage
-            moved = descent.attempt(cluster, target) or moved
-    return descent.ledger.stage
+                return descent.tracker.assignment
+            improved = descent.attempt(cluster, target) or improved
+    return descent.tracker.assignment
 
 
 class _Descent:
-    def __init__(self, clusters: Clusters, stages: Stages, stage: Sequence[int], span: Span | None) -> None:
+    def __init__(
+        self, clusters: Clusters, machine: Machine, assignment: Sequence[int], ranges: StageRanges | None
+    ) -> None:
         n = len(clusters)
-        self.ledger, self.stages, self.strict = Ledger(clusters, stages, stage), stages, clusters.strict
-        self.before, self.after = neighbours(clusters)
-        self.first, self.last = span or ([0] * n, [len(stages) - 1] * n)
+        self.tracker, self.machine = LoadTracker(clusters, machine, assignment), machine
+        self.strict_arcs = clusters.strict_arcs
+        self.predecessors, self.successors = adjacency(clusters)
+        self.earliest, self.latest = ranges or ([0] * n, [len(machine) - 1] * n)
         self.score = self._score()
 
     def moves(self) -> Iterator[tuple[int, int]]:
-        """(cluster, stage) for every cluster of the fullest devices: where it can go alone, and one stage on or back."""
-        loads = [self.ledger.load(d) for d in range(len(self.stages.speed))]
-        full = {d for d, load in enumerate(loads) if load >= max(loads) * (1 - 1e-12)}
-        for cluster, s in enumerate(self.ledger.stage):
-            if self.stages.device[s] in full:
-                low, high = self._room(cluster)
-                low, high = min(low, max(s - 1, self.first[cluster])), max(high, min(s + 1, self.last[cluster]))
+        """Yield (cluster, stage) for the clusters of the most loaded devices: the stages that each can reach alone, and
+        the next and previous stage.
+        """
+        loads = [self.tracker.load(d) for d in range(len(self.machine.speed))]
+        critical = {d for d, load in enumerate(loads) if load >= max(loads) * (1 - 1e-12)}
+        for cluster, s in enumerate(self.tracker.assignment):
+            if self.machine.device_of[s] in critical:
+                low, high = self._range_alone(cluster)
+                low, high = min(low, max(s - 1, self.earliest[cluster])), max(high, min(s + 1, self.latest[cluster]))
                 yield from ((cluster, target) for target in range(low, high + 1) if target != s)
 
     def attempt(self, cluster: int, target: int) -> bool:
-        """Move a cluster, and what must go along, if that is better."""
-        origin = self.ledger.stage[cluster]
-        going = self._along(cluster, target) if origin != target else []
-        if not going:
+        """Move a cluster, and all that must go along, to stage `target`; undo it and return False if that is no better."""
+        origin = self.tracker.assignment[cluster]
+        moved = self._closure(cluster, target) if origin != target else []
+        if not moved:
             return False
-        back = [(v, self.ledger.stage[v]) for v in going]
-        for v in going:
-            self.ledger.move(v, target)
+        origins = [(v, self.tracker.assignment[v]) for v in moved]
+        for v in moved:
+            self.tracker.move(v, target)
         if (score := self._score()) < self.score:
             self.score = score
             return True
-        for v, s in back:
-            self.ledger.move(v, s)
+        for v, s in origins:
+            self.tracker.move(v, s)
         return False
 
-    def _along(self, cluster: int, target: int) -> list[int]:
-        """The cluster and all that would be on the wrong side of it; empty when that is too much, or not allowed."""
-        stage, going, rest = self.ledger.stage, {cluster}, [cluster]
-        onwards = target > stage[cluster]
-        while rest:
-            v = rest.pop()
-            if not self.first[v] <= target <= self.last[v]:
+    def _closure(self, cluster: int, target: int) -> list[int]:
+        """Return the cluster and all that precedence forces along; empty if these are too many or may not move there."""
+        assignment, moved, pending = self.tracker.assignment, {cluster}, [cluster]
+        onwards = target > assignment[cluster]
+        while pending:
+            v = pending.pop()
+            if not self.earliest[v] <= target <= self.latest[v]:
                 return []
-            for other in self.after[v] if onwards else self.before[v]:
+            for other in self.successors[v] if onwards else self.predecessors[v]:
                 pair = (v, other) if onwards else (other, v)
-                if other in going:
-                    if pair in self.strict:
+                if other in moved:
+                    if pair in self.strict_arcs:
                         return []
                     continue
-                gap = pair in self.strict
-                wrong = stage[other] < target + gap if onwards else stage[other] > target - gap
-                if wrong and (gap or len(going) == TOGETHER):
+                gap = pair in self.strict_arcs
+                violated = assignment[other] < target + gap if onwards else assignment[other] > target - gap
+                if violated and (gap or len(moved) == MAX_TOGETHER):
                     return []
-                if wrong:
-                    going.add(other)
-                    rest.append(other)
-        return sorted(going)
+                if violated:
+                    moved.add(other)
+                    pending.append(other)
+        return sorted(moved)
 
-    def _room(self, cluster: int) -> tuple[int, int]:
-        """The stages that a cluster can move to alone."""
-        stage = self.ledger.stage
-        low = max((stage[a] + ((a, cluster) in self.strict) for a in self.before[cluster]), default=0)
+    def _range_alone(self, cluster: int) -> tuple[int, int]:
+        """Return the first and the last stage that a cluster can move to alone."""
+        stage_of = self.tracker.assignment
+        low = max((stage_of[a] + ((a, cluster) in self.strict_arcs) for a in self.predecessors[cluster]), default=0)
         high = min(
-            (stage[b] - ((cluster, b) in self.strict) for b in self.after[cluster]), default=len(self.stages) - 1
+            (stage_of[b] - ((cluster, b) in self.strict_arcs) for b in self.successors[cluster]),
+            default=len(self.machine) - 1,
         )
-        return max(low, self.first[cluster]), min(high, self.last[cluster])
+        return max(low, self.earliest[cluster]), min(high, self.latest[cluster])
 
     def _score(self) -> Score:
-        loads = [self.ledger.load(d) for d in range(len(self.stages.speed))]
+        loads = [self.tracker.load(d) for d in range(len(self.machine.speed))]
         worst = max(loads)
         return worst, sum(load >= worst * (1 - 1e-12) for load in loads), sum(loads)

@@ -9,8 +9,11 @@
     tensor  := {"from": NAME, "to": [NAME+], "time": NUMBER, "bytes": NUMBER}
     shared  := {"nodes": [NAME+], "bytes": NUMBER}
 
-Only "nodes" must be there. `speed`, `memory_limit` and `links` count devices, `placement`, `in_flight` and `recompute`
-stages; a list fixes the number of stages that the problem can be cut into. Without a placement stage s is on device s.
+Only "nodes" is required. Times are in seconds, bytes in bytes. `speed`, `memory_limit` and `links` are indexed by device;
+`placement`, `in_flight` and `recompute` by stage. A list fixes the number of stages that the problem can be cut into. Without
+a placement, stage s is on device s.
+
+The objective is defined in `objective.py`, the legality of a problem in `verify.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +24,7 @@ from typing import Literal
 
 import msgspec
 
-from pipecompile.errors import PartitionError, VerifyError
-from pipecompile.partitioners.verify import problem_faults
+from pipecompile.errors import PartitionError
 
 __all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
 
@@ -33,9 +35,10 @@ _HINT = "the keys are listed in the docstring of pipecompile.partitioners.proble
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation. `time` is for one micro-batch, forward and backward together, `forward` the part of it that
-    recomputation repeats; `bytes` are held for good (parameters, gradients, optimizer state), `activation` per
-    micro-batch in flight.
+    """One operation.
+
+    `time` is the forward and backward of one micro-batch, in seconds; `forward` is the part of it that recomputation repeats.
+    `bytes` are permanent (parameters, gradients, optimizer state). `activation` are bytes per micro-batch in flight.
     """
 
     name: str
@@ -46,8 +49,10 @@ class Node:
 
 
 class Tensor(msgspec.Struct, frozen=True, rename={"source": "from", "consumers": "to"}):
-    """A value and who reads it. `time` is what it costs a device to send it once, or to receive it once; `bytes` is what
-    each other stage that reads it holds of it per micro-batch in flight there. It needs no precedence: a gradient flows
+    """A value and its consumers.
+
+    `time` is the cost, in seconds, for a device to send it once or to receive it once. `bytes` is the buffer that each other
+    stage with a consumer holds per micro-batch in flight there. A tensor implies no precedence, since a gradient flows
     against it. (A Struct, since the JSON key `from` cannot name a dataclass field.)
     """
 
@@ -59,7 +64,7 @@ class Tensor(msgspec.Struct, frozen=True, rename={"source": "from", "consumers":
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Bytes that several nodes use, a tied parameter: held once by each device that has any of them."""
+    """Bytes that several nodes use, such as a tied parameter. Each device with any of the nodes holds them once."""
 
     nodes: tuple[str, ...]
     bytes: float = 0.0
@@ -67,14 +72,17 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is to be cut into stages, and what a device can hold. `loads` has the objective.
+    """A weighted graph to be cut into ordered stages, and the machine that runs them.
 
-    `precedence` holds pairs (a, b): stage(a) <= stage(b), `apart` pairs with stage(a) < stage(b), `pins` the stage that a
-    node must be in. Nodes of one group share a stage. With `multicast` a sender pays a tensor once however many devices
-    receive it, else once per receiving device; a receiving device always pays once. `links[p][q]` multiplies the time of a
-    tensor from device p to device q. With `overlap` the load of a device is the maximum of compute, sent and received, else
-    their sum. A stage that recomputes holds its activations once, not per micro-batch in flight, and repeats its forward;
-    "auto" leaves it to the solver which stages do.
+    Constraints. `precedence` holds pairs (a, b) with stage(a) <= stage(b), `apart` pairs with stage(a) < stage(b), `pins` the
+    stage of a node. The nodes of one group share a stage.
+
+    Communication. With `multicast`, a sender pays for a tensor once, however many devices receive it; without, once per
+    receiving device. A receiving device always pays once. `links[p][q]` is a factor on the time of a tensor from device p to
+    device q. With `overlap`, the load of a device is the maximum of compute, sent and received, else their sum.
+
+    Recomputation. A stage that recomputes holds its activations once, not per micro-batch in flight, and repeats its forward.
+    With "auto", the solver decides which stages recompute.
     """
 
     nodes: tuple[Node, ...]
@@ -96,18 +104,23 @@ class Problem:
     format: str = FORMAT
 
     def to_json(self) -> str:
+        """Return the text form."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "") -> Problem:
-        """The inverse of `to_json`; `optima` is skipped, another unknown key is refused. Raises PartitionError naming the
-        place in the text; legality is left to `verify`.
+        """Parse the text form. The key `optima` is ignored.
+
+        Raise PartitionError, with the position in the text, if the text is malformed or has an unknown key. Legality is not
+        checked: see `verify_problem`.
         """
         try:
             problem = msgspec.json.decode(text, type=cls)
             keys = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise PartitionError("this is not a partition problem", where=where, why=str(error), hint=_HINT) from None
+            raise PartitionError(
+                "the text is not a partition problem", where=where, why=str(error), hint=_HINT
+            ) from None
         if problem.format != FORMAT:
             raise PartitionError(
                 f"the problem has format {problem.format!r}, this version reads {FORMAT!r}", where=where
@@ -117,18 +130,14 @@ class Problem:
         return problem
 
     def save(self, path: str | Path) -> None:
+        """Write the text form to a file."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Problem:
-        """Read a problem. Raises PartitionError when the file is missing or damaged."""
+        """Read the text form from a file. Raise PartitionError if the file is missing or malformed."""
         try:
             text = Path(path).read_bytes()
         except OSError as error:
             raise PartitionError("the problem cannot be read", where=str(path), why=str(error)) from None
         return cls.from_json(text, where=str(path))
-
-    def verify(self) -> None:
-        """Raise VerifyError with every fault: unknown or doubled names, cycles, illegal numbers, lists that disagree."""
-        if faults := problem_faults(self):
-            raise VerifyError(f"partition problem {self.name!r}" if self.name else "partition problem", faults)

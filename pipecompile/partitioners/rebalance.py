@@ -1,8 +1,8 @@
-"""A stage left empty gets work of its neighbours, where no device is the slower for it.
+"""Fill empty stages: give each a part of another stage's clusters where the bottleneck does not rise.
 
     [a b] [c d] [e f] [ ]          ──►          [a b] [c d] [e] [f]
 
-Nine equal layers in six stages take as long as in five; whoever asks for six has six devices to fill, and memory on all.
+Nine equal layers take as long in six stages as in five. With six stages, though, no device idles, and each needs less memory.
 """
 
 from __future__ import annotations
@@ -10,52 +10,54 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 
-__all__ = ["spread"]
+__all__ = ["fill_empty_stages"]
 
 _SLACK = 1 + 1e-9
-_CUTS = 32
-"""So many places are tried at which a stage may be divided."""
+"""Factor by which the bottleneck may grow: rounding."""
+
+_MAX_SPLITS = 32
+"""About how many positions are tried at which one stage is divided."""
 
 
-def spread(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> list[int]:
-    """The same cut with as few empty stages as may be; its bottleneck does not rise. O(stages^2) evaluations."""
-    best, most = list(stage), bottleneck(clusters, stages, stage) * _SLACK
-    while (better := _filled(clusters, stages, best, most)) is not None:
+def fill_empty_stages(clusters: Clusters, machine: Machine, assignment: Sequence[int]) -> list[int]:
+    """Return the cut with as few empty stages as possible and the same bottleneck. O(stages^2) evaluations."""
+    best, limit = list(assignment), bottleneck(clusters, machine, assignment) * _SLACK
+    while (better := _with_one_filled(clusters, machine, best, limit)) is not None:
         best = better
     return best
 
 
-def _filled(clusters: Clusters, stages: Stages, stage: list[int], most: float) -> list[int] | None:
-    """One empty stage fewer, if any way is found."""
-    held = set(stage)
-    for empty in (s for s in range(len(stages)) if s not in held):
-        for tried in _ways(stage, empty, len(stages)):
-            pinned = all(tried[cluster] in pins for cluster, pins in clusters.pins.items())
-            if pinned and bottleneck(clusters, stages, tried) <= most:
-                return tried
+def _with_one_filled(clusters: Clusters, machine: Machine, assignment: list[int], limit: float) -> list[int] | None:
+    """Return the assignment with one empty stage fewer, or None if every such assignment exceeds the limit."""
+    occupied = set(assignment)
+    for empty in (s for s in range(len(machine)) if s not in occupied):
+        for candidate in _divided(assignment, empty, len(machine)):
+            pinned = all(candidate[cluster] in pins for cluster, pins in clusters.pins.items())
+            if pinned and bottleneck(clusters, machine, candidate) <= limit:
+                return candidate
     return None
 
 
-def _ways(stage: list[int], empty: int, n_stages: int) -> Iterator[list[int]]:
-    """Cuts in which a stage is divided, the nearest first, and those between it and the empty one move up."""
+def _divided(assignment: list[int], empty: int, n_stages: int) -> Iterator[list[int]]:
+    """Yield the cuts in which a stage is divided, nearest first; stages between it and the empty one shift by one."""
     for divided in sorted(range(n_stages), key=lambda s: abs(s - empty)):
-        members = [cluster for cluster, s in enumerate(stage) if s == divided]
+        members = [cluster for cluster, s in enumerate(assignment) if s == divided]
         step = 1 if divided < empty else -1
         between = range(divided, empty, step)
-        moved = [s + step if s in between and s != divided else s for s in stage]
+        shifted = [s + step if s in between and s != divided else s for s in assignment]
         for part in _parts(members, step):
-            tried = list(moved)
+            candidate = list(shifted)
             for cluster in part:
-                tried[cluster] += step
-            yield tried
+                candidate[cluster] += step
+            yield candidate
 
 
 def _parts(members: list[int], step: int) -> Iterator[list[int]]:
-    """Of clusters in topological order those at the end, or the beginning: half of them first, then more or fewer."""
+    """Yield the tails (`step` 1) or the heads (`step` -1) of clusters in topological order, halves first."""
     count = len(members)
-    places = sorted(range(1, count), key=lambda place: abs(2 * place - count))
-    for place in places[:: max(1, len(places) // _CUTS)]:
-        yield members[place:] if step == 1 else members[:place]
+    positions = sorted(range(1, count), key=lambda position: abs(2 * position - count))
+    for position in positions[:: max(1, len(positions) // _MAX_SPLITS)]:
+        yield members[position:] if step == 1 else members[:position]

@@ -1,4 +1,4 @@
-"""The way from a problem to a partition: bound, dynamic program, integer program, in this order until bound meets cut."""
+"""The solver: lower bound, dynamic program, integer program, in this order, until bound and incumbent meet."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from time import monotonic
 from typing import Literal
 
 from pipecompile.errors import InputError
-from pipecompile.partitioners.bounds.lower_bound import lower_bound
+from pipecompile.partitioners.bounds.trivial_bound import trivial_lower_bound
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.constraints import Price, check_steering, unsteered
-from pipecompile.partitioners.dp.strategy import along_orders, exhaust, polish
-from pipecompile.partitioners.ilp.close_gap import close
-from pipecompile.partitioners.ilp.feasibility import fit
-from pipecompile.partitioners.incumbent import Listener, Search
-from pipecompile.partitioners.machine import Stages
-from pipecompile.partitioners.objective import Ledger, verify_assignment
+from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
+from pipecompile.partitioners.dp.strategy import cut_all_down_sets, cut_candidate_orders, polish
+from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
+from pipecompile.partitioners.ilp.target_search import close_gap
+from pipecompile.partitioners.incumbent import ProgressCallback, SolverState
+from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.objective import LoadTracker
 from pipecompile.partitioners.problem import Problem
-from pipecompile.partitioners.rebalance import spread
+from pipecompile.partitioners.rebalance import fill_empty_stages
+from pipecompile.partitioners.verify import verify_assignment, verify_problem
 
-__all__ = ["METHODS", "Partition", "partition", "price_of_steering"]
+__all__ = ["METHODS", "Partition", "cost_of_constraints", "partition"]
 
 METHODS = ("auto", "dp", "ilp")
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The stage of every node, and which stages recompute. No partition has a bottleneck below `lower_bound`; `status` is
-    "optimal" when the two agree to one part in a million. `method` is what found the cut or closed the gap.
+    """The stage of every node, and which stages recompute. Times are in seconds.
+
+    No partition has a bottleneck below `lower_bound`. `status` is "optimal" if bottleneck and bound agree to one part in a
+    million. `method` is the one that produced the cut or closed the gap.
     """
 
     stage_of: dict[str, int]
@@ -40,83 +43,93 @@ class Partition:
 
     @property
     def gap(self) -> float:
-        """How far the bottleneck may be above the least possible one, as a fraction of it."""
+        """How far the bottleneck may be above the optimum, as a fraction of the bottleneck."""
         return (self.bottleneck - self.lower_bound) / self.bottleneck if self.bottleneck else 0.0
 
     def verify(self, problem: Problem, n_stages: int) -> None:
-        """Raise VerifyError with every fault: coverage, range, precedence, groups, steering, memory."""
+        """Raise VerifyError with every fault: coverage, range, precedence, groups, constraints, memory."""
         verify_assignment(problem, self.stage_of, n_stages, self.recompute or None)
 
 
 def partition(
-    problem: Problem, n_stages: int, *, method: str = "auto", time_limit: float = 30.0, progress: Listener | None = None
+    problem: Problem,
+    n_stages: int,
+    *,
+    method: str = "auto",
+    time_limit: float = 30.0,
+    progress: ProgressCallback | None = None,
 ) -> Partition:
-    """Cut a problem into ordered stages with the least bottleneck that `time_limit` seconds find.
+    """Cut a problem into ordered stages and minimise the bottleneck within `time_limit` seconds.
 
-    "dp" is dynamic programming alone, proven optimal for chains and graphs with few down-sets; "ilp" is the integer
-    program, with a cut of a linear order to start from; "auto" is "dp", then "ilp" if a gap is left. Tarnawski et al.,
-    "Efficient algorithms for device placement of DNN graph operators", 2020. `progress` is called now and then with a
-    `Progress`. Ctrl-C ends the search, once there is a cut, as the time limit does: with the best cut and its bound.
-    Raises VerifyError for an illegal problem, InfeasibleError when it is proven that no cut fits in memory or does what
-    is asked for.
+    "dp" is dynamic programming alone: optimal, with proof, for chains and for graphs with few down-sets. "ilp" is the integer
+    program, started from a cut of a linear order. "auto" is "dp", then "ilp" if a gap is left. Tarnawski et al.,
+    "Efficient algorithms for device placement of DNN graph operators", 2020.
+
+    `progress` is called with a `Progress`. Ctrl-C acts as the time limit does: the search ends with the incumbent and its
+    bound; before the first incumbent it raises KeyboardInterrupt.
+
+    Raise VerifyError if the problem is illegal, InfeasibleError if it is proven that no cut fits in memory or meets the
+    constraints.
     """
     begin = monotonic()
-    _check(n_stages, method, time_limit)
-    problem.verify()
-    clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
-    check_steering(problem, clusters, n_stages)
+    _check_arguments(n_stages, method, time_limit)
+    verify_problem(problem)
+    clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
+    check_constraints(problem, clusters, n_stages)
     if not len(clusters):
         return Partition({}, 0.0, 0.0, "optimal", "dp", monotonic() - begin, (False,) * n_stages)
-    search = Search(clusters, stages, begin, time_limit, progress)
+    state = SolverState(clusters, machine, begin, time_limit, progress)
     try:
-        _solve(search, method, time_limit)
+        _solve(state, method, time_limit)
     except KeyboardInterrupt:
-        if search.stage is None:
+        if state.assignment is None:
             raise
-    return _result(search)
+    return _result(state)
 
 
-def price_of_steering(problem: Problem, found: Partition, n_stages: int, *, time_limit: float = 30.0) -> Price:
-    """What the pins and pairs apart of a problem cost `found`, its partition: the problem is solved again without them."""
-    free = partition(unsteered(problem), n_stages, time_limit=time_limit)
-    return Price(found.bottleneck, min(free.bottleneck, found.bottleneck), free.lower_bound)
+def cost_of_constraints(
+    problem: Problem, constrained: Partition, n_stages: int, *, time_limit: float = 30.0
+) -> ConstraintCost:
+    """Return the cost of the pins and pairs apart of a problem with partition `constrained`: solve it again without them."""
+    free = partition(without_constraints(problem), n_stages, time_limit=time_limit)
+    return ConstraintCost(constrained.bottleneck, min(free.bottleneck, constrained.bottleneck), free.lower_bound)
 
 
-def _solve(search: Search, method: str, time_limit: float) -> None:
-    early = search.begin + time_limit / 4
-    search.enter("orders")
-    search.prove(lower_bound(search.clusters, search.stages))
-    along_orders(search, early)
-    if search.stage is None:
-        search.offer(fit(search.clusters, search.stages, search.deadline))
-    if method != "ilp" and search.open:
-        exhaust(search)
-    if search.open:
-        polish(search, early)
-    if method != "dp" and search.open:
-        close(search)
+def _solve(state: SolverState, method: str, time_limit: float) -> None:
+    early_deadline = state.begin + time_limit / 4
+    state.enter("orders")
+    state.raise_bound(trivial_lower_bound(state.clusters, state.machine))
+    cut_candidate_orders(state, early_deadline)
+    if state.assignment is None:
+        state.offer(find_fitting_cut(state.clusters, state.machine, state.deadline))
+    if method != "ilp" and state.has_gap:
+        cut_all_down_sets(state)
+    if state.has_gap:
+        polish(state, early_deadline)
+    if method != "dp" and state.has_gap:
+        close_gap(state)
 
 
-def _result(search: Search) -> Partition:
-    stage = spread(search.clusters, search.stages, search.stage or [])
-    status: Literal["optimal", "feasible"] = "feasible" if search.open else "optimal"
-    bound = search.bound if search.open else search.value
-    ledger = Ledger(search.clusters, search.stages, stage)
+def _result(state: SolverState) -> Partition:
+    assignment = fill_empty_stages(state.clusters, state.machine, state.assignment or [])
+    status: Literal["optimal", "feasible"] = "feasible" if state.has_gap else "optimal"
+    bound = state.lower_bound if state.has_gap else state.bottleneck
+    tracker = LoadTracker(state.clusters, state.machine, assignment)
     return Partition(
-        stage_of=search.clusters.stage_of(stage),
-        bottleneck=search.value,
+        stage_of=state.clusters.stage_by_node(assignment),
+        bottleneck=state.bottleneck,
         lower_bound=bound,
         status=status,
-        method=search.method,
-        seconds=monotonic() - search.begin,
-        recompute=ledger.recompute(),
+        method=state.method,
+        seconds=monotonic() - state.begin,
+        recompute=tracker.recompute(),
     )
 
 
-def _check(n_stages: int, method: str, time_limit: float) -> None:
+def _check_arguments(n_stages: int, method: str, time_limit: float) -> None:
     if not isinstance(n_stages, int) or isinstance(n_stages, bool) or n_stages < 1:
-        raise InputError(f"n_stages is {n_stages!r}, expected a whole number of at least 1")
+        raise InputError(f"n_stages is {n_stages!r}, expected an integer of at least 1", hint="n_stages=2")
     if method not in METHODS:
-        raise InputError(f"method is {method!r}, which is not known", hint=f"one of {', '.join(map(repr, METHODS))}")
+        raise InputError(f"method is {method!r}, which is unknown", hint=f"one of {', '.join(map(repr, METHODS))}")
     if not time_limit > 0:
-        raise InputError(f"time_limit is {time_limit!r}, expected seconds above 0")
+        raise InputError(f"time_limit is {time_limit!r}, expected seconds above 0", hint="time_limit=30.0")

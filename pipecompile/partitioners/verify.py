@@ -1,39 +1,76 @@
-"""What makes a problem, or a partition of one, illegal: every fault as one line of text, none of them raised here.
+"""Verifier of problems and partitions. All faults are collected, one line of text each, and raised in one VerifyError.
 
-A cycle of the precedence is a fault, unless one group holds it whole. A cycle that only exists because groups were merged
-(a before b before c, with a and c in one group) is legal: it says that all of it shares a stage. That pins and pairs apart
-may contradict the rest is no fault either, but an infeasible problem: see `steering`.
+A cycle of the precedence is a fault unless one group contains all its nodes. A cycle that exists only because groups were
+merged (a before b before c, with a and c in one group) is legal: its nodes share a stage. User constraints that contradict
+each other are not a fault of the problem but make it infeasible: see `constraints.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING
 
 import networkx as nx
 
-if TYPE_CHECKING:
-    from pipecompile.partitioners.problem import Problem
+from pipecompile.errors import VerifyError
+from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.objective import fits, stage_loads
+from pipecompile.partitioners.problem import Problem
 
-__all__ = ["assignment_faults", "problem_faults"]
+__all__ = ["assignment_faults", "memory_text", "problem_faults", "verify_assignment", "verify_problem"]
+
+
+def verify_problem(problem: Problem) -> None:
+    """Raise VerifyError with every fault: unknown or duplicate names, cycles, illegal numbers, lists of unequal length."""
+    if faults := problem_faults(problem):
+        raise VerifyError(f"partition problem {problem.name!r}" if problem.name else "partition problem", faults)
 
 
 def problem_faults(problem: Problem) -> list[str]:
-    """Everything that is wrong with a problem, in the order of its fields. O(nodes + precedence + tensors)."""
+    """Return every fault of a problem, in the order of its fields. O(nodes + precedence + tensors)."""
     return [*_name_faults(problem), *_number_faults(problem), *_length_faults(problem), *_cycle_faults(problem)]
 
 
+def verify_assignment(
+    problem: Problem, stage_of: Mapping[str, int], n_stages: int, recompute: Sequence[bool] | None = None
+) -> None:
+    """Raise VerifyError with every fault of an assignment: coverage, range, precedence, groups, constraints, memory."""
+    faults = assignment_faults(problem, stage_of, n_stages)
+    placed = {node.name: stage_of.get(node.name, -1) for node in problem.nodes}
+    machine = Machine.of(problem, n_stages)
+    for s, (required, actual) in enumerate(zip(machine.recompute, recompute or (), strict=False)):
+        if required is not None and required != actual:
+            words = ("recomputes", "must not") if actual else ("does not recompute", "must")
+            faults.append(f"stage {s} {words[0]}, but the problem says that it {words[1]}")
+    if all(0 <= stage < n_stages for stage in placed.values()):
+        unit = "stage" if machine.is_one_to_one else "device"
+        loads = stage_loads(problem, placed, n_stages, recompute)
+        for number, (load, limit) in enumerate(zip(loads, machine.memory_limit, strict=True)):
+            if not fits(load.memory, limit):
+                held = memory_text(load.memory)
+                faults.append(f"{unit} {number} holds {held}, its limit is {memory_text(limit)}")
+    if faults:
+        raise VerifyError("partition", faults)
+
+
 def assignment_faults(problem: Problem, stage_of: Mapping[str, int], n_stages: int) -> list[str]:
-    """Where an assignment breaks the problem's rules, memory apart: coverage, range, precedence, groups, steering."""
+    """Return every fault of an assignment but memory: coverage, range, precedence, groups, constraints."""
     names = [node.name for node in problem.nodes]
     faults = [f"node {name!r} has no stage" for name in names if name not in stage_of]
     faults += [f"node {name!r} is not in the problem" for name in stage_of.keys() - set(names)]
     for name, stage in stage_of.items():
         if not 0 <= stage < n_stages:
             faults.append(f"node {name!r} is in stage {stage}, expected 0 to {n_stages - 1}")
-    return [*faults, *_order_faults(problem, stage_of), *_place_faults(problem, stage_of)]
+    return [*faults, *_order_faults(problem, stage_of), *_group_and_pin_faults(problem, stage_of)]
+
+
+def memory_text(size: float) -> str:
+    """Return a size in bytes as text, from 1 MiB on in MiB or GiB."""
+    for unit, factor in (("GiB", 2.0**30), ("MiB", 2.0**20)):
+        if size >= factor:
+            return f"{size / factor:.6g} {unit}"
+    return f"{size:.6g} byte" + "s" * (size != 1)
 
 
 def _order_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str]:
@@ -45,7 +82,7 @@ def _order_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str
             yield f"{a!r} must be in a stage before {b!r}, yet is in {stage_of[a]} and {b!r} in {stage_of[b]}"
 
 
-def _place_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str]:
+def _group_and_pin_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str]:
     for number, group in enumerate(problem.groups):
         stages = {stage_of[name]: name for name in group if name in stage_of}
         if len(stages) > 1:
@@ -60,24 +97,25 @@ def _place_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str
 
 
 def _name_faults(problem: Problem) -> Iterator[str]:
-    count = Counter(node.name for node in problem.nodes)
-    yield from (f"node {name!r} appears {times} times" for name, times in count.items() if times > 1)
+    counts = Counter(node.name for node in problem.nodes)
+    yield from (f"node {name!r} appears {count} times" for name, count in counts.items() if count > 1)
     for place, names in _references(problem):
-        yield from (f"{place} names {name!r}, which is no node" for name in names if name not in count)
+        yield from (f"{place} names {name!r}, which is no node" for name in names if name not in counts)
     for number, tensor in enumerate(problem.tensors):
         place = f"tensor {number} from {tensor.source!r}"
         if not tensor.consumers:
             yield f"{place} has no consumer"
         if tensor.source in tensor.consumers:
             yield f"{place} is consumed by its own source"
-        for name, times in Counter(tensor.consumers).items():
-            if times > 1:
-                yield f"{place} names its consumer {name!r} {times} times"
+        for name, count in Counter(tensor.consumers).items():
+            if count > 1:
+                yield f"{place} names its consumer {name!r} {count} times"
     yield from (f"apart {number} names {a!r} twice" for number, (a, b) in enumerate(problem.apart) if a == b)
     yield from (f"shared {number} has no node" for number, shared in enumerate(problem.shared) if not shared.nodes)
 
 
 def _references(problem: Problem) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield (place, names of nodes that it refers to)."""
     yield from ((f"precedence {number}", pair) for number, pair in enumerate(problem.precedence))
     yield from ((f"tensor {number}", (t.source, *t.consumers)) for number, t in enumerate(problem.tensors))
     yield from ((f"group {number}", group) for number, group in enumerate(problem.groups))
@@ -109,26 +147,26 @@ def _number_faults(problem: Problem) -> Iterator[str]:
 
 def _list_faults(problem: Problem) -> Iterator[str]:
     for field, unit, values in _lists(problem):
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             if field != "links":
-                yield from _number_fault(f"{field} of {unit} {place}", value)
+                yield from _number_fault(f"{field} of {unit} {index}", value)
             if field == "speed" and value == 0:
-                yield f"speed of {unit} {place} is 0, expected more"
+                yield f"speed of {unit} {index} is 0, expected more"
     for a, row in enumerate(problem.links or ()):
         for b, value in enumerate(row):
             yield from _number_fault(f"links from device {a} to {b}", value)
 
 
-def _number_fault(what: str, value: float) -> Iterator[str]:
+def _number_fault(subject: str, value: float) -> Iterator[str]:
     if not isfinite(value) or value < 0:
-        yield f"{what} is {value}, expected a finite number that is not negative"
+        yield f"{subject} is {value}, expected a finite number that is not negative"
 
 
 # -- lists of stages and devices ------------------------------------------------------------------------------------
 
 
 def _lists(problem: Problem) -> list[tuple[str, str, tuple[float, ...]]]:
-    """(field, what it counts, its values) of every field that is a list."""
+    """Return (field, "stage" or "device", values) of every field that is a list; for `links`, the lengths of its rows."""
     device = "stage" if problem.placement is None else "device"
     links = None if problem.links is None else tuple(float(len(row)) for row in problem.links)
     fields = [("memory_limit", device, problem.memory_limit), ("speed", device, problem.speed), ("links", device, links),
@@ -140,28 +178,29 @@ def _lists(problem: Problem) -> list[tuple[str, str, tuple[float, ...]]]:
 def _length_faults(problem: Problem) -> Iterator[str]:
     lists = _lists(problem)
     for unit in ("stage", "device"):
-        counts = [(field, len(values)) for field, counted, values in lists if counted == unit]
-        if len({count for _, count in counts}) > 1:
-            yield f"lists per {unit} disagree: " + ", ".join(f"{field} has {count}" for field, count in counts)
-        yield from (f"{field} is an empty list" for field, count in counts if not count)
-        most = max(problem.placement or (0,))
-        for field, count in counts:
-            if unit == "device" and count <= most:
-                yield f"placement names device {most}, yet {field} has {count}"
+        lengths = [(field, len(values)) for field, field_unit, values in lists if field_unit == unit]
+        if len({length for _, length in lengths}) > 1:
+            yield f"lists per {unit} disagree: " + ", ".join(f"{field} has {length}" for field, length in lengths)
+        yield from (f"{field} is an empty list" for field, length in lengths if not length)
+        last_device = max(problem.placement or (0,))
+        for field, length in lengths:
+            if unit == "device" and length <= last_device:
+                yield f"placement names device {last_device}, yet {field} has {length}"
     if any(len(row) != len(problem.links or ()) for row in problem.links or ()):
-        yield f"links has {len(problem.links or ())} rows, expected as many columns"
+        n_rows = len(problem.links or ())
+        yield f"links has {n_rows} row{'s' * (n_rows != 1)}, expected as many columns"
 
 
 # -- cycles ---------------------------------------------------------------------------------------------------------
 
 
 def _cycle_faults(problem: Problem) -> Iterator[str]:
-    """One fault per strongly connected component of the precedence, without the pairs inside one group."""
-    group_of: dict[str, set[int]] = {}
+    """Yield one fault per strongly connected component of the precedence, without the pairs inside one group."""
+    groups_of: dict[str, set[int]] = {}
     for number, group in enumerate(problem.groups):
         for name in group:
-            group_of.setdefault(name, set()).add(number)
-    pairs = [(a, b) for a, b in problem.precedence if not group_of.get(a, set()) & group_of.get(b, set())]
+            groups_of.setdefault(name, set()).add(number)
+    pairs = [(a, b) for a, b in problem.precedence if not groups_of.get(a, set()) & groups_of.get(b, set())]
     graph = nx.DiGraph(pairs)
     for component in nx.strongly_connected_components(graph):
         start = min(component)

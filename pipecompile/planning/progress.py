@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pipecompile.ir.units import SECONDS, written
 from pipecompile.partitioners import Progress
-from pipecompile.partitioners.incumbent import Listener
+from pipecompile.partitioners.incumbent import ProgressCallback
 
 __all__ = ["line", "solving", "working"]
 
@@ -30,7 +30,7 @@ def working(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def solving(n_stages: int) -> Iterator[Listener | None]:
+def solving(n_stages: int) -> Iterator[ProgressCallback | None]:
     """A listener for `partition` that shows what is known; None when nobody looks."""
     if not sys.stderr.isatty():
         yield None

@@ -8,7 +8,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.graph.cut_constraints import Steering
-from pipecompile.partitioners import Price
+from pipecompile.partitioners import ConstraintCost
 from pipecompile.tracing.node_facts import facts
 from tests.support.eager import square_loss
 from tests.support.models import UNet
@@ -137,7 +137,7 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, object], text: str) 
 def test_what_contradicts_itself_is_told_with_the_reason() -> None:
     with pytest.raises(pc.InfeasibleError, match="pinned to stage") as caught:
         compiled(pin={"layers.4": 0, "layers.1": 2})
-    assert "no cut into 3 stages does what is asked for" in str(caught.value)
+    assert "no cut into 3 stages meets the constraints" in str(caught.value)
 
 
 def test_own_costs_move_the_cut() -> None:
@@ -199,4 +199,4 @@ def test_a_plan_and_a_force_do_not_go_together() -> None:
 
 
 def test_the_price_of_nothing_is_nothing() -> None:
-    assert Price(2.0, 0.0, 0.0).share == 0.0
+    assert ConstraintCost(2.0, 0.0, 0.0).share == 0.0

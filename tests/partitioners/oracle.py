@@ -107,7 +107,7 @@ def brute_force(problem: Problem, n_stages: int) -> tuple[float, float]:
 
 @st.composite
 def problems(
-    draw: st.DrawFn, *, memory: bool = True, multicast: bool | None = None, most: int = 9, rich: bool = True,
+    draw: st.DrawFn, *, memory: bool = True, multicast: bool | None = None, max_nodes: int = 9, rich: bool = True,
     direct: bool = False, steered: bool = True,
 ) -> tuple[Problem, int]:  # fmt: skip
     """A problem and a number of stages, small enough that all assignments can be tried.
@@ -116,7 +116,7 @@ def problems(
     those with which a stage is still a device of its own, all links alike; `steered` pins and pairs apart.
     """
     n_stages = draw(st.integers(1, 4))
-    n = draw(st.integers(1, min(most, {1: 12, 2: 12, 3: 7, 4: 5}[n_stages])))
+    n = draw(st.integers(1, min(max_nodes, {1: 12, 2: 12, 3: 7, 4: 5}[n_stages])))
     names = draw(st.permutations([f"v{i}" for i in range(n)]))
     pairs = list(itertools.combinations(names, 2))
     more = rich and draw(st.booleans())

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from partitioners.oracle import brute_force, legal_assignments, problems
 
 from pipecompile.errors import InfeasibleError, InputError
-from pipecompile.partitioners import Node, Problem, partition, price_of_steering
+from pipecompile.partitioners import Node, Problem, cost_of_constraints, partition
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.constraints import check_steering, span_of
+from pipecompile.partitioners.constraints import check_constraints, stage_ranges
 
 
 def chain(**fields) -> Problem:
@@ -58,7 +58,7 @@ def test_contradictions_are_named_with_what_leads_to_them():
     text = message(chain(groups=(("a", "d"),), apart=(("b", "c"),)), 3)
     assert "'b' must be in a stage before 'c', yet shares one with it: 'c' -> 'd' -> 'a' -> 'b'" in text
     text = message(chain(groups=(("a", "d"),), pins={"a": 0, "c": 1}), 3)
-    assert "'a' to 0 and 'c' to 1 are pinned apart, yet share a stage: 'a' -> 'b' -> 'c'" in text
+    assert "'a' to 0 and 'c' to 1 are pinned to different stages, yet share a stage: 'a' -> 'b' -> 'c'" in text
     text = message(chain(apart=(("d", "b"),)), 3)
     assert "'d' must be in a stage before 'b', yet shares one with it: 'b' -> 'c' -> 'd'" in text
 
@@ -81,17 +81,17 @@ def test_steering_is_refused_exactly_when_nothing_obeys_it(case):
     legal = list(legal_assignments(problem, n_stages))
     if not legal:
         with pytest.raises(InfeasibleError):
-            check_steering(problem, clusters, n_stages)
+            check_constraints(problem, clusters, n_stages)
         return
-    check_steering(problem, clusters, n_stages)
-    first, last = span_of(clusters, n_stages) or ([0] * len(clusters), [n_stages - 1] * len(clusters))
+    check_constraints(problem, clusters, n_stages)
+    first, last = stage_ranges(clusters, n_stages) or ([0] * len(clusters), [n_stages - 1] * len(clusters))
     for v, names in enumerate(clusters.members):
         assert {stage_of[names[0]] for stage_of in legal} <= set(range(first[v], last[v] + 1))
 
 
 def test_the_price_of_what_was_forced():
     problem = chain(pins={"d": 2})
-    price = price_of_steering(problem, partition(problem, 3), 3)
-    assert (price.forced, price.free, price.lower_bound) == (3.0, 2.0, 2.0)
+    price = cost_of_constraints(problem, partition(problem, 3), 3)
+    assert (price.constrained, price.unconstrained, price.lower_bound) == (3.0, 2.0, 2.0)
     assert price.share == 0.5
     assert brute_force(problem, 3) == (3.0, -inf)

@@ -10,9 +10,9 @@ from partitioners.oracle import legal_assignments, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.constraints import span_of
-from pipecompile.partitioners.local_search import refine
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.constraints import stage_ranges
+from pipecompile.partitioners.local_search import descend
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 from pipecompile.partitioners.verify import assignment_faults
 
@@ -21,11 +21,11 @@ from pipecompile.partitioners.verify import assignment_faults
 @given(problems())
 def test_refined_is_legal_and_no_worse(case):
     problem, n_stages = case
-    clusters, stages = coarsen(problem), Stages.of(*case)
+    clusters, stages = coarsen(problem), Machine.of(*case)
     for stage_of in list(legal_assignments(problem, n_stages))[:2]:
         start = [stage_of[names[0]] for names in clusters.members]
-        stage = refine(clusters, stages, start, span_of(clusters, n_stages), inf)
-        assert not assignment_faults(problem, clusters.stage_of(stage), n_stages)
+        stage = descend(clusters, stages, start, stage_ranges(clusters, n_stages), inf)
+        assert not assignment_faults(problem, clusters.stage_by_node(stage), n_stages)
         assert bottleneck(clusters, stages, stage) <= bottleneck(clusters, stages, start)
 
 
@@ -37,7 +37,7 @@ def chain(*times: float, tensor: float = 0.0) -> Problem:
 
 
 def refined(problem: Problem, start: list[int], deadline: float = inf) -> list[int]:
-    return refine(coarsen(problem), Stages.of(problem, 1 + max(start)), start, None, deadline)
+    return descend(coarsen(problem), Machine.of(problem, 1 + max(start)), start, None, deadline)
 
 
 def test_a_boundary_cluster_moves_and_a_passed_deadline_moves_nothing():

@@ -12,9 +12,10 @@ from partitioners.oracle import choices_of, limits_of, loads_of, problems
 
 from pipecompile.errors import VerifyError
 from pipecompile.partitioners import Node, Problem, Shared, Tensor, stage_loads
-from pipecompile.partitioners.clusters import clusters_of
-from pipecompile.partitioners.machine import Stages
-from pipecompile.partitioners.objective import Ledger, verify_assignment
+from pipecompile.partitioners.clusters import singleton_clusters
+from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.objective import LoadTracker
+from pipecompile.partitioners.verify import verify_assignment
 
 # stage     0        1        2
 #           a ─────▶ b ─────▶ c       a is read by b and c, and the gradient of b goes back to a
@@ -89,19 +90,19 @@ def test_loads_are_those_of_the_definition(case, data):
 def test_moves_keep_the_books_and_recomputation_is_chosen_well(case, data):
     problem, n_stages = case
     stages = st.integers(0, n_stages - 1)
-    ledger = Ledger(clusters_of(problem), Stages.of(*case), [data.draw(stages) for _ in problem.nodes])
+    tracker = LoadTracker(singleton_clusters(problem), Machine.of(*case), [data.draw(stages) for _ in problem.nodes])
     for cluster, target in data.draw(st.lists(st.tuples(st.integers(0, len(problem.nodes) - 1), stages), max_size=5)):
-        ledger.move(cluster, target)
-    stage_of = {node.name: s for node, s in zip(problem.nodes, ledger.stage, strict=True)}
+        tracker.move(cluster, target)
+    stage_of = {node.name: s for node, s in zip(problem.nodes, tracker.assignment, strict=True)}
     values = []
     for recompute in choices_of(problem, n_stages):
         rows = loads_of(problem, stage_of, n_stages, recompute)
         room = limits_of(problem, n_stages)
-        fit = all(memory <= limit * (1 + 1e-9) for (_, memory), limit in zip(rows, room, strict=True))
-        values.append(max(load for load, _ in rows) if fit else inf)
-    assert ledger.bottleneck() == pytest.approx(min(values), abs=1e-9)
-    rows = loads_of(problem, stage_of, n_stages, ledger.recompute())
-    assert [row.load for row in ledger.rows()] == pytest.approx([load for load, _ in rows], abs=1e-9)
+        find_fitting_cut = all(memory <= limit * (1 + 1e-9) for (_, memory), limit in zip(rows, room, strict=True))
+        values.append(max(load for load, _ in rows) if find_fitting_cut else inf)
+    assert tracker.bottleneck() == pytest.approx(min(values), abs=1e-9)
+    rows = loads_of(problem, stage_of, n_stages, tracker.recompute())
+    assert [row.load for row in tracker.device_loads()] == pytest.approx([load for load, _ in rows], abs=1e-9)
 
 
 def test_verify_assignment_names_memory_beside_the_other_faults():
@@ -110,13 +111,13 @@ def test_verify_assignment_names_memory_beside_the_other_faults():
         verify_assignment(problem, {"a": 1, "b": 0, "c": 0}, 2)
     assert caught.value.faults == (
         "'a' precedes 'b', yet is in stage 1 and 'b' in stage 0",
-        "stage 0 holds 62 bytes, its limit is 30",
+        "stage 0 holds 62 bytes, its limit is 30 bytes",
     )
     verify_assignment(replace(problem, memory_limit=62.0), {"a": 0, "b": 1, "c": 1}, 2)
 
 
 def test_verify_assignment_wants_the_stages_to_recompute_that_the_problem_names():
     problem = replace(FAN, recompute=(True, False, False))
-    with pytest.raises(VerifyError, match="stage 0 does not recompute, the problem wants the opposite"):
+    with pytest.raises(VerifyError, match="stage 0 does not recompute, but the problem says that it must"):
         verify_assignment(problem, APART, 3, (False, False, False))
     verify_assignment(problem, APART, 3, (True, False, False))

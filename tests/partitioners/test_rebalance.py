@@ -6,10 +6,10 @@ import pytest
 
 from pipecompile.partitioners import partition
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 from pipecompile.partitioners.problem import Node, Problem
-from pipecompile.partitioners.rebalance import spread
+from pipecompile.partitioners.rebalance import fill_empty_stages
 
 
 def chain(times: list[float]) -> Problem:
@@ -29,8 +29,8 @@ def test_no_stage_of_a_chain_is_empty(method: str, n_stages: int) -> None:
 @pytest.mark.parametrize("stage", [[0, 0, 1, 1, 2, 2], [1, 1, 2, 2, 3, 3], [0, 0, 0, 3, 3, 3], [2, 2, 2, 2, 2, 2]])
 def test_the_bottleneck_does_not_rise(stage: list[int]) -> None:
     problem = chain([1.0, 2.0, 1.0, 1.0, 3.0, 1.0])
-    clusters, stages = coarsen(problem), Stages.of(problem, 4)
-    found = spread(clusters, stages, stage)
+    clusters, stages = coarsen(problem), Machine.of(problem, 4)
+    found = fill_empty_stages(clusters, stages, stage)
     assert set(found) == {0, 1, 2, 3}
     assert found == sorted(found)
     assert bottleneck(clusters, stages, found) <= bottleneck(clusters, stages, stage)
@@ -38,5 +38,5 @@ def test_the_bottleneck_does_not_rise(stage: list[int]) -> None:
 
 def test_what_is_pinned_stays() -> None:
     problem = replace(chain([1.0] * 4), pins={"n3": 2})
-    clusters, stages = coarsen(problem), Stages.of(problem, 4)
-    assert spread(clusters, stages, [0, 0, 2, 2])[3] == 2
+    clusters, stages = coarsen(problem), Machine.of(problem, 4)
+    assert fill_empty_stages(clusters, stages, [0, 0, 2, 2])[3] == 2

@@ -51,7 +51,7 @@ def test_all_methods_against_brute_force(case):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.one_of(dense_blocks(), problems(most=12)))
+@given(st.one_of(dense_blocks(), problems(max_nodes=12)))
 def test_all_methods_against_brute_force_up_to_twelve_nodes(case):
     check_all_methods(*case)
 

@@ -16,7 +16,7 @@ from pipecompile.graph.cut_transfer import carried
 from pipecompile.graph.fingerprint import fingerprint, node_lines
 from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.graph.prepare import prepare
-from pipecompile.partitioners import Shared
+from pipecompile.partitioners import Shared, verify_problem
 from tests.support.eager import square_loss
 from tests.support.models import UNet
 
@@ -43,7 +43,7 @@ def test_the_problem_of_a_graph() -> None:
     graph = pc.trace(Tied(), X)
     costs = analytic_costs(graph, (X,), device="cpu")
     problem = build_problem(graph, costs, seconds_per_byte=1e-9, latency=1e-6, memory_limit=1e9, in_flight=(2.0, 1.0))
-    problem.verify()
+    verify_problem(problem)
     assert [node.name for node in problem.nodes] == ["a", "norm", "relu", "b", "mul"]
     assert ("norm", "relu") in problem.groups
     assert ("a", "norm") in problem.precedence

@@ -55,7 +55,7 @@ def test_ctrl_c_keeps_the_best_cut_so_far() -> None:
 
     def press(progress: pc.partitioners.Progress) -> None:
         heard.append(progress.phase)
-        if progress.phase == "lattice":
+        if progress.phase == "down-sets":
             raise KeyboardInterrupt
 
     problem = pc.Problem(nodes, tensors=tuple(pc.partitioners.Tensor(f"v{i}", (f"v{i + 7}",), 2.0) for i in range(33)))
@@ -63,4 +63,4 @@ def test_ctrl_c_keeps_the_best_cut_so_far() -> None:
     found.verify(problem, 4)
     assert found.status == "feasible"
     assert 0 < found.lower_bound < found.bottleneck
-    assert heard[-1] == "lattice"
+    assert heard[-1] == "down-sets"

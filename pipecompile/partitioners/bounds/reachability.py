@@ -1,4 +1,7 @@
-"""Who comes before whom: ancestors and descendants of clusters, in bulk."""
+"""Reachability in the precedence graph of clusters: adjacency, transitive closure and reduction, sums over ancestors.
+
+A cluster counts as an ancestor and a descendant of itself.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +10,59 @@ from numpy.typing import NDArray
 
 from pipecompile.partitioners.clusters import Clusters
 
-__all__ = ["around", "neighbours", "reachable", "skeleton"]
+__all__ = ["adjacency", "head_and_tail_sums", "transitive_closure", "transitive_reduction"]
 
 BLOCK = 2048
-"""Clusters whose ancestors are held at a time: clusters * BLOCK bytes."""
+"""Columns of the closure that are held at a time: clusters * BLOCK bytes."""
 
 
-def neighbours(clusters: Clusters) -> tuple[list[list[int]], list[list[int]]]:
-    """Direct predecessors and direct successors of every cluster."""
-    before: list[list[int]] = [[] for _ in range(len(clusters))]
-    after: list[list[int]] = [[] for _ in range(len(clusters))]
+def adjacency(clusters: Clusters) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the direct predecessors and the direct successors of every cluster."""
+    predecessors: list[list[int]] = [[] for _ in range(len(clusters))]
+    successors: list[list[int]] = [[] for _ in range(len(clusters))]
     for a, b in clusters.arcs:
-        before[b].append(a)
-        after[a].append(b)
-    return before, after
+        predecessors[b].append(a)
+        successors[a].append(b)
+    return predecessors, successors
 
 
-def reachable(clusters: Clusters) -> NDArray[np.bool_]:
-    """[a, b] is true when a = b or a comes before b. O(clusters * arcs) bytes moved."""
-    return _reaching(clusters, 0, len(clusters))
+def transitive_closure(clusters: Clusters) -> NDArray[np.bool_]:
+    """Return the matrix with [a, b] true iff a is an ancestor of b. O(clusters * arcs) bytes are moved."""
+    return _closure_columns(clusters, 0, len(clusters))
 
 
-def around(clusters: Clusters, columns: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """[c, v] is the sum of column c over v and what comes before it; and over v and what comes after it."""
-    before, after = np.zeros(columns.shape), np.zeros(columns.shape)
+def head_and_tail_sums(
+    clusters: Clusters, columns: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sum `columns` (columns, clusters): [c, v] of the first result over the ancestors of v, of the second over its
+    descendants.
+    """
+    head, tail = np.zeros(columns.shape), np.zeros(columns.shape)
     for start in range(0, len(clusters), BLOCK):
         stop = min(start + BLOCK, len(clusters))
-        reach = _reaching(clusters, start, stop).astype(np.float64)
-        before[:, start:stop] = columns @ reach
-        after += columns[:, start:stop] @ reach.T
-    return before, after
+        closure = _closure_columns(clusters, start, stop).astype(np.float64)
+        head[:, start:stop] = columns @ closure
+        tail += columns[:, start:stop] @ closure.T
+    return head, tail
 
 
-def skeleton(clusters: Clusters) -> list[tuple[int, int]]:
-    """The arcs that do not follow from others: transitive reduction, when the graph is small enough to afford it."""
+def transitive_reduction(clusters: Clusters) -> list[tuple[int, int]]:
+    """Return the arcs that do not follow from other arcs; all arcs if there are more than `BLOCK` clusters."""
     if len(clusters) > BLOCK:
         return list(clusters.arcs)
-    reach = reachable(clusters)
-    proper = reach & ~np.eye(len(clusters), dtype=bool)
-    _, after = neighbours(clusters)
-    return [(a, b) for a, b in clusters.arcs if not proper[after[a], b].any()]
+    closure = transitive_closure(clusters)
+    proper = closure & ~np.eye(len(clusters), dtype=bool)
+    _, successors = adjacency(clusters)
+    return [(a, b) for a, b in clusters.arcs if not proper[successors[a], b].any()]
 
 
-def _reaching(clusters: Clusters, start: int, stop: int) -> NDArray[np.bool_]:
-    """The columns start to stop of the whole relation; clusters are in topological order."""
-    reach = np.zeros((len(clusters), stop - start), dtype=bool)
-    reach[np.arange(start, stop), np.arange(stop - start)] = True
-    _, after = neighbours(clusters)
+def _closure_columns(clusters: Clusters, start: int, stop: int) -> NDArray[np.bool_]:
+    """Return columns `start` to `stop` of the transitive closure. Clusters are in topological order."""
+    closure = np.zeros((len(clusters), stop - start), dtype=bool)
+    closure[np.arange(start, stop), np.arange(stop - start)] = True
+    _, successors = adjacency(clusters)
     for a in reversed(range(stop)):
-        for b in after[a]:
+        for b in successors[a]:
             if b < stop:
-                reach[a] |= reach[b]
-    return reach
+                closure[a] |= closure[b]
+    return closure

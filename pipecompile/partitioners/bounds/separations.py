@@ -1,10 +1,11 @@
-"""Clusters that cannot share a stage, if the bottleneck is to stay below a target.
+"""Separated pairs: clusters v before w that no stage with a load below a target holds together.
 
-    v ──▶ x ──▶ w ──▶ c        v and w in one stage: so is x, and all three must fit below the target.
-                 ╰─▶ far      `far` is a rival of v, so w sends to it: that must fit as well, and so on, round by round
+    v ──▶ x ──▶ w ──▶ c        v and w in one stage: so is x, and all three must fit below the target
+                 ╰─▶ far      (v, far) is separated, so w sends to `far`: that must fit as well, and so on, in rounds
 
-Rivals are known for pairs that come before one another. They are closed: what comes before v is a rival of what comes
-after w. Three rounds of some products of matrices, O(clusters^3) operations that a processor is good at.
+Pairs are related by precedence. The relation is closed: if (v, w) is separated, so is every pair of an ancestor of v and a
+descendant of w. Each of three rounds computes, as products of (clusters, clusters) matrices, the least load of a stage with v
+and w: the work between them and the tensors that cross to clusters already separated. O(clusters^3).
 """
 
 from __future__ import annotations
@@ -14,88 +15,96 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.bounds.reachability import neighbours
+from pipecompile.partitioners.bounds.reachability import adjacency
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.machine import Machine
 
-__all__ = ["LARGEST", "minimal", "rivals"]
+__all__ = ["MAX_CLUSTERS", "Relation", "minimal_pairs", "separated_pairs"]
 
-LARGEST = 2000
-"""Clusters up to which rivals are looked for: some seconds of products."""
+MAX_CLUSTERS = 2000
+"""Clusters up to which separated pairs are computed: a few seconds of matrix products."""
 
 ROUNDS = 3
+"""Rounds of the fixed-point iteration; each uses the pairs of the round before."""
 
 SLACK = 1e-4
-"""Single precision is off by less than this."""
+"""Upper bound of the relative error of single precision here."""
 
 Floats = NDArray[np.float32]
-Pairs = NDArray[np.bool_]
+Relation = NDArray[np.bool_]
 
 
-def rivals(clusters: Clusters, stages: Stages, target: float, reach: Pairs) -> Pairs:
-    """[v, w] is true when v comes before w, as `reach` says, and no stage that stays below the target holds both."""
-    ones = reach.astype(np.float32)
-    work = _between(ones, np.array(clusters.time) / max(stages.speed) / target) if target else np.zeros_like(ones)
-    found = (work > 1 + SLACK) | _too_large(clusters, stages, ones) | _asked(clusters, ones)
-    price = 0.0 if stages.overlap or not target else stages.cheapest / target
-    for _ in range(ROUNDS if price and clusters.flows else 0):
-        leaving, entering = _moved(clusters, reach, found, price)
-        load = work + (ones * leaving) @ ones + ones @ (entering * ones)
-        more = found | ((load > 1 + SLACK) & reach)
-        if (more == found).all():
-            break
-        found = more
-    return found
+def separated_pairs(clusters: Clusters, machine: Machine, target: float, closure: Relation) -> Relation:
+    """Return the matrix with [v, w] true iff v is an ancestor of w (by `closure`) and the pair is separated.
 
-
-def minimal(clusters: Clusters, found: Pairs) -> list[tuple[int, int]]:
-    """The pairs from which all others follow."""
-    before, after = neighbours(clusters)
-    least = found.copy()
-    for w, sources in enumerate(before):
-        for a in sources:
-            least[:, w] &= ~found[:, a]
-    for v, sinks in enumerate(after):
-        for b in sinks:
-            least[v] &= ~found[b]
-    return [(int(v), int(w)) for v, w in np.argwhere(least)]
-
-
-def _between(ones: Floats, column: Iterable[float]) -> Floats:
-    """[v, w] is the sum of a column over v, w and what lies between."""
-    weighted: Floats = (ones * np.asarray(column, dtype=np.float32)) @ ones
-    return weighted
-
-
-def _too_large(clusters: Clusters, stages: Stages, ones: Floats) -> Pairs:
-    most = max(stages.limit)
-    if not stages.bounded or not 0 < most < np.inf:
-        return np.zeros(ones.shape, dtype=bool)
-    held = np.array(clusters.bytes) + stages.least_flying * np.array(clusters.activation)
-    return _between(ones, held / most) > 1 + SLACK
-
-
-def _asked(clusters: Clusters, ones: Floats) -> Pairs:
-    """Pairs apart by the problem, and all that follows from them."""
-    asked = np.zeros(ones.shape, dtype=np.float32)
-    for a, b in clusters.strict:
-        asked[a, b] = 1.0
-    return (ones @ asked) @ ones > 0 if clusters.strict else asked > 0
-
-
-def _moved(clusters: Clusters, reach: Pairs, found: Pairs, price: float) -> tuple[Floats, Floats]:
-    """What cluster x moves between itself and rivals of the stage's other end: [v, x] with rivals of v, which come after,
-    [x, w] with rivals of w, which come before. Each flow counts once at its source, and at one of its consumers.
+    With target 0 (no target), only memory and pairs apart separate.
     """
-    leaving, entering = np.zeros(found.shape, dtype=np.float32), np.zeros(found.shape, dtype=np.float32)
+    reach = closure.astype(np.float32)
+    no_work = np.zeros_like(reach)
+    work = _sums_between(reach, np.array(clusters.time) / max(machine.speed) / target) if target else no_work
+    pairs = (work > 1 + SLACK) | _exceed_memory(clusters, machine, reach) | _pairs_apart(clusters, reach)
+    time_factor = 0.0 if machine.overlap or not target else machine.min_link_factor / target
+    for _ in range(ROUNDS if time_factor and clusters.flows else 0):
+        to_later, to_earlier = _traffic(clusters, closure, pairs, time_factor)
+        load = work + (reach * to_later) @ reach + reach @ (to_earlier * reach)
+        extended = pairs | ((load > 1 + SLACK) & closure)
+        if (extended == pairs).all():
+            break
+        pairs = extended
+    return pairs
+
+
+def minimal_pairs(clusters: Clusters, pairs: Relation) -> list[tuple[int, int]]:
+    """Return the pairs from which all others follow by precedence."""
+    predecessors, successors = adjacency(clusters)
+    minimal = pairs.copy()
+    for w, sources in enumerate(predecessors):
+        for a in sources:
+            minimal[:, w] &= ~pairs[:, a]
+    for v, sinks in enumerate(successors):
+        for b in sinks:
+            minimal[v] &= ~pairs[b]
+    return [(int(v), int(w)) for v, w in np.argwhere(minimal)]
+
+
+def _sums_between(reach: Floats, column: Iterable[float]) -> Floats:
+    """Return [v, w]: the sum of a column over v, w and every cluster between them."""
+    sums: Floats = (reach * np.asarray(column, dtype=np.float32)) @ reach
+    return sums
+
+
+def _exceed_memory(clusters: Clusters, machine: Machine, reach: Floats) -> Relation:
+    """Return [v, w]: whether v, w and the clusters between them exceed the largest memory limit."""
+    limit = max(machine.memory_limit)
+    if not machine.has_memory_limit or not 0 < limit < np.inf:
+        return np.zeros(reach.shape, dtype=bool)
+    memory = np.array(clusters.bytes) + machine.min_in_flight * np.array(clusters.activation)
+    return _sums_between(reach, memory / limit) > 1 + SLACK
+
+
+def _pairs_apart(clusters: Clusters, reach: Floats) -> Relation:
+    """Return the pairs apart of the problem, with all that follow from them by precedence."""
+    strict = np.zeros(reach.shape, dtype=np.float32)
+    for a, b in clusters.strict_arcs:
+        strict[a, b] = 1.0
+    return (reach @ strict) @ reach > 0 if clusters.strict_arcs else strict > 0
+
+
+def _traffic(clusters: Clusters, closure: Relation, pairs: Relation, time_factor: float) -> tuple[Floats, Floats]:
+    """Return the time of the tensors between a cluster x and clusters separated from one end of its stage.
+
+    The first matrix, [v, x], counts clusters after x that are separated from v; the second, [x, w], clusters before x that
+    are separated from w. Each flow counts once at its source and once at one of its consumers.
+    """
+    to_later, to_earlier = np.zeros(pairs.shape, dtype=np.float32), np.zeros(pairs.shape, dtype=np.float32)
     for flow in clusters.flows:
-        time = flow.time * price
-        later = [consumer for consumer in flow.consumers if not reach[consumer, flow.source]]
+        time = flow.time * time_factor
+        later = [consumer for consumer in flow.consumers if not closure[consumer, flow.source]]
         if later:
-            leaving[:, flow.source] += time * found[:, later].any(axis=1)
-            entering[later[0]] += time * found[flow.source]
+            to_later[:, flow.source] += time * pairs[:, later].any(axis=1)
+            to_earlier[later[0]] += time * pairs[flow.source]
         else:
             earliest = flow.consumers[0]
-            entering[flow.source] += time * found[list(flow.consumers)].any(axis=0)
-            leaving[:, earliest] += time * found[:, flow.source]
-    return leaving, entering
+            to_earlier[flow.source] += time * pairs[list(flow.consumers)].any(axis=0)
+            to_later[:, earliest] += time * pairs[:, flow.source]
+    return to_later, to_earlier

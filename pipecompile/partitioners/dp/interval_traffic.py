@@ -1,11 +1,13 @@
-"""What every interval of a linear order sends, receives and holds, column by column.
+"""Traffic of intervals: the time and bytes that every interval of a linear order sends, receives and holds.
 
-An interval [i, j) is a point of the (i, j) plane, and each amount a sum of rectangles there. A tensor from p to q1 < p < q2:
+An interval [i, j) of positions is a point of the (i, j) plane, and each amount a sum of rectangles there. A tensor from
+position p to consumers q1 < p < q2:
 
     sent      i <= p < j  and  (i > q1  or  j <= q2)          received      q in [i, j) for a q, p not in [i, j)
 
-What is received decides what is held of tensors, too; bytes that several nodes share are held where one of them is inside.
-Summed by second differences: O(rectangles + n * width), O(n) memory.
+The buffers of received tensors, in bytes, follow the same rectangles as `received`. Bytes that several nodes share are held
+if one of the nodes is inside. The amounts are yielded column by column (one end j, all starts i), summed by second
+differences: O(rectangles + n * width) time, O(n) memory.
 """
 
 from __future__ import annotations
@@ -18,30 +20,32 @@ from numpy.typing import NDArray
 
 from pipecompile.partitioners.clusters import Clusters
 
-__all__ = ["Column", "columns"]
+__all__ = ["IntervalColumn", "interval_columns"]
 
 Floats = NDArray[np.float64]
-Column = tuple[Floats, Floats, Floats, Floats]
-"""For one end j and the starts i from some least one to j - 1: sent, received, held of tensors received, shared."""
+IntervalColumn = tuple[Floats, Floats, Floats, Floats]
+"""For one end j and the starts from low[j] to j - 1: sent seconds, received seconds, buffer bytes, shared bytes."""
 
 Rectangle = tuple[int, int, int, int, float]
-"""Adds the last number where `i0 <= i < i1` and `j0 <= j < j1`."""
+"""(i0, i1, j0, j1, amount): adds the amount where `i0 <= i < i1` and `j0 <= j < j1`."""
 
 
-def columns(clusters: Clusters, order: Sequence[int], low: Sequence[int], *, multicast: bool) -> Iterator[Column]:
-    """For the ends j = 1, 2, ... the amounts of all intervals [i, j) with low[j] <= i < j; `low` never falls.
+def interval_columns(
+    clusters: Clusters, order: Sequence[int], low: Sequence[int], *, multicast: bool
+) -> Iterator[IntervalColumn]:
+    """Yield, for the ends j = 1, 2, ..., the amounts of all intervals [i, j) with low[j] <= i < j; `low` is ascending.
 
-    Without multicast a tensor is charged once per side (before, after) to its sender, the least that it can cost.
+    Without multicast, a tensor costs its sender once per side (before, after), a lower bound of the true cost.
     """
     n = len(order)
     position = {cluster: p for p, cluster in enumerate(order)}
-    moved = [(position[flow.source], sorted(position[c] for c in flow.consumers), flow) for flow in clusters.flows]
+    flows = [(position[flow.source], sorted(position[c] for c in flow.consumers), flow) for flow in clusters.flows]
     users = [(sorted(position[v] for v in group), size) for group, size in clusters.shared]
-    sent = (r for p, q, flow in moved if flow.time for r in _sent(p, q, flow.time, n, multicast=multicast))
-    received = (r for p, q, flow in moved if flow.time for r in _received(p, q, flow.time, n))
-    inbox = (r for p, q, flow in moved if flow.bytes for r in _received(p, q, flow.bytes, n))
+    sent = (r for p, q, flow in flows if flow.time for r in _sent(p, q, flow.time, n, multicast=multicast))
+    received = (r for p, q, flow in flows if flow.time for r in _received(p, q, flow.time, n))
+    inbox = (r for p, q, flow in flows if flow.bytes for r in _received(p, q, flow.bytes, n))
     shared = (r for q, size in users for r in _containing(q, size, n))
-    return zip(*(_swept(rectangles, n, low) for rectangles in (sent, received, inbox, shared)), strict=True)
+    return zip(*(_summed(rectangles, n, low) for rectangles in (sent, received, inbox, shared)), strict=True)
 
 
 def _sent(p: int, q: Sequence[int], amount: float, n: int, *, multicast: bool) -> Iterator[Rectangle]:
@@ -54,7 +58,7 @@ def _sent(p: int, q: Sequence[int], amount: float, n: int, *, multicast: bool) -
 
 
 def _received(p: int, q: Sequence[int], amount: float, n: int) -> Iterator[Rectangle]:
-    """Below the source a tensor is booked under the last consumer inside, above it under the first."""
+    """Yield disjoint rectangles: an interval before the source counts at its last consumer, after the source at its first."""
     middle = bisect_left(q, p)
     for here, after in zip(q[:middle], [*q[:middle], p][1:], strict=True):
         yield 0, here + 1, here + 1, after + 1, amount
@@ -63,12 +67,13 @@ def _received(p: int, q: Sequence[int], amount: float, n: int) -> Iterator[Recta
 
 
 def _containing(q: Sequence[int], amount: float, n: int) -> Iterator[Rectangle]:
+    """Yield disjoint rectangles of the intervals that contain one of the positions: each counts at the last one."""
     for here, after in zip(q, [*q[1:], n], strict=True):
         yield 0, here + 1, here + 1, after + 1, amount
 
 
-def _swept(rectangles: Iterable[Rectangle], n: int, low: Sequence[int]) -> Iterator[Floats]:
-    """The sum of rectangles, column by column: second differences, summed along both axes."""
+def _summed(rectangles: Iterable[Rectangle], n: int, low: Sequence[int]) -> Iterator[Floats]:
+    """Yield the sum of rectangles, column by column: second differences, cumulated along both axes."""
     corners = [c for i0, i1, j0, j1, t in rectangles for c in ((j0, i0, t), (j0, i1, -t), (j1, i0, -t), (j1, i1, t))]
     if not corners:
         yield from (np.zeros(j - low[j]) for j in range(1, n + 1))

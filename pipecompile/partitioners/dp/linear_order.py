@@ -1,14 +1,14 @@
-"""The exact cut of a linear order into intervals: stage s takes the positions [i, j), any of them possibly empty.
+"""Cut a linear order into intervals, optimally: stage s takes the positions [i, j), any of them possibly empty.
 
     best[s][j] = min over i <= j of max(best[s - 1][i], load_s(i, j))
 
-With compute alone, best[s - 1] rises and load_s falls with i, so each minimum sits at their crossing and is found by
-bisection: O(K n log n), Pinar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", 2004. With
-tensors neither holds, and all i are looked at that leave a stage below a cap, one column j at a time: O(K n^2 + tensors)
-without a cap, O(n K) memory.
+With compute alone, best[s - 1] rises and load_s falls with i, so each minimum is at their crossing, which bisection finds:
+O(K n log n), Pinar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", 2004. With tensors, neither is
+monotone. Then every i is tried that leaves a stage below a cap, one column j at a time: O(K n^2 + tensors) without a cap,
+O(n K) memory.
 
-Exact for stages that are devices of their own, with like links, and multicast or one consumer per tensor. Elsewhere loads
-are estimates (a device shared evenly by its stages, links as if all were alike), and the caller evaluates the result.
+Exact if every stage is a device of its own, all links are alike, and multicast holds or each tensor has one consumer.
+Otherwise the loads are estimates (stages share their device evenly, all links are alike), and the caller evaluates the result.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.constraints import Span
-from pipecompile.partitioners.dp.interval_traffic import Column, columns
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.constraints import StageRanges
+from pipecompile.partitioners.dp.interval_traffic import IntervalColumn, interval_columns
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import TOLERANCE
 
-__all__ = ["cut"]
+__all__ = ["cut_order"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """An order, as sums over its first positions, and what stages can do: a row per stage, or one when they are alike.
-    `asked` is 1 for a stage that recomputes, 0 for one that does not, -1 for one that may.
+class _PrefixSums:
+    """A linear order as cumulative sums (positions + 1), and the machine as columns (stages, 1), one row if all are alike.
+
+    `recompute` is 1 for a stage that recomputes, 0 for a stage that does not, -1 if the solver decides.
     """
 
     time: Floats
@@ -43,109 +44,114 @@ class _Line:
     bytes: Floats
     activation: Floats
     speed: Floats
-    limit: Floats
+    memory_limit: Floats
     in_flight: Floats
-    asked: Floats
+    recompute: Floats
     overlap: bool
-    bounded: bool
+    has_memory_limit: bool
 
 
-def cut(
-    clusters: Clusters, stages: Stages, order: Sequence[int], span: Span | None = None, cap: float = inf
+def cut_order(
+    clusters: Clusters, machine: Machine, order: Sequence[int], ranges: StageRanges | None = None, cap: float = inf
 ) -> list[int] | None:
-    """The stage of every cluster under the best cut of this order, or None when no cut of it fits in memory, agrees with
-    the steering, and stays within the cap.
+    """Return the stage of every cluster under the best cut of an order; None if no cut of the order fits in memory, lies
+    within the stage ranges and has a bottleneck of at most `cap`.
     """
-    line = _line(clusters, stages, order)
-    ends = _ends(order, span, len(stages))
+    sums = _prefix_sums(clusters, machine, order)
+    ends = _end_bounds(order, ranges, len(machine))
     if ends is None:
         return None
-    low = _low(clusters, stages, line, order, cap)
-    if span is None and not clusters.flows and not clusters.shared and not line.asked.any():
-        start = _cut_by_crossing(line, len(stages), low)
+    low = _least_starts(clusters, machine, sums, order, cap)
+    if ranges is None and not clusters.flows and not clusters.shared and not sums.recompute.any():
+        start = _cut_by_bisection(sums, len(machine), low)
     else:
-        swept = columns(clusters, order, low.tolist(), multicast=stages.multicast)
-        start = _cut_by_column(line, len(stages), low, ends, swept)
+        columns = interval_columns(clusters, order, low.tolist(), multicast=machine.multicast)
+        start = _cut_by_columns(sums, len(machine), low, ends, columns)
     if start is None:
         return None
-    stage = [0] * len(order)
+    assignment = [0] * len(order)
     end = len(order)
-    for s in reversed(range(len(stages))):
+    for s in reversed(range(len(machine))):
         begin = int(start[s, end])
         for position in range(begin, end):
-            stage[order[position]] = s
+            assignment[order[position]] = s
         end = begin
-    return stage
+    return assignment
 
 
-def _line(clusters: Clusters, stages: Stages, order: Sequence[int]) -> _Line:
-    where = np.asarray(order, dtype=np.int64)
+def _prefix_sums(clusters: Clusters, machine: Machine, order: Sequence[int]) -> _PrefixSums:
+    indices = np.asarray(order, dtype=np.int64)
 
-    def summed(column: Sequence[float]) -> Floats:
-        return np.concatenate([[0.0], np.cumsum(np.asarray(column, dtype=np.float64)[where])])
+    def cumulated(column: Sequence[float]) -> Floats:
+        return np.concatenate([[0.0], np.cumsum(np.asarray(column, dtype=np.float64)[indices])])
 
-    device = np.array(stages.device)
+    device = np.array(machine.device_of)
     share = 1.0 / np.bincount(device)[device]
-    asked = np.array([-1.0 if redone is None else float(redone) for redone in stages.recompute])
-    speed, limit, flying = (
-        np.array(stages.speed)[device] * share,
-        np.array(stages.limit)[device] * share,
-        np.array(stages.in_flight),
+    recompute = np.array([-1.0 if choice is None else float(choice) for choice in machine.recompute])
+    speed, limit, in_flight = (
+        np.array(machine.speed)[device] * share,
+        np.array(machine.memory_limit)[device] * share,
+        np.array(machine.in_flight),
     )
-    few = slice(0, 1) if all(len(set(row)) == 1 for row in (speed, limit, flying, asked)) else slice(None)
-    return _Line(
-        time=summed(clusters.time),
-        forward=summed(clusters.forward),
-        bytes=summed(clusters.bytes),
-        activation=summed(clusters.activation),
-        speed=speed[few, None],
-        limit=limit[few, None],
-        in_flight=flying[few, None],
-        asked=asked[few, None],
-        overlap=stages.overlap,
-        bounded=stages.bounded,
+    alike = all(len(set(row)) == 1 for row in (speed, limit, in_flight, recompute))
+    rows = slice(0, 1) if alike else slice(None)
+    return _PrefixSums(
+        time=cumulated(clusters.time),
+        forward=cumulated(clusters.forward),
+        bytes=cumulated(clusters.bytes),
+        activation=cumulated(clusters.activation),
+        speed=speed[rows, None],
+        memory_limit=limit[rows, None],
+        in_flight=in_flight[rows, None],
+        recompute=recompute[rows, None],
+        overlap=machine.overlap,
+        has_memory_limit=machine.has_memory_limit,
     )
 
 
-def _ends(order: Sequence[int], span: Span | None, n_stages: int) -> tuple[list[int], list[int]] | None:
-    """For every stage the least and the most positions that lie up to its end; None when the order is against the span."""
+def _end_bounds(order: Sequence[int], ranges: StageRanges | None, n_stages: int) -> tuple[list[int], list[int]] | None:
+    """Return, per stage, the least and the largest position at which it may end; None if the order violates the ranges."""
     n = len(order)
     least, most = [0] * (n_stages - 1) + [n], [n] * n_stages
-    if span is None:
+    if ranges is None:
         return least, most
     for position, cluster in enumerate(order):
-        first, last = span[0][cluster], span[1][cluster]
-        for s in range(max(last, 0), n_stages - 1):
+        earliest, latest = ranges[0][cluster], ranges[1][cluster]
+        for s in range(max(latest, 0), n_stages - 1):
             least[s] = position + 1
-        for s in range(min(first, n_stages)):
+        for s in range(min(earliest, n_stages)):
             most[s] = min(most[s], position)
     return (least, most) if all(a <= b for a, b in zip(least, most, strict=True)) else None
 
 
-def _low(clusters: Clusters, stages: Stages, line: _Line, order: Sequence[int], cap: float) -> Ints:
-    """For every end j the least start i such that [i, j) can be one stage, whichever it is."""
-    ends = np.arange(len(line.time))
+def _least_starts(clusters: Clusters, machine: Machine, sums: _PrefixSums, order: Sequence[int], cap: float) -> Ints:
+    """Return, per end j, the least start i such that some stage can hold [i, j) within the cap, memory and pairs apart."""
+    ends = np.arange(len(sums.time))
     low = np.zeros(len(ends), dtype=np.int64)
     if cap < inf:
-        room = cap * line.speed.max() * (1 + TOLERANCE)
-        low = np.maximum(low, np.minimum(np.searchsorted(line.time, line.time - room), ends))
-    if stages.bounded and (room := line.limit.max() * (1 + TOLERANCE)) < inf:
-        held = line.bytes + stages.least_flying * line.activation
-        low = np.maximum(low, np.minimum(np.searchsorted(held, held - room), ends))
+        capacity = cap * sums.speed.max() * (1 + TOLERANCE)
+        low = np.maximum(low, np.minimum(np.searchsorted(sums.time, sums.time - capacity), ends))
+    if machine.has_memory_limit and (capacity := sums.memory_limit.max() * (1 + TOLERANCE)) < inf:
+        memory = sums.bytes + machine.min_in_flight * sums.activation
+        low = np.maximum(low, np.minimum(np.searchsorted(memory, memory - capacity), ends))
     position = {cluster: p for p, cluster in enumerate(order)}
-    for a, b in clusters.strict:
+    for a, b in clusters.strict_arcs:
         low[position[b] + 1] = max(low[position[b] + 1], position[a] + 1)
     return np.maximum.accumulate(low)
 
 
-def _cut_by_crossing(line: _Line, k: int, low: Ints) -> Ints | None:
-    n, work = len(line.time) - 1, line.time
+# -- compute alone ----------------------------------------------------------------------------------------------------
+
+
+def _cut_by_bisection(sums: _PrefixSums, k: int, low: Ints) -> Ints | None:
+    """Return start[s, j], the best start of stage s if it ends at j; None if no cut fits."""
+    n, work = len(sums.time) - 1, sums.time
     start = np.zeros((k, n + 1), dtype=np.int64)
     ends = np.arange(n + 1)
     best = np.where(ends == 0, 0.0, np.inf)
     for s in range(k):
-        row = min(s, len(line.speed) - 1)
-        speed, first = line.speed[row, 0], np.maximum(low, _first_fit(line, row))
+        row = min(s, len(sums.speed) - 1)
+        speed, first = sums.speed[row, 0], np.maximum(low, _first_fit(sums, row))
         left, right = first.copy(), ends.copy()  # the least i with best[i] >= load(i, j) lies in [left, right]
         while np.any(left < right):
             middle = (left + right) // 2
@@ -159,51 +165,57 @@ def _cut_by_crossing(line: _Line, k: int, low: Ints) -> Ints | None:
     return start if np.isfinite(best[n]) else None
 
 
-def _first_fit(line: _Line, row: int) -> Ints:
-    """For every end j the least start i such that [i, j) fits in the memory of a stage that does not recompute."""
-    held = line.bytes + line.in_flight[row] * line.activation
-    room = line.limit[row, 0] * (1 + TOLERANCE)
-    if not np.isfinite(room):
-        return np.zeros(len(held), dtype=np.int64)
-    first: Ints = np.minimum(np.searchsorted(held, held - room), np.arange(len(held)))
+def _first_fit(sums: _PrefixSums, row: int) -> Ints:
+    """Return, per end j, the least start i such that [i, j) fits in the memory of a stage that does not recompute."""
+    memory = sums.bytes + sums.in_flight[row] * sums.activation
+    capacity = sums.memory_limit[row, 0] * (1 + TOLERANCE)
+    if not np.isfinite(capacity):
+        return np.zeros(len(memory), dtype=np.int64)
+    first: Ints = np.minimum(np.searchsorted(memory, memory - capacity), np.arange(len(memory)))
     return first
 
 
-def _cut_by_column(
-    line: _Line, k: int, low: Ints, ends: tuple[list[int], list[int]], swept: Iterable[Column]
+# -- with tensors -----------------------------------------------------------------------------------------------------
+
+
+def _cut_by_columns(
+    sums: _PrefixSums, k: int, low: Ints, ends: tuple[list[int], list[int]], columns: Iterable[IntervalColumn]
 ) -> Ints | None:
-    n = len(line.time) - 1
+    """Return start[s, j], the best start of stage s if it ends at j; None if no cut fits."""
+    n = len(sums.time) - 1
     best = np.full((k + 1, n + 1), np.inf)  # row s + 1 is stage s; row 0 is what lies before stage 0
     best[0, 0] = 0.0
     best[1:, 0] = [np.inf if least else 0.0 for least in ends[0]]
     start = np.zeros((k, n + 1), dtype=np.int64)
-    for j, column in enumerate(swept, start=1):
-        here = slice(int(low[j]), j)
-        value = np.maximum(best[:k, here], _loads(line, here, j, column))
-        choice = value.argmin(axis=1) if j > here.start else None
+    for j, column in enumerate(columns, start=1):
+        starts = slice(int(low[j]), j)
+        value = np.maximum(best[:k, starts], _loads(sums, starts, j, column))
+        choice = value.argmin(axis=1) if j > starts.start else None
         for s in range(k):
             if not ends[0][s] <= j <= ends[1][s]:
                 continue
-            found = value[s, choice[s]] if choice is not None else inf
-            if best[s, j] <= found:  # an empty stage is as good
+            least = value[s, choice[s]] if choice is not None else inf
+            if best[s, j] <= least:  # an empty stage is as good
                 best[s + 1, j], start[s, j] = best[s, j], j
             elif choice is not None:
-                best[s + 1, j], start[s, j] = found, here.start + choice[s]
+                best[s + 1, j], start[s, j] = least, starts.start + choice[s]
     return start if np.isfinite(best[k, n]) else None
 
 
-def _loads(line: _Line, here: slice, j: int, column: Column) -> Floats:
-    """The load of [i, j) as stage s, for every row of stages and every i; infinite when it does not fit."""
+def _loads(sums: _PrefixSums, starts: slice, j: int, column: IntervalColumn) -> Floats:
+    """Return the load (stages, starts) of [i, j), with recomputation only if needed; infinite if [i, j) does not fit."""
     sent, received, inbox, shared = column
-    work, again = line.time[j] - line.time[here], line.forward[j] - line.forward[here]
-    once = _load(work / line.speed, sent, received, overlap=line.overlap)
-    twice = _load((work + again) / line.speed, sent, received, overlap=line.overlap) if line.asked.any() else once
-    if not line.bounded:
-        return np.where(line.asked > 0, twice, once)
-    limit, saved = line.limit * (1 + TOLERANCE), line.activation[j] - line.activation[here]
-    kept = line.bytes[j] - line.bytes[here] + shared + line.in_flight * inbox
-    fits_once = (line.asked <= 0) & (kept + line.in_flight * saved <= limit)
-    fits_twice = (line.asked != 0) & (kept + saved <= limit)
+    work, forward = sums.time[j] - sums.time[starts], sums.forward[j] - sums.forward[starts]
+    once = _load(work / sums.speed, sent, received, overlap=sums.overlap)
+    twice = once
+    if sums.recompute.any():
+        twice = _load((work + forward) / sums.speed, sent, received, overlap=sums.overlap)
+    if not sums.has_memory_limit:
+        return np.where(sums.recompute > 0, twice, once)
+    limit, activation = sums.memory_limit * (1 + TOLERANCE), sums.activation[j] - sums.activation[starts]
+    other = sums.bytes[j] - sums.bytes[starts] + shared + sums.in_flight * inbox
+    fits_once = (sums.recompute <= 0) & (other + sums.in_flight * activation <= limit)
+    fits_twice = (sums.recompute != 0) & (other + activation <= limit)
     return np.where(fits_once, once, np.where(fits_twice, twice, np.inf))
 
 

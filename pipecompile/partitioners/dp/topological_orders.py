@@ -1,8 +1,8 @@
-"""Linear orders of the clusters that respect precedence: the material of the dynamic program.
+"""Linear orders of the clusters that respect precedence: the input of the dynamic program along one order.
 
-All are list schedules: again and again the ready cluster of the least priority is placed. They differ in that priority. When
-pins or pairs apart keep a cluster out of some stages, a barrier per boundary keeps those that must be before it from those that
-must be after it.
+All are list schedules: the ready cluster of least priority is placed next. The orders differ in the priority. If pins or
+pairs apart restrict the stages of clusters, one barrier per boundary separates the clusters that must be before it from
+those that must be after it.
 """
 
 from __future__ import annotations
@@ -11,75 +11,80 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from pipecompile.partitioners.bounds.reachability import neighbours
+from pipecompile.partitioners.bounds.reachability import adjacency
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.constraints import Span
+from pipecompile.partitioners.constraints import StageRanges
 
-__all__ = ["orders", "sorted_by"]
+__all__ = ["candidate_orders", "order_by_key"]
 
 Priority = Callable[[int, int], float]
-"""(cluster, how many were placed when it became ready) -> what to place first: the least."""
+"""(cluster, number of clusters placed when it became ready) -> priority; the least is placed first."""
 
-Around = tuple[list[list[int]], list[list[int]]]
+Adjacency = tuple[list[list[int]], list[list[int]]]
+"""Direct predecessors and direct successors of every cluster."""
 
 
-def orders(clusters: Clusters, span: Span | None = None) -> Iterator[list[int]]:
-    """Different good orders, each once: as given, by level, depth first, deepest first; from either end."""
-    before, after = _barred(neighbours(clusters), span)
+def candidate_orders(clusters: Clusters, ranges: StageRanges | None = None) -> Iterator[list[int]]:
+    """Yield different good orders, each once: as numbered, by level, depth first, deepest first; from either end."""
+    predecessors, successors = _with_barriers(adjacency(clusters), ranges)
     seen: set[tuple[int, ...]] = set()
     for forward in (True, False):
-        sources, sinks = (before, after) if forward else (after, before)
-        for rule in _rules(sources, sinks, forward=forward):
-            order = _listed(sources, sinks, rule, len(clusters))[:: 1 if forward else -1]
+        sources, sinks = (predecessors, successors) if forward else (successors, predecessors)
+        for priority in _priorities(sources, sinks, forward=forward):
+            order = _list_schedule(sources, sinks, priority, len(clusters))[:: 1 if forward else -1]
             if tuple(order) not in seen:
                 seen.add(tuple(order))
                 yield order
 
 
-def sorted_by(clusters: Clusters, key: Sequence[float], span: Span | None = None) -> list[int]:
-    """A topological order that follows a key wherever precedence leaves the choice."""
-    before, after = _barred(neighbours(clusters), span)
-    return _listed(before, after, lambda cluster, _: key[cluster], len(clusters))
+def order_by_key(clusters: Clusters, key: Sequence[float], ranges: StageRanges | None = None) -> list[int]:
+    """Return a topological order that places the ready cluster with the least key next."""
+    predecessors, successors = _with_barriers(adjacency(clusters), ranges)
+    return _list_schedule(predecessors, successors, lambda cluster, _: key[cluster], len(clusters))
 
 
-def _barred(around: Around, span: Span | None) -> Around:
-    """With barriers, numbered after the clusters: one per stage, after all that is before it and before the rest."""
-    if span is None:
-        return around
-    before, after = around
-    first, last = span
-    n, n_stages = len(before), 1 + max(last, default=0)
-    before, after = before + [[] for _ in range(n_stages)], after + [[] for _ in range(n_stages)]
+def _with_barriers(graph: Adjacency, ranges: StageRanges | None) -> Adjacency:
+    """Add one barrier per stage, numbered after the clusters: after all clusters before the stage, before all others."""
+    if ranges is None:
+        return graph
+    predecessors, successors = graph
+    earliest, latest = ranges
+    n, n_stages = len(predecessors), 1 + max(latest, default=0)
+    predecessors, successors = predecessors + [[] for _ in range(n_stages)], successors + [[] for _ in range(n_stages)]
     arcs = [(n + s, n + s + 1) for s in range(n_stages - 1)]
-    arcs += [(v, n + last[v] + 1) for v in range(n) if last[v] + 1 < n_stages]
-    arcs += [(n + first[v], v) for v in range(n) if first[v] > 0]
+    arcs += [(v, n + latest[v] + 1) for v in range(n) if latest[v] + 1 < n_stages]
+    arcs += [(n + earliest[v], v) for v in range(n) if earliest[v] > 0]
     for a, b in arcs:
-        after[a].append(b)
-        before[b].append(a)
-    return before, after
+        successors[a].append(b)
+        predecessors[b].append(a)
+    return predecessors, successors
 
 
-def _rules(sources: Sequence[Sequence[int]], sinks: Sequence[Sequence[int]], *, forward: bool) -> tuple[Priority, ...]:
+def _priorities(
+    sources: Sequence[Sequence[int]], sinks: Sequence[Sequence[int]], *, forward: bool
+) -> tuple[Priority, ...]:
     depth = _depths(sources, sinks)
 
-    def as_given(cluster: int, _tick: int) -> float:
+    def as_numbered(cluster: int, _placed: int) -> float:
         return cluster if forward else -cluster
 
-    def by_level(cluster: int, _tick: int) -> float:
+    def by_level(cluster: int, _placed: int) -> float:
         return depth[cluster]
 
-    def depth_first(_cluster: int, tick: int) -> float:
-        return -tick
+    def depth_first(_cluster: int, placed: int) -> float:
+        return -placed
 
-    def deepest_first(cluster: int, _tick: int) -> float:
+    def deepest_first(cluster: int, _placed: int) -> float:
         return -depth[cluster]
 
-    return as_given, by_level, depth_first, deepest_first
+    return as_numbered, by_level, depth_first, deepest_first
 
 
-def _listed(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], priority: Priority, n: int) -> list[int]:
-    """The first n are clusters; a barrier is passed as soon as it is ready, and left out."""
-    missing = [len(sources) for sources in before]
+def _list_schedule(
+    sources: Sequence[Sequence[int]], sinks: Sequence[Sequence[int]], priority: Priority, n: int
+) -> list[int]:
+    """Return the first `n` vertices, the clusters, in order. A barrier is passed as soon as it is ready, and left out."""
+    missing = [len(predecessors) for predecessors in sources]
     ready = [(priority(v, 0) if v < n else -inf, v) for v, count in enumerate(missing) if not count]
     heapify(ready)
     order: list[int] = []
@@ -87,7 +92,7 @@ def _listed(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], pri
         _, cluster = heappop(ready)
         if cluster < n:
             order.append(cluster)
-        for consumer in after[cluster]:
+        for consumer in sinks[cluster]:
             missing[consumer] -= 1
             if not missing[consumer]:
                 heappush(ready, (priority(consumer, len(order)) if consumer < n else -inf, consumer))
@@ -95,8 +100,8 @@ def _listed(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], pri
 
 
 def _depths(sources: Sequence[Sequence[int]], sinks: Sequence[Sequence[int]]) -> list[int]:
-    """The longest path to every cluster from the end where the order starts."""
+    """Return the length of the longest path to every cluster from the end where the order starts."""
     depth = [0] * len(sources)
-    for cluster in _listed(sources, sinks, lambda cluster, _: cluster, len(sources)):
+    for cluster in _list_schedule(sources, sinks, lambda cluster, _: cluster, len(sources)):
         depth[cluster] = max((depth[source] + 1 for source in sources[cluster]), default=0)
     return depth

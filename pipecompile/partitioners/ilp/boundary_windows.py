@@ -1,12 +1,13 @@
-"""Narrower windows: between which bounds the work before each boundary lies, if the bottleneck is to stay below a target.
+"""Bound tightening: bounds of the cumulative work at every boundary below a target, by linear programs of single stages.
 
-    work   0 ─────────[least ═ most]──────────[least ═ most]────────── all
+    work   0 ─────────[min ═ max]──────────[min ═ max]────────── all
                      boundary s - 1    stage s   boundary s
 
-A linear program of stage s alone, with the steps of its two boundaries, says how far to the right the stage can end, and how
-far to the left it can begin, with all that it must send and receive. Swept over the stages, there and back, these programs
-are small, and what they prove shrinks the windows of all clusters, which makes the next sweep sharper. Often a window
-closes: then nothing stays below the target. Otherwise the integer program of all stages is left with a tenth of its steps.
+The relaxed program of stage s (one_stage.py), with the step variables of its two boundaries, gives the most work before the
+end of the stage and the least before its begin, with all that the stage must send and receive. Sweeps over the stages, forth
+and back, shrink the windows of all clusters, which makes the next sweep sharper. This is optimisation-based bound tightening
+of the integer program. Often a window closes: then the target is refuted. Otherwise the integer program of all stages keeps
+about a tenth of its step variables.
 """
 
 from __future__ import annotations
@@ -14,53 +15,57 @@ from __future__ import annotations
 from math import inf
 from time import monotonic
 
-from pipecompile.partitioners.bounds.reachability import skeleton
-from pipecompile.partitioners.bounds.stage_windows import Windows
+from pipecompile.partitioners.bounds.reachability import transitive_reduction
+from pipecompile.partitioners.bounds.stage_windows import StageWindows
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.ilp.consumer_counts import Readers
-from pipecompile.partitioners.ilp.one_stage import SLACK, single
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
+from pipecompile.partitioners.ilp.one_stage import SOLVER_TOLERANCE, build_stage_model
+from pipecompile.partitioners.machine import Machine
 
-__all__ = ["tighten"]
+__all__ = ["tighten_windows"]
 
-FEW = 40
-"""Open steps at which a sweep costs more than it saves."""
+MIN_OPEN_STEPS = 40
+"""Open step variables up to which a sweep costs more than it saves."""
 
-ENOUGH = 0.95
-"""A sweep that leaves more than this share of the steps open is the last."""
+MIN_PROGRESS = 0.95
+"""A sweep that leaves more than this fraction of the step variables open is the last."""
 
 
-def tighten(clusters: Clusters, stages: Stages, windows: Windows, target: float, deadline: float) -> None:
-    """Shrink the windows in place, by linear programs. They are empty when it is proven that no cut stays below the target."""
-    if not stages.direct:
+def tighten_windows(
+    clusters: Clusters, machine: Machine, windows: StageWindows, target: float, deadline: float
+) -> None:
+    """Shrink the windows in place by linear programs. They become empty if no cut is below the target."""
+    if not machine.is_one_to_one:
         return
-    arcs, readers, before, seen = skeleton(clusters), Readers(clusters, windows), inf, dict[int, bytes]()
-    while not windows.empty and FEW < windows.n_steps < ENOUGH * before:
-        before = windows.n_steps
-        for s in (*range(len(stages)), *reversed(range(len(stages) - 1))):
-            if seen.get(s) == (view := _view(windows, s)):
+    arcs, counts = transitive_reduction(clusters), ConsumerCounts(clusters, windows)
+    n_before, solved = inf, dict[int, bytes]()
+    while not windows.is_empty and MIN_OPEN_STEPS < windows.n_open_steps < MIN_PROGRESS * n_before:
+        n_before = windows.n_open_steps
+        for s in (*range(len(machine)), *reversed(range(len(machine) - 1))):
+            if solved.get(s) == (inputs := _inputs_of_stage(windows, s)):
                 continue
-            seen[s] = view
-            alone = single(clusters, stages, readers, arcs, target, s)
-            goals = [amount * (-1.0 if b == s else 1.0) for b, amount in alone.work.items()]
-            for b, end in zip(alone.work, alone.mip.minimise_each(goals, deadline - monotonic()), strict=True):
-                _note(windows, b, end, target, right=b == s)
-            if windows.empty or monotonic() > deadline:
+            solved[s] = inputs
+            model = build_stage_model(clusters, machine, counts, arcs, target, s)
+            objectives = [amount * (-1.0 if b == s else 1.0) for b, amount in model.work.items()]
+            bounds = model.mip.minimise_relaxed(objectives, deadline - monotonic())
+            for b, bound in zip(model.work, bounds, strict=True):
+                _apply(windows, b, bound, target, is_end=b == s)
+            if windows.is_empty or monotonic() > deadline:
                 return
 
 
-def _note(windows: Windows, boundary: int, bound: float, target: float, *, right: bool) -> None:
-    """A right end is at most, a left end at least so far; an infinite bound says that the stage cannot be at all."""
+def _apply(windows: StageWindows, boundary: int, bound: float, target: float, *, is_end: bool) -> None:
+    """Bound the work at the end (at most) or the begin (at least) of a stage. An infinite bound empties the windows."""
     if bound == inf:
-        windows.last[:] = -1
-    elif right:
-        windows.bound(boundary, most=(SLACK - bound) * target)
+        windows.latest[:] = -1
+    elif is_end:
+        windows.bound_work(boundary, at_most=(SOLVER_TOLERANCE - bound) * target)
     else:
-        windows.bound(boundary, least=(bound - SLACK) * target)
+        windows.bound_work(boundary, at_least=(bound - SOLVER_TOLERANCE) * target)
 
 
-def _view(windows: Windows, s: int) -> bytes:
-    """All that the program of a stage depends on."""
-    bounds = [windows.least[max(s - 1, 0) : s + 1], windows.most[max(s - 1, 0) : s + 1]]
-    ends = [windows.first.clip(s - 1, s + 1), windows.last.clip(s - 1, s + 1)]
-    return b"".join(column.tobytes() for column in (*bounds, *ends))
+def _inputs_of_stage(windows: StageWindows, s: int) -> bytes:
+    """Return a key of all that the program of a stage depends on."""
+    work = [windows.min_work[max(s - 1, 0) : s + 1], windows.max_work[max(s - 1, 0) : s + 1]]
+    stages = [windows.earliest.clip(s - 1, s + 1), windows.latest.clip(s - 1, s + 1)]
+    return b"".join(column.tobytes() for column in (*work, *stages))

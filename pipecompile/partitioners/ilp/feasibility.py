@@ -1,8 +1,9 @@
-"""Whether a problem fits at all: the least amount by which every device's limit must grow for some cut to fit.
+"""Feasibility: whether some cut fits in memory, and the least amount by which every memory limit must grow otherwise.
 
-    minimise excess    subject to    memory(d) <= limit(d) + excess    for every device d, precedence and steering
+    minimise excess    subject to    memory(d) <= limit(d) + excess    for every device d, precedence and user constraints
 
-An excess above 0, proven by the solver, is the proof that nothing fits, and the answer to "how much would".
+An excess above 0, proven by the solver, proves that no cut fits, and says how much more memory would suffice. Flows cost no
+time here. The problem without times is called the *memory problem*.
 """
 
 from __future__ import annotations
@@ -13,59 +14,63 @@ from math import inf, isfinite
 from time import monotonic
 
 from pipecompile.errors import InfeasibleError, PartitionError
-from pipecompile.partitioners.bounds.reachability import skeleton
-from pipecompile.partitioners.bounds.stage_windows import windows
+from pipecompile.partitioners.bounds.reachability import transitive_reduction
+from pipecompile.partitioners.bounds.stage_windows import StageWindows, compute_windows
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.constraints import span_of
-from pipecompile.partitioners.dp.linear_order import cut
-from pipecompile.partitioners.dp.topological_orders import orders
-from pipecompile.partitioners.ilp.consumer_counts import Readers
-from pipecompile.partitioners.ilp.memory_rows import Holdings
-from pipecompile.partitioners.ilp.solver_backend import Mip
-from pipecompile.partitioners.ilp.step_variables import Steps
-from pipecompile.partitioners.ilp.traffic_rows import Traffic
-from pipecompile.partitioners.machine import Stages
-from pipecompile.partitioners.objective import TOLERANCE, Ledger, fits
+from pipecompile.partitioners.constraints import stage_ranges
+from pipecompile.partitioners.dp.linear_order import cut_order
+from pipecompile.partitioners.dp.topological_orders import candidate_orders
+from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
+from pipecompile.partitioners.ilp.memory_rows import MemoryRows
+from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip
+from pipecompile.partitioners.ilp.step_variables import StepVariables
+from pipecompile.partitioners.ilp.traffic_rows import TrafficRows
+from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.objective import TOLERANCE, LoadTracker, fits
+from pipecompile.partitioners.verify import memory_text
 
-__all__ = ["fit"]
+__all__ = ["find_fitting_cut"]
 
 HALVINGS = 40
-"""How often the excess of a linear order is halved."""
+"""Bisection steps on the excess of a linear order."""
 
 
-def fit(clusters: Clusters, stages: Stages, deadline: float) -> list[int]:
-    """A cut that fits in memory. Raises InfeasibleError when it is proven that there is none, with the least limit that
-    works; PartitionError when the deadline comes first.
+def find_fitting_cut(clusters: Clusters, machine: Machine, deadline: float) -> list[int]:
+    """Return a cut that fits in memory.
+
+    Raise InfeasibleError, with the least limit that works, if it is proven that no cut fits; PartitionError if neither is
+    known at the deadline.
     """
-    bare = replace(clusters, flows=tuple(replace(flow, time=0.0) for flow in clusters.flows if flow.bytes))
-    span = span_of(clusters, len(stages))
-    cuts = [_along(bare, stages, order) for order in orders(clusters, span)]
-    best = min((stage for stage in cuts if stage), key=lambda stage: _excess(bare, stages, stage), default=None)
-    most = inf if best is None else _excess(bare, stages, best)
-    proven = _least_by_counting(bare, stages)
-    if best is None or (not _fits(bare, stages, best) and most > proven):
-        best, proven = _solve(bare, stages, best, proven, deadline)
-    if best is not None and _fits(bare, stages, best):
+    memory_problem = replace(clusters, flows=tuple(replace(flow, time=0.0) for flow in clusters.flows if flow.bytes))
+    ranges = stage_ranges(clusters, len(machine))
+    cuts = [_cut_of_least_excess(memory_problem, machine, order) for order in candidate_orders(clusters, ranges)]
+    best = min((cut for cut in cuts if cut), key=lambda cut: _excess(memory_problem, machine, cut), default=None)
+    excess = inf if best is None else _excess(memory_problem, machine, best)
+    bound = _trivial_excess_bound(memory_problem, machine)
+    if best is None or (not _fits(memory_problem, machine, best) and excess > bound):
+        best, bound = _minimise_excess(memory_problem, machine, best, bound, deadline)
+    if best is not None and _fits(memory_problem, machine, best):
         return best
-    if best is None or proven <= TOLERANCE * min(stages.limit):
-        raise PartitionError(f"no cut into {len(stages)} stages that fits in memory was found in time",
-                             why="nor is it proven that there is none", hint="a larger time_limit, or more memory")  # fmt: skip
-    raise _infeasible(bare, stages, best, proven)
+    if best is None or bound <= TOLERANCE * min(machine.memory_limit):
+        raise PartitionError(f"no cut into {_stages_text(machine)} that fits in memory was found within the time limit",
+                             why="nor is it proven that none exists",
+                             hint="a larger time_limit, or a larger memory_limit")  # fmt: skip
+    raise _infeasible(memory_problem, machine, best, bound)
 
 
-def _along(bare: Clusters, stages: Stages, order: Sequence[int]) -> list[int] | None:
-    """The cut of an order with the least excess, to so many halvings of the excess of having all in one stage."""
-    span = span_of(bare, len(stages))
-    free = replace(stages, limit=(inf,) * len(stages.limit))
-    best = cut(bare, free, order, span)
+def _cut_of_least_excess(clusters: Clusters, machine: Machine, order: Sequence[int]) -> list[int] | None:
+    """Return the cut of an order with the least excess, by bisection from the excess of the cut without limits."""
+    ranges = stage_ranges(clusters, len(machine))
+    unlimited = replace(machine, memory_limit=(inf,) * len(machine.memory_limit))
+    best = cut_order(clusters, unlimited, order, ranges)
     if best is None:
         return None
-    low, high = 0.0, max(_excess(bare, stages, best), 0.0)
+    low, high = 0.0, max(_excess(clusters, machine, best), 0.0)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        stage = cut(bare, stages.raised(middle), order, span)
-        if stage is not None and _excess(bare, stages, stage) < high:
-            best, high = stage, max(_excess(bare, stages, stage), 0.0)
+        cut = cut_order(clusters, machine.with_extra_memory(middle), order, ranges)
+        if cut is not None and _excess(clusters, machine, cut) < high:
+            best, high = cut, max(_excess(clusters, machine, cut), 0.0)
         else:
             low = middle
         if high - low <= 1e-7 * high:
@@ -73,116 +78,128 @@ def _along(bare: Clusters, stages: Stages, order: Sequence[int]) -> list[int] | 
     return best
 
 
-def _excess(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> float:
-    rows = Ledger(clusters, stages, stage).rows()
-    return max(row.memory - limit for row, limit in zip(rows, stages.limit, strict=True))
+def _excess(clusters: Clusters, machine: Machine, cut: Sequence[int]) -> float:
+    """Return the largest memory of a device beyond its limit, in bytes; negative if the cut fits."""
+    loads = LoadTracker(clusters, machine, cut).device_loads()
+    return max(load.memory - limit for load, limit in zip(loads, machine.memory_limit, strict=True))
 
 
-def _fits(clusters: Clusters, stages: Stages, stage: Sequence[int]) -> bool:
-    rows = Ledger(clusters, stages, stage).rows()
-    return all(fits(row.memory, limit) for row, limit in zip(rows, stages.limit, strict=True))
+def _fits(clusters: Clusters, machine: Machine, cut: Sequence[int]) -> bool:
+    loads = LoadTracker(clusters, machine, cut).device_loads()
+    return all(fits(load.memory, limit) for load, limit in zip(loads, machine.memory_limit, strict=True))
 
 
-def _alone(clusters: Clusters, stages: Stages, cluster: int, stage: int) -> float:
-    """What a stage with nothing but this cluster holds, tensors it receives apart."""
-    flying = stages.in_flight[stage]
-    once = stages.recompute[stage] is True or (stages.recompute[stage] is None and flying > 1)
-    return clusters.bytes[cluster] + clusters.activation[cluster] * (1.0 if once else flying)
+def _memory_alone(clusters: Clusters, machine: Machine, cluster: int, stage: int) -> float:
+    """Return the bytes of a stage with this cluster alone, without the tensors that it receives."""
+    in_flight = machine.in_flight[stage]
+    recomputes = machine.recompute[stage] is True or (machine.recompute[stage] is None and in_flight > 1)
+    return clusters.bytes[cluster] + clusters.activation[cluster] * (1.0 if recomputes else in_flight)
 
 
-def _least_by_counting(clusters: Clusters, stages: Stages) -> float:
-    """The excess that the heaviest cluster needs, and that all clusters need together."""
-    ends, limit = range(len(stages)), [stages.limit[d] for d in stages.device]
-    alone = max(min(_alone(clusters, stages, v, s) - limit[s] for s in ends) for v in range(len(clusters)))
-    total = sum(min(_alone(clusters, stages, v, s) for s in ends) for v in range(len(clusters)))
-    used = set(stages.device)
-    return max(alone, (total - sum(stages.limit[d] for d in used)) / len(used), 0.0)
+def _trivial_excess_bound(clusters: Clusters, machine: Machine) -> float:
+    """Return a lower bound of the excess: of the largest cluster alone, and of all clusters shared evenly."""
+    stages, limit = range(len(machine)), [machine.memory_limit[d] for d in machine.device_of]
+    alone = max(min(_memory_alone(clusters, machine, v, s) - limit[s] for s in stages) for v in range(len(clusters)))
+    total = sum(min(_memory_alone(clusters, machine, v, s) for s in stages) for v in range(len(clusters)))
+    devices = set(machine.device_of)
+    return max(alone, (total - sum(machine.memory_limit[d] for d in devices)) / len(devices), 0.0)
 
 
-def _solve(
-    bare: Clusters, stages: Stages, best: list[int] | None, proven: float, deadline: float
+# -- the integer program --------------------------------------------------------------------------------------------
+
+
+def _minimise_excess(
+    clusters: Clusters, machine: Machine, best: list[int] | None, bound: float, deadline: float
 ) -> tuple[list[int] | None, float]:
-    """The integer program. Bytes are divided by the largest limit and the incumbent's excess."""
-    most = _excess(bare, stages, best) if best is not None else _everything(bare, stages)
-    finite = [limit for limit in stages.limit if isfinite(limit)]
-    unit = (max(finite) + most) or 1.0
-    left = windows(bare, stages.raised(most), inf)
-    if left.empty:
-        return best, proven
-    mip = Mip()
-    steps = Steps(mip, left.first.tolist(), left.last.tolist())
-    boundaries = range(-1, len(stages))
-    steps.rise(range(len(bare)), boundaries)
-    steps.order(skeleton(bare), left.apart, boundaries)
-    excess = mip.variable(proven / unit, most / unit)
-    holdings = Holdings(
-        steps, bare, stages, Traffic(steps, bare, stages, Readers(bare, left), 1.0), inf, unit, max(finite) + most
-    )
-    for d, limit in enumerate(stages.limit):
-        if isfinite(limit):
-            mip.require(excess + limit / unit, holdings.memory(d))
-    outcome = mip.minimise(excess, deadline - monotonic())
-    if outcome.values is not None:
-        found = steps.stages(outcome.values)
-        best = found if best is None else min(best, found, key=lambda stage: _excess(bare, stages, stage))
+    """Solve the integer program; return the best cut and the lower bound of the excess, in bytes."""
+    most = _excess(clusters, machine, best) if best is not None else _total_memory(clusters, machine)
+    max_limit = max(limit for limit in machine.memory_limit if isfinite(limit)) + most
+    unit = max_limit or 1.0
+    windows = compute_windows(clusters, machine.with_extra_memory(most), inf)
+    if windows.is_empty:
+        return best, bound
+    steps, excess = _excess_model(clusters, machine, windows, (bound, most), unit, max_limit)
+    result = steps.mip.minimise(excess, deadline - monotonic())
+    if result.values is not None:
+        cut = steps.assignment(result.values)
+        best = cut if best is None else min(best, cut, key=lambda cut: _excess(clusters, machine, cut))
     if best is None:
-        return None, proven
-    return best, max(proven, min(outcome.bound * unit, _excess(bare, stages, best)))
+        return None, bound
+    return best, max(bound, min(result.bound * unit, _excess(clusters, machine, best)))
 
 
-def _everything(clusters: Clusters, stages: Stages) -> float:
-    """What one device would hold of all clusters, all flows and all that is shared."""
-    flying = max(1.0, *stages.in_flight)
-    held = sum(clusters.bytes) + sum(size for _, size in clusters.shared)
+def _excess_model(
+    clusters: Clusters, machine: Machine, windows: StageWindows, bounds: tuple[float, float], unit: float,
+    max_limit: float,
+) -> tuple[StepVariables, LinearExpr]:  # fmt: skip
+    """Return the step variables of the program, and the excess to minimise, in `unit` bytes."""
+    mip = Mip()
+    steps = StepVariables(mip, windows.earliest.tolist(), windows.latest.tolist())
+    boundaries = range(-1, len(machine))
+    steps.add_monotonicity(range(len(clusters)), boundaries)
+    steps.add_precedence(transitive_reduction(clusters), windows.strict_pairs, boundaries)
+    excess = mip.add_variable(bounds[0] / unit, bounds[1] / unit)
+    traffic = TrafficRows(steps, clusters, machine, ConsumerCounts(clusters, windows), 1.0)
+    memory = MemoryRows(steps, clusters, machine, traffic, inf, unit, max_limit)
+    for d, limit in enumerate(machine.memory_limit):
+        if isfinite(limit):
+            mip.add_row(excess + limit / unit, memory.memory(d))
+    return steps, excess
+
+
+def _total_memory(clusters: Clusters, machine: Machine) -> float:
+    """Return an upper bound of the memory of one device: all clusters, all flows and all shared bytes."""
+    in_flight = max(1.0, *machine.in_flight)
+    permanent = sum(clusters.bytes) + sum(size for _, size in clusters.shared)
     flows = sum(flow.bytes * len(flow.consumers) for flow in clusters.flows)
-    return held + flying * (sum(clusters.activation) + flows)
+    return permanent + in_flight * (sum(clusters.activation) + flows)
 
 
 # -- the message ----------------------------------------------------------------------------------------------------
 
 
-def _infeasible(clusters: Clusters, stages: Stages, best: Sequence[int], proven: float) -> InfeasibleError:
-    rows = Ledger(clusters, stages, best).rows()
-    excess = _excess(clusters, stages, best)
-    binding = max(range(len(rows)), key=lambda d: rows[d].memory - stages.limit[d])
-    held, limit = rows[binding].memory, stages.limit[binding]
-    closed = excess - proven <= 1e-6 * max(row.memory for row in rows)
-    least = f"{excess:.6g} bytes" if closed else f"at least {proven:.6g} bytes, {excess:.6g} are enough"
-    unit = "stage" if stages.direct else "device"
-    too_large = _too_large(clusters, stages)
+def _infeasible(clusters: Clusters, machine: Machine, best: Sequence[int], bound: float) -> InfeasibleError:
+    loads = LoadTracker(clusters, machine, best).device_loads()
+    excess = _excess(clusters, machine, best)
+    binding = max(range(len(loads)), key=lambda d: loads[d].memory - machine.memory_limit[d])
+    held, limit = loads[binding].memory, machine.memory_limit[binding]
+    is_exact = excess - bound <= 1e-6 * max(load.memory for load in loads)
+    growth = memory_text(excess) if is_exact else f"at least {memory_text(bound)}; {memory_text(excess)} are enough"
+    unit = "stage" if machine.is_one_to_one else "device"
+    too_large = _cluster_too_large(clusters, machine)
     return InfeasibleError(
-        f"no cut into {len(stages)} stages fits in memory",
-        where=too_large or f"{unit} {binding} would hold {held:.6g} bytes, its limit is {limit:.6g}",
-        why=f"proven: every limit must grow by {least}",
-        hint=", or ".join(_ways_out(clusters, stages, held, excess)),
+        f"no cut into {_stages_text(machine)} fits in memory",
+        where=too_large or f"{unit} {binding} would hold {memory_text(held)}, its limit is {memory_text(limit)}",
+        why=f"proven: every limit must grow by {growth}",
+        hint=", or ".join(_remedies(clusters, machine, held, excess)),
     )
 
 
-def _ways_out(clusters: Clusters, stages: Stages, held: float, excess: float) -> list[str]:
-    """What would make it fit: larger limits, more stages, recomputation."""
-    if len(set(stages.limit)) == 1:
-        ways = [f"memory_limit={_number(held)}"]
+def _remedies(clusters: Clusters, machine: Machine, held: float, excess: float) -> list[str]:
+    """Return options with which a cut fits: larger limits, more stages, recomputation."""
+    if len(set(machine.memory_limit)) == 1:
+        remedies = [f"memory_limit={_number(held)}"]
     else:
-        ways = [f"memory_limit=({', '.join(_number(limit + excess) for limit in stages.limit)})"]
-    if stages.alike and (enough := _enough_stages(clusters, stages)):
-        ways.append(f"n_stages={enough}")
-    free = replace(stages, recompute=tuple(redone or None for redone in stages.recompute))
-    if free != stages and (found := _cut_in_any_order(clusters, free)) is not None:
-        redone = [s for s, again in enumerate(Ledger(clusters, free, found).recompute()) if again]
-        ways.append(f'recompute="auto": with stages {", ".join(map(str, redone))} recomputing it fits')
-    return ways
+        remedies = [f"memory_limit=({', '.join(_number(limit + excess) for limit in machine.memory_limit)})"]
+    if machine.is_uniform and (n_stages := _enough_stages(clusters, machine)):
+        remedies.append(f"n_stages={n_stages}")
+    free = replace(machine, recompute=tuple(required or None for required in machine.recompute))
+    if free != machine and (cut := _fitting_cut_of_orders(clusters, free)) is not None:
+        stages = [s for s, recomputes in enumerate(LoadTracker(clusters, free, cut).recompute()) if recomputes]
+        listed = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}"
+        remedies.append(f'recompute="auto": a cut fits if {listed} recompute{"s" * (len(stages) == 1)}')
+    return remedies
 
 
-def _too_large(clusters: Clusters, stages: Stages) -> str:
-    """The first cluster that no stage can hold even alone."""
-    limit = [stages.limit[d] for d in stages.device]
+def _cluster_too_large(clusters: Clusters, machine: Machine) -> str:
+    """Describe the first cluster that no stage can hold even alone; empty if there is none."""
+    limit = [machine.memory_limit[d] for d in machine.device_of]
     for v, names in enumerate(clusters.members):
-        if not any(fits(_alone(clusters, stages, v, s), limit[s]) for s in range(len(stages))):
-            need = min(_alone(clusters, stages, v, s) for s in range(len(stages)))
-            who = (
-                f"node {names[0]!r}" if len(names) == 1 else f"nodes {', '.join(map(repr, names))}, which share a stage"
-            )
-            return f"{who}: {need:.6g} bytes alone, the largest limit is {max(limit):.6g}"
+        if not any(fits(_memory_alone(clusters, machine, v, s), limit[s]) for s in range(len(machine))):
+            need = min(_memory_alone(clusters, machine, v, s) for s in range(len(machine)))
+            listed = ", ".join(map(repr, names))
+            subject = f"node {listed}" if len(names) == 1 else f"nodes {listed}, which share a stage"
+            return f"{subject}: {memory_text(need)} alone, the largest limit is {memory_text(max(limit))}"
     return ""
 
 
@@ -190,22 +207,27 @@ def _number(value: float) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def _cut_in_any_order(clusters: Clusters, stages: Stages) -> list[int] | None:
-    """A cut that fits, if one of the linear orders has one."""
-    span = span_of(clusters, len(stages))
-    for order in orders(clusters, span):
-        stage = cut(clusters, stages, order, span)
-        if stage is not None and _fits(clusters, stages, stage):
-            return stage
+def _stages_text(machine: Machine) -> str:
+    return f"{len(machine)} stage" + "s" * (len(machine) != 1)
+
+
+def _fitting_cut_of_orders(clusters: Clusters, machine: Machine) -> list[int] | None:
+    """Return a cut of a candidate order that fits in memory, if any."""
+    ranges = stage_ranges(clusters, len(machine))
+    for order in candidate_orders(clusters, ranges):
+        cut = cut_order(clusters, machine, order, ranges)
+        if cut is not None and _fits(clusters, machine, cut):
+            return cut
     return None
 
 
-def _enough_stages(clusters: Clusters, stages: Stages) -> int | None:
-    """The least number of like stages that some linear order can be cut into."""
-    low, high = len(stages), len(clusters) + len(stages)
-    if _cut_in_any_order(clusters, stages.times(high)) is None:
+def _enough_stages(clusters: Clusters, machine: Machine) -> int | None:
+    """Return the least number of stages with which a cut of a candidate order fits, by bisection; None if none does."""
+    low, high = len(machine), len(clusters) + len(machine)
+    if _fitting_cut_of_orders(clusters, machine.with_stages(high)) is None:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _cut_in_any_order(clusters, stages.times(middle)) else (middle, high)
+        is_enough = _fitting_cut_of_orders(clusters, machine.with_stages(middle)) is not None
+        low, high = (low, middle) if is_enough else (middle, high)
     return high

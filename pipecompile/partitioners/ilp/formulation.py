@@ -1,9 +1,9 @@
-"""The least bottleneck below a target as a mixed-integer program over step variables.
+"""The partition problem below a target as a mixed-integer program over step variables.
 
     minimise T    subject to    load(d) <= T and memory(d) <= limit(d) for every device d,   T <= target
 
-Times are divided by the target and bytes by the limit, so that coefficients are at most 1. Windows say where each cluster
-can be at all.
+Times are divided by the target and bytes by the largest limit, so that coefficients are at most 1. Stage windows restrict
+where each cluster can be.
 """
 
 from __future__ import annotations
@@ -11,61 +11,64 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, isfinite
 
-from pipecompile.partitioners.bounds.reachability import skeleton
-from pipecompile.partitioners.bounds.stage_windows import Windows
+from pipecompile.partitioners.bounds.reachability import transitive_reduction
+from pipecompile.partitioners.bounds.stage_windows import StageWindows
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.ilp.consumer_counts import Readers
-from pipecompile.partitioners.ilp.memory_rows import Holdings
-from pipecompile.partitioners.ilp.one_stage import SLACK
-from pipecompile.partitioners.ilp.solver_backend import Linear, Mip
-from pipecompile.partitioners.ilp.step_variables import Steps
-from pipecompile.partitioners.ilp.traffic_rows import Traffic
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
+from pipecompile.partitioners.ilp.memory_rows import MemoryRows
+from pipecompile.partitioners.ilp.one_stage import SOLVER_TOLERANCE
+from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip
+from pipecompile.partitioners.ilp.step_variables import StepVariables
+from pipecompile.partitioners.ilp.traffic_rows import TrafficRows
+from pipecompile.partitioners.machine import Machine
 
-__all__ = ["Model", "model"]
+__all__ = ["PartitionModel", "build_model"]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A program, its step variables, and what it minimises."""
+class PartitionModel:
+    """A program, its step variables, and its objective, the bottleneck as a fraction of the target."""
 
     mip: Mip
-    steps: Steps
-    bottleneck: Linear
+    steps: StepVariables
+    bottleneck: LinearExpr
 
 
-def model(clusters: Clusters, stages: Stages, windows: Windows, target: float, bound: float = 0.0) -> Model:
-    """The program of all stages, its bottleneck a share of the target. `bound` is known not to be undercut."""
+def build_model(
+    clusters: Clusters, machine: Machine, windows: StageWindows, target: float, bound: float = 0.0
+) -> PartitionModel:
+    """Return the program of all stages. `bound` is a proven lower bound of the bottleneck, in seconds."""
     mip = Mip()
-    bottleneck = mip.variable(min(bound / target, 1.0), 1.0)
-    steps = Steps(mip, windows.first.tolist(), windows.last.tolist())
-    boundaries = range(-1, len(stages))
-    steps.rise(range(len(clusters)), boundaries)
-    steps.order(skeleton(clusters), windows.apart, boundaries)
-    traffic = Traffic(steps, clusters, stages, Readers(clusters, windows), target)
-    roof = max((limit for limit in stages.limit if isfinite(limit)), default=inf)
-    unit = roof if 0 < roof < inf else max([*clusters.bytes, *clusters.activation, 0.0]) or 1.0
-    holdings = Holdings(steps, clusters, stages, traffic, target, unit, roof)
-    for d, speed in enumerate(stages.speed):
-        compute = Linear()
-        for s in stages.on(d):
-            for v in holdings.members[s]:
-                compute.add(steps.inside(v, s), clusters.time[v] / speed / target)
-            compute.add(holdings.again(s))
+    bottleneck = mip.add_variable(min(bound / target, 1.0), 1.0)
+    steps = StepVariables(mip, windows.earliest.tolist(), windows.latest.tolist())
+    boundaries = range(-1, len(machine))
+    steps.add_monotonicity(range(len(clusters)), boundaries)
+    steps.add_precedence(transitive_reduction(clusters), windows.strict_pairs, boundaries)
+    traffic = TrafficRows(steps, clusters, machine, ConsumerCounts(clusters, windows), target)
+    max_limit = max((limit for limit in machine.memory_limit if isfinite(limit)), default=inf)
+    unit = max_limit if 0 < max_limit < inf else max([*clusters.bytes, *clusters.activation, 0.0]) or 1.0
+    memory = MemoryRows(steps, clusters, machine, traffic, target, unit, max_limit)
+    for d, speed in enumerate(machine.speed):
+        compute = LinearExpr()
+        for s in machine.stages_on(d):
+            for v in memory.members[s]:
+                compute.add(steps.in_stage(v, s), clusters.time[v] / speed / target)
+            compute.add(memory.recompute_time(s))
         parts = [compute, traffic.sent[d], traffic.received[d]]
-        for load in parts if stages.overlap else [parts[0] + parts[1] + parts[2]]:
-            mip.require(bottleneck, load)
-        if isfinite(stages.limit[d]):
-            mip.require(stages.limit[d] / unit, holdings.memory(d))
+        for load in parts if machine.overlap else [parts[0] + parts[1] + parts[2]]:
+            mip.add_row(bottleneck, load)
+        if isfinite(machine.memory_limit[d]):
+            mip.add_row(machine.memory_limit[d] / unit, memory.memory(d))
     _bound_work(mip, steps, clusters, windows, target)
-    return Model(mip, steps, bottleneck)
+    return PartitionModel(mip, steps, bottleneck)
 
 
-def _bound_work(mip: Mip, steps: Steps, clusters: Clusters, windows: Windows, target: float) -> None:
-    for s, (least, most) in enumerate(zip(windows.least, windows.most, strict=True)):
-        if least > 0 or most < windows.total:
-            work = Linear()
+def _bound_work(mip: Mip, steps: StepVariables, clusters: Clusters, windows: StageWindows, target: float) -> None:
+    """Add rows for the bounds of the cumulative work at every boundary."""
+    for s, (least, most) in enumerate(zip(windows.min_work, windows.max_work, strict=True)):
+        if least > 0 or most < windows.total_work:
+            work = LinearExpr()
             for v, time in enumerate(clusters.time):
-                work.add(steps.below(v, s), time / target)
-            mip.require(work, least / target - SLACK)
-            mip.require(most / target + SLACK, work)
+                work.add(steps.at_most(v, s), time / target)
+            mip.add_row(work, least / target - SOLVER_TOLERANCE)
+            mip.add_row(most / target + SOLVER_TOLERANCE, work)

@@ -1,65 +1,77 @@
-"""A cut below a target, one stage after another, each as full as it can be.
+"""Greedy construction of a cut below a target: fill one stage after another, each as much as possible.
 
     forwards    │ stage 0 ▶│ stage 1 ▶│ ...                    ...│◀ stage k - 2│◀ stage k - 1 │    backwards
 
-The program of one stage says how. What it leaves to the others is the least: the work beyond its end, and what crosses that end.
-A stage can be filled so that the next one has no place to end; then the target fails, as it may from the one side and
-not from the other. Far stronger than moves from cut to cut, because the stages that come after are not filled yet.
+The program of one stage (one_stage.py) minimises what remains for the other stages: the work beyond its end and the tensors
+that cross it. This is the station-oriented scheme of assembly line balancing. A stage can be filled such that the next one
+cannot end anywhere; then the construction fails, possibly from one side only. It is stronger than moves from cut to cut, since
+later stages are not filled yet.
 """
 
 from __future__ import annotations
 
 from time import monotonic
 
-from pipecompile.partitioners.bounds.reachability import skeleton
-from pipecompile.partitioners.bounds.stage_windows import Windows
+from pipecompile.partitioners.bounds.reachability import transitive_reduction
+from pipecompile.partitioners.bounds.stage_windows import StageWindows
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.ilp.consumer_counts import Readers
-from pipecompile.partitioners.ilp.one_stage import Single, single
-from pipecompile.partitioners.ilp.solver_backend import Linear
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
+from pipecompile.partitioners.ilp.one_stage import StageModel, build_stage_model
+from pipecompile.partitioners.ilp.solver_backend import LinearExpr
+from pipecompile.partitioners.machine import Machine
 
-__all__ = ["fill"]
+__all__ = ["fill_stages"]
 
-ROUGH = 0.001
-"""To what share of the target the program of a stage is solved."""
+GAP = 0.001
+"""Absolute gap to which the program of a stage is solved, as a fraction of the target."""
 
 
-def fill(
-    clusters: Clusters, stages: Stages, left: Windows, target: float, seconds: float, deadline: float, *, forwards: bool
+def fill_stages(
+    clusters: Clusters,
+    machine: Machine,
+    windows: StageWindows,
+    target: float,
+    seconds: float,
+    deadline: float,
+    *,
+    forwards: bool,
 ) -> list[int] | None:
-    """The stage of every cluster, within the windows, or None. The program of a stage is run for so many seconds. Links that
-    differ, what several consumers read and boundary buffers are looked at by the caller, who evaluates the cut.
+    """Return the stage of every cluster, within the windows, or None. The program of each stage runs for `seconds`.
+
+    The result may exceed the target: different link factors, several consumers and boundary buffers are left to the caller,
+    who evaluates the cut.
     """
-    if not stages.direct:
+    if not machine.is_one_to_one:
         return None
-    left, arcs, last = left.copy(), skeleton(clusters), len(stages) - 1
-    for s in range(last) if forwards else range(last, 0, -1):
-        b = s if forwards else s - 1
-        made = single(clusters, stages, Readers(clusters, left), arcs, target, s)
-        goal = _rest(made, clusters, stages, b, target, forwards=forwards)
-        outcome = made.mip.minimise(goal, min(seconds, deadline - monotonic()), gap=ROUGH)
-        if outcome.interrupted:
+    windows, arcs, last_stage = windows.copy(), transitive_reduction(clusters), len(machine) - 1
+    for s in range(last_stage) if forwards else range(last_stage, 0, -1):
+        boundary = s if forwards else s - 1
+        model = build_stage_model(clusters, machine, ConsumerCounts(clusters, windows), arcs, target, s)
+        objective = _remaining_work(model, clusters, machine, boundary, target, forwards=forwards)
+        result = model.mip.minimise(objective, min(seconds, deadline - monotonic()), gap=GAP)
+        if result.is_interrupted:
             raise KeyboardInterrupt
-        if outcome.values is None:
+        if result.values is None:
             return None
         for v in range(len(clusters)):
-            if made.steps.below(v, b).value(outcome.values) > 0.5:
-                left.last[v] = min(left.last[v], b)
+            if model.steps.at_most(v, boundary).evaluate(result.values) > 0.5:
+                windows.latest[v] = min(windows.latest[v], boundary)
             else:
-                left.first[v] = max(left.first[v], b + 1)
-        left.shrink()
-        if left.empty:
+                windows.earliest[v] = max(windows.earliest[v], boundary + 1)
+        windows.propagate()
+        if windows.is_empty:
             return None
-    return [int(s) for s in left.first]
+    return [int(s) for s in windows.earliest]
 
 
-def _rest(made: Single, clusters: Clusters, stages: Stages, b: int, target: float, *, forwards: bool) -> Linear:
-    """What the stages beyond a boundary have to do at least."""
-    rest = made.work[b] * (-1.0 if forwards else 1.0)
-    price = 0.0 if stages.overlap else stages.cheapest * min(stages.speed) / target
-    for flow in clusters.flows if price else ():
+def _remaining_work(
+    model: StageModel, clusters: Clusters, machine: Machine, boundary: int, target: float, *, forwards: bool
+) -> LinearExpr:
+    """Return the load that remains beyond a boundary, as a fraction of the target: work and crossing tensors."""
+    remaining = model.work[boundary] * (-1.0 if forwards else 1.0)
+    time_factor = 0.0 if machine.overlap else machine.min_link_factor * min(machine.speed) / target
+    for flow in clusters.flows if time_factor else ():
         low, high = min(flow.source, flow.consumers[0]), max(flow.source, flow.consumers[-1])
-        crosses = made.mip.positive([made.steps.below(low, b) - made.steps.below(high, b)])
-        rest.add(crosses, flow.time * price)
-    return rest
+        crosses = model.mip.add_maximum([model.steps.at_most(low, boundary) - model.steps.at_most(high, boundary)])
+        remaining.add(crosses, flow.time * time_factor)
+    return remaining

@@ -1,11 +1,11 @@
-"""Better cuts from a cut: a few neighbouring stages at a time are cut anew, by the integer program, and all others stay.
+"""Large neighbourhood search: reassign the clusters of a few consecutive stages by the integer program, fix all others.
 
     stage    0        1        2        3        4
-           [a b]    [c d]    [e f]    [g h]     [i]       3 is the fullest: c to f, e to h or g to i are dealt out again
+           [a b]    [c d]    [e f]    [g h]     [i]       3 has the largest load: c to f, e to h or g to i are reassigned
            fixed    fixed  ╰──── free ────╯    fixed
 
-What stays is melted into one cluster per stage, so the program is as small as the stages that are free. One that has no solution below
-the bottleneck proves that no other deal of these stages helps; when no window of so many stages does, a wider one is tried.
+Fixed clusters are merged into one per stage, so the program is as small as the free stages. If it has no solution below the
+bottleneck, no assignment of these stages improves the cut. If none of a width does, wider neighbourhoods are tried.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ from time import monotonic
 import numpy as np
 
 from pipecompile.partitioners.bounds.contraction import contract
-from pipecompile.partitioners.bounds.stage_windows import windows
+from pipecompile.partitioners.bounds.stage_windows import compute_windows
 from pipecompile.partitioners.clusters import merge
-from pipecompile.partitioners.ilp.formulation import model
-from pipecompile.partitioners.incumbent import Search
-from pipecompile.partitioners.objective import Ledger
+from pipecompile.partitioners.ilp.formulation import build_model
+from pipecompile.partitioners.incumbent import SolverState
+from pipecompile.partitioners.objective import LoadTracker
 
-__all__ = ["redeal"]
+__all__ = ["improve_by_neighbourhoods"]
 
 SECONDS = 3.0
-"""How long the program of one window is run."""
+"""Seconds for the program of one neighbourhood."""
 
 
-def redeal(search: Search, widest: int, deadline: float) -> None:
-    """Improve the best cut until no window of up to so many stages does, or time is over."""
-    search.enter("neighbourhood")
+def improve_by_neighbourhoods(state: SolverState, max_width: int, deadline: float) -> None:
+    """Improve the incumbent until no neighbourhood of up to `max_width` stages does, or the deadline has passed."""
+    state.enter("neighbourhood")
     width = 2
-    while search.open and width <= min(widest, len(search.stages)) and monotonic() < deadline:
-        if not any(_dealt(search, first, first + width - 1, deadline) for first in _around_fullest(search, width)):
+    while state.has_gap and width <= min(max_width, len(state.machine)) and monotonic() < deadline:
+        if not any(_reassign(state, first, first + width - 1, deadline) for first in _first_stages(state, width)):
             width += 1
 
 
-def _around_fullest(search: Search, width: int) -> Iterator[int]:
-    """Where windows of so many stages begin that hold the fullest device, the emptiest first."""
-    ledger = Ledger(search.clusters, search.stages, search.stage or [])
-    loads = [ledger.load(d) for d in range(len(search.stages.speed))]
-    fullest = set(search.stages.on(int(np.argmax(loads))))
-    begins = [first for first in range(len(search.stages) - width + 1) if fullest & set(range(first, first + width))]
-    return iter(sorted(begins, key=lambda first: sum(loads[d] for d in search.stages.device[first : first + width])))
+def _first_stages(state: SolverState, width: int) -> Iterator[int]:
+    """Yield the first stages of neighbourhoods with a stage of the bottleneck device, those of least load first."""
+    tracker = LoadTracker(state.clusters, state.machine, state.assignment or [])
+    loads = [tracker.load(d) for d in range(len(state.machine.speed))]
+    critical = set(state.machine.stages_on(int(np.argmax(loads))))
+    firsts = [first for first in range(len(state.machine) - width + 1) if critical & set(range(first, first + width))]
+    return iter(sorted(firsts, key=lambda first: sum(loads[d] for d in state.machine.device_of[first : first + width])))
 
 
-def _dealt(search: Search, first: int, last: int, deadline: float) -> bool:
-    """Whether the clusters of the stages first to last can be dealt out better."""
-    if monotonic() > deadline or search.stage is None:
+def _reassign(state: SolverState, first: int, last: int, deadline: float) -> bool:
+    """Reassign the clusters of the stages `first` to `last`. Return whether this improves the incumbent."""
+    if monotonic() > deadline or state.assignment is None:
         return False
     fixed: dict[int, list[int]] = {}
-    for v, s in enumerate(search.stage):
+    for v, s in enumerate(state.assignment):
         if not first <= s <= last:
             fixed.setdefault(s, []).append(v)
-    melted = contract(merge(search.clusters, fixed.values()), search.stages, search.target)
-    left = windows(melted, search.stages, search.target)
-    now = {name: s for names, s in zip(search.clusters.members, search.stage, strict=True) for name in names}
-    for v, names in enumerate(melted.members):
-        s = now[names[0]]
+    merged = contract(merge(state.clusters, fixed.values()), state.machine, state.target)
+    windows = compute_windows(merged, state.machine, state.target)
+    stage_of = {name: s for names, s in zip(state.clusters.members, state.assignment, strict=True) for name in names}
+    for v, names in enumerate(merged.members):
+        s = stage_of[names[0]]
         low, high = (first, last) if first <= s <= last else (s, s)
-        left.first[v], left.last[v] = max(left.first[v], low), min(left.last[v], high)
-    left.shrink()
-    if left.empty:
+        windows.earliest[v], windows.latest[v] = max(windows.earliest[v], low), min(windows.latest[v], high)
+    windows.propagate()
+    if windows.is_empty:
         return False
-    made = model(melted, search.stages, left, search.target)
-    outcome = made.mip.minimise(made.bottleneck, min(SECONDS, deadline - monotonic()))
-    better = outcome.values is not None and search.offer(made.steps.stages(outcome.values), melted, "ilp")
-    if outcome.interrupted:
+    model = build_model(merged, state.machine, windows, state.target)
+    result = model.mip.minimise(model.bottleneck, min(SECONDS, deadline - monotonic()))
+    improved = result.values is not None and state.offer(model.steps.assignment(result.values), merged, "ilp")
+    if result.is_interrupted:
         raise KeyboardInterrupt
-    return better
+    return improved

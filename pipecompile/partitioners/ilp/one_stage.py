@@ -1,10 +1,10 @@
-"""The program of one stage by itself, below a target: the steps of its two boundaries, its load and its memory.
+"""The program of one stage below a target: the step variables of its two boundaries, its load and its memory.
 
     work   0 ───────── boundary s - 1 ───────── boundary s ───────── all
-                            J        stage s        I            J and I: all that is in stages up to the boundary
+                            J        stage s        I            J and I: the clusters in the stages up to the boundary
 
-What other stages do is left open, so every cut below the target has its stage s among the solutions. It is small: clusters
-that windows keep out of stages s - 1, s and s + 1 are numbers.
+A relaxation: the other stages are free, so the stage s of every cut below the target is a solution. The program is small,
+since clusters whose windows exclude the stages s - 1, s and s + 1 are constants.
 """
 
 from __future__ import annotations
@@ -13,81 +13,87 @@ from dataclasses import dataclass
 from math import inf
 
 from pipecompile.partitioners.clusters import Clusters
-from pipecompile.partitioners.ilp.consumer_counts import Readers
-from pipecompile.partitioners.ilp.solver_backend import Linear, Mip
-from pipecompile.partitioners.ilp.step_variables import Steps
-from pipecompile.partitioners.ilp.traffic_rows import arrival, departure
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
+from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip
+from pipecompile.partitioners.ilp.step_variables import StepVariables
+from pipecompile.partitioners.ilp.traffic_rows import add_receive_variable, add_send_variable
+from pipecompile.partitioners.machine import Machine
 
-__all__ = ["SLACK", "Single", "single"]
+__all__ = ["SOLVER_TOLERANCE", "StageModel", "build_stage_model"]
 
-SLACK = 1e-6
-"""By how much the solver may be off, as a share of the target."""
+SOLVER_TOLERANCE = 1e-6
+"""Error of the solver, as a fraction of the target."""
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
-    """A program, its steps, and the work up to each boundary of the stage, as a share of the target."""
+class StageModel:
+    """A program, its step variables, and the cumulative work at each boundary of the stage, as a fraction of the target."""
 
     mip: Mip
-    steps: Steps
-    work: dict[int, Linear]
+    steps: StepVariables
+    work: dict[int, LinearExpr]
 
 
-def single(
-    clusters: Clusters, stages: Stages, readers: Readers, arcs: list[tuple[int, int]], target: float, s: int
-) -> Single:
-    """Stage s below the target."""
-    mip, windows = Mip(), readers.windows
-    steps = Steps(mip, windows.first.tolist(), windows.last.tolist())
-    here = [v for v in range(len(clusters)) if steps.may_be(v, s)]
-    steps.rise(here, range(s - 1, s + 1))
-    steps.order(arcs, windows.apart, range(s - 1, s + 1))
-    _load(steps, readers, clusters, stages, here, s, target)
-    _memory(mip, steps, clusters, stages, here, s)
-    work = {b: _work(steps, clusters, here, b, target) for b in (s - 1, s) if 0 <= b < len(stages) - 1}
+def build_stage_model(
+    clusters: Clusters, machine: Machine, counts: ConsumerCounts, arcs: list[tuple[int, int]], target: float, s: int
+) -> StageModel:
+    """Return the program of stage s."""
+    mip, windows = Mip(), counts.windows
+    steps = StepVariables(mip, windows.earliest.tolist(), windows.latest.tolist())
+    members = [v for v in range(len(clusters)) if steps.is_possible(v, s)]
+    steps.add_monotonicity(members, range(s - 1, s + 1))
+    steps.add_precedence(arcs, windows.strict_pairs, range(s - 1, s + 1))
+    _add_load_rows(steps, counts, clusters, machine, members, s, target)
+    _add_memory_row(mip, steps, clusters, machine, members, s)
+    work = {b: _work_up_to(steps, clusters, members, b, target) for b in (s - 1, s) if 0 <= b < len(machine) - 1}
     for b, amount in work.items():
-        mip.require(amount, windows.least[b] / target - SLACK)
-        mip.require(windows.most[b] / target + SLACK, amount)
-    return Single(mip, steps, work)
+        mip.add_row(amount, windows.min_work[b] / target - SOLVER_TOLERANCE)
+        mip.add_row(windows.max_work[b] / target + SOLVER_TOLERANCE, amount)
+    return StageModel(mip, steps, work)
 
 
-def _load(
-    steps: Steps, readers: Readers, clusters: Clusters, stages: Stages, here: list[int], s: int, target: float
+def _add_load_rows(
+    steps: StepVariables, counts: ConsumerCounts, clusters: Clusters, machine: Machine, members: list[int], s: int,
+    target: float,
+) -> None:  # fmt: skip
+    """Require that the load of the stage is at most the target, at the least link factor."""
+    compute, sent, received = LinearExpr(), LinearExpr(), LinearExpr()
+    recomputes = machine.recompute[s] is True
+    for v in members:
+        time = clusters.time[v] + (clusters.forward[v] if recomputes else 0.0)
+        compute.add(steps.in_stage(v, s), time / machine.speed[s] / target)
+    time_factor = machine.min_link_factor / target
+    for number, flow in enumerate(clusters.flows if time_factor else ()):
+        if steps.is_possible(flow.source, s):
+            copies = 1 if machine.multicast else counts.min_stages_after(number, flow, s)
+            sent.add(add_send_variable(steps, flow, s, copies), flow.time * time_factor)
+        if any(steps.is_possible(consumer, s) for consumer in flow.consumers):
+            received.add(add_receive_variable(steps, counts, number, flow, s), flow.time * time_factor)
+    for load in (compute, sent, received) if machine.overlap else (compute.add(sent).add(received),):
+        steps.mip.add_row(1.0, load)
+
+
+def _add_memory_row(
+    mip: Mip, steps: StepVariables, clusters: Clusters, machine: Machine, members: list[int], s: int
 ) -> None:
-    """The stage stays below the target, at the least price that its links can have."""
-    compute, sent, received = Linear(), Linear(), Linear()
-    again = stages.recompute[s] is True
-    for v in here:
-        time = clusters.time[v] + (clusters.forward[v] if again else 0.0)
-        compute.add(steps.inside(v, s), time / stages.speed[s] / target)
-    price = stages.cheapest / target
-    for number, flow in enumerate(clusters.flows if price else ()):
-        if steps.may_be(flow.source, s):
-            copies = 1 if stages.multicast else readers.fewest(number, flow, s)
-            sent.add(departure(steps, flow, s, copies), flow.time * price)
-        if any(steps.may_be(consumer, s) for consumer in flow.consumers):
-            received.add(arrival(steps, readers, number, flow, s), flow.time * price)
-    for load in (compute, sent, received) if stages.overlap else (compute.add(sent).add(received),):
-        steps.mip.require(1.0, load)
-
-
-def _memory(mip: Mip, steps: Steps, clusters: Clusters, stages: Stages, here: list[int], s: int) -> None:
-    """What the stage holds at least: boundary buffers and shared bytes are not looked at."""
-    if not 0 < stages.limit[s] < inf:
+    """Require that a lower bound of the stage's memory fits: boundary buffers and shared bytes are ignored."""
+    if not 0 < machine.memory_limit[s] < inf:
         return
-    flying = stages.in_flight[s] if stages.recompute[s] is False else min(stages.in_flight[s], 1.0)
-    held = Linear()
-    for v in here:
-        held.add(steps.inside(v, s), (clusters.bytes[v] + flying * clusters.activation[v]) / stages.limit[s])
-    mip.require(1.0 + SLACK, held)
+    in_flight = machine.in_flight[s] if machine.recompute[s] is False else min(machine.in_flight[s], 1.0)
+    memory = LinearExpr()
+    for v in members:
+        size = clusters.bytes[v] + in_flight * clusters.activation[v]
+        memory.add(steps.in_stage(v, s), size / machine.memory_limit[s])
+    mip.add_row(1.0 + SOLVER_TOLERANCE, memory)
 
 
-def _work(steps: Steps, clusters: Clusters, here: list[int], boundary: int, target: float) -> Linear:
-    """The work of all stages up to a boundary."""
-    inside = set(here)
-    done = (clusters.time[v] for v, last in enumerate(steps.last) if v not in inside and last <= boundary)
-    work = Linear(sum(done) / target)
-    for v in here:
-        work.add(steps.below(v, boundary), clusters.time[v] / target)
+def _work_up_to(
+    steps: StepVariables, clusters: Clusters, members: list[int], boundary: int, target: float
+) -> LinearExpr:
+    """Return the work of all stages up to a boundary, as a fraction of the target."""
+    in_members = set(members)
+    fixed = (clusters.time[v] for v, latest in enumerate(steps.latest) if v not in in_members and latest <= boundary)
+    work = LinearExpr(sum(fixed) / target)
+    for v in members:
+        work.add(steps.at_most(v, boundary), clusters.time[v] / target)
     return work

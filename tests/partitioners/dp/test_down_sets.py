@@ -9,21 +9,25 @@ from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.bounds.stage_windows import windows
+from pipecompile.partitioners.bounds.stage_windows import compute_windows
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.dp.down_sets import bands, cut_lattice
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.dp.down_sets import cut_down_sets, enumerate_down_sets
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 
 
 @settings(max_examples=120, deadline=None)
 @given(problems(direct=True))
 def test_the_lattice_gives_the_optimum_or_without_multicast_a_bound(case):
-    clusters, stages = coarsen(case[0]), Stages.of(*case)
+    clusters, stages = coarsen(case[0]), Machine.of(*case)
     optimum, _ = brute_force(*case)
-    left = windows(clusters, stages, inf)
-    assert not left.empty or optimum == inf
-    stage, bound = (None, inf) if left.empty else cut_lattice(clusters, stages, bands(clusters, left, len(stages)))
+    windows = compute_windows(clusters, stages, inf)
+    assert not windows.is_empty or optimum == inf
+    stage, bound = (
+        (None, inf)
+        if windows.is_empty
+        else cut_down_sets(clusters, stages, enumerate_down_sets(clusters, windows, len(stages)))
+    )
     found = inf if stage is None else bottleneck(clusters, stages, stage)
     assert bound <= optimum * (1 + 1e-9)
     assert found >= optimum * (1 - 1e-9)
@@ -35,11 +39,11 @@ def test_the_lattice_gives_the_optimum_or_without_multicast_a_bound(case):
 
 def test_too_many_pairs_of_down_sets_are_declined():
     nodes = tuple(Node(str(i), 1.0) for i in range(6))  # no precedence: 2 ** 6 down-sets
-    clusters, stages = coarsen(Problem(nodes)), Stages.of(Problem(nodes), 3)
-    found = bands(clusters, windows(clusters, stages, inf), 3)
+    clusters, stages = coarsen(Problem(nodes)), Machine.of(Problem(nodes), 3)
+    found = enumerate_down_sets(clusters, compute_windows(clusters, stages, inf), 3)
     assert [len(band) for band in found] == [1, 64, 64, 1]
     pairs = 64 + 64 * 64 + 64
-    assert cut_lattice(clusters, stages, found, pairs=pairs - 1) is None
-    stage, bound = cut_lattice(clusters, stages, found, pairs=pairs)
+    assert cut_down_sets(clusters, stages, found, max_pairs=pairs - 1) is None
+    stage, bound = cut_down_sets(clusters, stages, found, max_pairs=pairs)
     assert bound == 2.0
     assert sorted(stage) == [0, 0, 1, 1, 2, 2]

@@ -14,22 +14,22 @@ from partitioners.oracle import legal_assignments, problems
 
 from pipecompile.partitioners import Node, Problem
 from pipecompile.partitioners.clusters import Clusters, coarsen
-from pipecompile.partitioners.constraints import span_of
-from pipecompile.partitioners.dp.linear_order import cut
-from pipecompile.partitioners.dp.topological_orders import orders
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.constraints import stage_ranges
+from pipecompile.partitioners.dp.linear_order import cut_order
+from pipecompile.partitioners.dp.topological_orders import candidate_orders
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 from pipecompile.partitioners.verify import assignment_faults
 
 
-def best_of_order(problem: Problem, clusters: Clusters, stages: Stages, order: list[int]) -> float:
+def best_of_order(problem: Problem, clusters: Clusters, stages: Machine, order: list[int]) -> float:
     """Every way to put the ends of the stages, one after the other."""
     n, best = len(order), inf
     for ends in itertools.combinations_with_replacement(range(n + 1), len(stages) - 1):
         stage = [0] * n
         for position, cluster in enumerate(order):
             stage[cluster] = sum(end <= position for end in ends)
-        if not assignment_faults(problem, clusters.stage_of(stage), len(stages)):
+        if not assignment_faults(problem, clusters.stage_by_node(stage), len(stages)):
             best = min(best, bottleneck(clusters, stages, stage))
     return best
 
@@ -38,26 +38,26 @@ def best_of_order(problem: Problem, clusters: Clusters, stages: Stages, order: l
 @given(problems(multicast=True, direct=True))
 def test_the_cut_is_the_best_of_its_order(case):
     problem, n_stages = case
-    clusters, stages = coarsen(problem), Stages.of(*case)
-    span = span_of(clusters, n_stages)
+    clusters, stages = coarsen(problem), Machine.of(*case)
+    span = stage_ranges(clusters, n_stages)
     if not any(legal_assignments(problem, n_stages)):
         return
-    for order in orders(clusters, span):
+    for order in candidate_orders(clusters, span):
         best = best_of_order(problem, clusters, stages, order)
         for cap in (inf, best if best < inf else 1.0):
-            stage = cut(clusters, stages, order, span, cap)
+            stage = cut_order(clusters, stages, order, span, cap)
             found = inf if stage is None else bottleneck(clusters, stages, stage)
             assert found == pytest.approx(best)
-            assert stage is None or not assignment_faults(problem, clusters.stage_of(stage), n_stages)
+            assert stage is None or not assignment_faults(problem, clusters.stage_by_node(stage), n_stages)
 
 
 @settings(max_examples=100, deadline=None)
 @given(problems(multicast=True, rich=False))
 def test_without_tensors_too(case):
     problem = replace(case[0], tensors=())
-    clusters, stages = coarsen(problem), Stages.of(problem, case[1])
-    order = next(orders(clusters))
-    stage = cut(clusters, stages, order)
+    clusters, stages = coarsen(problem), Machine.of(problem, case[1])
+    order = next(candidate_orders(clusters))
+    stage = cut_order(clusters, stages, order)
     found = inf if stage is None else bottleneck(clusters, stages, stage)
     assert found == pytest.approx(best_of_order(problem, clusters, stages, order))
 
@@ -70,9 +70,9 @@ def chain(n: int) -> Problem:
 
 def test_a_long_chain_is_cut_exactly_and_fast():
     problem = chain(2000)
-    clusters, stages = coarsen(problem), Stages.of(problem, 16)
+    clusters, stages = coarsen(problem), Machine.of(problem, 16)
     begin = perf_counter()
-    stage = cut(clusters, stages, range(2000))
+    stage = cut_order(clusters, stages, range(2000))
     seconds = perf_counter() - begin
     assert stage is not None
     assert stage == sorted(stage)

@@ -11,38 +11,38 @@ from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Problem
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.dp.strategy import along_orders, exhaust, polish
-from pipecompile.partitioners.incumbent import GAP, Search
-from pipecompile.partitioners.machine import Stages
-from pipecompile.partitioners.objective import verify_assignment
+from pipecompile.partitioners.dp.strategy import cut_all_down_sets, cut_candidate_orders, polish
+from pipecompile.partitioners.incumbent import GAP, SolverState
+from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.verify import verify_assignment
 
 
-def searching(problem: Problem, n_stages: int) -> Search:
-    return Search(coarsen(problem), Stages.of(problem, n_stages), monotonic(), 60.0, None)
+def searching(problem: Problem, n_stages: int) -> SolverState:
+    return SolverState(coarsen(problem), Machine.of(problem, n_stages), monotonic(), 60.0, None)
 
 
 @settings(max_examples=80, deadline=None)
 @given(problems(steered=False))
 def test_each_step_is_between_the_step_before_and_the_optimum(case):
     optimum, _ = brute_force(*case)
-    search, values = searching(*case), [inf]
-    along_orders(search, inf)
-    for step in (lambda: polish(search, inf), lambda: exhaust(search)):
-        values.append(search.value)
+    state, values = searching(*case), [inf]
+    cut_candidate_orders(state, inf)
+    for step in (lambda: polish(state, inf), lambda: cut_all_down_sets(state)):
+        values.append(state.bottleneck)
         step()
-        if search.stage is not None:
-            verify_assignment(case[0], search.clusters.stage_of(search.stage), case[1])
-        assert optimum * (1 - 1e-9) <= search.value <= values[-1]
-        assert search.bound <= optimum * (1 + 1e-9)
+        if state.assignment is not None:
+            verify_assignment(case[0], state.clusters.stage_by_node(state.assignment), case[1])
+        assert optimum * (1 - 1e-9) <= state.bottleneck <= values[-1]
+        assert state.lower_bound <= optimum * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(problems(multicast=True, direct=True, steered=False))
 def test_exhaust_proves_what_it_finds(case):
-    search = searching(*case)
-    along_orders(search, inf)
-    if search.stage is not None:
-        exhaust(search)
+    state = searching(*case)
+    cut_candidate_orders(state, inf)
+    if state.assignment is not None:
+        cut_all_down_sets(state)
         optimum, _ = brute_force(*case)
-        assert search.value == pytest.approx(optimum, rel=GAP)
-        assert search.bound == pytest.approx(optimum, rel=GAP)
+        assert state.bottleneck == pytest.approx(optimum, rel=GAP)
+        assert state.lower_bound == pytest.approx(optimum, rel=GAP)

@@ -9,8 +9,8 @@ from partitioners.oracle import legal_assignments, problems
 
 from pipecompile.partitioners import Node, Problem
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.constraints import span_of
-from pipecompile.partitioners.dp.topological_orders import orders, sorted_by
+from pipecompile.partitioners.constraints import stage_ranges
+from pipecompile.partitioners.dp.topological_orders import candidate_orders, order_by_key
 
 
 @settings(max_examples=80, deadline=None)
@@ -19,8 +19,8 @@ def test_orders_are_topological_and_distinct(case):
     clusters = coarsen(case[0])
     if not any(legal_assignments(*case)):
         return
-    span = span_of(clusters, case[1])
-    found = [*orders(clusters, span), sorted_by(clusters, [0] * len(clusters), span)]
+    span = stage_ranges(clusters, case[1])
+    found = [*candidate_orders(clusters, span), order_by_key(clusters, [0] * len(clusters), span)]
     assert len({tuple(order) for order in found[:-1]}) == len(found) - 1 >= 1
     for order in found:
         position = {cluster: number for number, cluster in enumerate(order)}
@@ -36,11 +36,11 @@ def test_two_branches_are_walked_by_level_and_depth_first():
     #     └─▶ c ─▶ e ─┘
     pairs = ("ab", "ac", "bd", "ce", "df", "ef")
     clusters = coarsen(Problem(tuple(Node(x) for x in "abcdef"), precedence=tuple((p[0], p[1]) for p in pairs)))
-    words = {"".join(clusters.members[v][0] for v in order) for order in orders(clusters)}
+    words = {"".join(clusters.members[v][0] for v in order) for order in candidate_orders(clusters)}
     assert {"abcdef", "abdcef"} <= words or {"abcdef", "acebdf"} <= words
 
 
 def test_a_key_decides_where_precedence_does_not():
     clusters = coarsen(Problem(tuple(Node(x) for x in "abc"), precedence=(("b", "a"),)))
     key = [{"a": 0, "b": 2, "c": 1}[names[0]] for names in clusters.members]
-    assert [clusters.members[v][0] for v in sorted_by(clusters, key)] == ["c", "b", "a"]
+    assert [clusters.members[v][0] for v in order_by_key(clusters, key)] == ["c", "b", "a"]

@@ -13,8 +13,8 @@ from partitioners.oracle import brute_force, problems
 from pipecompile.errors import InfeasibleError
 from pipecompile.partitioners import Node, Problem, partition
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.ilp.feasibility import fit
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
+from pipecompile.partitioners.machine import Machine
 
 
 @settings(max_examples=120, deadline=None)
@@ -24,18 +24,18 @@ def test_fits_exactly_when_some_assignment_does_and_the_hint_is_the_least_limit(
     optimum, excess = brute_force(problem, n_stages)
     if excess == inf:
         return  # steered against itself
-    clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
+    clusters, stages = coarsen(problem), Machine.of(problem, n_stages)
     if optimum < inf:
         partition(problem, n_stages).verify(problem, n_stages)
-        fit(clusters, stages, inf)
+        find_fitting_cut(clusters, stages, inf)
         return
     with pytest.raises(InfeasibleError) as caught:
-        fit(clusters, stages, inf)
+        find_fitting_cut(clusters, stages, inf)
     numbers = re.match(r"memory_limit=\(?([\d., e+-]+?)\)?(, or|$)", caught.value.hint)[1]
     limits = [float(number) for number in numbers.split(",")]
     enough = replace(problem, memory_limit=limits[0] if len(limits) == 1 else tuple(limits))
     partition(enough, n_stages).verify(enough, n_stages)
-    for limit, now in zip(limits, stages.limit, strict=False):
+    for limit, now in zip(limits, stages.memory_limit, strict=False):
         assert limit - now == pytest.approx(excess, rel=1e-5, abs=1e-5 * limit)
     if (n := re.search(r"n_stages=(\d+)", caught.value.hint)) and problem.speed is None:
         more = replace(problem, in_flight=None) if set(problem.in_flight or (1.0,)) == {1.0} else None

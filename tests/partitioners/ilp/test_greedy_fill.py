@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from partitioners.oracle import brute_force, dense_blocks, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
-from pipecompile.partitioners.bounds.stage_windows import windows
+from pipecompile.partitioners.bounds.stage_windows import compute_windows
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.ilp.greedy_fill import fill
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.ilp.greedy_fill import fill_stages
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 from pipecompile.partitioners.verify import assignment_faults
 
 
 def filled(problem: Problem, n_stages: int, target: float, *, forwards: bool) -> list[int] | None:
-    clusters, stages = coarsen(problem), Stages.of(problem, n_stages)
-    left = windows(clusters, stages, target)
-    before = left.first.copy(), left.last.copy()
-    stage = None if left.empty else fill(clusters, stages, left, target, 5.0, inf, forwards=forwards)
-    assert (left.first == before[0]).all()  # the windows of the caller stay
-    assert (left.last == before[1]).all()
+    clusters, stages = coarsen(problem), Machine.of(problem, n_stages)
+    windows = compute_windows(clusters, stages, target)
+    before = windows.earliest.copy(), windows.latest.copy()
+    stage = None if windows.is_empty else fill_stages(clusters, stages, windows, target, 5.0, inf, forwards=forwards)
+    assert (windows.earliest == before[0]).all()  # the windows of the caller stay
+    assert (windows.latest == before[1]).all()
     return stage
 
 
@@ -41,20 +41,20 @@ def test_a_stage_takes_as_much_as_it_can_and_leaves_as_little_as_it_can(forwards
     problem = ladder(10)
     stage = filled(problem, 2, 11.0, forwards=forwards)
     assert stage is not None
-    assert bottleneck(coarsen(problem), Stages.of(problem, 2), stage) == 10.0  # one chain each: nothing is sent
+    assert bottleneck(coarsen(problem), Machine.of(problem, 2), stage) == 10.0  # one chain each: nothing is sent
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.one_of(dense_blocks(), problems(most=7)), st.sampled_from([1.0, 1.2, 2.0]), st.booleans())
+@given(st.one_of(dense_blocks(), problems(max_nodes=7)), st.sampled_from([1.0, 1.2, 2.0]), st.booleans())
 def test_filled_cuts_are_legal(case, factor, forwards):
     problem, n_stages = case
     best, _ = brute_force(problem, n_stages)
     if best == inf:
         return
-    clusters, stages = coarsen(problem), Stages.of(*case)
+    clusters, stages = coarsen(problem), Machine.of(*case)
     stage = filled(problem, n_stages, max(best, 1e-3) * factor * (1 + 1e-6), forwards=forwards)
     if stage is not None:
-        assert not assignment_faults(problem, clusters.stage_of(stage), n_stages)
+        assert not assignment_faults(problem, clusters.stage_by_node(stage), n_stages)
         assert bottleneck(clusters, stages, stage) >= best * (1 - 1e-6)
 
 
@@ -65,4 +65,4 @@ def test_two_stages_are_filled_as_well_as_can_be(case, forwards):
     best, _ = brute_force(problem, 2)
     stage = filled(problem, 2, best * (1 + 1e-5), forwards=forwards)
     assert stage is not None
-    assert bottleneck(coarsen(problem), Stages.of(problem, 2), stage) <= best * (1 + 3e-3)
+    assert bottleneck(coarsen(problem), Machine.of(problem, 2), stage) <= best * (1 + 3e-3)

@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from pipecompile.partitioners.ilp import solver_backend as module
-from pipecompile.partitioners.ilp.solver_backend import Linear, Mip
+from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip
 
 
 @pytest.fixture(params=["HiGHS", "CBC"])
@@ -21,9 +21,9 @@ def solver(request, monkeypatch):
 
 def test_expressions_add_and_forget_what_cancels():
     mip = Mip()
-    x, y = mip.variable(), mip.variable()
+    x, y = mip.add_variable(), mip.add_variable()
     both = x * 2.0 + y - 3.0
-    assert both.value([1.0, 5.0]) == 4.0
+    assert both.evaluate([1.0, 5.0]) == 4.0
     assert (both - x * 2.0).terms == y.terms
     assert both.terms == {0: 2.0, 1: 1.0}, "an operator leaves its operands alone"
     assert both.add(y, -1.0) is both
@@ -32,64 +32,68 @@ def test_expressions_add_and_forget_what_cancels():
 
 def test_the_best_whole_numbers_are_found(solver):
     mip = Mip()
-    x, y = mip.variable(0, 10, integer=True), mip.variable(0, 10, integer=True)
-    mip.require(x * 2.0 + y * 3.0, 12.5)
+    x, y = mip.add_variable(0, 10, integer=True), mip.add_variable(0, 10, integer=True)
+    mip.add_row(x * 2.0 + y * 3.0, 12.5)
     cost = x * 3.0 + y * 4.0 + 1.0
     best = mip.minimise(cost, 10.0)
-    assert best.done
-    assert best.bound == pytest.approx(cost.value(best.values)) == pytest.approx(19.0)  # 2 and 3
-    assert mip.minimise_each([cost, x * -1.0], 10.0) == pytest.approx([1.0 + 4.0 * 12.5 / 3.0, -10.0])
+    assert best.is_optimal
+    assert best.bound == pytest.approx(cost.evaluate(best.values)) == pytest.approx(19.0)  # 2 and 3
+    assert mip.minimise_relaxed([cost, x * -1.0], 10.0) == pytest.approx([1.0 + 4.0 * 12.5 / 3.0, -10.0])
 
 
 def test_rows_that_contradict_have_no_solution(solver):
     mip = Mip()
-    x = mip.variable(integer=True)
-    mip.require(x, 0.75)
-    mip.require(0.25, x)
-    assert mip.minimise_each([x, x * -1.0], 10.0) == [inf, inf]
+    x = mip.add_variable(integer=True)
+    mip.add_row(x, 0.75)
+    mip.add_row(0.25, x)
+    assert mip.minimise_relaxed([x, x * -1.0], 10.0) == [inf, inf]
     outcome = mip.minimise(x, 10.0)
-    assert (outcome.values, outcome.done, outcome.bound) == (None, True, inf)
+    assert (outcome.values, outcome.is_optimal, outcome.bound) == (None, True, inf)
 
 
 def test_a_row_without_variables_is_dropped_or_stays_to_be_found(solver):
     mip = Mip()
-    x = mip.variable()
-    mip.require(x - x, -1.0)
-    mip.require(x, 0.0)  # always
+    x = mip.add_variable()
+    mip.add_row(x - x, -1.0)
+    mip.add_row(x, 0.0)  # always
     assert mip.n_rows == 0
-    mip.require(Linear(1.0), 2.0)
+    mip.add_row(LinearExpr(1.0), 2.0)
     assert mip.minimise(x, 10.0).bound == inf
 
 
 def test_positive_is_a_number_when_that_is_plain():
     mip = Mip()
-    x = mip.variable()
-    for terms, known in (([Linear(-1.0), Linear(0.5)], 0.5), ([Linear(-2.0)], 0.0), ([x, Linear(1.0)], 1.0)):
-        term = mip.positive(terms)
+    x = mip.add_variable()
+    for terms, known in (
+        ([LinearExpr(-1.0), LinearExpr(0.5)], 0.5),
+        ([LinearExpr(-2.0)], 0.0),
+        ([x, LinearExpr(1.0)], 1.0),
+    ):
+        term = mip.add_maximum(terms)
         assert (term.constant, term.terms) == (known, {})
-    assert mip.positive([x]).terms == {1: 1.0}
-    assert mip.minimise(mip.positive([x - 0.5, Linear(0.25)]), 10.0).bound == pytest.approx(0.25)
+    assert mip.add_maximum([x]).terms == {1: 1.0}
+    assert mip.minimise(mip.add_maximum([x - 0.5, LinearExpr(0.25)]), 10.0).bound == pytest.approx(0.25)
 
 
-def hard() -> tuple[Mip, Linear]:
+def hard() -> tuple[Mip, LinearExpr]:
     """Half of 50 numbers, as near as can be to half of their sum: minutes of work."""
-    mip, total = Mip(), Linear()
+    mip, total = Mip(), LinearExpr()
     numbers = [(7919 * i * i + 104729 * i) % 99991 for i in range(1, 51)]
     for number in numbers:
-        total.add(mip.variable(integer=True), number / 1000)
-    off = mip.variable(0.0, inf)
-    mip.require(off, total - sum(numbers) / 2000.0 + 1e-4 / 3)
-    mip.require(off, total * -1.0 + sum(numbers) / 2000.0 + 1e-4 / 3)
+        total.add(mip.add_variable(integer=True), number / 1000)
+    off = mip.add_variable(0.0, inf)
+    mip.add_row(off, total - sum(numbers) / 2000.0 + 1e-4 / 3)
+    mip.add_row(off, total * -1.0 + sum(numbers) / 2000.0 + 1e-4 / 3)
     return mip, off
 
 
 def test_who_watches_is_told_and_time_is_kept():
     mip, off = hard()
     told: list[tuple[float, float]] = []
-    outcome = mip.minimise(off, 0.5, watch=lambda value, bound: told.append((value, bound)))
+    outcome = mip.minimise(off, 0.5, callback=lambda value, bound: told.append((value, bound)))
     assert told
     assert all(bound <= value for value, bound in told)
-    assert not outcome.done
+    assert not outcome.is_optimal
 
 
 def test_ctrl_c_keeps_what_was_found():
@@ -103,7 +107,7 @@ def test_ctrl_c_keeps_what_was_found():
             pressed.append(value)
             os.kill(os.getpid(), signal.SIGINT)
 
-    outcome = mip.minimise(off, 60.0, watch=press)
-    assert outcome.interrupted
+    outcome = mip.minimise(off, 60.0, callback=press)
+    assert outcome.is_interrupted
     assert outcome.values is not None
     assert signal.getsignal(signal.SIGINT) is before

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem
-from pipecompile.partitioners.bounds.lower_bound import lower_bound
+from pipecompile.partitioners.bounds.trivial_bound import trivial_lower_bound
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.machine import Machine
 
 
 @settings(max_examples=80, deadline=None)
 @given(problems())
 def test_the_bound_is_below_the_optimum(case):
-    assert lower_bound(coarsen(case[0]), Stages.of(*case)) <= brute_force(*case)[0]
+    assert trivial_lower_bound(coarsen(case[0]), Machine.of(*case)) <= brute_force(*case)[0]
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ def test_the_bound_is_below_the_optimum(case):
 )
 def test_even_share_and_heaviest_cluster(times, speed, bound):
     problem = Problem(tuple(Node(str(i), time) for i, time in enumerate(times)), speed=speed)
-    assert lower_bound(coarsen(problem), Stages.of(problem, 2)) == pytest.approx(bound)
+    assert trivial_lower_bound(coarsen(problem), Machine.of(problem, 2)) == pytest.approx(bound)

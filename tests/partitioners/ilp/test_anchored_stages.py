@@ -10,16 +10,16 @@ from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.ilp.anchor_bound import anchor_bound
-from pipecompile.partitioners.machine import Stages
+from pipecompile.partitioners.ilp.anchored_stages import anchor_bound
+from pipecompile.partitioners.machine import Machine
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems(memory=False, most=6))
+@given(problems(memory=False, max_nodes=6))
 def test_the_bound_is_below_the_optimum(case):
     optimum, _ = brute_force(*case)
     if optimum > 0:
-        assert anchor_bound(coarsen(case[0]), Stages.of(*case), optimum, inf) <= optimum * (1 + 1e-6)
+        assert anchor_bound(coarsen(case[0]), Machine.of(*case), optimum, inf) <= optimum * (1 + 1e-6)
 
 
 def test_dear_tensors_around_a_heavy_node_decide():
@@ -30,4 +30,4 @@ def test_dear_tensors_around_a_heavy_node_decide():
         precedence=(("a", "b"), ("b", "c")),
         tensors=(Tensor("a", ("b",), 5.0), Tensor("b", ("c",), 5.0)),
     )
-    assert anchor_bound(coarsen(problem), Stages.of(problem, 8), 20.0, inf) == pytest.approx(12.0)
+    assert anchor_bound(coarsen(problem), Machine.of(problem, 8), 20.0, inf) == pytest.approx(12.0)
