@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -50,11 +51,12 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
             hint = "a dimension, None for a tensor that all samples share, or list for a list with an entry per sample"
             raise InputError(f"batch_dims[{name!r}] is {dim!r}", hint=hint)
         if not open_ended and not any(name == one or name.startswith(f"{one}_") for one in known):
+            nearest = (get_close_matches(name, known, n=1) or known or [name])[0]
             raise InputError(f"batch_dims names {name!r}, which forward does not take",
-                             where="its parameters are " + ", ".join(parameters))  # fmt: skip
+                             where="its parameters are " + ", ".join(parameters), hint=pasted([(nearest, dim)]))  # fmt: skip
         if dim is list and not open_ended and name not in known:
             raise InputError(f"batch_dims[{name!r}] is list, but {name} is no argument of its own",
-                             where="the arguments are " + ", ".join(parameters))  # fmt: skip
+                             where="the arguments are " + ", ".join(parameters), hint=pasted([(known[0], dim)]))  # fmt: skip
 
 
 def parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

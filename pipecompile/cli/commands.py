@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipecompile.cli.compile_options import Checkpoint, Request, checkpoint_of, schedule_of, with_classes
 from pipecompile.cli.exit_codes import conclude, working
 from pipecompile.cli.load_model import Source
-from pipecompile.cli.options import Checkpoint, Request, checkpoint_of, schedule_of, with_classes
 from pipecompile.cli.report import Report, explained, planned, scheduled, simulated, trained
 from pipecompile.cli.shared_options import spread
 from pipecompile.errors import InputError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from pipecompile.cli.options import Request
+from pipecompile.cli.compile_options import Request
 
 __all__ = ["as_options"]
 

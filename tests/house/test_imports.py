@@ -9,13 +9,14 @@ import networkx as nx
 from source import PACKAGE, Import, imports, module_names, tree_of, where
 
 FLOORS = (
-    ("errors", "codes", "torch_private"),
+    ("errors", "torch_private"),
     ("ir", "batching", "partitioners"),
     ("tracing",),
     ("verifiers",),
     ("graph", "simulation"),
     ("costs", "parameters", "passes", "show"),
     ("runtime", "schedules"),
+    ("settings",),
     ("options",),
     ("planning",),
     ("driver",),

@@ -52,8 +52,7 @@ def told(error: type[pc.PipecompileError], action: Callable[[], object]) -> str:
 @pytest.mark.parametrize("n_stages", [0, -3, 1.5, True, "two"])
 def test_number_of_stages(n_stages: Any) -> None:
     text = told(pc.InputError, lambda: build(n_stages=n_stages))
-    assert f"n_stages is {n_stages!r}" in text
-    assert "at least 1" in text
+    assert f"n_stages={n_stages!r} is not a whole number of at least 1" in text
 
 
 def test_more_stages_than_the_graph_can_bear() -> None:
@@ -105,7 +104,7 @@ def test_unknown_schedule_lists_the_known() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 2.5])
 def test_number_of_micro_batches(count: Any) -> None:
-    assert f"n_microbatches is {count!r}" in told(pc.InputError, lambda: build(n_microbatches=count))
+    assert f"n_microbatches={count!r} is not a whole number" in told(pc.InputError, lambda: build(n_microbatches=count))
 
 
 def test_not_a_module() -> None:
@@ -113,7 +112,7 @@ def test_not_a_module() -> None:
 
 
 def test_loss_fn_is_not_a_function() -> None:
-    assert "loss_fn is a str" in told(pc.InputError, lambda: build(loss_fn="cross_entropy"))
+    assert "loss_fn='cross_entropy' is not a function" in told(pc.InputError, lambda: build(loss_fn="cross_entropy"))
 
 
 def test_wrong_shape_names_the_users_line() -> None:
@@ -187,7 +186,7 @@ def test_memory_limit_too_small_names_the_least_that_works() -> None:
 
 
 def test_memory_limits_count_devices() -> None:
-    assert "memory_limit lists 3 of 2 devices" in told(pc.InputError, lambda: build(memory_limit=[1e9] * 3))
+    assert "one entry per pipeline device: 3 for 2" in told(pc.InputError, lambda: build(memory_limit=[1e9] * 3))
 
 
 def test_data_dependent_control_flow_names_the_users_line() -> None:

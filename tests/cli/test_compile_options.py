@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from pipecompile.cli.options import Request, with_classes
+from pipecompile.cli.compile_options import Request, with_classes
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.schedules import build_schedule
 

@@ -1,0 +1,71 @@
+"""Options of a mini-batch: how it is divided into micro-batches, and the loss of each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral
+from typing import Annotated, Any
+
+from pipecompile.batching.batch_dims import BatchDims
+from pipecompile.errors import InputError
+from pipecompile.settings.group import Group
+from pipecompile.settings.value_checks import choice, flag, function, refusal, whole_number
+
+__all__ = ["BatchSettings", "example_inputs"]
+
+
+def _dimensions(name: str, value: Any) -> BatchDims:
+    """Return batch dimensions by parameter. `check_batch_dims` compares names and dimensions with the model's forward."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refusal(
+            name, value, "a mapping of parameter names to dimensions", hint=f'{name}={{"mask": None, "src": 1}}'
+        )
+    is_number = {key: isinstance(dim, Integral) and not isinstance(dim, bool) for key, dim in value.items()}
+    return {key: int(dim) if is_number[key] else dim for key, dim in value.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings(Group):
+    """Micro-batches, batch dimensions and the loss."""
+
+    n_microbatches: Annotated[int | str | None, whole_number(8, "auto", None)]
+    batch_dims: Annotated[BatchDims, _dimensions]
+    loss_fn: Annotated[Callable[..., Any] | None, function("torch.nn.functional.cross_entropy")]
+    loss_reduction: Annotated[str, choice("mean", "sum")]
+    has_aux: Annotated[bool, flag]
+    batch_norm: Annotated[str | None, choice(None, "each", "deferred")]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.has_aux and self.loss_fn is None:
+            raise InputError(
+                "has_aux=True is without a loss_fn",
+                why="loss_fn returns the auxiliary values beside the loss",
+                hint="loss_fn=lambda output: (loss(output), aux), or has_aux=False",
+            )
+
+    @cached_property
+    def is_target_required(self) -> bool:
+        """Whether `loss_fn` has a second parameter without a default."""
+        try:
+            inspect.signature(self.loss_fn).bind(None) if self.loss_fn else None
+        except TypeError:
+            return True
+        except ValueError:  # a builtin without a signature raises its own error when it is called
+            return False
+        return False
+
+
+def example_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the example mini-batch as (positional, keyword) arguments of the model's forward. Raise InputError otherwise."""
+    if not isinstance(args, Sequence) or isinstance(args, (str, bytes)):
+        raise refusal("example_args", args, "a tuple of arguments", hint="example_args=(x,)")
+    if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
+        hint = 'example_kwargs={"mask": mask}'
+        raise refusal("example_kwargs", kwargs, "a mapping of parameter names to arguments", hint=hint)
+    return tuple(args), dict(kwargs or {})

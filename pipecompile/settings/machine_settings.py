@@ -1,0 +1,110 @@
+"""Options of the machine: its devices, what these hold and send, and how long they take for a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+
+from pipecompile.costs.links import Bandwidth, Links
+from pipecompile.costs.optimizer_bytes import optimizer_state
+from pipecompile.costs.user_costs import Given
+from pipecompile.errors import InputError
+from pipecompile.settings.group import Group
+from pipecompile.settings.value_checks import choice, entries, number, refusal, shown
+
+__all__ = ["MachineSettings", "optimizer_copies"]
+
+_PER_DEVICE = ("memory_limit", "speeds")
+
+
+def _memory_limit(name: str, value: Any) -> float | tuple[float, ...] | None:
+    if value is None:
+        return None
+    check = number(16e9, finite=False)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return entries(name, value, check, "a number of bytes above 0 per device", f"{name}=16 * 2**30")
+    return check(name, value)  # type: ignore[no-any-return]
+
+
+def _speeds(name: str, value: Any) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    return entries(name, value, number(1), "a finite number above 0 per device", f"{name}=[1.0, 0.5]")
+
+
+def _bandwidth(name: str, value: Any) -> Bandwidth | None:
+    """Return bytes per second, of all pairs of devices or of each as a square. Its diagonal is not used, and becomes 1."""
+    if value is None:
+        return None
+    check, hint = number(16e9, finite=False), f"{name}=16e9, for all pairs of devices"
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
+        return float(check(name, value))
+    rows = [tuple(row) if isinstance(row, Sequence) and not isinstance(row, str) else () for row in value]
+    if not rows or any(len(row) != len(rows) for row in rows):
+        raise refusal(name, value, "a square", why="a row per device has an entry per device", hint=hint)
+    square = [[1.0 if p == q else entry for q, entry in enumerate(row)] for p, row in enumerate(rows)]
+    expected = "bytes per second above 0 between any two devices"
+    return tuple(entries(name, row, check, expected, hint) for row in square)
+
+
+def _costs(name: str, value: Any) -> Given | None:
+    if value is None or callable(value):
+        return value  # type: ignore[no-any-return]
+    hint = f'{name}={{"layer3": 2e-3}}, seconds of forward and backward together'
+    if not isinstance(value, Mapping):
+        raise refusal(name, value, "a mapping of module names to seconds, nor a function", hint=hint)
+    check = number(2e-3, zero=True)
+    for module, seconds in value.items():
+        try:
+            check(name, seconds)
+        except InputError:
+            why = f"entry {module!r}: {shown(seconds)}"
+            raise refusal(name, value, "a finite number of seconds per module", where=why, hint=hint) from None
+    return {module: check(name, seconds) for module, seconds in value.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSettings(Group):
+    """Devices, one per pipeline device, and what is known of them. `optimizer_state` is the number of copies of a parameter that
+    the optimizer keeps.
+    """
+
+    devices: tuple[torch.device, ...]
+    memory_limit: Annotated[float | tuple[float, ...] | None, _memory_limit]
+    optimizer_state: int
+    speeds: Annotated[tuple[float, ...] | None, _speeds]
+    bandwidth: Annotated[Bandwidth | None, _bandwidth]
+    cost: Annotated[str, choice("auto", "analytic", "profile")]
+    costs: Annotated[Given | None, _costs]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(self.devices)
+        for name in _PER_DEVICE:
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != count:
+                hint = f"{name}={[*value, *value[-1:] * count][:count]}"
+                raise refusal(name, value, f"one entry per pipeline device: {len(value)} for {count}", hint=hint)
+        if isinstance(self.bandwidth, tuple) and len(self.bandwidth) != count:
+            hint = f"bandwidth={self.bandwidth[0][-1]:g}, for all pairs of devices"
+            raise refusal("bandwidth", self.bandwidth, f"a {count} by {count} square", hint=hint)
+
+    @property
+    def links(self) -> Links:
+        """Seconds per byte and latency between the devices."""
+        return Links.of(self.devices, self.bandwidth)
+
+    @property
+    def has_unequal_devices(self) -> bool:
+        """Whether the cut depends on which device a stage is on."""
+        return self.speeds is not None or self.memory_limit is not None or self.links.factors is not None
+
+
+def optimizer_copies(optimizer: Any) -> int:
+    """Return how many copies of a parameter an optimizer keeps. Raise InputError for an unknown one."""
+    if not isinstance(optimizer, (str, torch.optim.Optimizer, type, type(None))):
+        raise refusal("optimizer", optimizer, "the name of an optimizer, nor an optimizer", hint='optimizer="adam"')
+    return optimizer_state(optimizer)

@@ -1,0 +1,74 @@
+"""Options of a run: its schedule, recomputation, dispatch and caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pipecompile.errors import InputError, ScheduleError
+from pipecompile.ir import Schedule
+from pipecompile.parameters.meta_init import Source
+from pipecompile.passes.checkpointing import Checkpoint
+from pipecompile.schedules import CATALOGUE, Builder
+from pipecompile.settings.group import Group
+from pipecompile.settings.value_checks import choice, entries, flag, near, refusal, whole_number
+
+__all__ = ["RunSettings", "load_schedule"]
+
+_MODES = ("never", "always", "except_last", "auto")
+
+
+def load_schedule(schedule: Any) -> str | Schedule | Builder:
+    """Return a Schedule, a builder or a name of the catalogue, or read the schedule in a .csv file. Raise ScheduleError."""
+    return _schedule("schedule", schedule)
+
+
+def _schedule(name: str, value: Any) -> str | Schedule | Builder:
+    if isinstance(value, Path) or (isinstance(value, str) and value.endswith(".csv")):
+        return Schedule.load(value)
+    if isinstance(value, str) and value != "auto" and value not in CATALOGUE:
+        raise ScheduleError(
+            f"{name}={value!r} is not known", why=f"known are {', '.join(map(repr, ('auto', *CATALOGUE)))}",
+            hint=f"{name}={near(value, CATALOGUE)!r}, or the path of a .csv file",
+        )  # fmt: skip
+    if not isinstance(value, (str, Schedule)) and not callable(value):
+        expected = "the name of a schedule, a Schedule, its file, nor a function that builds one"
+        raise refusal(name, value, expected, hint=f'{name}="1f1b"', kind=ScheduleError)
+    return value  # type: ignore[no-any-return]
+
+
+def _checkpoint(name: str, value: Any) -> str | tuple[bool, ...]:
+    """Return a mode, or a flag per stage. Raise ScheduleError."""
+    if isinstance(value, str):
+        if value not in _MODES:
+            why = f"known are {', '.join(map(repr, _MODES))}, and a flag per stage"
+            raise ScheduleError(f"{name}={value!r} is not known", why=why, hint=f"{name}={near(value, _MODES)!r}")
+        return value
+    try:
+        return entries(name, value, _stage_flag, "a mode nor a flag per stage", f'{name}="always"')
+    except InputError as error:
+        raise ScheduleError(error.what, where=error.where, why=error.why, hint=error.hint) from None
+
+
+def _stage_flag(name: str, value: Any) -> bool:
+    """Return a flag; 0 and 1 count as flags here."""
+    return bool(value) if type(value) is int and value in (0, 1) else flag(name, value)
+
+
+def _backend(name: str, value: Any) -> bool | str:
+    return value if isinstance(value, str) else flag(name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Group):
+    """Schedule, recomputation, dispatch, compilation of stages, number of recordings, and initial values of a model on meta."""
+
+    schedule: Annotated[str | Schedule | Builder, _schedule]
+    checkpoint: Annotated[Checkpoint, _checkpoint]
+    restored: Annotated[int, whole_number(2)]
+    dispatch: Annotated[str, choice("auto", "inline", "threads")]
+    compile_stages: Annotated[bool | str, _backend]
+    cuda_graphs: Annotated[bool, flag]
+    cache_size: Annotated[int, whole_number(16)]
+    init: tuple[Source, ...]

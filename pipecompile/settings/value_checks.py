@@ -1,0 +1,132 @@
+"""Checks of single arguments: each returns the value in its canonical form, or raises an error that names the argument.
+
+    n_stages=0 is not a whole number of at least 1          the argument, its value, and which values are accepted
+      where  entry 2: 'x'                                   of a sequence or a mapping, which entry
+      try    n_stages=4                                     text to paste
+
+A check accepts its own result, so options can be checked again after a change. NumPy's numbers count as numbers and become
+Python's; a bool is no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from numbers import Integral, Real
+from reprlib import Repr
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipecompile.errors import InputError, PipecompileError
+
+__all__ = ["Check", "choice", "entries", "flag", "function", "near", "number", "refusal", "shown", "whole_number"]
+
+Check = Callable[[str, Any], Any]
+"""(name of the argument, value) to the value in canonical form. Raises a PipecompileError."""
+
+_PLAIN = (str, int, float, type(None), list, tuple, dict, set, range, torch.device)
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
+
+
+def refusal(
+    name: str, value: object, expected: str, *, where: str = "", why: str = "", hint: str = "",
+    kind: type[PipecompileError] = InputError,
+) -> PipecompileError:  # fmt: skip
+    """Return the error that refuses `value`: "{name}={value} is not {expected}"."""
+    return kind(f"{name}={shown(value)} is not {expected}", where=where, why=why, hint=hint)
+
+
+def shown(value: object) -> str:
+    """Return `value` as a user writes it, at most about 60 characters; an object of another class by the class's name."""
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, (*_PLAIN, Real)):
+        return _SHORT.repr(value)
+    return f"<{type(value).__name__}>"
+
+
+def near(name: object, known: Iterable[str]) -> str:
+    """Return the known name that is most like a mistyped one; the first known name if none is like it."""
+    names = list(known)
+    return (get_close_matches(str(name), names, n=1, cutoff=0.5) or names)[0]
+
+
+def whole_number(example: int, *others: object, least: int = 1) -> Check:
+    """Return the check of a whole number of at least `least`, or of one of `others`. `example` is what the hint proposes."""
+    expected = f"a whole number of at least {least}"
+    accepted = ", ".join(repr(other) for other in others if other is not None)
+
+    def check(name: str, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            if value in others:
+                return value
+        elif isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
+            return int(value)
+        hint = f"{name}={example}" + (f", or {name}={accepted}" if accepted else "")
+        raise refusal(name, value, f"{expected}, nor {accepted}" if accepted else expected, hint=hint)
+
+    return check
+
+
+def number(example: float, *, zero: bool = False, finite: bool = True) -> Check:
+    """Return the check of a number above 0, or from 0 if `zero`. It must be finite if `finite`."""
+    expected = ("a finite number" if finite else "a number") + (" of at least 0" if zero else " above 0")
+
+    def check(name: str, value: Any) -> float:
+        if isinstance(value, Real) and not isinstance(value, bool):
+            canonical = int(value) if isinstance(value, Integral) else float(value)
+            if (canonical > 0 or (zero and canonical == 0)) and not (finite and canonical == float("inf")):
+                return canonical
+        raise refusal(name, value, expected, hint=f"{name}={example:g}")
+
+    return check
+
+
+def choice(*known: str | None) -> Check:
+    """Return the check of one of several names."""
+    names = [name for name in known if name is not None]
+    listing = ", ".join(map(repr, known))
+
+    def check(name: str, value: Any) -> Any:
+        if any(value is one or (isinstance(value, str) and value == one) for one in known):
+            return value
+        hint = f"{name}={near(value, names)!r}"
+        raise InputError(f"{name}={shown(value)} is not known", why=f"known are {listing}", hint=hint)
+
+    return check
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return a bool. Raise InputError for any other value, NumPy's bool excepted."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise refusal(name, value, "True or False", hint=f"{name}=True")
+
+
+def function(example: str) -> Check:
+    """Return the check of a function or None."""
+
+    def check(name: str, value: Any) -> Any:
+        if value is not None and not callable(value):
+            raise refusal(name, value, "a function", hint=f"{name}={example}")
+        return value
+
+    return check
+
+
+def entries(name: str, value: Any, check: Check, expected: str, hint: str) -> tuple[Any, ...]:
+    """Return the entries of a sequence, each checked. Raise InputError that names the first entry that is refused."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise refusal(name, value, expected, hint=hint)
+    values, canonical = tuple(value), []
+    for place, entry in enumerate(values):
+        try:
+            canonical.append(check(name, entry))
+        except InputError:
+            raise refusal(name, values, expected, where=f"entry {place}: {shown(entry)}", hint=hint) from None
+    return tuple(canonical)
