@@ -1,4 +1,4 @@
-"""All schedules by name, and how many stages each wants on a device."""
+"""Catalogue of schedules by name, with the number of stages that each places on a device; `build_schedule` looks them up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
+from pipecompile.ir.gc_pause import without_collection
 from pipecompile.schedules.dualpipev import build_dualpipev
 from pipecompile.schedules.eager_1f1b import build_eager_1f1b
 from pipecompile.schedules.forward import build_forward
@@ -21,51 +22,115 @@ from pipecompile.schedules.zb_h1 import build_zb_h1
 from pipecompile.schedules.zb_h2 import build_zb_h2
 from pipecompile.schedules.zbv import build_zbv
 
-__all__ = ["CATALOGUE", "Builder", "Entry", "register_schedule"]
+__all__ = ["CATALOGUE", "Builder", "CatalogueEntry", "build_schedule", "register_schedule"]
 
 Builder = Callable[[int, int, int], Schedule]
-"""(n_stages, n_microbatches, n_devices), all checked, to a schedule."""
+"""(n_stages, n_microbatches, n_devices) -> schedule. The counts are checked before the call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A builder, and the number of stages that it puts on a device; None when any number will do."""
+class CatalogueEntry:
+    """A builder, and the number of stages that it places on a device; None if any number is possible."""
 
     build: Builder
     chunks: int | None = None
 
     def devices(self, n_stages: int) -> int:
-        """How many devices it takes when nobody says."""
+        """Return the default number of devices for `n_stages` stages."""
         return max(1, n_stages // (self.chunks or 1))
 
     def suits(self, n_stages: int, n_devices: int) -> bool:
-        """Can it deal so many stages to so many devices?"""
+        """Return whether the builder can place `n_stages` stages on `n_devices` devices."""
         return n_stages == (self.chunks or n_stages // n_devices) * n_devices
 
 
-CATALOGUE: dict[str, Entry] = {
-    "gpipe": Entry(build_gpipe),
-    "1f1b": Entry(build_one_f_one_b, 1),
-    "eager-1f1b": Entry(build_eager_1f1b, 1),
-    "interleaved": Entry(build_interleaved),
-    "looped-bfs": Entry(build_looped_bfs),
-    "zb-h1": Entry(build_zb_h1, 1),
-    "zb-h2": Entry(build_zb_h2, 1),
-    "interleaved-zb": Entry(build_interleaved_zb),
-    "zbv": Entry(build_zbv, 2),
-    "v-half": Entry(build_v_half, 2),
-    "v-min": Entry(build_v_min, 2),
-    "dualpipev": Entry(build_dualpipev, 2),
-    "forward": Entry(build_forward),
+CATALOGUE: dict[str, CatalogueEntry] = {
+    "gpipe": CatalogueEntry(build_gpipe),
+    "1f1b": CatalogueEntry(build_one_f_one_b, 1),
+    "eager-1f1b": CatalogueEntry(build_eager_1f1b, 1),
+    "interleaved": CatalogueEntry(build_interleaved),
+    "looped-bfs": CatalogueEntry(build_looped_bfs),
+    "zb-h1": CatalogueEntry(build_zb_h1, 1),
+    "zb-h2": CatalogueEntry(build_zb_h2, 1),
+    "interleaved-zb": CatalogueEntry(build_interleaved_zb),
+    "zbv": CatalogueEntry(build_zbv, 2),
+    "v-half": CatalogueEntry(build_v_half, 2),
+    "v-min": CatalogueEntry(build_v_min, 2),
+    "dualpipev": CatalogueEntry(build_dualpipev, 2),
+    "forward": CatalogueEntry(build_forward),
 }
 
 
 def register_schedule(name: str, build: Builder, *, chunks: int | None = None) -> None:
-    """Make `build_schedule(name, ...)` and `compile(schedule=name)` know a builder of your own.
+    """Add a builder of your own to the catalogue, for `build_schedule(name, ...)` and `compile(schedule=name)`.
 
-    `build(n_stages, n_microbatches, n_devices)` returns a Schedule; `chunks` is the number of stages that it puts on a
-    device, None when any number that divides will do. Raises ScheduleError when the name is taken.
+    `build(n_stages, n_microbatches, n_devices)` returns a Schedule. `chunks` is the number of stages that it places on a
+    device; None if any number of stages that is a multiple of `n_devices` is possible. Raises ScheduleError if the name is taken.
     """
     if name in CATALOGUE:
-        raise ScheduleError(f"a schedule is called {name!r} already", hint="another name")
-    CATALOGUE[name] = Entry(build, chunks)
+        raise ScheduleError(f"a schedule is called {name!r} already", hint=f"another name, such as {name + '-2'!r}")
+    CATALOGUE[name] = CatalogueEntry(build, chunks)
+
+
+@without_collection
+def build_schedule(
+    schedule: str | Builder, n_stages: int, n_microbatches: int, *, n_devices: int | None = None
+) -> Schedule:
+    """Return the schedule of the catalogue with this name, or the schedule of a function (n_stages, n_microbatches, n_devices).
+
+    A device gets several stages if `n_devices` is a fraction of `n_stages`; `placement` of the result has the device of each.
+    By default, schedules in a V take half as many devices as stages, all others one device per stage. Raises ScheduleError if
+    the name is unknown or the schedule does not exist for these counts.
+    """
+    entry = _entry(schedule)
+    _check_counts(n_stages=n_stages, n_microbatches=n_microbatches)
+    n_devices = entry.devices(n_stages) if n_devices is None else n_devices
+    _check_counts(n_stages=n_stages, n_microbatches=n_microbatches, n_devices=n_devices)
+    _check_division(schedule if isinstance(schedule, str) else "the schedule", entry, n_stages, n_devices)
+    return entry.build(n_stages, n_microbatches, n_devices)
+
+
+def _entry(schedule: str | Builder) -> CatalogueEntry:
+    if callable(schedule):
+        return CatalogueEntry(schedule)
+    if schedule not in CATALOGUE:
+        raise ScheduleError(f"no schedule is called {schedule!r}", hint="one of " + ", ".join(map(repr, CATALOGUE)))
+    return CATALOGUE[schedule]
+
+
+def _check_counts(**counts: object) -> None:
+    all_counts = ", ".join(f"{name}={count!r}" for name, count in counts.items())
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ScheduleError(f"{name} must be a whole number, at least 1", why=f"the counts are {all_counts}")
+
+
+def _check_division(name: str, entry: CatalogueEntry, n_stages: int, n_devices: int) -> None:
+    """Raise ScheduleError if devices would get different numbers of stages, or a number that the builder does not support."""
+    if n_stages % n_devices:
+        raise ScheduleError(
+            f"{_plural(n_stages, 'stage')} cannot be divided among {_plural(n_devices, 'device')}",
+            why="every device takes the same number of stages",
+            hint=f"n_stages={_multiple_near(n_stages, n_devices)} or n_devices={n_stages}",
+        )
+    if entry.chunks is not None and n_stages != entry.chunks * n_devices:
+        others = [other for other, candidate in CATALOGUE.items() if candidate.chunks is None]
+        count = (
+            f"n_stages={entry.chunks * n_devices}"
+            if n_stages % entry.chunks
+            else f"n_devices={n_stages // entry.chunks}"
+        )
+        raise ScheduleError(
+            f"{name} runs {_plural(entry.chunks, 'stage')} per device, "
+            f"not {_plural(n_stages, 'stage')} on {_plural(n_devices, 'device')}",
+            hint=f"{count}, or one of {', '.join(map(repr, others))}",
+        )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _multiple_near(count: int, factor: int) -> int:
+    """Return the positive multiple of `factor` nearest to `count`."""
+    return max(1, round(count / factor)) * factor

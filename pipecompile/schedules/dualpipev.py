@@ -1,17 +1,18 @@
-"""DualPipeV: two stages per device in a V; forwards of one half run beside backwards of the other.
+"""DualPipeV: two stages per device in a V; forwards of one half alternate with backwards of the other.
 
     device 0 │ F0 F1 F2 f0 i0 w0 f1 F3 b1 b1 f2 B0 B0 F4 b2 b2 f3 B1 B1 b3 b3 f4    B2 B2 b4 b4 I3 W3 I4 W4
     device 1 │    F0 f0 F1 f1 F2 b0 b0 f2 B0 B0 F3 b1 b1 f3 B1 B1 F4 b2 b2 f4 B2 B2 b3 b3 B3 B3 i4 I4 w4 W4
              └────────────────────────────────────────────────────────────────────────────────────────────▶ time    P = 2, M = 5
 
-In its steady phase a device alternates F of one stage with B of the other, which its authors run at the same time to
-hide the communication of one behind the compute of the other; here they follow each other.
+In the steady phase a device alternates F of one stage with B of the other. The paper runs each such pair at the same time, to
+overlap the communication of one with the compute of the other; here the two actions run one after the other.
 
 Bubble: makespan M T + (P - 1) tF / 2 at equal times, for M >= 2 P.
 Memory: at most P + 1/2 micro-batches in flight on every device.
-When: forwards and backwards can run at the same time and hide each other's communication.
+When: a forward and a backward can run at the same time and overlap each other's communication.
 
-DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, and its repository DualPipe (the V form of Qi et al., "cut in half").
+DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.1; the V form is in its repository DualPipe (after Qi et al.,
+"cut in half").
 """
 
 from __future__ import annotations
@@ -26,26 +27,28 @@ __all__ = ["build_dualpipev"]
 
 
 def build_dualpipev(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """Two stages per device. Fewer than 2 P micro-batches run in the order that they have among 2 P."""
+    """Return the schedule with two stages per device. Fewer than 2 P micro-batches keep the order that they have among 2 P."""
     full = max(n_microbatches, 2 * n_devices)
     rows = (_row(device, n_devices, full) for device in range(n_devices))
-    kept = tuple(tuple(action for action in row if action.microbatch < n_microbatches) for row in rows)
-    return Schedule(n_stages, n_microbatches, vee(n_devices), kept, "dualpipev")
+    present = tuple(tuple(action for action in row if action.microbatch < n_microbatches) for row in rows)
+    return Schedule(n_stages, n_microbatches, vee(n_devices), present, "dualpipev")
 
 
 def _row(device: int, n_devices: int, n_microbatches: int) -> tuple[Action, ...]:
-    """The first backwards and the last P are split: their W fill the turn of the V, and the end."""
+    """Return the row of a device. The first backwards and the last P are split: their W fill idle time at the turn of the V and at
+    the end.
+    """
     stages, hops = (device, 2 * n_devices - 1 - device), n_devices - 1 - device
-    backs = merge_queues(action_queues(stages, "B", n_microbatches), ("B1", hops), ("B1 B0",))
-    split = {*backs[:hops], *backs[-n_devices:]}
-    given = {
+    backwards = merge_queues(action_queues(stages, "B", n_microbatches), ("B1", hops), ("B1 B0",))
+    split = {*backwards[:hops], *backwards[-n_devices:]}
+    queues = {
         **action_queues(stages, "F", n_microbatches),
-        "B": [replace(back, kind=Kind.INPUT_GRAD) if back in split else back for back in backs],
-        "W": [replace(back, kind=Kind.WEIGHT_GRAD) for back in backs if back in split],
+        "B": [replace(b, kind=Kind.INPUT_GRAD) if b in split else b for b in backwards],
+        "W": [replace(b, kind=Kind.WEIGHT_GRAD) for b in backwards if b in split],
     }
     steady = n_microbatches - 2 * n_devices + device + 1
     return merge_queues(
-        given,
+        queues,
         ("F0", 2 * hops),
         ("F0 F1", device + 1),
         ("B W F1", hops),

@@ -6,8 +6,8 @@
              └──────────────────▶ time
 
 Bubble: (P - 1) / (M + P - 1); makespan (M + P - 1) tF.
-Memory: nothing is kept for a backward.
-When: nothing is trained.
+Memory: no activation is kept for a backward.
+When: for inference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["build_forward"]
 
 
 def build_forward(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """The forwards of all stages, stage by stage on a device that has several; `n_devices` must divide `n_stages`."""
+    """Return the forwards of all stages, stage by stage on each device; `n_devices` must divide `n_stages`."""
     rows = tuple(
         tuple(action for stage in range(d, n_stages, n_devices) for action in action_queue(stage, "F", n_microbatches))
         for d in range(n_devices)

@@ -7,11 +7,12 @@
 
 Bubble: (P - 1) / (M + P - 1); makespan (M + P - 1)(tF + tB).
 Memory: every device holds all M micro-batches in flight.
-When: activations are small, or forwards are run again anyway. The only order for `pipe(x)`, whose backward comes from outside.
+When: activations are small, or stages are recomputed anyway. `pipe(x)` always runs in this order, because its backward comes later.
 
-With several stages on a device it goes breadth first, as `looped-bfs`.
+With several stages on a device the order is breadth-first, as in `looped-bfs`.
 
-Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019.
+Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019,
+section 2.3.
 """
 
 from __future__ import annotations
@@ -25,5 +26,5 @@ __all__ = ["build_gpipe"]
 
 
 def build_gpipe(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """GPipe on `n_devices` devices, which must divide `n_stages`."""
+    """Return GPipe for any number of micro-batches; `n_devices` must divide `n_stages`."""
     return replace(build_looped_bfs(n_stages, n_microbatches, n_devices), name="gpipe")

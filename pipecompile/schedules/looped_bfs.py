@@ -1,13 +1,13 @@
-"""Looped breadth-first: a device finishes all forwards of one of its stages before it begins the next, and the backwards
-likewise from the last stage down. GPipe with several stages on a device.
+"""Looped breadth-first: a device runs all forwards of one of its stages before those of the next, then the backwards in the
+same way from its last stage to its first. It is GPipe with several stages on a device.
 
     device 0 │ F0 F1 f0 f1          b0 b0 b1 b1 B0 B0 B1 B1
     device 1 │    F0 F1 f0 f1 b0 b0 b1 b1 B0 B0 B1 B1
              └────────────────────▶ time    4 stages on P = 2, M = 2, B twice as long as F; small letters: the device's second stage
 
-Bubble: makespan M T + (P - 1)(tF + tB)/v for M >= P, with v stages on a device and T = tF + tB of them together.
+Bubble: makespan M T + (P - 1)(tF + tB)/v for M >= P, with v stages on a device, which together take T = tF + tB.
 Memory: every device holds all M micro-batches in flight.
-When: there is memory, and gradients of a stage are to be complete early: all its backwards come together.
+When: memory suffices, and the gradients of a stage shall be complete early: all its backwards run together.
 
 Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023.
 """
@@ -22,7 +22,7 @@ __all__ = ["build_looped_bfs"]
 
 
 def build_looped_bfs(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """Any number of micro-batches, any number of stages on a device; `n_devices` must divide `n_stages`."""
+    """Return the schedule for any number of micro-batches; `n_devices` must divide `n_stages`."""
     rows = []
     for device in range(n_devices):
         stages = range(device, n_stages, n_devices)

@@ -4,13 +4,13 @@
     device 1 │    F0 F1       B0 B0 F2 B1 B1 F3 B2 B2    B3 B3
     device 2 │       F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
              └─────────────────────────────────────────────────────▶ time    P = 3, M = 4, B twice as long as F
-                warm-up: min(P - 1 - s, M) forwards │ pairs F B │ the backwards that are left
+                warm-up: min(P - 1 - s, M) forwards │ pairs F B │ the remaining backwards
 
 Bubble: (P - 1) / (M + P - 1), as GPipe; makespan (M + P - 1)(tF + tB).
 Memory: stage s holds at most min(P - s, M) micro-batches in flight, so no device holds more than P.
-When: first of all. GPipe's time, in memory that does not grow with M.
+When: by default. The time of GPipe, in memory that does not grow with M.
 
-Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (PipeDream-flush);
+Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021, section 3.2 (PipeDream-flush);
 Fan et al., "DAPPLE", PPoPP 2021, has the same order.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["build_one_f_one_b"]
 
 
 def build_one_f_one_b(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """1F1B with one stage per device; M < P works and then has no steady phase on the first stages."""
+    """Return 1F1B with one stage per device. With M < P the first stages have no steady phase."""
     rows = tuple(
         merge_queues(action_queues([stage], "FB", n_microbatches), ("F", n_stages - 1 - stage), ("F B",))
         for stage in range(n_stages)

@@ -1,6 +1,6 @@
-"""List schedules on a V, under a quota per stage: how V-Half and V-Min, and ZBV when micro-batches are few, are made.
+"""List schedules on a V with a quota per stage: the common part of V-Half, V-Min, and ZBV with few micro-batches.
 
-order "F1 F0 I0 I1"     which of the four a free device starts, when it may: a forward of its second stage first, ...
+order "F1 F0 I0 I1"     priorities of a free device: first a forward of its second stage, then one of its first stage, ...
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ __all__ = ["list_schedule_on_vee"]
 
 
 def list_schedule_on_vee(
-    n_microbatches: int, quotas: tuple[Sequence[int], Sequence[int]], room: int, order: str
+    n_microbatches: int, quotas: tuple[Sequence[int], Sequence[int]], capacity: int, order: str
 ) -> ListSchedule:
-    """A schedule in which device d holds at most `room` stages on a micro-batch until their W, and of its first and second stage
-    at most `quotas[0][d]` and `quotas[1][d]` until their I.
+    """Return the list schedule at equal times of F, I and W.
+
+    On device d at most `capacity` pairs of a stage and a micro-batch wait for their W, and at most `quotas[0][d]` and
+    `quotas[1][d]` micro-batches of its first and second stage wait for their I.
     """
     first, second = quotas
     n_devices, rank = len(first), {name: place for place, name in enumerate(order.split())}
@@ -27,6 +29,6 @@ def list_schedule_on_vee(
         forward=(rank["F0"],) * n_devices + (rank["F1"],) * n_devices,
         backward=(rank["I0"],) * n_devices + (rank["I1"],) * n_devices,
     )
-    listed = list_schedule(unit_workload(vee(n_devices)), n_microbatches, (room,) * n_devices, rule)
-    assert listed is not None, "there is room for a micro-batch"
-    return listed
+    result = list_schedule(unit_workload(vee(n_devices)), n_microbatches, (capacity,) * n_devices, rule)
+    assert result is not None, "one micro-batch fits"
+    return result

@@ -1,16 +1,16 @@
-"""ZBV: two stages per device in a V, the backward split. No device ever waits between its first forward and its last W,
-and none holds more than 1F1B's first device.
+"""ZBV: two stages per device in a V, with a split backward. No device is idle between its first forward and its last W, and
+none needs more memory than the first device of 1F1B.
 
     device 0 │ F0 F1 F2 f0 i0 w0 f1 i1 w1 F3 I0 W0 f2 i2 w2 I1 W1 f3 i3 w3 I2 W2 I3 W3
     device 1 │    F0 f0 F1 f1 i0 w0 F2 I0 W0 f2 i1 w1 F3 I1 W1 f3 i2 w2 I2 i3 I3 W2 w3 W3
              └──────────────────────────────────────────────────▶ time    P = 2, M = 4; small letters: the device's second stage
 
-The first device also has the last stage, so the first backward comes as soon as the last forward, and all devices hold
-as much as each other.
+The first device also has the last stage, so the first backward follows the last forward at once, and all devices hold
+equally much.
 
 Bubble: none within a device's own span of M T; the makespan is M T + (P - 1) tF / 2, for M >= 2 P - 1 and equal times.
 Memory: at most P micro-batches wait for their W on any device (one stage on a micro-batch counts half).
-When: memory is that of 1F1B, and links are fast: no device waits within its span, and all hold equally much.
+When: memory suffices for 1F1B, and links are fast: no device is idle within its span, and all hold equally much.
 
 Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6.
 """
@@ -26,12 +26,14 @@ __all__ = ["build_zbv"]
 
 
 def build_zbv(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """Two stages per device. Fewer than 2 P - 1 micro-batches cannot fill the V: they are list scheduled in its memory."""
+    """Return the schedule with two stages per device. Fewer than 2 P - 1 micro-batches cannot fill the V, and are list scheduled
+    within the same memory.
+    """
     if n_microbatches >= 2 * n_devices - 1:
         rows = tuple(_row(device, n_devices, n_microbatches) for device in range(n_devices))
     else:
-        free = (n_microbatches,) * n_devices
-        rows = list_schedule_on_vee(n_microbatches, (free, free), 2 * n_devices, "I1 I0 F1 F0").rows
+        unbounded = (n_microbatches,) * n_devices
+        rows = list_schedule_on_vee(n_microbatches, (unbounded, unbounded), 2 * n_devices, "I1 I0 F1 F0").rows
     return Schedule(n_stages, n_microbatches, vee(n_devices), rows, "zbv")
 
 

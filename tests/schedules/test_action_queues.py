@@ -24,5 +24,5 @@ def test_lanes_are_named_by_kind_and_by_the_place_of_the_stage_when_there_are_se
 
 
 def test_what_is_left_over_is_a_mistake() -> None:
-    with pytest.raises(AssertionError, match="leave actions over"):
+    with pytest.raises(AssertionError, match="do not empty all queues"):
         woven(("F",))

@@ -1,5 +1,5 @@
-"""Every schedule of every size is legal, as a schedule and as a program under all models of communication; both texts read
-back; both simulate to the same times. A part of the sizes; all with `--full`.
+"""Every schedule of every size is legal, as a schedule and as a program under all models of communication; both texts parse;
+both simulate to the same times. A sample of the sizes; all with `--full`. Names and counts are looked up and checked.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
-from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule, register_schedule
+from pipecompile.schedules.stage_placement import loop, vee
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
 
@@ -20,7 +22,7 @@ MOST_DEVICES, MOST_MICROBATCHES, MOST_CHUNKS = 8, 16, 4
 
 
 def sizes(name: str) -> Iterator[tuple[int, int, int]]:
-    """(stages, devices, micro-batches)"""
+    """Yield (stages, devices, micro-batches)."""
     chunks = CATALOGUE[name].chunks
     for n_devices in range(1, MOST_DEVICES + 1):
         for per_device in (chunks,) if chunks else range(1, MOST_CHUNKS + 1):
@@ -47,3 +49,106 @@ def test_lowered_written_and_simulated(name: str, pytestconfig: pytest.Config) -
         assert set(of_schedule.spans) == set(of_program.spans)
         assert of_schedule.memory == of_program.memory
         assert of_schedule.peak_in_flight == of_program.peak_in_flight
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_schedule_knows_its_name_and_counts(name: str) -> None:
+    schedule = build_schedule(name, 4, 5)
+    n_devices = 2 if CATALOGUE[name].chunks == 2 else 4
+    assert (schedule.name, schedule.n_stages, schedule.n_microbatches, schedule.n_devices) == (name, 4, 5, n_devices)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_placement_is_a_loop_or_a_v_and_can_be_asked_for(name: str) -> None:
+    chunks = CATALOGUE[name].chunks or 3
+    schedule = build_schedule(name, 4 * chunks, 1, n_devices=4)
+    assert schedule.placement == (vee(4) if chunks == 2 else loop(4 * chunks, 4))
+
+
+def test_an_unknown_name_lists_those_known() -> None:
+    with pytest.raises(
+        ScheduleError, match=r"no schedule is called 'zigzag'\n  try    one of 'gpipe', '1f1b', .*'forward'"
+    ):
+        build_schedule("zigzag", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_stages", "n_devices", "message"),
+    [
+        (
+            "1f1b",
+            4,
+            2,
+            "1f1b runs 1 stage per device, not 4 stages on 2 devices\n  try    n_devices=4, or one of 'gpipe'",
+        ),
+        ("zb-h2", 4, 1, "zb-h2 runs 1 stage per device, not 4 stages on 1 device\n  try    n_devices=4"),
+        ("zbv", 4, 4, "zbv runs 2 stages per device, not 4 stages on 4 devices\n  try    n_devices=2"),
+        ("v-min", 3, 3, "v-min runs 2 stages per device, not 3 stages on 3 devices\n  try    n_stages=6"),
+        ("dualpipev", 5, None, "5 stages cannot be divided among 2 devices\n"),
+        ("v-half", 1, None, "v-half runs 2 stages per device, not 1 stage on 1 device\n  try    n_stages=2"),
+    ],
+)
+def test_a_wrong_number_of_stages_per_device_is_refused_with_a_way_out(
+    name: str, n_stages: int, n_devices: int | None, message: str
+) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        build_schedule(name, n_stages, 4, n_devices=n_devices)
+
+
+def one_by_one(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
+    """Return a schedule that runs one micro-batch after another."""
+    rows: list[list[str]] = [[] for _ in range(n_devices)]
+    for m in range(n_microbatches):
+        for stage in range(n_stages):
+            rows[stage % n_devices].append(f"{stage}F{m}")
+        for stage in reversed(range(n_stages)):
+            rows[stage % n_devices].append(f"{stage}B{m}")
+    return Schedule.from_rows(rows, "one-by-one")
+
+
+def test_a_function_is_a_schedule() -> None:
+    schedule = build_schedule(one_by_one, 4, 2, n_devices=2)
+    assert schedule.to_csv().splitlines() == ["0F0,2F0,2B0,0B0,0F1,2F1,2B1,0B1", "1F0,3F0,3B0,1B0,1F1,3F1,3B1,1B1"]
+    with pytest.raises(ScheduleError, match="4 stages cannot be divided among 3 devices"):
+        build_schedule(one_by_one, 4, 2, n_devices=3)
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    register_schedule("one-by-one", one_by_one, chunks=2)
+    yield "one-by-one"
+    del CATALOGUE["one-by-one"]
+
+
+def test_a_function_can_get_a_name(registered: str) -> None:
+    assert build_schedule(registered, 4, 3).n_devices == 2
+    with pytest.raises(ScheduleError, match="one-by-one runs 2 stages per device"):
+        build_schedule(registered, 4, 3, n_devices=4)
+    with pytest.raises(ScheduleError, match="a schedule is called 'one-by-one' already"):
+        register_schedule(registered, one_by_one)
+    with pytest.raises(ScheduleError, match="a schedule is called 'gpipe' already"):
+        register_schedule("gpipe", one_by_one)
+
+
+@pytest.mark.parametrize("counts", [(0, 4), (4, 0), (-1, 4), (2.0, 4), (4, "8"), (True, 4), (4, None)])
+def test_counts_that_are_no_counts_are_refused_with_both_numbers(counts: tuple[int, int]) -> None:
+    with pytest.raises(ScheduleError, match="whole number, at least 1") as caught:
+        build_schedule("gpipe", *counts)
+    assert f"n_stages={counts[0]!r}, n_microbatches={counts[1]!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("n_stages", "n_devices"), [(4, 3), (2, 4), (1, 3)])
+def test_stages_that_cannot_be_divided_evenly_are_refused_with_numbers_that_can(n_stages: int, n_devices: int) -> None:
+    with pytest.raises(
+        ScheduleError, match=f"{n_stages} stages? cannot be divided among {n_devices} devices"
+    ) as caught:
+        build_schedule("gpipe", n_stages, 4, n_devices=n_devices)
+    stages, devices = (int(part.split("=")[1]) for part in caught.value.hint.split(" or "))
+    assert build_schedule("gpipe", stages, 4, n_devices=n_devices).n_stages == stages
+    assert build_schedule("gpipe", n_stages, 4, n_devices=devices).n_devices == devices
+
+
+@pytest.mark.parametrize("n_devices", [0, -2, 1.5])
+def test_a_device_count_that_is_none_is_refused(n_devices: int) -> None:
+    with pytest.raises(ScheduleError, match="n_devices must be a whole number"):
+        build_schedule("gpipe", 4, 4, n_devices=n_devices)

@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_times import DEVICES, TIMES, makespan
+
+from pipecompile.ir.in_flight import in_flight
 from pipecompile.schedules import build_schedule
 
 
@@ -18,3 +24,11 @@ def test_several_stages_on_a_device_go_down_breadth_first_and_come_back_up() -> 
         "0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1",
         "1F0,1F1,3F0,3F1,3B0,3B1,1B0,1B1",
     ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(p=DEVICES, m=st.integers(1, 12), times=TIMES)
+def test_makespan_and_memory(p: int, m: int, times: tuple[float, float, float]) -> None:
+    schedule = build_schedule("gpipe", p, m)
+    assert makespan(schedule, times) == pytest.approx((m + p - 1) * sum(times))
+    assert in_flight(schedule.rows, schedule.placement) == (m,) * p

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from schedule_times import rows
+
+from pipecompile.ir import Schedule
+from pipecompile.schedules.stage_placement import vee
+from pipecompile.schedules.v_list import list_schedule_on_vee
+from pipecompile.verifiers import verify
+
+
+def test_the_order_decides_which_ready_action_starts() -> None:
+    """On one device, F1 before F0 is depth first; F0 before F1 runs all forwards of the first stage first."""
+    quotas = ([2], [2])
+    deep, wide = (list_schedule_on_vee(2, quotas, 4, order) for order in ("F1 F0 I0 I1", "F0 F1 I0 I1"))
+    assert " ".join(map(str, deep.rows[0])) == "0F0 1F0 0F1 1F1 1I0 0I0 1I1 0I1 0W0 1W0 0W1 1W1"
+    assert " ".join(map(str, wide.rows[0])) == "0F0 0F1 1F0 1F1 1I0 0I0 1I1 0I1 0W0 1W0 0W1 1W1"
+
+
+def test_quotas_and_capacity_bound_what_waits() -> None:
+    m, capacity = 5, 2
+    result = list_schedule_on_vee(m, ([1, 1], [1, 1]), capacity, "I1 I0 F1 F0")
+    schedule = Schedule(4, m, vee(2), result.rows)
+    verify(schedule)
+    for row in schedule.rows:
+        waiting = 0
+        for action in row:
+            waiting += {"F": 1, "W": -1}.get(action.kind.value, 0)
+            assert waiting <= capacity
+    assert len(rows(schedule)) == 2
