@@ -46,6 +46,9 @@ class Considered:
         """Return the chosen candidate: of those that fit, none has a shorter step."""
         return self.rows[self.chosen]
 
+    def __repr__(self) -> str:
+        return f"Considered(n_candidates={len(self.rows)}, chosen={self.best})"
+
     def __str__(self) -> str:
         columns = candidate_columns(self)
         headers = [name.split("\n") for name in columns]

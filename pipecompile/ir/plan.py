@@ -116,6 +116,10 @@ class Plan:
             return None
         return max(self.bottleneck / self.unforced - 1.0, 0.0) if self.unforced else 0.0
 
+    def __repr__(self) -> str:
+        figures = f"bottleneck={self.bottleneck:.3g} s, gap={self.gap:.1%}, {self.status}"
+        return f"Plan(n_stages={self.n_stages}, devices={self.devices}, {figures})"
+
     def to_json(self) -> str:
         """Return the plan as JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()

@@ -94,6 +94,10 @@ class Program:
     def n_devices(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        counts = f"n_stages={self.n_stages}, n_microbatches={self.n_microbatches}, n_devices={self.n_devices}"
+        return f"Program({counts}, n_instructions={sum(map(len, self.rows))})"
+
     def __str__(self) -> str:
         """Return the text that `program_text.parse_program` reads."""
         placement = "".join(f" {device}" for device in self.placement)

@@ -35,6 +35,10 @@ class Schedule:
     def n_devices(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        counts = f"n_stages={self.n_stages}, n_microbatches={self.n_microbatches}, n_devices={self.n_devices}"
+        return f"Schedule({self.name!r}, {counts})"
+
     def to_csv(self) -> str:
         """Return one row per device, one cell per action: the compute-only form of torch.distributed.pipelining."""
         return "".join(",".join(map(str, row)) + "\n" for row in self.rows)

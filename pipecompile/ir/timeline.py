@@ -52,6 +52,10 @@ class Timeline:
         bars = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in spans)
         return cls(n_devices, bars)
 
+    def __repr__(self) -> str:
+        figures = f"makespan={self.makespan:.6g}, bubble={self.bubble:.1%}"
+        return f"Timeline(n_devices={self.n_devices}, n_spans={len(self.spans)}, {figures})"
+
     def compute(self, device: int) -> list[Span]:
         """Return the compute spans of a device, by start."""
         return sorted((s for s in self.spans if s.device == device and s.track == COMPUTE), key=lambda s: s.start)

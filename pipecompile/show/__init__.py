@@ -1,6 +1,10 @@
-"""How plans, schedules and timelines look: a table, a text grid, a Gantt chart, a Perfetto trace, a Graphviz graph.
+"""Views of plans, schedules, programs and timelines: tables, text grids, charts, traces, graphs and HTML pages.
 
-Nothing here is imported by the levels below, and matplotlib only when a picture is drawn.
+    terminal   table.py, candidate_table.py, grid.py
+    notebook   notebook.py, which registers the HTML forms of plans, schedules, programs and timelines
+    files      dump.py writes all; gantt.py (SVG), perfetto.py (trace), graphviz.py (DOT), html_report.py (page/)
+
+Data below do not import their views. matplotlib is imported only when a chart is drawn. Open `table.py` first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The colours of all pictures."""
+"""The colours of all charts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SHADES = {
     Kind.INPUT_GRAD: ("#f0d888", "#e2c157", "#c3a138", "#977b24"),
     Kind.WEIGHT_GRAD: ("#a5d3a0", "#79b873", "#579952", "#3e7439"),
 }
-"""Per kind four shades, light to dark: those of the first, second ... stage on one device."""
+"""Per kind four shades, light to dark, for the first, second, third and every further stage on one device."""
 
 FILLS = ("#dbe8f8", "#fbe6cd", "#dff0dc", "#f6dfe3", "#e8e2f4", "#faf3cf", "#d9f0f0", "#ececec")
-"""Behind the stages, one after another."""
+"""Background colours of stages, repeated in this order."""
 
 COPY, INK, FAINT = "#7d838c", "#2b2f36", "#d9dce1"

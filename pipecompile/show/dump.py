@@ -1,4 +1,4 @@
-"""Everything that was decided and predicted, as files in one directory."""
+"""Dump of a compilation: plan, schedule, program, timelines and graph as files in one directory."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ __all__ = ["dump", "write_text"]
 
 _log = logging.getLogger("pipecompile.show")
 _DOT_SECONDS = 60.0
+"""Time limit of Graphviz, in seconds."""
 
 
 def dump(
@@ -40,12 +41,12 @@ def dump(
     report: str | None = None,
     seconds: bool = True,
 ) -> list[Path]:
-    """Write a file per piece given and return their paths; pieces that are missing are left out.
+    """Write one file per argument that is not None and return the paths.
 
-    plan.json, schedule.csv, program.txt, passes.txt, report.html, timeline.json, timeline.svg (with matplotlib), graph.py, graph.dot, and
-    graph.svg when Graphviz' `dot` is installed. All texts exist before the first file is written, and every file
-    appears whole or not at all. `seconds` False says that the timeline is in the unit of the costs. Raises InputError
-    if the directory cannot be written.
+    plan.json, schedule.csv, program.txt, passes.txt, report.html, timeline.json, timeline.svg (with matplotlib),
+    graph.py, graph.dot, and graph.svg if Graphviz' `dot` is installed. All texts are computed before the first file is
+    written, and a file appears whole or not at all. `seconds` False: times are in the unit of the costs. Raise
+    InputError if the directory cannot be written.
     """
     texts = {} if graph is None else _graph_texts(graph, plan)
     if predicted is not None:
@@ -65,7 +66,7 @@ def dump(
 
 
 def write_text(path: Path, text: str) -> Path:
-    """One file, whole or not at all. Raises InputError if it cannot be written."""
+    """Write one file, whole or not at all. Raise InputError if the file cannot be written."""
     try:
         return _write(path, text)
     except OSError as error:
@@ -73,7 +74,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def _unwritable(what: str, folder: Path, error: OSError) -> InputError:
-    hint = "name a directory you may write to"
+    hint = "pass a directory with write permission"
     return InputError(f"{what} cannot be written", where=str(folder), why=str(error), hint=hint)
 
 
@@ -100,11 +101,13 @@ def _graph_texts(graph: GraphModule, plan: Plan | None) -> dict[str, str]:
     if plan is None:
         return texts
     texts["graph.dot"] = graph_dot(graph, plan)
-    return texts | _drawn(texts["graph.dot"])
+    return texts | _svg_texts(texts["graph.dot"])
 
 
-def _drawn(dot: str) -> dict[str, str]:
-    """graph.svg as Graphviz draws it, or nothing: a picture is never a reason to lose the other files."""
+def _svg_texts(dot: str) -> dict[str, str]:
+    """Return graph.svg as Graphviz draws it, or nothing if Graphviz is missing or fails: the other files do not
+    depend on it.
+    """
     program = shutil.which("dot")
     if program is None:
         return {}
@@ -119,11 +122,11 @@ def _drawn(dot: str) -> dict[str, str]:
 
 
 def _write(path: Path, text: str) -> Path:
-    """Write beside the target, then rename over it."""
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write to a temporary file beside the target, then rename it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        half.write_text(text, encoding="utf-8")
-        half.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     finally:
-        half.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return path

@@ -1,7 +1,7 @@
-"""Timelines as a Gantt chart in SVG: a row per device, its copy tracks as thin bars, and the memory curves below.
+"""Gantt charts of timelines as SVG: a row per device, copies as thin bars, memory curves below.
 
-matplotlib is imported when a chart is drawn, through its object interface: no backend is chosen, no global state is
-left changed, and the same timelines give the same bytes.
+matplotlib is imported when a chart is drawn and used through its object interface: no backend is chosen, no global
+state changes, and equal timelines give equal bytes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _STYLE = {
 }  # fmt: skip
 _LEFT, _RIGHT, _HEAD, _FOOT = 1.05, 1.35, 0.35, 0.5
 _ROW, _MEMORY, _CELL, _NARROW, _WIDE = 0.42, 1.25, 0.25, 10.6, 22.0
-"""Inches: the margins; a device's row, a memory panel, a cell of the longest row, and how wide the panels may be."""
+"""Inches: margins; heights of a device's row and of a memory panel; width of a cell; least and largest panel width."""
 _SMALLEST = 3.2
-"""Points: a label that would have to be smaller is left out."""
+"""Points: least size of a label; smaller labels are omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """A Gantt panel or a memory panel of one timeline. Time is drawn from `origin` on, in `unit`."""
+    """A Gantt panel or a memory panel of one timeline. Its time axis begins at `origin` and is in `unit`."""
 
     label: str
     timeline: Timeline
@@ -50,7 +50,7 @@ class _Panel:
 
     @property
     def gap(self) -> float:
-        """To the panel above, or to the title."""
+        """Return the distance to the panel above, or to the title, in inches."""
         return 0.24 if self.is_memory else 0.46
 
     def at(self, moment: float) -> float:
@@ -65,9 +65,9 @@ def timeline_svg(
     devices: Sequence[str] = (),
     seconds: bool = True,
 ) -> str:
-    """The chart as SVG text, the measured timeline below the predicted one on the same time axis.
+    """Return the chart as SVG text, the measured timeline below the predicted one on the same time axis.
 
-    `seconds` False says that times are in the unit of the costs, as in a unit-time simulation. Needs matplotlib.
+    `seconds` False: times are in the unit of the costs, as in a unit-time simulation. Needs matplotlib.
     """
     from matplotlib import style
 
@@ -86,7 +86,7 @@ def timeline_figure(
     devices: Sequence[str] = (),
     seconds: bool = True,
 ) -> Figure:
-    """The chart as a matplotlib figure, in the style that is set when it is called."""
+    """Return the chart as a matplotlib figure in the current style."""
     from matplotlib.figure import Figure
 
     panels = _panels(predicted, measured, seconds)
@@ -131,7 +131,7 @@ def _end(timeline: Timeline) -> float:
 
 
 def _frame(axes: Axes, *, last: bool, unit: Unit) -> None:
-    """Thin lines, and the time under the lowest panel only."""
+    """Draw thin lines; label the time axis of the last panel only."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=2, width=0.6, labelbottom=last)
     axes.set_axisbelow(True)
@@ -140,7 +140,7 @@ def _frame(axes: Axes, *, last: bool, unit: Unit) -> None:
 
 
 def _draw_rows(axes: Axes, panel: _Panel, names: Sequence[str], points: float) -> None:
-    """`points` is the width of one time unit on paper."""
+    """Draw the rows of a Gantt panel. `points` is the width of one time unit in points."""
     timeline = panel.timeline
     axes.set_ylim(timeline.n_devices, 0)
     axes.set_yticks([d + 0.5 for d in range(timeline.n_devices)], names[: timeline.n_devices])
@@ -160,7 +160,7 @@ def _draw_rows(axes: Axes, panel: _Panel, names: Sequence[str], points: float) -
 
 
 def _draw_compute(axes: Axes, panel: _Panel, device: int, height: float, points: float) -> None:
-    """The cells of one device, each with the number of its micro-batch where that fits in."""
+    """Draw the cells of one device, each with its micro-batch number where the number fits."""
     spans = panel.timeline.compute(device)
     cells = [_action(span) for span in spans]
     stages = sorted({cell.stage for cell in cells if cell})
@@ -190,7 +190,7 @@ def _action(span: Span) -> Action | None:
 
 
 def _draw_memory(axes: Axes, panel: _Panel, top: float) -> None:
-    """A step curve per device on one axis; what each peaks at stands beside it."""
+    """Draw one step curve per device on one axis, with the peaks in the legend."""
     from matplotlib import colormaps
 
     unit = fit(BYTES, [top])
@@ -216,7 +216,7 @@ def _draw_memory(axes: Axes, panel: _Panel, top: float) -> None:
 
 
 def _head(figure: Figure, title: str, timelines: Sequence[Timeline]) -> None:
-    """The title, and on the same line the colours in use."""
+    """Draw the title, and on the same line a legend of the colours in use."""
     from matplotlib.patches import Patch
 
     spans = [span for timeline in timelines for span in timeline.spans]

@@ -1,9 +1,8 @@
-"""The cut graph as Graphviz text: a cluster per stage, modules as nodes, values that cross a cut with their size.
+"""The cut graph as Graphviz text: a cluster per stage, modules as boxes, crossing values with their sizes.
 
-The traced graph has a node per call; a picture of it would be unreadable. Calls of one stage that lie in one module
-are one box. How deep "one module" is, is chosen so that the boxes stay few: blocks for a ResNet, single calls for a
-small model.
-A value that passes over a stage (a skip) is drawn bold.
+A traced graph has one node per call, too many for a picture. Calls of one stage inside one module share a box. The
+depth of these modules is the largest that leaves few boxes: blocks for a ResNet, single calls for a small model. A
+value that skips a stage is drawn bold.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.units import BYTES, COUNT, SECONDS, written
 from pipecompile.show.colours import FILLS
-from pipecompile.tracing.node_facts import facts
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["graph_dot"]
 
 _MOST_BOXES, _DEEPEST = 48, 8
+"""Largest number of boxes, and of parts of a module path."""
 _HEAD = """digraph pipeline {
   graph [fontname="Helvetica", fontsize=12, labeljust=l, nodesep=0.25, ranksep=0.35, newrank=true];
   node [shape=box, style="rounded,filled", fillcolor=white, color="#9aa0a8", fontname="Helvetica", fontsize=10];
@@ -32,7 +31,7 @@ _HEAD = """digraph pipeline {
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """All calls of one stage under a module path, or one call; stage -1 holds the inputs and the output."""
+    """All calls of one stage under a module path, or one call. Stage -1 has the inputs and the output."""
 
     stage: int
     label: str
@@ -43,9 +42,9 @@ _Boxes = dict["Node", _Box]
 
 
 def graph_dot(graph: GraphModule, plan: Plan, *, depth: int | None = None) -> str:
-    """DOT text of a traced graph (the facts of a node say in which module it was called) cut as the plan says.
+    """Return the DOT text of a traced graph cut as in the plan.
 
-    `depth` is the number of parts that a module path keeps; None takes the deepest that leaves at most 48 boxes.
+    `depth` is the number of parts of a module path to keep; None: the largest number that leaves at most 48 boxes.
     """
     boxes = _boxes(graph, plan, depth)
     names = {box: f"n{number}" for number, box in enumerate(dict.fromkeys(boxes.values()))}
@@ -61,10 +60,10 @@ def graph_dot(graph: GraphModule, plan: Plan, *, depth: int | None = None) -> st
 
 
 def _boxes(graph: GraphModule, plan: Plan, depth: int | None) -> _Boxes:
-    """Sizes that every stage computes anew, and attributes that were not placed, have no box."""
+    """Return the box of each node; none for sizes that every stage computes and for attributes without a stage."""
     placed = [node for node in graph.graph.nodes if node.name in plan.stage_of]
-    for kept in range(_DEEPEST, -1, -1) if depth is None else [depth]:
-        boxes = _collapsed(placed, plan.stage_of, kept)
+    for parts in range(_DEEPEST, -1, -1) if depth is None else [depth]:
+        boxes = _collapsed(placed, plan.stage_of, parts)
         if len(set(boxes.values())) <= _MOST_BOXES:
             break
     ends = {node: _Box(-1, node.name) for node in graph.graph.nodes if node.op in ("placeholder", "output")}
@@ -72,7 +71,7 @@ def _boxes(graph: GraphModule, plan: Plan, depth: int | None) -> _Boxes:
 
 
 def _collapsed(nodes: Sequence[Node], stage_of: Mapping[str, int], depth: int) -> _Boxes:
-    """A module `depth` names deep is one box with everything in it; a call that lies less deep is a box of its own."""
+    """Return one box per module at `depth`, and one box per call that is less deep."""
     boxes = {}
     for node in nodes:
         path = _path(node).split(".")
@@ -82,7 +81,11 @@ def _collapsed(nodes: Sequence[Node], stage_of: Mapping[str, int], depth: int) -
 
 
 def _path(node: Node) -> str:
-    """The module called, or the innermost module around the call and the name of what it calls."""
+    """Return the name of the called module, or of the innermost module around the call with the name of the
+    function.
+    """
+    from pipecompile.tracing.node_facts import facts  # imports torch
+
     if node.op == "call_module":
         return str(node.target)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
@@ -90,11 +93,11 @@ def _path(node: Node) -> str:
 
 
 def _edges(plan: Plan, boxes: _Boxes) -> dict[tuple[_Box, _Box], dict[str, str]]:
-    """Box pairs in graph order, with the edge's look. A value's size stands once per stage that receives it."""
+    """Return pairs of boxes in graph order with their attributes. A value's size stands once per receiving stage."""
     edges: dict[tuple[_Box, _Box], dict[str, str]] = {}
     sizes: dict[tuple[_Box, _Box], float] = {}
-    told: set[tuple[str, int]] = set()
-    routed = {route.value: route.nbytes for route in plan.routes}
+    labelled: set[tuple[str, int]] = set()
+    sizes_of_routes = {route.value: route.nbytes for route in plan.routes}
     for node, user in _uses(boxes):
         source, target = boxes[node], boxes[user]
         if source == target:
@@ -102,9 +105,9 @@ def _edges(plan: Plan, boxes: _Boxes) -> dict[tuple[_Box, _Box], dict[str, str]]
         look = edges.setdefault((source, target), {})
         if source.stage == target.stage:
             continue
-        if node.name in routed and (node.name, target.stage) not in told:
-            told.add((node.name, target.stage))
-            sizes[source, target] = sizes.get((source, target), 0.0) + routed[node.name]
+        if node.name in sizes_of_routes and (node.name, target.stage) not in labelled:
+            labelled.add((node.name, target.stage))
+            sizes[source, target] = sizes.get((source, target), 0.0) + sizes_of_routes[node.name]
             look["label"] = written(BYTES, sizes[source, target])
         if source.stage >= 0 and target.stage > source.stage + 1:
             look |= {"penwidth": "2.6", "color": "#c2452d", "fontcolor": "#c2452d", "style": "bold", "class": "skip"}

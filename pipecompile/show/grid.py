@@ -4,8 +4,7 @@
     dev 0  0F0 0F1 .   .   0B0---- 0B1---- .
     dev 1  .   1F0 1F1 1B0---- 1B1---- .   .
 
-A cell that lasts longer than a tick is drawn out with dashes. What does not fit into the width continues in a block
-below.
+Dashes continue a cell that lasts longer than a tick. Columns beyond the width continue in a block below.
 """
 
 from __future__ import annotations
@@ -16,16 +15,20 @@ from pipecompile.ir.timeline import Span, Timeline
 __all__ = ["timeline_grid"]
 
 _MOST_TICKS = 100_000
+"""Largest number of ticks of a grid."""
 
 
 def timeline_grid(timeline: Timeline, *, tick: float = 1.0, width: int | None = 100) -> str:
-    """Draw the compute spans, rounded to whole ticks. Meant for unit-time simulations: what is shorter vanishes.
+    """Return the compute spans, rounded to whole ticks. Meant for unit-time simulations: spans shorter than a tick
+    vanish.
 
-    `width` None means one block however wide. Raises InputError for a tick so short that nobody could read the grid.
+    `tick` is the time of one column, in the unit of the timeline. `width` is the number of characters per line; None
+    puts all ticks into one block. Raise InputError if there are too many ticks.
     """
     if tick <= 0 or timeline.makespan / tick > _MOST_TICKS:
         raise InputError(
-            f"a tick of {tick:g} cannot show a timeline of {timeline.makespan:g}", hint="use a longer tick"
+            f"a tick of {tick:g} cannot show a timeline of {timeline.makespan:g}",
+            hint=f"pass tick={timeline.makespan / 100:.3g} or more",
         )
     origin = min((span.start for span in timeline.spans), default=0.0)
     rows = [_cells(timeline.compute(device), origin, tick) for device in range(timeline.n_devices)]
@@ -38,7 +41,7 @@ def timeline_grid(timeline: Timeline, *, tick: float = 1.0, width: int | None = 
 
 
 def _cells(spans: list[Span], origin: float, tick: float) -> list[str]:
-    """Per tick the name that starts there, "-" where it goes on, "." where the device idles."""
+    """Return per tick the name that starts there, "-" where a span continues, "." where the device is idle."""
     cells: list[str] = []
     for span in spans:
         start, end = round((span.start - origin) / tick), round((span.end - origin) / tick)
@@ -52,16 +55,16 @@ def _block(rows: list[list[str]], start: int, stop: int, column: int, margin: in
     lines = [ruler.rstrip()]
     for device, row in enumerate(rows):
         padded = row + ["."] * (stop - len(row))
-        drawn = "".join(_drawn(padded, tick, stop, column) for tick in range(start, stop))
+        drawn = "".join(_padded(padded, tick, stop, column) for tick in range(start, stop))
         lines.append(f"{f'dev {device}':<{margin}}{drawn}".rstrip())
     return "\n".join(lines) + "\n"
 
 
-def _drawn(cells: list[str], tick: int, stop: int, column: int) -> str:
-    """One cell, padded with dashes up to the next column when it goes on there."""
-    goes_on = tick + 1 < stop and cells[tick + 1] == "-"
+def _padded(cells: list[str], tick: int, stop: int, column: int) -> str:
+    """Return one cell, padded with dashes up to the next column if it continues there."""
+    continues = tick + 1 < stop and cells[tick + 1] == "-"
     is_bar = cells[tick] != "."
     text = "-" * (column - 1) if cells[tick] == "-" else cells[tick]
-    return text.ljust(column - 1, "-" if is_bar and (goes_on or cells[tick] == "-") else " ") + (
-        "-" if goes_on else " "
+    return text.ljust(column - 1, "-" if is_bar and (continues or cells[tick] == "-") else " ") + (
+        "-" if continues else " "
     )

@@ -1,13 +1,14 @@
-"""One page that has everything in it: table, timelines with memory, the cut, what to improve, what if.
+"""An HTML report of one pipeline: table, timelines with memory, the cut, advice, and "what if" simulations.
 
-    report = template (show/page) + data as JSON        no network, no libraries: it opens anywhere, for good
+    report = template (show/page) + data as JSON        no network, no libraries: the page opens anywhere
 
-Times are whole numbers of a tick, a millionth of the step: half of the text, and nobody can see the difference.
+Times are whole numbers of a tick, a millionth of the step, which halves the size of the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,9 @@ from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
 from pipecompile.show.table import stage_caption, stage_columns
-from pipecompile.tracing.node_facts import facts
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
     from pipecompile.ir.what_if import WhatIf
 
@@ -32,6 +32,7 @@ __all__ = ["report_html"]
 
 _SCRIPTS = ("draw.js", "simulate.js", "gantt.js", "cut.js", "what_if.js", "main.js")
 _TICKS = 1_000_000
+"""Ticks per step."""
 
 
 def report_html(
@@ -46,7 +47,10 @@ def report_html(
     title: str = "",
     seconds: bool = True,
 ) -> str:
-    """The page as text; what is not given is left out. `seconds` False says that times are in the unit of the costs."""
+    """Return the page as text, without the parts whose argument is None or empty.
+
+    `seconds` False: times are in the unit of the costs.
+    """
     timelines = {"predicted": predicted} | ({} if measured is None else {"measured": measured})
     names = plan.devices if plan is not None else ()
     data = {
@@ -105,12 +109,15 @@ def _table(plan: Plan, bubble: float) -> dict[str, Any]:
 def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
     origin = min((span.start for span in timeline.spans), default=0.0)
     tick = timeline.makespan / _TICKS or 1.0
-    critical = {(span.device, span.track, span.start) for span in timeline.critical_path}
+
+    def ticks(moment: float) -> int:
+        return round((moment - origin) / tick)
 
     def extent(span: Span) -> tuple[int, int]:
-        start = round((span.start - origin) / tick)
-        return start, round((span.end - origin) / tick) - start
+        start = ticks(span.start)
+        return start, ticks(span.end) - start
 
+    critical = {(span.device, span.track, span.start) for span in timeline.critical_path}
     rows = [
         [
             (*cell, *extent(span), int((span.device, span.track, span.start) in critical))
@@ -120,20 +127,14 @@ def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
         for device in range(timeline.n_devices)
     ]
     copies = sorted((s for s in timeline.spans if s.track != COMPUTE), key=lambda span: span.start)
-    return {
-        "name": name,
-        "tick": tick,
-        "makespan": timeline.makespan,
-        "bubble": timeline.bubble,
-        "rows": rows,
-        "copies": [(s.device, s.track.removeprefix("to "), s.name, *extent(s)) for s in copies],
-        "memory": [[(round((at - origin) / tick), size) for at, size in curve] for curve in timeline.memory],
-        "peaks": timeline.peak_memory,
-    }
+    figures = {"tick": tick, "makespan": timeline.makespan, "bubble": timeline.bubble, "peaks": timeline.peak_memory}
+    drawn_copies = [(s.device, s.track.removeprefix("to "), s.name, *extent(s)) for s in copies]
+    memory = [[(ticks(moment), size) for moment, size in curve] for curve in timeline.memory]
+    return {"name": name, "rows": rows, "copies": drawn_copies, "memory": memory} | figures
 
 
 def _cell(span: Span) -> tuple[int, str, int] | None:
-    """What a span computes; a span that is none of a schedule is not drawn."""
+    """Return (stage, kind, micro-batch) of a compute span, None if its name is no action."""
     try:
         action = Action.parse(span.name)
     except ScheduleError:
@@ -145,62 +146,70 @@ def _cell(span: Span) -> tuple[int, str, int] | None:
 
 
 def _cut(graph: GraphModule, plan: Plan) -> dict[str, Any]:
-    """Nodes in the order of the stages, and in each in that of the graph; an edge within a stage joins two that are apart."""
-    placed = [node for node in graph.graph.nodes if node.name in plan.stage_of]
-    placed.sort(key=lambda node: plan.stage_of[node.name])  # stable
-    position = {node.name: index for index, node in enumerate(placed)}
+    """Return the nodes by stage and in graph order, edges within stages, and routes between stages, by index of nodes."""
+    from pipecompile.tracing.node_facts import facts  # imports torch
+
     stage_of = plan.stage_of
-    sizes = [sum(stage == s for stage in (stage_of[node.name] for node in placed)) for s in range(plan.n_stages)]
-    first = [0, *accumulate(sizes)]
+    placed = [node for node in graph.graph.nodes if node.name in stage_of]
+    placed.sort(key=lambda node: stage_of[node.name])  # stable
+    position = {node.name: index for index, node in enumerate(placed)}
+    counts = Counter(stage_of[node.name] for node in placed)
+    first = [0, *accumulate(counts[stage] for stage in range(plan.n_stages))]
     edges = [
         (position[source.name], position[node.name])
         for node in placed
         for source in node.all_input_nodes
         if source.name in position and stage_of[source.name] == stage_of[node.name]
     ]
-    reads = {
-        (source.name, stage_of[node.name]): position[node.name]
-        for node in reversed(placed)
-        for source in node.all_input_nodes
-    }
-    routes = []
-    for route in plan.routes:
-        if route.source == HOST:
-            continue
-        ends = [
-            (reads.get((route.value, stage), first[stage]), stage, stage in route.skips)
-            for stage in route.consumers
-            if stage != HOST
-        ]
-        source = position.get(route.value, first[route.source + 1] - 1)
-        routes.append(
-            {"value": route.value, "source": source, "ends": ends, "nbytes": route.nbytes, "gradient": route.gradient}
-        )
     return {
         "nodes": [(node.name, facts(node).module, stage_of[node.name]) for node in placed],
         "edges": [(a, b) for a, b in dict.fromkeys(edges) if a < b],
-        "routes": routes,
+        "routes": list(_cut_routes(plan, placed, position, first)),
         "stages": [
             {"first": first[s], "last": first[s + 1], "device": plan.stages[s].device} for s in range(plan.n_stages)
         ],
     }
 
 
+def _cut_routes(
+    plan: Plan, placed: Sequence[Node], position: Mapping[str, int], first: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Yield each route from its source node to its first reader in each consumer.
+
+    A value without a node leaves from the last node of its stage; `first[s]` is the index of the first node of stage s.
+    """
+    readers = {
+        (source.name, plan.stage_of[node.name]): position[node.name]
+        for node in reversed(placed)
+        for source in node.all_input_nodes
+    }
+    for route in plan.routes:
+        if route.source == HOST:
+            continue
+        ends = [
+            (readers.get((route.value, stage), first[stage]), stage, stage in route.skips)
+            for stage in route.consumers
+            if stage != HOST
+        ]
+        source = position.get(route.value, first[route.source + 1] - 1)
+        yield {"value": route.value, "source": source, "ends": ends, "nbytes": route.nbytes, "gradient": route.gradient}
+
+
 # -- what if --------------------------------------------------------------------------------------------------------
 
 _NOTE = (
-    "Simulated here, over a chain: stage s hands all that it sends ahead to stage s + 1. For another number of stages the graph "
-    "was cut anew. The last column is the time for the same number of samples, with the schedule, devices and micro-batches of "
-    "this report as 1. A row of the table shows its timeline."
+    "Simulated in this page, over a chain: stage s sends all its outputs to stage s + 1. For another number of stages the graph "
+    "was cut again. The last column is the time for the same number of samples, relative to the schedule, devices and "
+    "micro-batches of this report. Select a row of the table to see its timeline."
 )
 
 
-def _what_if(given: WhatIf) -> dict[str, Any]:
-    own = {"schedule": given.own.name, "devices": given.own.devices, "microbatches": given.own.microbatches}
+def _what_if(what_if: WhatIf) -> dict[str, Any]:
+    own = {"schedule": what_if.own.name, "devices": what_if.own.devices, "microbatches": what_if.own.microbatches}
     return {
         "own": own,
-        "microbatches": given.microbatches,
-        "costs": {str(count): msgspec.to_builtins(costs) for count, costs in given.costs.items()},
-        "orders": msgspec.to_builtins(given.orders),
+        "microbatches": what_if.microbatches,
+        "costs": {str(count): msgspec.to_builtins(costs) for count, costs in what_if.costs.items()},
+        "orders": msgspec.to_builtins(what_if.orders),
         "note": _NOTE,
     }

@@ -1,6 +1,7 @@
-"""How things show in a notebook: a heading, a table, and a Gantt chart as plain SVG; pointing at a cell names it.
+"""HTML for notebooks: a heading, a table, and a Gantt chart as SVG with the name of each cell as tooltip.
 
-Drawn here and not by matplotlib: it is in the page at once, and a browser can show the names.
+The chart is plain SVG without matplotlib: it is fast, and a browser shows the tooltips. Importing this module registers
+the HTML forms of plans, programs, schedules and timelines.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from pipecompile.show.table import stage_caption, stage_columns
 __all__ = ["pipeline_html", "plan_html", "program_html", "schedule_html", "timeline_chart", "timeline_html"]
 
 _WIDTH, _LEFT, _ROW, _CELL = 1000, 64, 24, 18
+"""Pixels: width of a chart, of its margin; height of a row, of a cell."""
 _MOST_CELLS, _MOST_LINES = 20_000, 2_000
-"""More than that a notebook does not bear: the rest is left out, and said so."""
+"""Limits of what a notebook can show: cells of a chart, lines of a text. The output says how many are omitted."""
 _FONT = "font: 11px system-ui, sans-serif"
 
 
 def pipeline_html(plan: Plan, timeline: Timeline) -> str:
-    """The table of stages over the predicted step."""
+    """Return the table of stages above the predicted step."""
     return plan_html(plan, timeline.bubble) + timeline_html(timeline)
 
 
 def plan_html(plan: Plan, bubble: float | None = None) -> str:
+    """Return the table of stages with its caption."""
     columns = stage_columns(plan.stages)
     head = "".join(f"<th style='white-space: pre-line'>{escape(name)}</th>" for name in columns)
     rows = "".join(_table_row([cells[s] for cells, _ in columns.values()]) for s in range(plan.n_stages))
@@ -39,7 +42,7 @@ def plan_html(plan: Plan, bubble: float | None = None) -> str:
 
 
 def schedule_html(schedule: Schedule) -> str:
-    """In unit time; what is not legal is shown as CSV, with the first of what is wrong."""
+    """Return the chart of the schedule in unit time; for an illegal schedule its faults and its CSV."""
     from pipecompile.simulation.simulator import simulate
 
     counts = f"{schedule.n_stages} stages on {schedule.n_devices} devices, {schedule.n_microbatches} micro-batches"
@@ -53,17 +56,17 @@ def schedule_html(schedule: Schedule) -> str:
 
 
 def program_html(program: Program) -> str:
-    """The number of instructions, and the text folded away."""
+    """Return the number of instructions, and the folded text."""
     count = sum(map(len, program.rows))
     lines = str(program).splitlines()
     rest = [f"... {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
     text = escape("\n".join([*lines[:_MOST_LINES], *rest]))
-    what = f"<b>program</b>, {program.n_stages} stages on {len(program.rows)} devices, {count} instructions"
-    return f"<details><summary>{what}</summary><pre>{text}</pre></details>"
+    summary = f"<b>program</b>, {program.n_stages} stages on {len(program.rows)} devices, {count} instructions"
+    return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"
 
 
 def timeline_html(timeline: Timeline) -> str:
-    """Its figures and its chart."""
+    """Return the figures and the chart of a timeline."""
     count = len(timeline.spans)
     left_out = f", the first {_MOST_CELLS:,} of {count:,} cells" if count > _MOST_CELLS else ""
     figures = f"makespan {timeline.makespan:.6g}, bubble {timeline.bubble:.1%}{left_out}"
@@ -71,14 +74,16 @@ def timeline_html(timeline: Timeline) -> str:
 
 
 def timeline_chart(timeline: Timeline) -> str:
-    """A row per device as SVG; copies are thin bars at its lower edge."""
+    """Return a row per device as SVG, with copies as thin bars at its lower edge."""
     spans = sorted(timeline.spans, key=lambda span: span.start)
     height = _ROW * timeline.n_devices + 4
     scale = (_WIDTH - _LEFT) / (timeline.makespan or 1.0)
     origin = spans[0].start if spans else 0.0
     shapes = "".join(_shapes(timeline, spans[:_MOST_CELLS], origin, scale))
-    look = f"viewBox='0 0 {_WIDTH} {height}' width='100%' style='max-width: {_WIDTH}px; background: white; {_FONT}'"
-    return f"<svg xmlns='http://www.w3.org/2000/svg' {look}>{shapes}</svg>"
+    attributes = (
+        f"viewBox='0 0 {_WIDTH} {height}' width='100%' style='max-width: {_WIDTH}px; background: white; {_FONT}'"
+    )
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {attributes}>{shapes}</svg>"
 
 
 def _shapes(timeline: Timeline, spans: Sequence[Span], origin: float, scale: float) -> Iterator[str]:
@@ -89,18 +94,18 @@ def _shapes(timeline: Timeline, spans: Sequence[Span], origin: float, scale: flo
     for span in spans:
         x, width, top = _LEFT + (span.start - origin) * scale, (span.end - span.start) * scale, span.device * _ROW
         title = f"<title>{escape(span.name)}: {span.start - origin:.6g} to {span.end - origin:.6g}</title>"
-        look = f"x='{x:.1f}' width='{max(width - 0.6, 0.3):.1f}'"
+        attributes = f"x='{x:.1f}' width='{max(width - 0.6, 0.3):.1f}'"
         if span.track != COMPUTE:
-            yield f"<rect {look} y='{top + _CELL + 2}' height='3' fill='{COPY}'>{title}</rect>"
+            yield f"<rect {attributes} y='{top + _CELL + 2}' height='3' fill='{COPY}'>{title}</rect>"
             continue
         action = _action(span)
-        colour, word = FAINT, ""
+        colour, label = FAINT, ""
         if action is not None:
             colour = SHADES[action.kind][min(stages[span.device].index(action.stage), 3)]
-            word = str(action.microbatch)
-        yield f"<rect {look} y='{top + 2}' height='{_CELL - 2}' fill='{colour}'>{title}</rect>"
-        if word and width > 7 * len(word):
-            yield f"<text x='{x + width / 2:.1f}' y='{top + 14}' text-anchor='middle' fill='{INK}' pointer-events='none'>{word}</text>"
+            label = str(action.microbatch)
+        yield f"<rect {attributes} y='{top + 2}' height='{_CELL - 2}' fill='{colour}'>{title}</rect>"
+        if label and width > 7 * len(label):
+            yield f"<text x='{x + width / 2:.1f}' y='{top + 14}' text-anchor='middle' fill='{INK}' pointer-events='none'>{label}</text>"
 
 
 def _action(span: Span) -> Action | None:

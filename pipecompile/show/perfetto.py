@@ -1,9 +1,9 @@
-"""Timelines as Chrome-trace JSON, to be opened at https://ui.perfetto.dev.
+"""Timelines as Chrome-trace JSON, for https://ui.perfetto.dev.
 
-A process per device; in it a thread per track, the measured one right below the predicted one of the same name, both
-from time 0; two memory counters; and for every value that crosses devices an arrow
+A process per device and a thread per track, the measured one directly below the predicted one, both from time 0; two
+memory counters; and one arrow per value that crosses devices:
 
-    the compute that wrote it  ->  its transfer  ->  the first compute that reads it on the other device
+    the compute that writes it  ->  its transfer  ->  the first compute that reads it on the other device
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CATEGORIES = {f"{kind.value}": kind.name.lower().replace("_", " ") for kind in 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One of the two timelines: where it starts, and the thread of each of its tracks."""
+    """One of the two timelines: its label, its start, and the thread of each track."""
 
     label: str
     timeline: Timeline
@@ -46,9 +46,9 @@ def timeline_trace(
     program: Program | None = None,
     devices: Sequence[str] = (),
 ) -> str:
-    """The trace as JSON text. Times are seconds; with the program, transfers get their arrows.
+    """Return the trace as JSON text. Times are seconds. With `program`, transfers have arrows.
 
-    `devices` are the names for the processes; without them they are called "device 0" and so on.
+    `devices` are the names of the processes, by default "device 0" and so on.
     """
     timelines = {"predicted": predicted} | ({} if measured is None else {"measured": measured})
     layers = _layers(timelines)
@@ -63,9 +63,9 @@ def timeline_trace(
 
 
 def _layers(timelines: Mapping[str, Timeline]) -> list[_Layer]:
-    """Number the threads of every device: compute first, then the other tracks by name; predicted before measured."""
-    found = {(s.device, s.track) for timeline in timelines.values() for s in timeline.spans}
-    order = sorted(found, key=lambda key: (key[0], key[1] != COMPUTE, key[1]))
+    """Number the threads of every device: compute first, then other tracks by name; predicted before measured."""
+    tracks = {(s.device, s.track) for timeline in timelines.values() for s in timeline.spans}
+    order = sorted(tracks, key=lambda key: (key[0], key[1] != COMPUTE, key[1]))
     return [
         _Layer(label, t, _origin(t), {key: len(timelines) * i + k + 1 for i, key in enumerate(order)})
         for k, (label, t) in enumerate(timelines.items())
@@ -108,7 +108,9 @@ def _memory(layer: _Layer) -> Iterator[_Event]:
 
 
 def _arrows(layers: Sequence[_Layer], program: Program) -> Iterator[_Event]:
-    """A flow per value and receiving device. Its points lie in the middle of the spans: each binds to one slice."""
+    """Yield a flow per value and receiving device. Its points are in the middle of the spans, so each binds to one
+    slice.
+    """
     journeys = ((layer, spans) for layer in layers for spans in _journeys(layer.timeline, program))
     for number, (layer, spans) in enumerate(journeys):
         for position, span in enumerate(spans):
@@ -119,7 +121,7 @@ def _arrows(layers: Sequence[_Layer], program: Program) -> Iterator[_Event]:
 
 
 def _journeys(timeline: Timeline, program: Program) -> Iterator[list[Span]]:
-    """The spans a value passes through, for every transfer whose writer or reader the timeline shows."""
+    """Yield the spans that a value passes, for every transfer whose writer or reader is in the timeline."""
     writers, readers = _ends(program)
     compute = {(s.device, s.name): s for s in timeline.spans if s.track == COMPUTE}
     for transfer in timeline.spans:
@@ -139,7 +141,7 @@ def _journeys(timeline: Timeline, program: Program) -> Iterator[list[Span]]:
 
 
 def _ends(program: Program) -> tuple[dict[tuple[int, str], str], dict[tuple[int, str], str]]:
-    """Per device and value: the action that writes it, and the first action that reads it."""
+    """Return, per (device, value), the action that writes it and the first action that reads it."""
     writers: dict[tuple[int, str], str] = {}
     readers: dict[tuple[int, str], str] = {}
     for device, row in enumerate(program.rows):

@@ -1,4 +1,4 @@
-"""The table that `print(pipe)` shows: a row per stage, totals, and how good the cut is."""
+"""The table of `print(pipe)`: a row per stage, totals, and the quality of the cut."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pipecompile.ir.units import BYTES, COUNT, SECONDS, fit, written
 __all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table"]
 
 _MODULES = 32
-"""Characters: when the first and the last module of a stage are longer together, each gets a line of its own."""
+"""Characters: longer pairs of first and last module of a stage take two lines."""
 
 
 def stage_table(plan: Plan, bubble: float | None) -> Table:
-    """A row per stage and a footer with totals; the caption tells the bottleneck and how far it may be from the best.
+    """Return a row per stage and a footer with totals; the caption has the bottleneck and its gap to the lower bound.
 
-    `bubble` is that of the predicted timeline, a fraction; None when nothing was simulated.
+    `bubble` is the idle fraction of the predicted timeline, None without a simulation.
     """
     caption = stage_caption(plan, bubble)
     table = Table(
@@ -43,7 +43,7 @@ def stage_table(plan: Plan, bubble: float | None) -> Table:
 
 
 def render(table: Table, width: int = 100) -> str:
-    """The table as plain text without control codes or trailing spaces, at most `width` columns wide."""
+    """Return the table as plain text without control codes or trailing spaces, at most `width` characters wide."""
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
     with console.capture() as capture:
         console.print(table)
@@ -51,7 +51,7 @@ def render(table: Table, width: int = 100) -> str:
 
 
 def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], str]]:
-    """Header -> cells and total. A column has one unit, that of its largest value."""
+    """Return header -> cells and total. A column has one unit, that of its largest value."""
     columns = {
         "stage": ([str(s.stage) for s in stages], ""),
         "device": ([s.device for s in stages], ""),
@@ -69,11 +69,9 @@ def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], 
     for header, scale, values in measured:
         if header == "held" and not any(values):
             continue
-        unit = fit(scale, values)
-        columns[f"{header}\n{unit.name}".strip()] = (
-            [unit.format(v, max(values)) for v in values],
-            unit.format(sum(values), max(values)),
-        )
+        unit, largest = fit(scale, values), max(values)
+        cells = [unit.format(value, largest) for value in values]
+        columns[f"{header}\n{unit.name}".strip()] = cells, unit.format(sum(values), largest)
     columns["skips\nin/out"] = ([f"{s.skips_in}/{s.skips_out}" for s in stages], "")
     if any(s.forced for s in stages):
         columns["forced"] = ([", ".join(s.forced) for s in stages], "")
@@ -81,7 +79,9 @@ def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], 
 
 
 def _narrow(columns: dict[str, tuple[list[str], str]]) -> dict[str, tuple[list[str], str]]:
-    """What is forced goes below the modules that it is about: a column for it would leave room for neither."""
+    """Return the columns with constraints below their modules instead of in a column of their own, which would be
+    too wide.
+    """
     if "forced" not in columns:
         return columns
     forced, (modules, total) = columns["forced"][0], columns["modules"]
@@ -107,6 +107,7 @@ def _title(plan: Plan) -> Text:
 
 
 def stage_caption(plan: Plan, bubble: float | None) -> Text:
+    """Return the figures of the cut on one line, and the remarks below."""
     parts = [
         f"bottleneck {written(SECONDS, plan.bottleneck)}",
         f"lower bound {written(SECONDS, plan.lower_bound)}",
@@ -119,17 +120,19 @@ def stage_caption(plan: Plan, bubble: float | None) -> Text:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """What the solver has recomputed, and the price of what was forced; a line each."""
+    """Return one line for the recomputed stages and one for the price of the user's constraints, where there are
+    any.
+    """
     lines = []
     if any(plan.recompute):
-        again = ", ".join(str(s) for s, redone in enumerate(plan.recompute) if redone)
-        lines.append(f"recompute their forward: stages {again}")
+        stages = ", ".join(str(s) for s, redone in enumerate(plan.recompute) if redone)
+        lines.append(f"recompute their forward: stages {stages}")
     if plan.price is not None:
         lines.append(f"what is forced makes the slowest stage {plan.price:.1%} slower")
     return lines
 
 
 def _balance(stages: Sequence[StageSummary]) -> float:
-    """Mean over largest compute time: 1 when all stages take equally long."""
+    """Return the mean over the largest compute time: 1 if all stages take equally long."""
     times = [_seconds(s) for s in stages]
     return sum(times) / (len(times) * max(times)) if any(times) else 1.0

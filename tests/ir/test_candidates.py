@@ -50,4 +50,5 @@ def test_a_single_candidate_is_singular() -> None:
 
 
 def test_repr_is_one_line() -> None:
-    assert "\n" not in repr(CONSIDERED)
+    assert repr(CONSIDERED).startswith("Considered(n_candidates=3, chosen=Candidate(n_microbatches=2, schedule='1f1b'")
+    assert "\n" not in repr(CONSIDERED) + repr(CONSIDERED.best)

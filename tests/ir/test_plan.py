@@ -113,3 +113,8 @@ def test_nothing_moves_before_the_plan_is_known_to_fit(tmp_path: Path) -> None:
     for name, tensor in model.named_parameters():
         assert tensor.data_ptr() == before[name][0]
         assert torch.equal(tensor, before[name][1])
+
+
+def test_repr_is_one_short_line() -> None:
+    plan = pc.Plan("0", 1, ("cpu",), (0,), {"a": 0}, (), (), 3.0, 1.5, "feasible", "dp", "analytic")
+    assert repr(plan) == "Plan(n_stages=1, devices=('cpu',), bottleneck=3 s, gap=50.0%, feasible)"

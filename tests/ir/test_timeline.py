@@ -40,3 +40,13 @@ def test_peak_memory_is_the_top_of_each_curve() -> None:
 def test_an_empty_timeline_has_no_length() -> None:
     empty = Timeline(2, ())
     assert (empty.makespan, empty.span, empty.busy, empty.bubble, empty.peak_memory) == (0.0, 0.0, 0.0, 0.0, ())
+
+
+def test_repr_is_one_short_line() -> None:
+    assert repr(TIMELINE) == "Timeline(n_devices=2, n_spans=4, makespan=8, bubble=56.2%)"
+
+
+def test_a_measured_timeline_begins_at_zero() -> None:
+    measured = Timeline.measured([(1, "1F0", 7.0, 9.0), (0, "0F0", 5.0, 6.5)], 3)
+    assert measured.spans == (Span(1, COMPUTE, "1F0", 2.0, 4.0), Span(0, COMPUTE, "0F0", 0.0, 1.5))
+    assert measured.spans_of_devices == (1.5, 2.0, 0.0)

@@ -1,0 +1,32 @@
+"""Routes lead values from a source to consumers; ties name the stages that share parameters."""
+
+from __future__ import annotations
+
+from pipecompile.ir import HOST, Route, Tie, chain, place
+
+
+def test_a_tie_lives_with_its_first_stage() -> None:
+    tie = Tie("w", (0, 3, 5), 8.0)
+    assert str(tie) == "tie w: 0 3 5, 8 bytes"
+    assert tie.devices((1, 0, 0, 1, 0, 2)) == (1, 2)
+
+
+def test_a_chain_hands_one_value_from_each_stage_to_the_next() -> None:
+    assert [str(route) for route in chain(3)] == [
+        "route v0: 0 -> 1, 0 bytes, gradient",
+        "route v1: 1 -> 2, 0 bytes, gradient",
+    ]
+    assert chain(1) == ()
+
+
+def test_a_skip_is_a_consumer_beyond_the_next_stage() -> None:
+    assert Route("v", 0, (1, 2, 4, HOST)).skips == (2, 4)
+    assert Route("x", HOST, (0, 3)).skips == ()
+
+
+def test_a_fractional_size_is_written_as_such() -> None:
+    assert str(Route("v", 0, (1, HOST), 2.5, gradient=False)) == "route v: 0 -> 1 host, 2.5 bytes"
+
+
+def test_an_end_is_a_number_or_the_host() -> None:
+    assert [place(end) for end in (0, 12, HOST)] == ["0", "12", "host"]

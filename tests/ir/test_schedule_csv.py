@@ -1,0 +1,61 @@
+"""Schedules are read from our CSV, from files written by hand, and from files of torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipecompile.errors import ScheduleError
+from pipecompile.ir import Schedule
+from pipecompile.ir.schedule_csv import read_rows
+from pipecompile.schedules import build_schedule
+
+
+def test_empty_cells_are_idle_ticks() -> None:
+    assert Schedule.from_csv("0F0,,0B0,\n,1F0, ,1B0,,\n") == build_schedule("gpipe", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0,0B0\n1F0,2F0garbage\n", "'2F0garbage' is not an action\n  where  row 1, column 1"),
+        ("0F0,,2X0\n", "'2X0' is not an action\n  where  row 0, column 2"),
+        (
+            "0F0,x\n1Y0,1F0\n",
+            "'x' is not an action\n  where  row 0, column 1\n         row 1, column 0: '1Y0' is not an action",
+        ),
+        ("x,y,z,a,b,c,d,e,f,g,h\n", "row 0, column 8: 'f' is not an action\n         and 2 more\n  why "),
+        ("0F0,0REDUCE_GRADX\n", "'0REDUCE_GRADX' is not an action\n  where  row 0, column 1"),
+        ("0F0,0SEND_F\n", "'0SEND_F' is not an action"),
+        ("0F0,0UNSHARD0\n", "'0UNSHARD0' is not an action"),
+        ("0F0,(0F1;0B0)OVERLAP\n", "is not an action\n  where  row 0, column 1"),
+        ("0F0,(0F1;0B)OVERLAP_F_B\n", "'0B' is not an action\n  where  row 0, column 1"),
+        ("", "there is no action"),
+        (",,\n\n", "there is no action"),
+        ("0SEND_F0\n", "there is no action"),
+        ("0F0\n1F0,0B0\n", "stage 0 is on device 0 and on device 1\n  where  row 1, action 0B0"),
+        ("0F0,2F0\n", "no row holds an action of stage 1\n  why    stages 0 to 2 are expected"),
+        ("1F0\n", "no row holds an action of stage 0"),
+        ("999999999F0\n", "no row holds an action of stage 0"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        Schedule.from_csv(text)
+
+
+def test_communication_in_a_file_is_left_out_and_what_overlaps_follows_each_other() -> None:
+    text = """\
+0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD
+1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1B1,1SEND_B1,1WAIT_SEND_B1
+"""
+    assert Schedule.from_csv(text).to_csv().splitlines() == ["0F0,0F1,0B0,0B1", "1F0,1F1,1B0,1B1"]
+
+
+def test_b_beside_w_is_the_input_gradient_in_files_that_know_no_i() -> None:
+    """torch up to 2.5 had F, B and W."""
+    assert Schedule.from_csv("0F0,0F1,0B0,0W0,0B1\n").to_csv() == "0F0,0F1,0I0,0W0,0B1\n"
+    assert Schedule.from_csv("0F0,0F1,0B0,0W0,0I1,0W1\n").to_csv() == "0F0,0F1,0B0,0W0,0I1,0W1\n"
+
+
+def test_rows_without_actions_are_kept() -> None:
+    assert [[str(action) for action in row] for row in read_rows("0F0,\n\n1F0\n")] == [["0F0"], [], ["1F0"]]
