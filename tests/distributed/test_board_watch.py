@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import gc
+from threading import Event
+
+import pytest
+
+from pipecompile.distributed import board_watch
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self.is_checked = Event()
+
+    def check_wait(self) -> None:
+        self.is_checked.set()
+
+
+def test_objects_are_checked_while_they_are_referenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Waiting(), Waiting()
+    for waiting in (first, second):
+        board_watch.watch(waiting)
+    assert first.is_checked.wait(10)
+    assert second.is_checked.wait(10)
+    assert len(board_watch._THREADS) == 1
+    assert board_watch._THREADS[0].daemon
+    watched = len(board_watch._WATCHED)
+    del second, waiting
+    gc.collect()
+    assert len(board_watch._WATCHED) <= watched - 1

@@ -1,0 +1,115 @@
+"""Collectives of a group of one rank, and a group of three whose other ranks do not come."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore
+
+from pipecompile.distributed import collectives
+from pipecompile.distributed.collectives import COLLECTIVE_PART, CollectiveGroup, GradientBucket, PendingCollective
+from pipecompile.distributed.failure_report import FailureReport, RankLost
+from pipecompile.distributed.status_board import StatusBoard
+
+RANKS = (4, 5, 7)
+
+
+@pytest.fixture
+def group(single_rank: None) -> CollectiveGroup:
+    assert dist.group.WORLD is not None
+    return CollectiveGroup(dist.group.WORLD, cast(Any, None))
+
+
+def test_results_of_one_rank_are_its_own_values(group: CollectiveGroup) -> None:
+    value = torch.tensor([1.0, -2.0])
+    assert (group.size, group.index) == (1, 0)
+    assert group.sum(value).tolist() == group.max(value).tolist() == [1.0, -2.0]
+    assert group.all_gather(value).tolist() == [[1.0, -2.0]]
+
+
+def test_a_sum_is_a_new_tensor_and_a_started_sum_is_in_place(group: CollectiveGroup) -> None:
+    value = torch.ones(2)
+    assert group.sum(value).data_ptr() != value.data_ptr()
+    assert group.start_sum(value).wait().data_ptr() == value.data_ptr()
+
+
+def test_a_reduce_scatter_gives_the_row_of_this_rank(group: CollectiveGroup) -> None:
+    assert group.start_reduce_scatter(torch.tensor([[1.0, 2.0, 3.0]])).wait().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_the_sum_of_a_bucket_goes_on_to_further_groups() -> None:
+    class Doubling(CollectiveGroup):
+        def __init__(self) -> None:
+            pass
+
+        def start_sum(self, tensor: torch.Tensor) -> PendingCollective:
+            return PendingCollective(self, None, tensor * 2)
+
+        def wait(self, work: object) -> None:
+            pass
+
+    first = Doubling()
+    bucket = GradientBucket([], first.start_sum(torch.ones(1)), [Doubling(), Doubling()], lambda _: None)
+    bucket.start_further()
+    assert bucket.pending.wait().item() == 8.0
+    assert bucket.pending.group is bucket.further[-1]
+
+
+class Never:
+    """A collective that is not completed before the check raises or the connection breaks."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error = error
+
+    def is_completed(self) -> bool:
+        if self.error:
+            raise RuntimeError(self.error)
+        return False
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[CollectiveGroup, list[StatusBoard]]:
+    """The group of rank 4, and the status boards of all ranks."""
+    monkeypatch.setattr(collectives, "POLL", 0.01)
+    monkeypatch.setattr(collectives, "_PATIENCE", 0.02)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: list(RANKS))
+    store = HashStore()
+    boards = [StatusBoard(store, RANKS, rank, 0.05) for rank in RANKS]
+    process_group: Any = SimpleNamespace(size=lambda: 3, rank=lambda: 0)
+    communicator: Any = SimpleNamespace(board=boards[0], check=boards[0].check, timeout=0.05, rank=RANKS[0])
+    return CollectiveGroup(process_group, communicator), boards
+
+
+def lost(group: CollectiveGroup, work: Never) -> RankLost:
+    with pytest.raises(RankLost) as caught:
+        group.wait(cast(Any, work))
+    return caught.value
+
+
+def test_a_silent_rank_is_lost_after_the_timeout(waiting: tuple[CollectiveGroup, list[StatusBoard]]) -> None:
+    """Rank 5 waits itself, so rank 7 is late."""
+    group, boards = waiting
+    boards[1].post_wait(7, COLLECTIVE_PART)
+    report = lost(group, Never()).report
+    assert (report.rank, report.awaited) == (7, COLLECTIVE_PART)
+    assert report.error().what == f"rank 7 failed before {COLLECTIVE_PART} arrived: it has been silent for 0.05 s"
+    wait = boards[2].wait_of(4)
+    assert wait is not None
+    assert wait.rank == 7
+
+
+def test_a_report_names_all_ranks_that_may_be_late(waiting: tuple[CollectiveGroup, list[StatusBoard]]) -> None:
+    report = lost(waiting[0], Never("Connection reset\nat line 3")).report
+    assert (report.rank, report.what) == (
+        5, "the connection to it is gone: Connection reset (or to another of ranks 5, 7)"
+    )  # fmt: skip
+
+
+def test_a_wait_ends_when_a_rank_reports_a_failure(waiting: tuple[CollectiveGroup, list[StatusBoard]]) -> None:
+    group, boards = waiting
+    boards[2].post_failure(FailureReport(7, "ValueError: no"))
+    assert lost(group, Never()).is_posted

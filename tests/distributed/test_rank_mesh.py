@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+
+def mesh_of(*names: str) -> RankMesh:
+    ranks = RankMesh.of(init_device_mesh("cpu", (1,) * len(names), mesh_dim_names=names), None)
+    assert ranks is not None
+    return ranks
+
+
+def test_one_process_without_a_mesh_is_no_mesh() -> None:
+    assert RankMesh.of(None, None) is None
+    assert RankMesh.of(None, ["cpu"]) is None
+
+
+def test_the_ranks_of_a_mesh() -> None:
+    ranks = mesh_of("pp")
+    assert (ranks.index, ranks.size, ranks.members, ranks.member_index, ranks.rank) == (0, 1, (0,), 0, 0)
+    assert ranks.rank_of(0) == 0
+    assert ranks.devices == (torch.device("cpu"),)
+    assert ranks.replica_group is ranks.shard_mesh is ranks.tensor_group is None
+
+
+def test_a_mesh_of_one_dimension_needs_no_name() -> None:
+    ranks = RankMesh.of(init_device_mesh("cpu", (1,)), None)
+    assert ranks is not None
+    assert ranks.size == 1
+
+
+def test_dimensions_of_one_rank_make_no_replicas() -> None:
+    ranks = mesh_of("dp", "dp_shard", "pp")
+    assert ranks.replica_group is ranks.shard_mesh is None
+
+
+def test_ranks_along_tp_have_a_group() -> None:
+    group = mesh_of("pp", "tp").tensor_group
+    assert group is not None
+    assert dist.get_world_size(group) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("copies", "pp"), r"the dimensions of the mesh are \('copies', 'pp'\)"),
+        (("dp", "tp"), "init_device_mesh"),
+        (("dp_shard", "pp", "tp"), "both dp_shard and tp"),
+    ],
+)
+def test_dimensions_that_a_pipeline_does_not_have_are_refused(names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        mesh_of(*names)
+
+
+def test_a_mesh_and_devices_exclude_each_other() -> None:
+    with pytest.raises(InputError, match="devices= and mesh= are given"):
+        RankMesh.of(init_device_mesh("cpu", (1,)), ["cpu"])
+
+
+def test_the_timeout_is_that_of_the_process_group() -> None:
+    assert mesh_of("pp").timeout == 20.0
+
+
+def test_every_communicator_and_every_start_has_a_store_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = mesh_of("pp")
+    ranks.store(1).set("key", "first")
+    assert not ranks.store(2).check(["key"])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not ranks.store(1).check(["key"])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert ranks.store(1).get("key") == b"first"
