@@ -50,6 +50,7 @@ schedules: $(VENV)/ready # an hour and a half
 
 docs: $(VENV)/ready
 	$(BIN)/python docs/schedules.py
+	$(BIN)/python docs/options.py
 
 zoo: $(VENV)/ready # an hour
 	$(BIN)/python benchmarks/zoo.py --jobs 2

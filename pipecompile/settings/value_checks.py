@@ -51,9 +51,9 @@ def shown(value: object) -> str:
 
 
 def near(name: object, known: Iterable[str]) -> str:
-    """Return the known name that is most like a mistyped one; the first known name if none is like it."""
-    names = list(known)
-    return (get_close_matches(str(name), names, n=1, cutoff=0.5) or names)[0]
+    """Return the known name that is most like a mistyped one, whatever its case; the first known name if none is like it."""
+    names = {one.lower(): one for one in reversed(list(known))}
+    return names[(get_close_matches(str(name).lower(), names, n=1, cutoff=0.5) or list(names)[-1:])[0]]
 
 
 def whole_number(example: int, *others: object, least: int = 1) -> Check:

@@ -1,0 +1,81 @@
+"""Options of the machine: per-device values have one entry per device, and links come from the bandwidth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.errors import InputError
+from pipecompile.settings.machine_settings import MachineSettings, optimizer_copies
+
+CPU = torch.device("cpu")
+
+
+def settings(**changes: Any) -> MachineSettings:
+    usual = {"devices": (CPU, CPU), "memory_limit": None, "optimizer_state": 0, "speeds": None, "bandwidth": None}
+    return MachineSettings(**(usual | {"cost": "auto", "costs": None} | changes))
+
+
+def test_values_per_device_become_tuples_of_numbers() -> None:
+    limits = settings(memory_limit=[np.float32(2), 3])
+    assert limits.memory_limit == (2.0, 3)
+    assert settings(memory_limit=5).memory_limit == 5
+    assert settings(speeds=np.array([1.0, 0.5])).speeds == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("name", ["memory_limit", "speeds"])
+def test_there_is_one_entry_per_device_and_the_hint_has_as_many(name: str) -> None:
+    for value, hint in (([1.0], "[1.0, 1.0]"), ([1.0, 2.0, 3.0], "[1.0, 2.0]")):
+        with pytest.raises(InputError, match=f"one entry per pipeline device: {len(value)} for 2") as caught:
+            settings(**{name: value})
+        assert caught.value.hint == f"{name}={hint}"
+
+
+def test_a_bandwidth_is_a_number_or_a_square_whose_diagonal_is_not_used() -> None:
+    assert settings(bandwidth=np.float64(1e9)).bandwidth == 1e9
+    assert settings(bandwidth=[[0, 2e9], [1e9, "unused"]]).bandwidth == ((1.0, 2e9), (1e9, 1.0))
+    with pytest.raises(InputError, match="2 by 2 square"):
+        settings(bandwidth=[[1.0]])
+    with pytest.raises(InputError, match="a square"):
+        settings(bandwidth=[[1.0, 1.0], [1.0]])
+    with pytest.raises(InputError, match="between any two devices"):
+        settings(bandwidth=[[0, 0], [1e9, 0]])
+
+
+def test_links_differ_by_pair_where_the_bandwidth_does() -> None:
+    assert settings().links.seconds_per_byte == 0
+    assert settings(bandwidth=1e9).links.seconds_per_byte == 1e-9
+    assert settings(bandwidth=[[0, 2e9], [1e9, 0]]).links.factors == ((0.0, 1.0), (2.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False), ({"bandwidth": 1e9}, False), ({"bandwidth": [[0, 1.0], [2.0, 0]]}, True), ({"speeds": [1, 1]}, True),
+        ({"memory_limit": 1e9}, True),
+    ],
+)  # fmt: skip
+def test_devices_are_unequal_if_the_cut_depends_on_which_one_a_stage_is_on(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    assert settings(**changes).has_unequal_devices is expected
+
+
+def test_costs_are_seconds_of_modules_or_a_function() -> None:
+    assert settings(costs={"head": np.float32(0.5)}).costs == {"head": 0.5}
+    assert settings(costs=len).costs is len
+    with pytest.raises(InputError, match="entry 'head': -1"):
+        settings(costs={"body": 1.0, "head": -1})
+
+
+def test_an_optimizer_is_named_or_passed() -> None:
+    adam = torch.optim.Adam(nn.Linear(2, 2).parameters())
+    assert [optimizer_copies(each) for each in (None, "adam", adam, torch.optim.SGD)] == [0, 2, 2, 0]
+    with pytest.raises(InputError, match="'adam'"):
+        optimizer_copies("adma")
+    with pytest.raises(InputError, match="the name of an optimizer"):
+        optimizer_copies(3)

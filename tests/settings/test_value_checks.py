@@ -1,0 +1,127 @@
+"""Checks of single arguments: canonical values pass, others are refused by a message of one form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.errors import InputError, ScheduleError
+from pipecompile.settings.value_checks import (
+    choice,
+    entries,
+    flag,
+    function,
+    near,
+    number,
+    refusal,
+    shown,
+    whole_number,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x", "'x'"), (3, "3"), (None, "None"), ([1, "a"], "[1, 'a']"), (nn.Linear, "Linear"), (torch.ones(2), "<Tensor>"),
+        (torch.device("cpu"), "device(type='cpu')"), (nn.ReLU(), "<ReLU>"), (range(3), "range(0, 3)"), (True, "True"),
+    ],
+)  # fmt: skip
+def test_a_value_is_shown_as_it_is_written_and_an_object_by_its_class(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_long_value_is_shortened() -> None:
+    assert len(shown("x" * 1000)) <= 60
+    assert shown(list(range(1000))) == "[0, 1, 2, 3, 4, 5, 6, 7, ...]"
+
+
+def test_a_refusal_has_the_argument_its_value_and_what_is_accepted() -> None:
+    error = refusal("pin", 3, "a mapping", where="here", hint="pin={}", kind=ScheduleError)
+    assert str(error) == "pin=3 is not a mapping\n  where  here\n  try    pin={}"
+    assert isinstance(error, ScheduleError)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("maen", "mean"), ("smu", "sum"), ("zzz", "mean"), (3, "mean"), ("SUM", "sum")]
+)
+def test_the_nearest_name_is_proposed_and_else_the_first(name: object, nearest: str) -> None:
+    assert near(name, ["mean", "sum"]) == nearest
+
+
+def refused(check: Any, value: object) -> bool:
+    """Return whether a check refuses a value, by a message that names the argument and proposes a value."""
+    try:
+        check("name", value)
+    except InputError as error:
+        return error.what.startswith("name=") and error.hint.startswith("name=")
+    return False
+
+
+@pytest.mark.parametrize("value", [1, 7, np.int64(3), np.uint8(3)])
+def test_whole_numbers_become_ints(value: Any) -> None:
+    assert type(whole_number(4)("name", value)) is int
+    assert whole_number(4)("name", value) == value
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None, [1], np.bool_(True), np.float64(1), torch.tensor(1)])
+def test_other_values_are_no_whole_number(value: object) -> None:
+    assert refused(whole_number(4), value)
+
+
+def test_a_whole_number_may_be_a_name_or_none_where_these_are_accepted() -> None:
+    check = whole_number(8, "auto", None)
+    assert [check("n", value) for value in (3, "auto", None)] == [3, "auto", None]
+    with pytest.raises(InputError, match=r"(?s)of at least 1, nor 'auto'.*try    n=8, or n='auto'"):
+        check("n", "atuo")
+    assert whole_number(0, least=0)("n", 0) == 0
+
+
+def test_numbers_become_ints_or_floats_and_must_be_above_zero() -> None:
+    assert [type(number(1)("n", value)) for value in (2, np.int64(2), 2.5, np.float32(2.5))] == [int, int, float, float]
+    assert all(refused(number(1), value) for value in (0, -1.0, NAN, INF, True, "1", None, 1j))
+    assert number(1, zero=True)("n", 0) == 0
+    assert number(1, finite=False)("n", INF) == INF
+    assert refused(number(1, zero=True, finite=False), NAN)
+
+
+def test_a_choice_is_one_of_its_names_and_a_mistyped_one_gets_the_nearest() -> None:
+    check = choice(None, "each", "deferred")
+    assert [check("norm", value) for value in (None, "each")] == [None, "each"]
+    with pytest.raises(
+        InputError, match=r"(?s)norm='defered' is not known.*None, 'each', 'deferred'.*try    norm='deferred'"
+    ):
+        check("norm", "defered")
+    assert all(refused(check, value) for value in (True, 0, ["each"], torch.ones(2)))
+
+
+def test_a_flag_is_a_bool() -> None:
+    assert (flag("f", True), flag("f", np.bool_(False))) == (True, False)
+    assert type(flag("f", np.bool_(False))) is bool
+    assert all(refused(flag, value) for value in (0, 1, None, "yes", [True]))
+
+
+def test_a_function_is_whatever_can_be_called() -> None:
+    check = function("square")
+    assert check("f", len) is len
+    assert check("f", None) is None
+    with pytest.raises(InputError, match=r"(?s)f='square' is not a function.*try    f=square"):
+        check("f", "square")
+
+
+def test_entries_are_checked_one_by_one_and_the_first_bad_one_is_named() -> None:
+    def checked(value: object) -> tuple[Any, ...]:
+        return entries("speeds", value, number(1), "numbers", "speeds=[1.0]")
+
+    assert checked([1, np.float64(2)]) == checked(np.array([1.0, 2.0])) == (1, 2)
+    assert checked(range(1, 3)) == (1, 2)
+    with pytest.raises(InputError, match=r"(?s)speeds=\(1, 'x', 'y'\) is not numbers.*where  entry 1: 'x'"):
+        checked([1, "x", "y"])
+    for value in ("12", b"12", {1: 2}, 3, None):
+        with pytest.raises(InputError, match="is not numbers"):
+            checked(value)
