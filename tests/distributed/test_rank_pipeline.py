@@ -1,0 +1,128 @@
+"""Pipelines on a mesh of one rank: the whole way of a step without other processes. The cases of cases.py have four ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import pipecompile as pc
+from pipecompile.distributed.rank_pipeline import RankPipeline
+from pipecompile.errors import InputError, RunError
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+SAMPLES = torch.randn(6, 4)
+
+
+def compiled(model: nn.Module, names: Sequence[str] = ("pp",), **options: Any) -> RankPipeline:
+    mesh = init_device_mesh("cpu", (1,) * len(names), mesh_dim_names=tuple(names))
+    defaults = {
+        "n_microbatches": 2,
+        "cost": "analytic",
+        "batch_norm": "each",
+        "loss_fn": lambda y: y.square().mean(),
+        "example_args": (SAMPLES,),
+    }
+    pipe = pc.compile(model, 1, mesh=mesh, **defaults | options)
+    assert isinstance(pipe, RankPipeline)
+    return pipe
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def test_a_step_has_the_loss_and_gradients_of_eager() -> None:
+    eager = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    pipe = compiled(copy.deepcopy(eager))
+    loss = pipe.step(SAMPLES)
+    expected = eager(SAMPLES).square().mean()
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    for own, other in zip(pipe.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
+    norm = pipe.clip_grad_norm_(0.1)
+    torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(eager.parameters(), 0.1))
+    torch.testing.assert_close(next(pipe.parameters()).grad, next(eager.parameters()).grad)
+
+
+def test_a_norm_that_is_not_finite_is_an_error_on_request() -> None:
+    pipe = compiled(layers())
+    next(pipe.parameters()).grad = torch.full((4, 4), torch.inf)
+    with pytest.raises(RuntimeError, match="the norm of the gradients is inf"):
+        pipe.clip_grad_norm_(1.0, error_if_nonfinite=True)
+
+
+def test_a_call_gives_the_output_without_gradients_and_is_refused_with_them() -> None:
+    pipe = compiled(layers())
+    with pytest.raises(InputError, match="has no backward"):
+        pipe(SAMPLES)
+    with torch.no_grad():
+        torch.testing.assert_close(pipe.eval()(SAMPLES), pipe.model(SAMPLES))
+
+
+def test_the_timeline_of_all_ranks_is_shown_until_the_next_step() -> None:
+    pipe = compiled(layers())
+    assert pipe.gathered() is None
+    pipe.step(SAMPLES)
+    timeline = pipe.gathered()
+    assert timeline is not None
+    assert [span.name for span in timeline.spans] == ["0F0", "0B0", "0F1", "0B1"]
+    assert pipe.measured == timeline
+    assert pipe.clock_error == 0.0
+
+
+def test_states_are_those_of_the_model() -> None:
+    model = layers()
+    pipe, expected = compiled(model), copy.deepcopy(model.state_dict())
+    assert list(pipe.state_dict()) == list(expected)
+    full = pipe.full_state_dict()
+    assert all(torch.equal(full[key], value) for key, value in expected.items())
+    pipe.load_state_dict({key: value + 1 for key, value in expected.items()})
+    assert torch.equal(model[0].weight, expected["0.weight"] + 1)
+    with pytest.raises(RuntimeError, match=r"missing \['0.weight'\], unexpected \['3.weight'\]"):
+        pipe.load_state_dict({("3" if key == "0.weight" else key[:1]) + key[1:]: v for key, v in expected.items()})
+
+
+def test_tensors_live_on_their_rank() -> None:
+    pipe = compiled(layers())
+    assert [name for name, _ in pipe.named_parameters()] == [name for name, _ in pipe.model.named_parameters()]
+    assert [name for name, _ in pipe.named_buffers()] == [name for name, _ in pipe.model.named_buffers()]
+    assert all(pipe.is_here(tensor) for tensor in pipe.parameters())
+
+
+def test_a_failed_pipeline_is_to_be_started_again() -> None:
+    model = layers()
+    pipe = compiled(model)
+
+    def fail(*_: object) -> None:
+        raise ValueError("the data are wrong")
+
+    handle = model[2].register_forward_pre_hook(fail)
+    with pytest.raises(RunError, match="stage 0 failed in forward of micro-batch 0: ValueError: the data are wrong"):
+        pipe.step(SAMPLES)
+    handle.remove()
+    with pytest.raises(RunError, match="this pipeline failed before") as caught:
+        pipe.step(SAMPLES)
+    assert "rank 0 failed at 0F0: stage 0 failed in forward" in caught.value.why
+
+
+def test_a_shard_mesh_of_one_rank_keeps_parameters_whole() -> None:
+    pipe = compiled(layers(), ("dp_shard", "pp"))
+    assert not pipe.shards
+    assert not any(isinstance(parameter, DTensor) for parameter in pipe.parameters())
+
+
+def test_wrapped_models_are_refused() -> None:
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("pp",))
+    with pytest.raises(InputError, match="fully_shard has been called on the model"):
+        pc.compile(fully_shard(layers(), mesh=mesh), 1, mesh=mesh)
