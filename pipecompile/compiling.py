@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.batching.call_inputs import validate_model
-from pipecompile.costs.user_costs import Given
+from pipecompile.costs.user_costs import UserCosts
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.graph.cut_constraints import Together
@@ -49,7 +49,7 @@ def compile(
     loss_reduction: str = "mean",
     partitioner: str = "auto",
     cost: str = "auto",
-    costs: Given | None = None,
+    costs: UserCosts | None = None,
     memory_limit: float | Sequence[float] | None = None,
     optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer] | None = None,
     speeds: Sequence[float] | None = None,

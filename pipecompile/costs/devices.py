@@ -1,4 +1,4 @@
-"""Data sheets: what a device can do at best. The analytic cost model and the simulator read speeds from here."""
+"""Data sheets: peak rates of devices, for the analytic cost model and the simulator."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ PCIE3, PCIE4, PCIE5 = 15.75 * GIGA, 31.5 * GIGA, 63.0 * GIGA
 """Bytes per second of 16 lanes in one direction, after line coding (PCI-SIG)."""
 
 GPU_LAUNCH, CPU_LAUNCH = 5 * MICRO, 2 * MICRO
-"""What one eager PyTorch operator costs before it does any work. No data sheet: the order of what profilers show."""
+"""Seconds of overhead per eager PyTorch operator. Not from a data sheet: the order of magnitude that profilers show."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """Peak rates of one device, dense (no sparsity), one direction of its link. Rates per second, sizes in bytes."""
+    """Peak rates of one device: dense (no sparsity), one direction of its link. Rates are per second, sizes in bytes.
+
+    `link_latency` and `launch_overhead` are seconds.
+    """
 
     name: str
     flops: Mapping[torch.dtype, float]
@@ -33,11 +36,11 @@ class DeviceSpec:
     memory: int
 
     def peak(self, dtype: torch.dtype) -> float:
-        """FLOP/s in `dtype`; a type that the data sheet does not list runs at the float32 rate."""
+        """Return the FLOP/s in `dtype`. A type that the data sheet does not list runs at the float32 rate."""
         return self.flops.get(dtype, self.flops[torch.float32])
 
     def seconds(self, flops: float, moved: float, dtype: torch.dtype) -> float:
-        """The roofline: one kernel takes the longer of computing and moving its bytes, and a launch."""
+        """Return the roofline time of one kernel: the longer of computing and of moving its bytes, plus a launch."""
         return max(flops / self.peak(dtype), moved / self.bandwidth) + self.launch_overhead
 
 
@@ -54,14 +57,14 @@ def _gpu(
     link: float,
     latency: float = 10 * MICRO,
 ) -> DeviceSpec:
-    """A GPU from the figures of its data sheet: TFLOP/s, GiB, GB/s; `link` is bytes/s in one direction."""
+    """Return a GPU from the figures of its data sheet: TFLOP/s, GiB, GB/s; `link` is bytes/s in one direction."""
     rates = {torch.float64: fp64, torch.float32: fp32, torch.float16: fp16, torch.bfloat16: bf16,
              torch.float8_e4m3fn: fp8, torch.float8_e5m2: fp8}  # fmt: skip
     flops = {dtype: rate * TERA for dtype, rate in rates.items() if rate}
     return DeviceSpec(name, flops, bandwidth * GIGA, link, latency, GPU_LAUNCH, memory * GIB)
 
 
-# float32 is the rate of the CUDA cores, because PyTorch multiplies matrices in full float32 unless told otherwise
+# float32 is the rate of the CUDA cores: by default PyTorch multiplies matrices in full float32
 # (torch.set_float32_matmul_precision). NVLink figures on data sheets add both directions; here is one.
 _SPECS = (
     # Intel ARK, Xeon Platinum 8380: 40 cores x 2.3 GHz x 2 AVX-512 FMA units; DDR4-3200 x 8. Its link is its DRAM.
@@ -94,13 +97,13 @@ _SPECS = (
 )  # fmt: skip
 
 DEVICES: Mapping[str, DeviceSpec] = {spec.name: spec for spec in _SPECS}
-"""Every device known by name."""
+"""Data sheets by name."""
 
 
 def spec_for(device: DeviceSpec | torch.device | str) -> DeviceSpec:
-    """The spec of a named device ("h100"), or of the device that a torch.device ("cuda:1", "cpu") is.
+    """Return the data sheet of a device given by name ("h100") or as a torch.device ("cuda:1", "cpu").
 
-    A GPU that is here and has no data sheet is taken for an A100 with its own memory. Raises InputError, listing the
+    A GPU that is present but has no data sheet counts as an A100 with its own memory. Raise InputError, listing the
     known names, for any other name; pass a DeviceSpec of your own instead.
     """
     if isinstance(device, DeviceSpec):
@@ -113,7 +116,7 @@ def spec_for(device: DeviceSpec | torch.device | str) -> DeviceSpec:
     if name.startswith("cpu:"):
         name = "cpu"
     if name not in DEVICES:
-        hint = f"one of {', '.join(DEVICES)}, or a pipecompile.costs.DeviceSpec"
+        hint = f"pass one of {', '.join(DEVICES)}, or a pipecompile.costs.DeviceSpec"
         raise InputError(
             f"no data sheet for device {str(device)!r}", why="" if name == str(device) else f"it is {name!r}", hint=hint
         )
@@ -121,7 +124,9 @@ def spec_for(device: DeviceSpec | torch.device | str) -> DeviceSpec:
 
 
 def _card(device: torch.device) -> str:
-    """The short name of the CUDA card: "NVIDIA H100 80GB HBM3" is "h100". The full name when it is not a known one."""
+    """Return the short name of the CUDA device: "h100" for "NVIDIA H100 80GB HBM3"; the full name if no data sheet
+    matches.
+    """
     if not torch.cuda.is_available():
         return "cuda, but there is none here"
     full = torch.cuda.get_device_name(device).lower()
@@ -130,8 +135,9 @@ def _card(device: torch.device) -> str:
 
 
 def _unlisted(device: torch.device, name: str) -> DeviceSpec:
-    """A card without a data sheet here: its own memory, and the rates of an A100. A cut depends on ratios between nodes,
-    hardly on the rates themselves.
+    """Return the spec of a GPU without a data sheet: its own memory and the rates of an A100.
+
+    A cut depends on the ratios between nodes and hardly on the rates themselves.
     """
     memory = torch.cuda.get_device_properties(device).total_memory
     return replace(DEVICES["a100"], name=name, memory=memory)

@@ -1,6 +1,6 @@
-"""Fake twins of a model's tensors: shape, strides and dtype on one common device, no memory.
+"""Fake twins of a model's tensors: same shape, strides and dtype, on one common device, without memory.
 
-parameter on meta, or real   ──►   fake on `device`, same object for every holder (tied weights stay tied)
+parameter on meta, or real   ──►   fake on `device`; one twin per tensor, so that tied weights stay tied
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["OneDevice", "FakeTwins"]
 
 
 class FakeTwins:
-    """Makes one fake twin per tensor. Use it inside a FakeTensorMode. Nothing is copied, not even to look at it."""
+    """One fake twin per tensor. Use inside a FakeTensorMode. No data are copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The twin; the original is kept, so that no other tensor can take its id."""
+        """Return the twin of a tensor. The original is kept alive, so that no other tensor can take its id."""
         if id(tensor) not in self._made:
             self._made[id(tensor)] = tensor, self._make(tensor)
         return self._made[id(tensor)][1]
 
     def replace_in(self, model: nn.Module) -> None:
-        """Put twins in the place of the model's tensors, also in lists such as those of recurrent layers.
+        """Replace the model's tensors by twins, also in lists such as those of recurrent layers.
 
-        What was there is lost: call it inside `untouched`.
+        The originals are not restored: call inside `untouched`.
         """
         for module in model.modules():
             attributes = vars(module)
@@ -45,16 +45,16 @@ class FakeTwins:
                 elif isinstance(value, dict | list):
                     self._replace_items(value)
 
-    def _replace_items(self, held: dict[Any, Any] | list[Any]) -> None:
-        items = held.items() if isinstance(held, dict) else enumerate(held)
+    def _replace_items(self, container: dict[Any, Any] | list[Any]) -> None:
+        items = container.items() if isinstance(container, dict) else enumerate(container)
         for key, value in list(items):
             if isinstance(value, Tensor):
-                held[key] = self.of(value)
+                container[key] = self.of(value)
 
     def _make(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, DTensor):
-            made = like(tensor, self._make(part_of(tensor)))
-            return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+            twin = like(tensor, self._make(part_of(tensor)))
+            return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
         shape, strides = [int(size) for size in tensor.shape], [int(step) for step in tensor.stride()]
         twin = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self._device)
         if isinstance(tensor, nn.Parameter):
@@ -63,7 +63,9 @@ class FakeTwins:
 
 
 class OneDevice(TorchFunctionMode):
-    """Calls that name a device get `device` instead: a graph recorded on `meta` has `zeros(..., device="meta")`."""
+    """Replaces the device of calls that name one by `device`: a graph recorded on `meta` has `zeros(...,
+    device="meta")`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The node-by-node walk that every cost model shares: run the graph once, and let a meter run each node as it likes.
+"""The node-by-node walk that all cost models share: run the graph once; a meter runs each node.
 
-A value is dropped as soon as its last user has run (`torch.fx.Interpreter` sees to it). Model inputs are copied first,
-because a node may write into them.
+`torch.fx.Interpreter` drops a value after its last user. Model inputs are copied first, because a node may write into
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPUTE_OPS = ("call_module", "call_function", "call_method")
 
 @dataclass(frozen=True, slots=True)
 class Visit(Generic[T]):
-    """What was learnt at one node: the meter's reading, and what every cost model reports of its bytes (`NodeCost`)."""
+    """The result of one node: the meter's reading, and the bytes that every cost model reports (see `NodeCost`)."""
 
     reading: T
     saved_bytes: int
@@ -42,9 +42,9 @@ class Visit(Generic[T]):
 
 
 def walk(graph: GraphModule, inputs: Sequence[object], meter: Callable[[NodeRun], T]) -> dict[str, Visit[T]]:
-    """Visit every compute node in order. The meter is given the node's cell and must call `first` on it.
+    """Run every compute node in order. The meter receives a NodeRun and must call `first` on it.
 
-    Raises InputError when the inputs are not one per placeholder, CostError when a node fails.
+    Raise InputError unless there is one input per placeholder, CostError if a node fails.
     """
     placeholders = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(inputs):
@@ -79,16 +79,16 @@ class _Walker(Interpreter, Generic[T]):
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         call = self._callable(node)
         parameters = tuple(call.parameters()) if isinstance(call, nn.Module) else ()
-        cell = NodeRun(call, args, kwargs, parameters, self.ledger)
-        reading = self.meter(cell)
-        made = tensors_in(cell.value)
-        self.kept[node.name] = self.ledger.made(node.name, made)
-        size = sum(t.numel() * t.element_size() for t in made)
+        run = NodeRun(call, args, kwargs, parameters, self.ledger)
+        reading = self.meter(run)
+        results = tensors_in(run.value)
+        self.kept[node.name] = self.ledger.made(node.name, results)
+        size = sum(t.numel() * t.element_size() for t in results)
         self.visits[node.name] = Visit(reading, self.ledger.take(), size)
-        return cell.value
+        return run.value
 
     def _callable(self, node: Node) -> Callable[..., Any]:
-        """What the node calls, so that running it costs nothing on top."""
+        """Return the function that the node calls, without any wrapper that would cost time."""
         if node.op == "call_function":
             assert callable(node.target)
             if node.target is torch.autograd.grad:
@@ -102,7 +102,9 @@ class _Walker(Interpreter, Generic[T]):
 
 
 def _some_gradients(_outputs: object, inputs: Any, *_: object, **__: object) -> Any:
-    """What stands for the gradients taken inside a model: the values between nodes are detached, so there is no way back."""
+    """Return ones in place of gradients taken inside a model: values between nodes are detached and have no
+    backward.
+    """
     return map_tensors(torch.ones_like, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))
 
 
@@ -112,7 +114,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def naming(node: Node) -> Iterator[None]:
-    """Errors in here become a CostError that names the node."""
+    """Turn errors inside this context into a CostError that names the node."""
     try:
         yield
     except Exception as error:
@@ -120,12 +122,12 @@ def naming(node: Node) -> Iterator[None]:
 
 
 def _failed(node: Node, error: Exception) -> CostError:
-    """The error that names the node: its module or function, and the user's line when the graph knows it."""
+    """Return the error with the node, its module or function, and the user's line if known."""
     target = target_text(node)
     sources = ", ".join(source.name for source in node.all_input_nodes)
     return CostError(
         f"node {node.name} ({node.op} {target}) failed: {type(error).__name__}: {error}",
         where=facts(node).source,
-        why=f"it was run on its own, on the values of {sources}" if sources else "",
-        hint="check that the graph runs on these inputs, outside the cost model",
+        why=f"the node ran alone, on the values of {sources}" if sources else "",
+        hint="check that graph(*inputs) runs",
     )

@@ -1,7 +1,7 @@
-"""The kernels that a piece of work launches, as seen by the dispatcher: FLOPs and bytes of each.
+"""The kernels that a call launches, as the dispatcher sees them: FLOPs and bytes of each.
 
-FLOPs are by the formulas of `torch.utils.flop_counter`. Bytes are what a kernel reads and writes when it reads each
-operand once. Views launch nothing; a gather reads only what it takes; a write-only kernel does not read its target.
+FLOPs follow the formulas of `torch.utils.flop_counter`. Bytes are those that a kernel reads and writes if it reads each
+operand once. Views launch nothing; a gather reads only the selected rows; a write-only kernel does not read its target.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["Kernel", "KernelLog"]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel: its FLOPs, the bytes it moves, and the dtype it computes in."""
+    """One kernel: its FLOPs, the bytes that it moves, and the dtype in which it computes."""
 
     flops: float
     moved: float
     dtype: torch.dtype
 
     def seconds(self, spec: DeviceSpec) -> float:
-        """Its time under the roofline of a device."""
+        """Return the roofline time on a device."""
         return spec.seconds(self.flops, self.moved, self.dtype)
 
 
@@ -43,16 +43,18 @@ _aten = torch.ops.aten
 def _convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, _bias: object, *geometry: Any, **_result: object
 ) -> float:
-    """As many FLOPs as the forward for each of the two gradients asked for. Torch's formula counts that of a grouped
-    convolution's weight as if it were dense, in a depthwise one hundreds of times too many (seen in 2.15).
+    """Return as many FLOPs as the forward for each requested gradient.
+
+    torch's formula counts the weight gradient of a grouped convolution as if it were dense; in a depthwise convolution
+    that is hundreds of times too many (seen in 2.15).
     """
-    *shape, asked = geometry
+    *shape, requested = geometry
     forward = FlopCounterMode(display=False).flop_registry[_aten.convolution]
-    return float(forward(x, weight, None, *shape, out_val=gradient) * sum(asked[:2]))
+    return float(forward(x, weight, None, *shape, out_val=gradient) * sum(requested[:2]))
 
 
 class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is on, notes every kernel. `take` gives what was noted and starts anew."""
+    """A dispatch mode that records every kernel."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -63,6 +65,7 @@ class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kernels: list[Kernel] = []
 
     def take(self) -> tuple[Kernel, ...]:
+        """Return the kernels recorded since the last call."""
         taken, self._kernels = tuple(self._kernels), []
         return taken
 
@@ -71,7 +74,7 @@ class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func.namespace == "prim":  # questions about a tensor's device or layout
+        if func.namespace == "prim":  # queries of a tensor's device or layout
             return result
         read, made = _tensors((args, kwargs)), _tensors(result)
         if _launches(func, read, made):
@@ -88,11 +91,11 @@ _OVERWRITES = frozenset({"copy_", "fill_", "zero_"})
 
 
 def _launches(func: Any, read: list[Tensor], made: list[Tensor]) -> bool:
-    """Whether a kernel runs: no tensor made, memory only reserved, or only a view taken, and there is none."""
+    """Return whether a kernel runs: not if no tensor results, memory is only reserved, or the result is only a view."""
     if not made or packet_of(func).__name__ in _ALLOCATIONS:
         return False
-    homes = {storage_key(tensor) for tensor in read}
-    return bool(schema_of(func).is_mutable or any(storage_key(tensor) not in homes for tensor in made))
+    storages = {storage_key(tensor) for tensor in read}
+    return bool(schema_of(func).is_mutable or any(storage_key(tensor) not in storages for tensor in made))
 
 
 def _moved(func: Any, args: tuple[Any, ...], read: list[Tensor], made: list[Tensor]) -> float:
@@ -107,19 +110,19 @@ def _moved(func: Any, args: tuple[Any, ...], read: list[Tensor], made: list[Tens
 
 
 def _bytes(tensor: Tensor) -> int:
-    """What a tensor occupies, a dimension along which it is expanded counted as one."""
+    """Return the bytes that a tensor occupies; an expanded dimension counts as one."""
     return tensor.element_size() * prod(
         size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size
     )
 
 
 def _dtype(read: list[Tensor], made: list[Tensor]) -> torch.dtype:
-    """The type of the first floating-point operand."""
+    """Return the type of the first floating-point operand."""
     tensors = [*read, *made]
     return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), tensors[0].dtype)
 
 
 def _tensors(value: object) -> list[Tensor]:
     leaves: Iterable[object] = tree_leaves(value)
-    found = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided}
-    return list(found.values())
+    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided}
+    return list(tensors.values())

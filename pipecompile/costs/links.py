@@ -1,4 +1,4 @@
-"""What it takes to send a value from one pipeline device to another: a time per byte and a latency, by pair if asked for."""
+"""Links: time per byte and latency of a transfer between two pipeline devices, for all pairs or per pair."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 import torch
 
 from pipecompile.costs import spec_for
-from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Route
 
 __all__ = ["Bandwidth", "Links"]
 
 Bandwidth = float | tuple[tuple[float, ...], ...]
-"""Bytes per second: of every pair of devices, or of each."""
+"""Bytes per second: one number for all pairs of devices, or a square with one number per pair."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """`seconds_per_byte` and `latency` of the fastest pair; `factors[p][q]` how many times as long the pair p, q takes."""
+    """Seconds per byte and seconds of latency of the fastest pair; `factors[p][q]` is the slowdown of the pair (p,
+    q).
+    """
 
     seconds_per_byte: float
     latency: float
@@ -27,7 +28,9 @@ class Links:
 
     @classmethod
     def of(cls, devices: Sequence[torch.device], bandwidth: Bandwidth | None) -> Links:
-        """As told, else as the devices are known; nothing when all are one."""
+        """Return the links with the given `bandwidth`, else from the data sheets; zero if all stages share one
+        device.
+        """
         spec = spec_for(devices[0])
         if isinstance(bandwidth, tuple):
             pairs = [(p, q) for p in range(len(devices)) for q in range(len(devices)) if p != q]
@@ -41,7 +44,9 @@ class Links:
         return cls(0.0, 0.0) if len(set(devices)) == 1 else cls(1.0 / spec.link_bandwidth, spec.link_latency)
 
     def seconds(self, routes: Sequence[Route], placement: Sequence[int] | None) -> dict[str, float]:
-        """What each route costs its slowest link, one way, for the simulator; the fastest there is, without a placement."""
+        """Return, per route, the seconds of its slowest link in one direction; of the fastest link without a
+        placement.
+        """
         return {route.value: self._worst(route, placement) for route in routes}
 
     def _worst(self, route: Route, placement: Sequence[int] | None) -> float:
@@ -50,21 +55,3 @@ class Links:
             return once
         ends = [placement[end] for end in route.consumers if end != HOST]
         return once * max((self.factors[placement[route.source]][end] for end in ends), default=0.0)
-
-
-def checked(bandwidth: float | Sequence[Sequence[float]] | None, n_devices: int) -> Bandwidth | None:
-    """Raises InputError when it is not a positive number, or a square of such."""
-    if bandwidth is None:
-        return None
-    if isinstance(bandwidth, (int, float)):
-        rows: tuple[tuple[float, ...], ...] = ((float(bandwidth),),)
-    else:
-        rows = tuple(tuple(row) for row in bandwidth)
-        if len(rows) != n_devices or any(len(row) != n_devices for row in rows):
-            raise InputError(
-                f"bandwidth is no {n_devices} by {n_devices} square", hint="bytes per second from each device to each"
-            )
-        rows = tuple(tuple(v if p != q else 1.0 for q, v in enumerate(row)) for p, row in enumerate(rows))
-    if not all(value > 0 for row in rows for value in row):
-        raise InputError("bandwidth must be above 0 between any two devices", hint="bytes per second")
-    return rows[0][0] if isinstance(bandwidth, (int, float)) else rows

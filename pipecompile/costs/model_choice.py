@@ -1,4 +1,4 @@
-"""Which cost model to use: the one asked for, or the best that the tensors at hand allow."""
+"""Selection of the cost model: by name, or the best that the tensors at hand allow."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipecompile.errors import InputError
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.state.preserved_run import state_tensors
 
-__all__ = ["chosen_cost", "node_costs"]
+__all__ = ["select_cost_model", "node_costs"]
 
 NAMES = ("auto", "analytic", "profile")
 
 ASSUMED = "a100"
-"""The device for a model on `meta` when none is named. A balance depends only on ratios: compute to bandwidth."""
+"""The device for a model on `meta` if none is given. A balance depends only on the ratio of compute to bandwidth."""
 
 
 def node_costs(
@@ -34,44 +34,47 @@ def node_costs(
     device: DeviceSpec | torch.device | str | None = None,
     repeats: Repeats = REPEATS,
 ) -> dict[str, NodeCost]:
-    """The cost of every compute node of `graph` for one micro-batch `inputs`, by node name.
+    """Return the cost of every compute node of `graph` for one micro-batch `inputs`, by node name.
 
-    **cost:** "profile" measures, "analytic" computes, "auto" measures when all tensors are real and on a `device` of
-    the kind asked for, and computes otherwise. A provider of your own is called as it is.
-    **device:** what "analytic" computes for: a name ("h100"), a torch.device, or a DeviceSpec. None: where it is.
-    **repeats:** how often "profile" measures.
+    **cost:** "profile" measures, "analytic" computes, "auto" measures if all tensors are real and on a `device` of the
+    requested kind, and computes otherwise. A function of (graph, inputs) is called.
 
-    Raises InputError for an unknown name or device, and to measure what has no memory; CostError when a node fails.
+    **device:** the device for "analytic": a name ("h100"), a torch.device, or a DeviceSpec. None: the device of the
+    tensors.
+
+    **repeats:** the number of measurements of "profile".
+
+    Raise InputError for an unknown name or device, and for measuring tensors without memory; CostError if a node fails.
     """
     if callable(cost):
         return cost(graph, inputs)
-    if chosen_cost(graph, inputs, cost=cost, device=device) == "profile":
+    if select_cost_model(graph, inputs, cost=cost, device=device) == "profile":
         return profiled_costs(graph, inputs, repeats=repeats)
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     return analytic_costs(graph, inputs, device=_home(tensors) if device is None else device)
 
 
-def chosen_cost(
+def select_cost_model(
     graph: GraphModule, inputs: Sequence[object], *, cost: str, device: DeviceSpec | torch.device | str | None = None
 ) -> str:
-    """What `node_costs` will do for these arguments: "profile" or "analytic". Raises InputError as `node_costs` does."""
+    """Return the model that `node_costs` uses: "profile" or "analytic". Raise InputError as `node_costs` does."""
     if cost not in NAMES:
-        hint = f"one of {', '.join(NAMES)}, or a function of (graph, inputs)"
+        hint = f"pass one of {', '.join(NAMES)}, or a function of (graph, inputs)"
         raise InputError(f"no cost model is called {cost!r}", hint=hint)
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
-    real = not any(tensor.is_meta or isinstance(tensor, (FakeTensor, DTensor)) for tensor in tensors)
-    if cost == "profile" and not real:
+    is_real = not any(tensor.is_meta or isinstance(tensor, (FakeTensor, DTensor)) for tensor in tensors)
+    if cost == "profile" and not is_real:
         raise InputError(
             "only real tensors can be measured",
             why="parameters or inputs are meta, fake, or in parts on several ranks",
-            hint='cost="analytic"',
+            hint='pass cost="analytic"',
         )
-    measured = cost == "profile" or (cost == "auto" and real and _is_here(device, tensors))
+    measured = cost == "profile" or (cost == "auto" and is_real and _is_here(device, tensors))
     return "profile" if measured else "analytic"
 
 
 def _is_here(device: DeviceSpec | torch.device | str | None, tensors: Sequence[Tensor]) -> bool:
-    """Whether measuring where the tensors are answers the question: no device, or one of their kind, was asked for."""
+    """Return whether measuring on the tensors' device is what `device` requests: no device, or one of their kind."""
     if device is None:
         return True
     kind = device.name if isinstance(device, DeviceSpec) else str(device).partition(":")[0]

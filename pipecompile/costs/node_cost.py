@@ -1,4 +1,4 @@
-"""What one node costs for one micro-batch, and what a provider of such costs looks like."""
+"""The cost of one node for one micro-batch, and the protocol of functions that provide costs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ __all__ = ["CostError", "CostProvider", "NodeCost"]
 
 
 class CostError(PipecompileError):
-    """A node failed while its cost was taken; `where` is its line in the user's file. The original is the cause."""
+    """A node failed while its cost was measured. `where` is its line in the user's file; the original error is the
+    cause.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
     """Seconds and bytes of one node for one micro-batch.
 
-    `saved_bytes` is what autograd keeps for the backward of this node. Parameters and buffers are not counted, and a
-    storage that several nodes save is counted once in the whole graph, at the first of them.
-    `output_bytes` is the size of the tensors in the node's result, what sending them takes; a view has a size too.
-    `weight` is the part of `backward` that is spent on weights alone and may come later (W); half of it when nobody knows.
-    `dividing` is what I and W take together beyond `backward`; it comes with W.
-    `saves` are the nodes whose results are in `saved_bytes`.
-    `spread` is the interquartile range of the measured time over its median; 0 when nothing was measured.
+    forward, backward   seconds
+    saved_bytes         bytes that autograd saves for this backward, without parameters and buffers; a storage saved by
+                        several nodes counts once in the graph, at the first node
+    output_bytes        size of the tensors in the result, also of views: the bytes to send
+    spread              interquartile range of the measured time over its median; 0 if not measured
+    weight              seconds of `backward` that W can do; None if unknown: half of `backward`
+    dividing            seconds that I and W together take beyond `backward`; they count for W
+    saves               names of the nodes whose results are in `saved_bytes`
     """
 
     forward: float
@@ -41,11 +44,12 @@ class NodeCost:
 
     @property
     def weight_grad(self) -> float:
+        """Return the seconds of W."""
         return self.backward / 2 if self.weight is None else self.weight
 
 
 class CostProvider(Protocol):
-    """Anything that maps a traced graph and one micro-batch to the cost of every compute node, by node name.
+    """A function from a traced graph and one micro-batch to the cost of every compute node, by node name.
 
     `inputs` are the flat values of the placeholders, in order: tensors (real, meta or fake) or constants. The result
     has an entry for every `call_module`, `call_function` and `call_method` node.

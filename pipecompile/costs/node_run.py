@@ -1,13 +1,13 @@
-"""One node of a graph with its arguments, set up so that it can be run forward and backward, again and again if need be.
+"""A run of one node on its own, forward and backward, as often as needed.
 
-The values between nodes are detached, so each node's backward stands alone:
+Values between nodes are detached, so each node's backward stands alone:
 
     value ──detach──► Root ──► the node ──► result ──detach──► value
                        ▲                      │
                        └──── autograd.grad ───┘      seeded with ones
 
-`Root` is an autograd node that copies nothing. What comes out of it is no leaf, so the node may write into it in place,
-and it shares the value's storage, so that every other view of the value sees the write, as in the model itself.
+`Root` is an autograd node that copies nothing. Its output is no leaf, so the node may write into it in place. The
+output shares the storage of the value, so every other view of the value sees the write, as in the model itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["NodeRun", "map_tensors", "settled", "tensors_in"]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """`value` with every tensor changed: in whatever is registered with pytree, and in slices."""
+    """Return `value` with every tensor replaced by `change(tensor)`, in all pytree containers and in slices."""
 
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, slice):
@@ -39,7 +39,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a nested structure, each once, in order."""
+    """Return the distinct tensors of a nested structure, in order."""
     found: list[Tensor] = []
 
     def kept(tensor: Tensor) -> Tensor:
@@ -51,16 +51,15 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def settled(tensor: Tensor) -> Tensor:
-    """The same storage outside any autograd graph, remembering whether a gradient is wanted."""
+    """Return the same storage outside any autograd graph, with the same `requires_grad`."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 class NodeRun:
-    """Runs `call`, what a node calls. A run is `prepare`, `forward`, `seed`, `backward`, in this order; a meter
-    times what it wants of it.
+    """The runs of `call`, the function of a node. A run is `prepare`, `forward`, `seed`, `backward`, in this order.
 
-    Only `first` has effects: it computes `value`, what the rest of the graph sees, and writes into the arguments where
-    the node does that. After it, a node that wrote is given copies, made by `prepare`.
+    Only `first` has effects. It computes `value`, the result for the rest of the graph, and writes into the arguments
+    if the node does. Later runs of a node that writes get copies, made by `prepare`.
     """
 
     def __init__(
@@ -89,29 +88,33 @@ class NodeRun:
 
     @property
     def computes(self) -> bool:
-        """False when the node, once run, neither made a tensor nor changed one: sizes, switches of grad mode."""
+        """Return False if the node neither returned nor changed a tensor: sizes, switches of grad mode. Valid after
+        `first`.
+        """
         return self.writes or bool(tensors_in(self.value))
 
     @property
-    def differentiable(self) -> bool:
-        """Whether there is anything for `backward` to do; known after `seed`."""
+    def has_backward(self) -> bool:
+        """Return whether `backward` has anything to do. Valid after `seed`."""
         return bool(self.ends)
 
     @property
     def sources(self) -> list[tuple[Tensor, GradientEdge]]:
-        """The arguments and parameters that want a gradient, and where autograd has it."""
+        """Return the arguments and parameters that require a gradient, with their gradient edges."""
         rooted = [tensor for tensor in self.given if self._aliases[id(tensor)].requires_grad]
         return [*zip(rooted, self._edges, strict=True), *((p, get_gradient_edge(p)) for p in self._wanting)]
 
     def first(self) -> None:
-        """The run that counts: records what autograd saves, and whether the node writes into its arguments."""
+        """Run once with effects: record what autograd saves, and whether the node writes into its arguments."""
         self.prepare()
         with self._ledger.recording():
             self.forward()
         self.settle()
 
     def settle(self) -> None:
-        """After the run that counts: what it wrote, and the value that the rest of the graph sees."""
+        """Record, after the run with effects, whether the node wrote, and compute the value for the rest of the
+        graph.
+        """
         self.writes = self._before != [version_of(tensor) for tensor in self.given]
         for tensor in self.given:
             if self._aliases[id(tensor)].requires_grad and not tensor.requires_grad:
@@ -124,11 +127,11 @@ class NodeRun:
         return value
 
     def seen(self, end: Tensor) -> Tensor:
-        """What the rest of the graph sees of one of the `ends`."""
+        """Return the value that the rest of the graph has for one of the `ends`."""
         return self._seen[id(end)]
 
     def prepare(self) -> None:
-        """Fresh autograd roots for all arguments; the graph of the last run goes."""
+        """Create fresh autograd roots for all arguments and drop the graph of the last run."""
         self._result, self.ends, self._seeds = None, [], []
         self._aliases, self._edges = {}, []
         for tensor in self.given:
@@ -137,20 +140,21 @@ class NodeRun:
         self._ready = map_tensors(lambda t: self._aliases[id(t)], (tuple(self.args), dict(self._kwargs)))
 
     def forward(self) -> None:
-        """Run the node. This and `backward` are what is worth timing."""
+        """Run the node. This method and `backward` are the ones to time."""
         args, kwargs = self._ready
         self._result = self.call(*args, **kwargs)
 
     def find_ends(self) -> None:
-        """The tensors where this node's backward starts; none when nothing wants a gradient."""
+        """Find the tensors where this node's backward starts; none if nothing requires a gradient."""
         roots = {edge.node for edge in self._edges}
         ends = [*tensors_in(self._result), *self._aliases.values()]
         found = _distinct(t for t in ends if t.grad_fn is not None and t.grad_fn not in roots)
         self.ends = found if self._edges or self._wanting else []
 
     def late(self, *, recorded: bool) -> set[Node]:
-        """Where gradients go that W can compute: those of weights alone. Known after `find_ends`; `recorded` when the last
-        run was the `first`.
+        """Return the autograd nodes of gradients that W can compute: those of weights alone.
+
+        Valid after `find_ends`. `recorded`: the last run was `first`.
         """
         if not self.ends:
             return set()
@@ -161,12 +165,12 @@ class NodeRun:
         return {nodes[index] for _, weights in division.forks for index in weights}
 
     def seed(self) -> None:
-        """Find the tensors where this node's backward starts, and gradients of ones for them. None: no backward."""
+        """Find the ends and create gradients of ones for them."""
         self.find_ends()
         self._seeds = [torch.ones_like(end) for end in self.ends]
 
     def backward(self) -> None:
-        """Gradients of arguments and parameters; nothing is accumulated into any `.grad`."""
+        """Compute the gradients of arguments and parameters without accumulating into `.grad`."""
         if self.ends:
             sources: Any = (*self._edges, *self._wanting)
             torch.autograd.grad(self.ends, sources, self._seeds, allow_unused=True)
@@ -185,11 +189,11 @@ class NodeRun:
 
 
 ROOT = "_RootBackward"
-"""What autograd calls the node of a `_Root`."""
+"""The name of a `_Root` node in autograd."""
 
 
 class _Root(torch.autograd.Function):
-    """`x` as the output of an autograd node, sharing its storage. The anchor only makes autograd record it."""
+    """The output `x` of an autograd node that shares its storage. The anchor only makes autograd record the node."""
 
     @staticmethod
     def forward(_ctx: Any, _anchor: Tensor, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How much an optimizer keeps of a parameter, as a multiple of the parameter itself.
+"""The size of an optimizer's state as a multiple of the parameters.
 
 adam     exp_avg, exp_avg_sq                     2
 sgd      nothing, or with momentum its buffer    0 or 1
@@ -14,28 +14,30 @@ from pipecompile.errors import InputError
 
 __all__ = ["optimizer_state"]
 
-_KEPT = {
+_COPIES = {
     "sgd": 0, "momentum": 1, "asgd": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adadelta": 2, "adam": 2, "adamax": 2,
     "adamw": 2, "nadam": 2, "radam": 2, "rprop": 2, "sparseadam": 2, "amsgrad": 3,
 }  # fmt: skip
 
 
 def optimizer_state(optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer] | None) -> int:
-    """Copies of a parameter's size that are kept beside it; none of no optimizer. An optimizer that has stepped is asked what
-    it keeps; another one is known by its class and options. Raises InputError for one that is not known.
+    """Return the number of state tensors per parameter, 0 for None.
+
+    An optimizer that has stepped is measured; others are known by class and options. Raise InputError for an unknown
+    one.
     """
     if optimizer is None:
         return 0
     if isinstance(optimizer, torch.optim.Optimizer):
         return _of_instance(optimizer)
     name = optimizer if isinstance(optimizer, str) else optimizer.__name__
-    if (key := name.lower().replace("_", "").replace("-", "")) not in _KEPT:
-        near = get_close_matches(key, _KEPT) or sorted(_KEPT)
+    if (key := name.lower().replace("_", "").replace("-", "")) not in _COPIES:
+        near = get_close_matches(key, _COPIES) or sorted(_COPIES)
         raise InputError(
-            f"optimizer={name!r} is not known", why="what it keeps of a parameter is counted as memory",
-            hint=f"one of {', '.join(map(repr, near))}, or the optimizer itself, after a step",
+            f"optimizer={name!r} is not known", why="the optimizer's state counts as memory",
+            hint=f"pass one of {', '.join(map(repr, near))}, or the optimizer itself, after a step",
         )  # fmt: skip
-    return _KEPT[key]
+    return _COPIES[key]
 
 
 def _of_instance(optimizer: torch.optim.Optimizer) -> int:

@@ -30,12 +30,14 @@ def build_problem(
     optimizer_state: int = 0,
     restored: int = 1,
 ) -> Problem:
-    """One problem node per compute node, time for forward and backward of one micro-batch.
+    """Return a problem with one node per compute node; times are seconds of forward and backward of one micro-batch.
 
-    `bytes` are parameters with their gradients and `optimizer_state` copies, and buffers; what several nodes use is shared:
-    each device that has any of them holds it once. `activation` is what autograd saves, of so many micro-batches as are
-    `restored` at once where all stages recompute. A tensor's time counts both directions, the activation there and its
-    gradient back; its bytes are what a stage that receives it keeps.
+    The bytes of a node are its parameters with their gradients and `optimizer_state` copies, and its buffers. Tensors
+    that several nodes use are shared: each device with any of these nodes holds them once. The activation of a node is
+    the bytes that autograd saves, times the number of micro-batches `restored` at once where all stages recompute. A
+    tensor's time is that of sending the activation and returning its gradient, each `latency` seconds and
+    `seconds_per_byte`; its bytes are kept by each receiving stage. `memory_limit` is bytes per device; `in_flight` is
+    micro-batches per stage.
     """
     nodes, ties = compute_nodes(graph), ties_of(graph)
     names = {node.name for node in nodes}
@@ -77,14 +79,14 @@ def build_problem(
 
 
 def sources(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose values this one reads; a size's own inputs do not count, it is computed anew in every stage."""
+    """Return the nodes whose values this node reads, without sizes, which every stage computes again."""
     return [source for source in node.all_input_nodes if not facts(source).is_size]
 
 
 def _held_bytes(
     graph: TracedGraph, nodes: Sequence[fx.Node], optimizer_state: int
 ) -> tuple[dict[str, float], tuple[Shared, ...]]:
-    """What each node alone holds, and what several share."""
+    """Return the bytes that each node alone holds, and the bytes that several nodes share."""
     users: dict[int, dict[str, torch.Tensor]] = {}
     for node in nodes:
         for tensor in held_tensors(graph, node):

@@ -1,11 +1,11 @@
-"""Costs by measurement: the whole graph is run on real tensors, node by node, until the times are stable.
+"""Measured costs: run the whole graph on real tensors, node by node, until the times are stable.
 
-    first walk: saved bytes, what is written ─► warm-up sweep ─► sweeps: forward of all nodes, backward of all ─► medians
+    first walk: saved bytes, written tensors ─► warm-up sweep ─► sweeps: forward of all nodes, backward of all ─► medians
 
-Nothing of the model or of the thread is changed: parameters, `.grad`, buffers, RNG states, modes. Whole sweeps, and not
-each node again and again, because a node that was just run finds its weights in the cache and its memory at hand, which
-it never does in a step. What it costs to enter autograd, which a stage pays once and not per node, is measured on a node
-that does nothing and taken off every backward.
+The model and the thread stay unchanged: parameters, `.grad`, buffers, RNG states, modes. Sweeps cover the whole graph:
+a node repeated alone would find its weights in the cache and its memory allocated, which never happens in a step. The
+time to enter autograd, which a stage pays once and not per node, is measured on a node that does nothing and subtracted
+from every backward.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ __all__ = ["REPEATS", "Repeats", "profiled_costs"]
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """How many sweeps are made: at least `least`, then until the spread of the nodes' times (interquartile range over
-    median, long nodes weighing more) is within `spread`, `most` sweeps are made, or `budget` seconds are used up.
+    """The number of sweeps: at least `least`, then until `spread`, `most` or `budget` is reached.
+
+    `spread` is the interquartile range of the nodes' times over their median, weighted by time; `budget` is seconds.
     """
 
     least: int = 3
@@ -45,10 +46,11 @@ REPEATS = Repeats()
 
 
 def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Repeats = REPEATS) -> dict[str, NodeCost]:
-    """Measure every node of `graph` on `inputs`, where its parameters live. In grad mode the backward is measured too,
-    which takes the memory of one micro-batch's activations, and of the parameters once more.
+    """Measure every node of `graph` on `inputs`, on the device of its parameters. In grad mode measure the backward,
+    too.
 
-    Raises CostError, naming the node and its source line, when one fails; the model is put back then as well.
+    The backward takes the memory of one micro-batch's activations, and of the parameters once more. Raise CostError
+    with the node and its source line if a node fails; the model is restored also then.
     """
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     contents = [tensor for tensor in state_tensors(graph) if not isinstance(tensor, nn.Parameter)]
@@ -58,55 +60,59 @@ def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Rep
         with preserved(tensor for visit in visits.values() for tensor in visit.reading):
             sums, entry = Sums(graph.parameters() if torch.is_grad_enabled() else ()), _entry(clock, tensors)
             sweep(graph, inputs, clock, sums)
-            times = repeated(lambda: sweep(graph, inputs, clock, sums), repeats)
+            times = measure_until_stable(lambda: sweep(graph, inputs, clock, sums), repeats)
             halves = [sweep(graph, inputs, clock, sums, divided=True) for _ in range(repeats.least)]
     costs = {}
     for name, visit in visits.items():
         forward, backward, _ = (median(column) for column in zip(*times[name], strict=True))
         backward, spread = max(backward - entry, 0.0), _spread(times[name])
-        weight, dividing = _late(backward, entry, [one[name] for one in halves])
+        weight, dividing = _weight_grad_seconds(backward, entry, [one[name] for one in halves])
         sizes = visit.saved_bytes, visit.output_bytes
         costs[name] = NodeCost(forward, backward, *sizes, spread, weight, dividing, visit.saves)
     return costs
 
 
-def _late(backward: float, entry: float, halves: Sequence[Seconds]) -> tuple[float, float]:
-    """Seconds of W, which enters autograd for every node, and what I and W take beyond the backward."""
-    _, inward, late = (median(column) for column in zip(*halves, strict=True))
-    if not late:
+def _weight_grad_seconds(backward: float, entry: float, halves: Sequence[Seconds]) -> tuple[float, float]:
+    """Return the seconds of W, which enters autograd for every node, and the seconds that I and W take beyond the
+    backward.
+    """
+    _, input_grad, weight_grad = (median(column) for column in zip(*halves, strict=True))
+    if not weight_grad:
         return 0.0, 0.0
-    dividing = max(inward - entry + late - backward, 0.0)
-    return min(late, backward + dividing), dividing
+    dividing = max(input_grad - entry + weight_grad - backward, 0.0)
+    return min(weight_grad, backward + dividing), dividing
 
 
-def repeated(once: Callable[[], dict[str, Seconds]], repeats: Repeats) -> dict[str, list[Seconds]]:
-    """The times of every node in as many sweeps as it takes."""
-    started, made = perf_counter(), [once()]
+def measure_until_stable(once: Callable[[], dict[str, Seconds]], repeats: Repeats) -> dict[str, list[Seconds]]:
+    """Return the times of every node in as many sweeps as `repeats` requires."""
+    started, sweeps = perf_counter(), [once()]
     while True:
-        times = {name: [one[name] for one in made] for name in made[0]}
-        if len(made) >= repeats.least and (
-            len(made) >= repeats.most or perf_counter() - started > repeats.budget or unrest(times) <= repeats.spread
+        times = {name: [one[name] for one in sweeps] for name in sweeps[0]}
+        if len(sweeps) >= repeats.least and (
+            len(sweeps) >= repeats.most
+            or perf_counter() - started > repeats.budget
+            or overall_spread(times) <= repeats.spread
         ):
             return times
-        made.append(once())
+        sweeps.append(once())
 
 
-def unrest(times: dict[str, list[Seconds]]) -> float:
-    """The spread of all nodes, each weighing as much as it takes."""
-    takes = {name: median(map(sum, rows)) for name, rows in times.items()}
-    total = sum(takes.values())
-    return sum(_spread(rows) * takes[name] for name, rows in times.items()) / total if total else 0.0
+def overall_spread(times: dict[str, list[Seconds]]) -> float:
+    """Return the mean spread of all nodes, weighted by their median times."""
+    medians = {name: median(map(sum, rows)) for name, rows in times.items()}
+    total = sum(medians.values())
+    return sum(_spread(rows) * medians[name] for name, rows in times.items()) / total if total else 0.0
 
 
-def _first(cell: NodeRun) -> list[Tensor]:
-    """The parameters that a node writes."""
-    with preserved(t for t in (*cell.parameters, *cell.given) if isinstance(t, nn.Parameter)) as written:
-        cell.first()
+def _first(run: NodeRun) -> list[Tensor]:
+    """Run the node with effects and return the parameters that it writes."""
+    with preserved(t for t in (*run.parameters, *run.given) if isinstance(t, nn.Parameter)) as written:
+        run.first()
     return written
 
 
 def _spread(rows: list[Seconds]) -> float:
-    """Interquartile range over median of the whole times; 0 for a single measurement."""
+    """Return the interquartile range over the median of the whole times; 0 for a single measurement."""
     totals = [sum(row) for row in rows]
     if len(totals) < 2:
         return 0.0
@@ -115,23 +121,21 @@ def _spread(rows: list[Seconds]) -> float:
 
 
 def _entry(clock: Clock, tensors: Sequence[Tensor]) -> float:
-    """Seconds of a backward that computes nothing: entering the engine."""
+    """Return the seconds of a backward that computes nothing: the time to enter the engine."""
     device = tensors[0].device if tensors else torch.device("cpu")
-    cell = NodeRun(
-        lambda x: x.view_as(x), (torch.zeros(1, device=device, requires_grad=True),), {}, (), SavedLedger(())
-    )
+    run = NodeRun(lambda x: x.view_as(x), (torch.zeros(1, device=device, requires_grad=True),), {}, (), SavedLedger(()))
     times = []
     with torch.enable_grad():
         for _ in range(21):
-            cell.prepare()
-            cell.forward()
-            cell.seed()
-            times.append(clock(cell.backward))
+            run.prepare()
+            run.forward()
+            run.seed()
+            times.append(clock(run.backward))
     return median(times)
 
 
 def _clock(tensors: Sequence[Tensor]) -> Clock:
-    """Events on the first CUDA device in use, else the processor's clock."""
+    """Return a clock by events on the first CUDA device in use, else by the processor's clock."""
     card = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
     return _processor_time if card is None else lambda work: _stream_time(card, work)
 
@@ -143,7 +147,7 @@ def _processor_time(work: Callable[[], None]) -> float:
 
 
 def _stream_time(card: torch.device, work: Callable[[], None]) -> float:
-    """Seconds between two events around `work` on the current stream, which is empty at the start."""
+    """Return the seconds between two events around `work` on the current stream, which is empty at the start."""
     with torch.cuda.device(card):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(card)

@@ -13,10 +13,10 @@ __all__ = ["SavedLedger"]
 
 
 class SavedLedger:
-    """Adds up the storages that autograd saves while `recording()`. Those of the tensors in `free` count nothing.
+    """The sum of the storages that autograd saves while `recording()`. Storages of the tensors in `free` do not count.
 
-    A storage is known by a weak reference, not by its address: a value may be freed between two nodes and its address
-    taken by another, but while the reference lives the address of the storage's control block is not used again.
+    A storage is identified by a weak reference and not by its address: a value may be freed between two nodes and its
+    address reused, but while the reference lives, the address of the storage's control block is not.
     """
 
     def __init__(self, free: Iterable[Tensor]) -> None:
@@ -26,16 +26,16 @@ class SavedLedger:
         self._makers: dict[StorageWeakRef, list[str]] = {}
 
     def recording(self) -> saved_tensors_hooks:
-        """A context in which what autograd saves is added up."""
+        """Return a context that counts what autograd saves."""
         return saved_tensors_hooks(self._pack, lambda packed: packed)
 
     def take(self) -> int:
-        """The bytes added since the last call."""
+        """Return the bytes added since the last call."""
         taken, self._bytes = self._bytes, 0
         return taken
 
     def made(self, node: str, tensors: Iterable[Tensor]) -> list[StorageWeakRef]:
-        """A node gave these tensors. Returns the storages that it was the first to save."""
+        """Note that a node returned these tensors. Return the storages that the node was the first to save."""
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._makers.setdefault(_key(tensor.untyped_storage()), []).append(node)
@@ -43,11 +43,11 @@ class SavedLedger:
         return new
 
     def makers(self, keys: Iterable[StorageWeakRef]) -> frozenset[str]:
-        """The nodes that gave these storages, all views of them among them; known when all nodes ran."""
+        """Return the nodes that returned these storages, also as views. Complete after all nodes ran."""
         return frozenset(name for key in keys for name in self._makers.get(key, ()))
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        """Count one saved tensor; detached, because keeping an output itself would tie a knot around its graph."""
+        """Count one saved tensor. Return it detached, since an output would keep its own graph alive."""
         if tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             reference = _key(storage)

@@ -1,10 +1,10 @@
-"""One training pass over a graph, node by node, with the time that each node takes in the company of all others.
+"""One training pass over a graph, node by node, with the time of each node among all others.
 
     a ──► b ──► c        forward, in order; each node's part of the autograd graph is kept, its arguments are not
-    a ◄── b ◄── c        backward, from the last: seeded with the gradients that came, added to those that are there
+    a ◄── b ◄── c        backward, from the last: seeded with the gradients received, added to those that exist
 
-So the caches are as cold, and memory is as new, as in a step. A parameter's gradient is added to the sum of all
-micro-batches; the gradients of a value that several nodes use are added up at the node that gives one more.
+Caches are as cold and memory is as new as in a step. A parameter's gradient is added to the sum over all micro-batches.
+The gradients of a value with several users are added up at the node that provides the next one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pipecompile.costs.node_run import NodeRun
 __all__ = ["Clock", "Seconds", "Sums", "sweep"]
 
 Clock = Callable[[Callable[[], None]], float]
-"""Runs a function and says how many seconds that took."""
+"""Runs a function and returns its seconds."""
 
 
 Seconds = tuple[float, float, float]
-"""Of a node's forward, of its backward, and of what was left of that to W."""
+"""Seconds of a node's forward, of its backward, and of the part of its backward left to W."""
 
 
 class Sums:
-    """What the gradients of parameters are added to, in the place of `.grad`: as much memory as the parameters take."""
+    """The sums of parameters' gradients, in place of `.grad`: they take as much memory as the parameters."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._of = {id(p): _Sum(torch.zeros_like(p).detach(), in_place=True) for p in parameters if p.requires_grad}
@@ -44,7 +44,7 @@ class Sums:
 
 @dataclass(slots=True)
 class _Sum:
-    """Gradients of one tensor so far."""
+    """The sum of the gradients of one tensor so far."""
 
     value: Tensor | None = None
     in_place: bool = False
@@ -64,7 +64,9 @@ class _Sum:
 
 @dataclass(slots=True)
 class _End:
-    """Where a node's backward starts: its place in the autograd graph, what has come for it, a tensor of that form."""
+    """A start of a node's backward: its gradient edge, the gradient received so far, a tensor of its shape, its
+    device.
+    """
 
     edge: GradientEdge
     sum: _Sum
@@ -77,12 +79,14 @@ class _End:
 
 
 Sources = list[tuple[GradientEdge, _Sum]]
-"""What gradients are asked of, and what they are added to."""
+"""Gradient edges, and the sums to which their gradients are added."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """One node: seconds of its forward, and what its backward needs. `late` are weights that W can take care of."""
+    """One node: seconds of its forward, and the data for its backward. `late` are the weights that W can take care
+    of.
+    """
 
     forward: float
     ends: list[_End]
@@ -95,49 +99,49 @@ class _Step:
 
     def backward(self, sources: Sources, keep: bool) -> None:
         edges, places = [end.edge for end in self.ends], [place for place, _ in sources]
-        found = torch.autograd.grad(edges, places, self.seeds, retain_graph=keep, allow_unused=True)
-        for (_, into), gradient in zip(sources, found, strict=True):
+        gradients = torch.autograd.grad(edges, places, self.seeds, retain_graph=keep, allow_unused=True)
+        for (_, into), gradient in zip(sources, gradients, strict=True):
             if gradient is not None:
                 into.add(gradient)
 
 
 class _Forward:
-    """The meter of the walk."""
+    """The meter of the walk: time each forward and keep the data for its backward."""
 
     def __init__(self, clock: Clock, sums: Sums) -> None:
         self.clock, self.sums = clock, sums
         self.known: MutableMapping[Tensor, _Sum] = WeakTensorKeyDictionary()
 
-    def __call__(self, cell: NodeRun) -> _Step:
-        cell.prepare()
-        seconds = self.clock(cell.forward)
-        cell.settle()
-        cell.find_ends()
-        if not cell.computes or not cell.ends:
-            return _Step(seconds if cell.computes else 0.0, [])
-        step = _Step(seconds, [self._end(cell, end) for end in cell.ends])
-        late = cell.late(recorded=False)
-        for tensor, place in cell.sources:
+    def __call__(self, run: NodeRun) -> _Step:
+        run.prepare()
+        seconds = self.clock(run.forward)
+        run.settle()
+        run.find_ends()
+        if not run.computes or not run.ends:
+            return _Step(seconds if run.computes else 0.0, [])
+        step = _Step(seconds, [self._end(run, end) for end in run.ends])
+        late = run.late(recorded=False)
+        for tensor, place in run.sources:
             (step.late if place.node in late else step.early).append((place, self._sum(tensor)))
         return step
 
-    def _end(self, cell: NodeRun, end: Tensor) -> _End:
-        return _End(get_gradient_edge(end), self._sum(cell.seen(end)), torch.empty_like(end, device="meta"), end.device)
+    def _end(self, run: NodeRun, end: Tensor) -> _End:
+        return _End(get_gradient_edge(end), self._sum(run.seen(end)), torch.empty_like(end, device="meta"), end.device)
 
     def _sum(self, tensor: Tensor) -> _Sum:
-        """Of a parameter the sum of all sweeps, of a value that of this one."""
-        found = self.sums.of(tensor)
-        if found is None and (found := self.known.get(tensor)) is None:
-            found = self.known[tensor] = _Sum()
-        return found
+        """Return the sum of a parameter over all sweeps, or the sum of a value in this sweep."""
+        sum_of_tensor = self.sums.of(tensor)
+        if sum_of_tensor is None and (sum_of_tensor := self.known.get(tensor)) is None:
+            sum_of_tensor = self.known[tensor] = _Sum()
+        return sum_of_tensor
 
 
 def sweep(
     graph: GraphModule, inputs: Sequence[object], clock: Clock, sums: Sums, *, divided: bool = False
 ) -> dict[str, Seconds]:
-    """The times of every compute node in one pass; `divided`, what W can do comes when all else is over.
+    """Return the times of every compute node in one pass. With `divided`, W runs after all other backwards.
 
-    Raises CostError naming the node that fails.
+    Raise CostError naming the node that fails.
     """
     steps = {name: visit.reading for name, visit in walk(graph, inputs, _Forward(clock, sums)).items()}
     nodes = {node.name: node for node in graph.graph.nodes}

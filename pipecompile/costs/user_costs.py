@@ -1,4 +1,4 @@
-"""Costs that the user knows better: of single modules over a cost model, or all of them by a function."""
+"""Costs given by the user: seconds of single modules over a cost model, or a function for all nodes."""
 
 from __future__ import annotations
 
@@ -12,30 +12,35 @@ from pipecompile.errors import InputError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import named
 
-__all__ = ["Given", "overridden", "provided"]
+__all__ = ["UserCosts", "with_user_costs", "costs_from_provider"]
 
-Given = Mapping[str, float] | CostProvider
-"""Seconds of a module, forward and backward together, by name; or a function of (graph, inputs)."""
+UserCosts = Mapping[str, float] | CostProvider
+"""Seconds of forward and backward together, by name of module; or a function of (graph, inputs)."""
 
 
-def overridden(graph: fx.GraphModule, costs: Mapping[str, NodeCost], given: Mapping[str, float]) -> dict[str, NodeCost]:
-    """Costs with the time of every module in `given` set, dealt out to its nodes as the cost model has it."""
+def with_user_costs(
+    graph: fx.GraphModule, costs: Mapping[str, NodeCost], seconds_of: Mapping[str, float]
+) -> dict[str, NodeCost]:
+    """Return `costs` with the time of every module in `seconds_of` replaced, in the proportions of the cost model."""
     result = dict(costs)
-    for name, seconds in given.items():
+    for name, seconds in seconds_of.items():
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
-            raise InputError(f"costs: {name!r} takes {seconds!r}", hint="seconds, forward and backward together")
+            raise InputError(
+                f"costs: {name!r} takes {seconds!r} seconds",
+                hint=f"pass seconds of forward and backward together: costs={{{name!r}: 0.01}}",
+            )
         nodes = named(graph, name, "costs")
-        now = sum(costs[node].forward + costs[node].backward for node in nodes)
+        total = sum(costs[node].forward + costs[node].backward for node in nodes)
         for node in nodes:
             cost = costs[node]
-            if now:
-                share = seconds / now
+            if total:
+                share = seconds / total
                 times = cost.forward, cost.backward, cost.weight_grad, cost.dividing
                 forward, backward, weight, dividing = (part * share for part in times)
                 result[node] = replace(
                     cost, forward=forward, backward=backward, weight=weight, dividing=dividing, spread=0.0
                 )
-            else:  # as a backward usually takes twice the forward
+            else:  # a backward usually takes twice the forward
                 each = seconds / len(nodes)
                 result[node] = replace(
                     cost, forward=each / 3, backward=2 * each / 3, weight=None, dividing=0.0, spread=0.0
@@ -43,13 +48,13 @@ def overridden(graph: fx.GraphModule, costs: Mapping[str, NodeCost], given: Mapp
     return result
 
 
-def provided(graph: fx.GraphModule, inputs: Sequence[object], provider: CostProvider) -> dict[str, NodeCost]:
-    """What a function gives. Raises InputError when it leaves out a node."""
+def costs_from_provider(graph: fx.GraphModule, inputs: Sequence[object], provider: CostProvider) -> dict[str, NodeCost]:
+    """Return the costs of a function. Raise InputError if a node is missing."""
     costs = provider(graph, inputs)
     missing = [node.name for node in compute_nodes(graph) if not isinstance(costs.get(node.name), NodeCost)]
     if missing:
         raise InputError(
-            f"costs: the function has no NodeCost for {len(missing)} nodes", where=", ".join(missing[:5]),
-            hint="an entry for every compute node, by name",
+            f"costs: the function returned no NodeCost for {len(missing)} node{'s' * (len(missing) != 1)}",
+            where=", ".join(missing[:5]), hint="return a dict with a NodeCost for every compute node, by node.name",
         )  # fmt: skip
     return costs

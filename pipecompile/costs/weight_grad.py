@@ -1,8 +1,8 @@
-"""How much of a stage's backward may wait: what W takes, from what its nodes cost.
+"""The part of a stage's backward that W can do, from the costs of its nodes.
 
-input ─► a ─► b ─► out        b and a lead to an input that wants a gradient: of them W has what is for weights alone
-          c ─► d ─► out       c and d lead to none: W has all of it, as in a first stage
-          e ─► b              e does neither, but I passes through b and takes it along
+input ─► a ─► b ─► out        b and a lead to an input that needs a gradient: W has their weight gradients only
+          c ─► d ─► out       c and d lead to no such input: W has all of their backward, as in a first stage
+          e ─► b              e does neither, but I passes through b and computes the gradient of e along the way
 """
 
 from __future__ import annotations
@@ -17,36 +17,42 @@ from pipecompile.costs import NodeCost
 from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.tracing.node_facts import value_of
 
-__all__ = ["Late", "late", "wanting"]
+__all__ = ["WeightGradCost", "nodes_needing_grad", "weight_grad_cost"]
 
 
-def wanting(graph: fx.GraphModule) -> set[fx.Node]:
-    """Nodes whose value wants a gradient: a trained parameter or such an input went into it."""
-    found: set[fx.Node] = set()
+def nodes_needing_grad(graph: fx.GraphModule) -> set[fx.Node]:
+    """Return the nodes whose value requires a gradient: computed from a trained parameter or from an input that
+    requires one.
+    """
+    result: set[fx.Node] = set()
     for node in graph.graph.nodes:
         value = value_of(node)
         if node.op == "placeholder":
-            wants = isinstance(value, torch.Tensor) and value.requires_grad
+            needs_grad = isinstance(value, torch.Tensor) and value.requires_grad
         else:
             held = () if node.op in ("get_attr", "output") else held_tensors(graph, node)
-            wants = any(t.requires_grad for t in held) or any(source in found for source in node.all_input_nodes)
-        if wants:
-            found.add(node)
-    return found
+            needs_grad = any(t.requires_grad for t in held) or any(source in result for source in node.all_input_nodes)
+        if needs_grad:
+            result.add(node)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
-    """What W of one stage takes: seconds, how many of them are for having divided the backward, and what it needs kept."""
+class WeightGradCost:
+    """The cost of one stage's W: `seconds`, of which `dividing` are due to the division, and the bytes kept for W."""
 
     seconds: float
     dividing: float
     saved_bytes: float
 
 
-def late(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], wants: set[fx.Node]) -> Late:
-    """Of one stage, given its nodes in order. What is inward, and what it reads, is not left to W as a whole; where it is
-    divided, W needs what went into the node, and the gradient of what came out. What was received stays with the graph.
+def weight_grad_cost(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], wants: set[fx.Node]) -> WeightGradCost:
+    """Return the cost of W for one stage with `nodes` in order; `wants` are the nodes of the graph whose value needs a
+    gradient.
+
+    W has the whole backward of each node that is not inward and feeds no such node. Of an inward node, which leads to
+    an input that needs a gradient, W has the weight gradients and keeps the inputs and the gradient of the output.
+    Received values stay with the graph.
     """
     mine, inward = set(nodes), set[fx.Node]()
     for node in nodes:
@@ -60,7 +66,7 @@ def late(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], wants: set[fx.
     kept = {source for node in divided for source in node.all_input_nodes if source in mine}
     cost = [costs[node.name] for node in divided]
     whole = [costs[node.name] for node in nodes if node not in inward and node not in taken]
-    return Late(
+    return WeightGradCost(
         sum(each.backward for each in whole) + sum(each.weight_grad for each in cost),
         sum(each.dividing for each in cost),
         sum(each.saved_bytes for each in whole)

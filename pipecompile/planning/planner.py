@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.costs import NodeCost, Repeats, chosen_cost, node_costs
+from pipecompile.costs import NodeCost, Repeats, node_costs, select_cost_model
 from pipecompile.costs.problem_builder import build_problem
 from pipecompile.costs.profile import REPEATS
-from pipecompile.costs.user_costs import overridden, provided
-from pipecompile.costs.weight_grad import late, wanting
+from pipecompile.costs.user_costs import costs_from_provider, with_user_costs
+from pipecompile.costs.weight_grad import nodes_needing_grad, weight_grad_cost
 from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.graph.colocation import compute_nodes, ties_of
 from pipecompile.graph.device_placement import follow_device
@@ -135,11 +135,11 @@ def measured(
     device = options.devices[0]
     there, values = _moved(graph, inputs, device) if options.cost != "analytic" else (graph, inputs)
     if callable(options.costs):
-        return "own", provided(there, values, options.costs)
-    cost = chosen_cost(there, values, cost=options.cost, device=device)
+        return "own", costs_from_provider(there, values, options.costs)
+    cost = select_cost_model(there, values, cost=options.cost, device=device)
     with working(f"{'measuring' if cost == 'profile' else 'estimating'} {len(compute_nodes(there))} operations"):
         costs = node_costs(there, values, cost=cost, device=device, repeats=repeats)
-    return (f"{cost} and own", overridden(graph, costs, options.costs)) if options.costs else (cost, costs)
+    return (f"{cost} and own", with_user_costs(graph, costs, options.costs)) if options.costs else (cost, costs)
 
 
 def _moved(graph: TracedGraph, inputs: Sequence[Any], device: torch.device) -> tuple[fx.GraphModule, list[Any]]:
@@ -211,7 +211,7 @@ def drafted(
     members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
     for node in compute_nodes(graph):
         members[found.stage_of[node.name]].append(node)
-    wants = wanting(graph)
+    wants = nodes_needing_grad(graph)
     stages = [_summary(graph, s, nodes, costs, ways, speeds[placement[s]], wants) for s, nodes in enumerate(members)]
     told = zip(stages, rows, always, forced, strict=True)
     full = tuple(replace(s, memory=r.memory, state_bytes=a.memory, forced=f) for s, r, a, f in told)
@@ -268,7 +268,7 @@ def _summary(
     sent = sum(way.nbytes * sum(end != HOST for end in way.consumers) for way in ways if way.source == stage)
     skips = [(way.source, end) for way in ways for end in way.skips]
     mine = [costs[node.name] for node in nodes]
-    waits, saves = late(nodes, costs, wants), frozenset[str]().union(*(cost.saves for cost in mine))
+    waits, saves = weight_grad_cost(nodes, costs, wants), frozenset[str]().union(*(cost.saves for cost in mine))
     came = [way for way in ways if stage in way.consumers and way.gradient and way.source != HOST]
     received = sum(way.nbytes for way in came)
     return StageSummary(

@@ -10,7 +10,7 @@ import torch
 
 from pipecompile.costs.links import Bandwidth, Links
 from pipecompile.costs.optimizer_bytes import optimizer_state
-from pipecompile.costs.user_costs import Given
+from pipecompile.costs.user_costs import UserCosts
 from pipecompile.errors import InputError
 from pipecompile.settings.group import Group
 from pipecompile.settings.value_checks import choice, entries, number, refusal, shown
@@ -50,7 +50,7 @@ def _bandwidth(name: str, value: Any) -> Bandwidth | None:
     return tuple(entries(name, row, check, expected, hint) for row in square)
 
 
-def _costs(name: str, value: Any) -> Given | None:
+def _costs(name: str, value: Any) -> UserCosts | None:
     if value is None or callable(value):
         return value  # type: ignore[no-any-return]
     hint = f'{name}={{"layer3": 2e-3}}, seconds of forward and backward together'
@@ -78,7 +78,7 @@ class MachineSettings(Group):
     speeds: Annotated[tuple[float, ...] | None, _speeds]
     bandwidth: Annotated[Bandwidth | None, _bandwidth]
     cost: Annotated[str, choice("auto", "analytic", "profile")]
-    costs: Annotated[Given | None, _costs]
+    costs: Annotated[UserCosts | None, _costs]
 
     def __post_init__(self) -> None:
         super().__post_init__()

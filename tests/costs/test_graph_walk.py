@@ -22,9 +22,9 @@ def blank_first(x: Tensor) -> None:
 fx.wrap("blank_first")
 
 
-def look(cell: NodeRun) -> object:
-    cell.first()
-    return cell.value
+def look(run: NodeRun) -> object:
+    run.first()
+    return run.value
 
 
 def visits(model: nn.Module, *inputs: object) -> dict[str, Visit[object]]:
@@ -96,11 +96,11 @@ def test_values_go_when_their_last_user_has_run() -> None:
     alive: list[list[bool]] = []
     references: list[weakref.ref[Tensor]] = []
 
-    def watch(cell: NodeRun) -> None:
+    def watch(run: NodeRun) -> None:
         gc.collect()
         alive.append([reference() is not None for reference in references])
-        cell.first()
-        references.append(weakref.ref(cell.value))
+        run.first()
+        references.append(weakref.ref(run.value))
 
     walk(symbolic_trace(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))), [torch.randn(2, 4)], watch)
     assert alive == [[], [True], [False, True], [False, False, True]]

@@ -12,7 +12,7 @@ from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
 from pipecompile.costs.saved_bytes import SavedLedger
 
 
-def cell_of(call: Callable[..., Any], *args: object) -> NodeRun:
+def run_of(call: Callable[..., Any], *args: object) -> NodeRun:
     parameters = call.parameters() if isinstance(call, nn.Module) else ()
     return NodeRun(call, args, {}, parameters, SavedLedger(()))
 
@@ -30,15 +30,15 @@ def test_a_write_reaches_the_value_and_its_views_once(call: Callable[..., Any]) 
     value = wanting(3, 4)
     view, expected = value.detach().view(12), value.detach().clone()
     call(expected)
-    cell = cell_of(call, value)
-    cell.first()
+    run = run_of(call, value)
+    run.first()
     for _ in range(3):
-        cell.prepare()
-        cell.forward()
-        cell.seed()
-        assert cell.differentiable
-        cell.backward()
-    assert cell.writes
+        run.prepare()
+        run.forward()
+        run.seed()
+        assert run.has_backward
+        run.backward()
+    assert run.writes
     assert torch.equal(value.detach(), expected)
     assert torch.equal(view, expected.view(12))
     assert value.grad is None
@@ -51,11 +51,11 @@ def test_without_writes_arguments_are_not_copied() -> None:
         given.append(x.data_ptr())
         return x * 2
 
-    cell = cell_of(double, value)
-    cell.first()
-    cell.prepare()
-    cell.forward()
-    assert not cell.writes
+    run = run_of(double, value)
+    run.first()
+    run.prepare()
+    run.forward()
+    assert not run.writes
     assert given == [value.data_ptr()] * 2
 
 
@@ -63,10 +63,10 @@ def test_backward_computes_the_gradients_of_arguments_and_parameters(monkeypatch
     real, gradients = torch.autograd.grad, list[Tensor]()
     monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: gradients.extend(real(*args, **kwargs)))
     linear, x = nn.Linear(4, 2), wanting(3, 4)
-    cell = cell_of(linear, x)
-    cell.first()
-    cell.seed()
-    cell.backward()
+    run = run_of(linear, x)
+    run.first()
+    run.seed()
+    run.backward()
     linear(x).sum().backward()
     for gradient, expected in zip(gradients, (x.grad, linear.weight.grad, linear.bias.grad), strict=True):
         torch.testing.assert_close(gradient, expected)
@@ -82,45 +82,45 @@ def test_backward_computes_the_gradients_of_arguments_and_parameters(monkeypatch
     ],
 )
 def test_no_backward_where_there_is_none(call: Callable[..., Any], value: Tensor) -> None:
-    cell = cell_of(call, value)
-    cell.first()
-    cell.seed()
-    assert not cell.differentiable
-    cell.backward()
+    run = run_of(call, value)
+    run.first()
+    run.seed()
+    assert not run.has_backward
+    run.backward()
 
 
 def test_a_value_wants_a_gradient_after_one_that_does_was_written_into_it() -> None:
     target = torch.zeros(2, 2)
-    cell = cell_of(lambda x, y: x.__setitem__(0, y), target, wanting(2))
-    cell.first()
+    run = run_of(lambda x, y: x.__setitem__(0, y), target, wanting(2))
+    run.first()
     assert target.requires_grad
     assert target.is_leaf
-    cell.seed()
-    assert cell.differentiable
+    run.seed()
+    assert run.has_backward
 
 
 def test_a_node_computes_when_it_makes_or_changes_a_tensor() -> None:
     computes = {}
     calls: dict[str, Callable[..., Any]] = {"size": lambda x: x.size(0), "write": write, "make": torch.neg}
     for name, call in calls.items():
-        cell = cell_of(call, torch.ones(2, 2))
-        cell.first()
-        computes[name] = cell.computes
+        run = run_of(call, torch.ones(2, 2))
+        run.first()
+        computes[name] = run.computes
     assert computes == {"size": False, "write": True, "make": True}
 
 
 def test_the_value_is_outside_any_graph() -> None:
-    cell = cell_of(lambda x: {"a": (x * 2, x.detach(), 3)}, wanting(2))
-    cell.first()
-    double, plain, three = cell.value["a"]
+    run = run_of(lambda x: {"a": (x * 2, x.detach(), 3)}, wanting(2))
+    run.first()
+    double, plain, three = run.value["a"]
     assert (double.grad_fn, double.requires_grad, plain.requires_grad, three) == (None, True, False, 3)
 
 
 def test_named_results_keep_their_names() -> None:
-    cell = cell_of(lambda x: x.max(dim=0), wanting(2, 3))
-    cell.first()
-    assert type(cell.value) is torch.return_types.max  # fx's own map makes a plain tuple of it
-    assert cell.value.values.requires_grad
+    run = run_of(lambda x: x.max(dim=0), wanting(2, 3))
+    run.first()
+    assert type(run.value) is torch.return_types.max  # fx's own map makes a plain tuple of it
+    assert run.value.values.requires_grad
 
 
 def test_tensors_are_found_in_every_structure() -> None:

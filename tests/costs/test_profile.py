@@ -13,7 +13,7 @@ from torchvision.models import VisionTransformer, densenet121, resnet18, swin_t
 
 from pipecompile.costs.analytic import analytic_costs
 from pipecompile.costs.node_cost import CostError, NodeCost
-from pipecompile.costs.profile import Repeats, profiled_costs, repeated, unrest
+from pipecompile.costs.profile import Repeats, measure_until_stable, overall_spread, profiled_costs
 from pipecompile.tracing.node_facts import note
 
 QUICK = Repeats(least=2, most=3, budget=1.0)
@@ -157,7 +157,7 @@ def looks(times: list[float], repeats: Repeats) -> tuple[float, int]:
     """The median of what sweeps of one node show, and how many sweeps were made."""
     runs = [{"node": (seconds, 0.0, 0.0)} for seconds in times]
     left = iter(runs)
-    rows = repeated(lambda: next(left), repeats)["node"]
+    rows = measure_until_stable(lambda: next(left), repeats)["node"]
     return median(forward for forward, *_ in rows), len(rows)
 
 
@@ -179,5 +179,5 @@ def test_the_budget_ends_the_sweeps_but_not_before_the_least() -> None:
 
 def test_a_long_node_weighs_more_in_the_spread() -> None:
     steady, restless = [(10.0, 0.0, 0.0)] * 4, [(0.1, 0.0, 0.0), (0.3, 0.0, 0.0)] * 2
-    assert unrest({"long": steady, "short": restless}) < 0.02
-    assert unrest({"long": [(t * 50, 0.0, 0.0) for t, *_ in restless], "short": steady}) > 0.1
+    assert overall_spread({"long": steady, "short": restless}) < 0.02
+    assert overall_spread({"long": [(t * 50, 0.0, 0.0) for t, *_ in restless], "short": steady}) > 0.1

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import pipecompile as pc
 from pipecompile.costs import NodeCost
 from pipecompile.costs.links import Links
-from pipecompile.costs.weight_grad import Late, late, wanting
+from pipecompile.costs.weight_grad import WeightGradCost, nodes_needing_grad, weight_grad_cost
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.ir.plan import StageSummary
 from pipecompile.planning.schedule_choice import costs_of
@@ -31,23 +31,27 @@ def test_w_has_what_is_for_weights_and_all_that_leads_nowhere() -> None:
     nodes = {node.name: node for node in compute_nodes(graph)}
     assert set(nodes) == {"a", "b", "c", "d", "add"}
     costs = {name: NodeCost(1.0, 10.0, 3, 100, weight=4.0 if name in "abcd" else 0.0, dividing=0.5) for name in nodes}
-    wants = wanting(graph)
+    wants = nodes_needing_grad(graph)
     assert {node.name for node in wants} >= set(nodes)
     assert graph.graph.find_nodes(op="placeholder")[0] not in wants
     order = list(nodes.values())
-    assert late(order, costs, wants) == Late(50, 0, 5 * 3)  # a first stage: nobody waits for any gradient
+    assert weight_grad_cost(order, costs, wants) == WeightGradCost(
+        50, 0, 5 * 3
+    )  # a first stage: nobody waits for any gradient
     second = [node for node in order if node.name != "a"]
-    assert late(second, costs, wants) == Late(4 + 10, 0.5, 3 + 100)  # of b; c comes along with add; d is not on the way
+    assert weight_grad_cost(second, costs, wants) == WeightGradCost(
+        4 + 10, 0.5, 3 + 100
+    )  # of b; c comes along with add; d is not on the way
 
 
 def test_frozen_layers_want_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
     graph = pc.trace(model, torch.randn(2, 4))
     first, second = compute_nodes(graph)
-    wants = wanting(graph)
+    wants = nodes_needing_grad(graph)
     assert first not in wants
     costs = {first.name: NodeCost(1.0, 0.0, 0, 0), second.name: NodeCost(1.0, 2.0, 0, 0)}
-    assert late([second], costs, wants).seconds == 2.0
+    assert weight_grad_cost([second], costs, wants).seconds == 2.0
 
 
 def test_half_of_the_backward_is_ws_when_nobody_knows() -> None:
