@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.batching.call_inputs import FlatInputs, flatten
-from pipecompile.batching.microbatches import loss_weights, scaled, scatter_tree, weighed
+from pipecompile.batching.microbatches import loss_weights, scaled_gradients, scatter_tree, weighted_loss
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_cache import Builds, Decided
 from pipecompile.driver.inspection import dump_all, step_costs, write_report
@@ -99,7 +99,7 @@ class Pipeline(StandIn):
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
         weights, ahead = loss_weights(parts, mean=self.options.loss_reduction == "mean")
-        arrivals[LOSS, True] = ahead if scaler is None else scaled(ahead, scaler, build.stage_devices[-1])
+        arrivals[LOSS, True] = ahead if scaler is None else scaled_gradients(ahead, scaler, build.stage_devices[-1])
         with torch.set_grad_enabled(trains):
             frame = executable.frame(parts, arrivals, threaded=threaded)
             executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.crew)
@@ -108,7 +108,7 @@ class Pipeline(StandIn):
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(build.inputs, batch, frame)
         executable.finished(frame, threaded=threaded)
-        loss = weighed(losses, weights)
+        loss = weighted_loss(losses, weights)
         return (loss, aux) if self.options.has_aux else loss
 
     def clip_grad_norm_(

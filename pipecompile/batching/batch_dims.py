@@ -1,9 +1,11 @@
-"""Which dimension of each tensor is the batch: the rule, and what the user says instead.
+"""The batch dimension of each tensor of a call: the default rule, and the overrides of the user.
 
-A tensor's batch is dimension 0. A tensor without dimensions is shared by all samples, and so is one of size 1 there
-when others are longer: eager would broadcast it. `batch_dims` overrules this by the name of the parameter that a
-tensor arrives in, with all its leaves, or of one leaf or what holds it (`pair_0`, `batch_mask`): a dimension, or None
-for shared. The most exact name counts. `list` says that the argument is a list with an entry per sample (lists.py).
+Rule: the batch is dimension 0. A tensor without dimensions is shared by all samples. So is a tensor with size 1 there if other
+tensors are longer, since eager execution broadcasts it.
+
+`batch_dims` overrides the rule by name: of the parameter that a tensor arrives in (with all its leaves), of one leaf, or of a
+container of leaves (`pair_0`, `batch_mask`). The value is a dimension, or None for shared. The most specific name counts. `list`
+says that the argument is a list with one entry per sample (sample_lists.py).
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ __all__ = [
     "check_batch_dims",
     "common_size",
     "default_dims",
-    "overruled",
-    "pasted",
+    "apply_batch_dims",
+    "batch_dims_text",
     "scatter",
     "sizes",
     "slots_named",
@@ -36,11 +38,11 @@ __all__ = [
 BatchDims = Mapping[str, int | None | type[list[Any]]]
 Dims = tuple[int | None | type[list[Any]], ...]
 Slot = tuple[str, ...]
-"""The names that a leaf goes by, the most exact first."""
+"""The names of a leaf, the most specific first."""
 
 
 def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: Sequence[str] = ()) -> None:
-    """Raise InputError for a name that `forward` has no parameter for, and for what is not a dimension."""
+    """Raise InputError for a name that is no parameter of `forward` (nor in `extra`), and for a value that is no dimension."""
     if not isinstance(batch_dims, Mapping):
         raise InputError(f"batch_dims={batch_dims!r} is not a mapping", hint='batch_dims={"mask": None, "src": 1}')
     parameters = parameters_of(forward)
@@ -48,19 +50,19 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, dim in batch_dims.items():
         if dim is not None and dim is not list and (isinstance(dim, bool) or not isinstance(dim, int)):
-            hint = "a dimension, None for a tensor that all samples share, or list for a list with an entry per sample"
+            hint = "a dimension, None for a tensor that all samples share, or list for a list with one entry per sample"
             raise InputError(f"batch_dims[{name!r}] is {dim!r}", hint=hint)
         if not open_ended and not any(name == one or name.startswith(f"{one}_") for one in known):
             nearest = (get_close_matches(name, known, n=1) or known or [name])[0]
-            raise InputError(f"batch_dims names {name!r}, which forward does not take",
-                             where="its parameters are " + ", ".join(parameters), hint=pasted([(nearest, dim)]))  # fmt: skip
+            raise InputError(f"batch_dims names {name!r}, which is no parameter of forward",
+                             where="the parameters are " + ", ".join(parameters), hint=batch_dims_text([(nearest, dim)]))  # fmt: skip
         if dim is list and not open_ended and name not in known:
-            raise InputError(f"batch_dims[{name!r}] is list, but {name} is no argument of its own",
-                             where="the arguments are " + ", ".join(parameters), hint=pasted([(known[0], dim)]))  # fmt: skip
+            raise InputError(f"batch_dims[{name!r}] is list, but {name} is not a whole argument",
+                             where="the parameters are " + ", ".join(parameters), hint=batch_dims_text([(known[0], dim)]))  # fmt: skip
 
 
 def parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a forward; of one in C++, which does not tell, any."""
+    """Return the parameters of a forward; `*args, **kwargs` for one in C++, which has no signature."""
     try:
         return inspect.signature(forward).parameters
     except ValueError:
@@ -69,21 +71,21 @@ def parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter
 
 
 def default_dims(leaves: Sequence[Any]) -> Dims:
-    """Dimension 0 of every tensor that has one."""
+    """Return the dimensions by the rule: 0 for every tensor with dimensions, None for other leaves."""
     return tuple([0 if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves])
 
 
 @lru_cache(maxsize=256)
 def sizes(samples: int, count: int) -> tuple[int, ...]:
-    """How many samples each of `count` micro-batches has."""
+    """Return the number of samples of each of `count` micro-batches, as `torch.tensor_split` divides them."""
     small, larger = divmod(samples, count)
     return tuple([small + (i < larger) for i in range(count)])
 
 
 def scatter(leaf: Any, dim: Any, count: int) -> Sequence[Any]:
-    """The micro-batches of one flat leaf: slices along its batch dimension, or the thing itself for each.
+    """Return one leaf per micro-batch: slices along its batch dimension, or the leaf itself if it is shared.
 
-    Slices share memory and not the count of its versions: when the model writes into one, autograd has no quarrel with the others.
+    Slices share memory but not the version counter, so a model may write into one slice while autograd has saved another.
     """
     if not isinstance(dim, int):
         return (leaf,) * count
@@ -92,17 +94,20 @@ def scatter(leaf: Any, dim: Any, count: int) -> Sequence[Any]:
     return torch.unsafe_split_with_sizes(leaf, sizes(leaf.shape[dim], count), dim)
 
 
-def overruled(dims: Dims, leaves: Sequence[Any], slots: Sequence[Slot], batch_dims: BatchDims) -> tuple[Dims, Dims]:
-    """The dimensions with the user's word in the place of the rule; and only those that are the rule's."""
-    given = [next((name for name in slot if name in batch_dims), None) for slot in slots]
-    said = [
+def apply_batch_dims(
+    dims: Dims, leaves: Sequence[Any], slots: Sequence[Slot], batch_dims: BatchDims
+) -> tuple[Dims, Dims]:
+    """Return the dimensions with the overrides applied, and the dimensions that the rule still decides (else None)."""
+    names = [next((name for name in slot if name in batch_dims), None) for slot in slots]
+    overridden = [
         dim if name is None else _checked(dim, batch_dims[name], leaf, slot[0])
-        for dim, name, leaf, slot in zip(dims, given, leaves, slots, strict=True)
+        for dim, name, leaf, slot in zip(dims, names, leaves, slots, strict=True)
     ]
-    return tuple(said), tuple([dim if name is None else None for dim, name in zip(dims, given, strict=True)])
+    return tuple(overridden), tuple([dim if name is None else None for dim, name in zip(dims, names, strict=True)])
 
 
 def _checked(by_rule: Any, dim: Any, leaf: Any, name: str) -> Any:
+    """Return the override of one leaf, a dimension of at least 0; None for a leaf without dimensions."""
     if dim is list:
         return list if isinstance(leaf, torch.Tensor) else None
     if dim is None or by_rule is None:
@@ -114,75 +119,82 @@ def _checked(by_rule: Any, dim: Any, leaf: Any, name: str) -> Any:
 
 def common_size(leaves: Sequence[Any], dims: Dims, by_rule: Dims, slots: Callable[[], Sequence[Slot]],
                 samples: int | None = None) -> tuple[int | None, Dims]:  # fmt: skip
-    """The batch size that all agree on (`samples`, when that is known), or None, and the dimensions: what has size 1
-    by the rule alone is shared.
+    """Return the common batch size in samples, or None without a batch, and the dimensions.
 
-    Raises InputError when they disagree, or when the batch is empty.
+    `samples` is the batch size if it is known. A tensor with size 1 along a dimension from the rule is shared. Raise
+    InputError if batch sizes disagree or the batch is empty.
     """
-    found = _lengths(leaves, dims, samples)
-    if len(found) > 1 and 1 in found and samples != 1:
+    lengths = _lengths(leaves, dims, samples)
+    if len(lengths) > 1 and 1 in lengths and samples != 1:
         dims = tuple(
             None if isinstance(dim, int) and dim == rule and leaf.shape[dim] == 1 else dim
             for leaf, dim, rule in zip(leaves, dims, by_rule, strict=True)
         )
-        found = _lengths(leaves, dims, samples)
-    if len(found) > 1:
+        lengths = _lengths(leaves, dims, samples)
+    if len(lengths) > 1:
         named = zip(slots(), leaves, dims, strict=True)
         raise _disagreement([(slot[0], leaf, dim) for slot, leaf, dim in named if isinstance(dim, int)], samples)
-    if found == {0}:
+    if lengths == {0}:
         names = [slot[0] for slot, dim in zip(slots(), dims, strict=True) if dim is not None]
         raise InputError("the batch is empty", where=", ".join(f"{name}: 0 samples" for name in names))
-    return (int(found.pop()) if found else None), dims
+    return (int(lengths.pop()) if lengths else None), dims
 
 
 def _lengths(leaves: Sequence[Any], dims: Dims, samples: int | None) -> set[int]:
-    found = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if isinstance(dim, int)}
-    return found | (set() if samples is None else {samples})
+    """Return the sizes of all batch dimensions, and `samples`."""
+    lengths = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if isinstance(dim, int)}
+    return lengths | (set() if samples is None else {samples})
 
 
 def _disagreement(batched: Sequence[tuple[str, torch.Tensor, int]], samples: int | None) -> InputError:
+    """Return the error for (name, leaf, batch dimension) of different sizes, with options that would resolve it."""
     sizes = [leaf.shape[dim] for _, leaf, dim in batched]
-    right = samples or max(sizes, key=sizes.count)
-    others = [(name, leaf, dim) for name, leaf, dim in batched if leaf.shape[dim] != right]
+    expected = samples or max(sizes, key=sizes.count)
+    others = [(name, leaf, dim) for name, leaf, dim in batched if leaf.shape[dim] != expected]
     listing = ", ".join(f"{name}: {leaf.shape[dim]}" for name, leaf, dim in batched)
     listing += "" if samples is None else f", inputs: {samples}"
-    hint = f"the same number of samples in each; {pasted((name, None) for name, _, _ in others)} for what all samples share"
-    if elsewhere := _elsewhere(batched, others, right):
-        hint += f"; {pasted(elsewhere)} for another batch dimension"
-    whose = "inputs" if samples is None else "target and the inputs"
+    shared = batch_dims_text((name, None) for name, _, _ in others)
+    hint = f"the same number of samples in each; {shared} for what all samples share"
+    if alternative := _alternative_dims(batched, others, expected):
+        hint += f"; {batch_dims_text(alternative)} for another batch dimension"
+    owners = "inputs" if samples is None else "target and the inputs"
     why = f"dimension {others[0][2]} of {others[0][0]}, of shape {tuple(others[0][1].shape)}, is taken as its batch"
-    return InputError(f"the batch sizes of the {whose} disagree", where=listing, why=why, hint=hint)
+    return InputError(f"the batch sizes of the {owners} disagree", where=listing, why=why, hint=hint)
 
 
-def _elsewhere(
-    batched: Sequence[tuple[str, torch.Tensor, int]], others: Sequence[tuple[str, torch.Tensor, int]], right: int
+def _alternative_dims(
+    batched: Sequence[tuple[str, torch.Tensor, int]], others: Sequence[tuple[str, torch.Tensor, int]], expected: int
 ) -> list[tuple[str, int]]:
-    """Another dimension in which the sizes do agree: of those that disagree, or of all."""
-    moved = [(name, list(leaf.shape).index(right)) for name, leaf, _ in others if right in leaf.shape]
+    """Return (name, dimension) with which the sizes agree: of the leaves that disagree, or of all; empty if none do."""
+    moved = [(name, list(leaf.shape).index(expected)) for name, leaf, _ in others if expected in leaf.shape]
     if len(moved) == len(others):
         return moved
     second = {leaf.shape[1] if leaf.dim() > 1 else None for _, leaf, _ in batched}
     return [(name, 1) for name, _, _ in batched] if len(second) == 1 and None not in second else []
 
 
-def pasted(items: Iterable[tuple[str, Any]]) -> str:
-    """The option as a user writes it."""
+def batch_dims_text(items: Iterable[tuple[str, Any]]) -> str:
+    """Return the option `batch_dims` as a user writes it."""
     written = ", ".join(f'"{name}": {dim.__name__ if isinstance(dim, type) else dim}' for name, dim in items)
     return f"batch_dims={{{written}}}"
 
 
 def slots_named(paths: Iterable[tuple[Any, ...]], heads: Callable[[tuple[Any, ...]], tuple[Slot, int]]) -> list[Slot]:
-    """The slots of leaves from their pytree paths; `heads` names the start of a path, and says how much of it that is."""
-    found = []
+    """Return the names of leaves from their pytree paths.
+
+    `heads` maps a path to the names of its first entries and the number of these entries.
+    """
+    slots = []
     for path in paths:
         head, used = heads(path)
         rest = [_key(entry) for entry in path[used:]]
-        held = ["_".join([head[0], *rest[:depth]]) for depth in range(len(rest), 0, -1)]
-        found.append((*held, *head))
-    return found
+        containers = ["_".join([head[0], *rest[:depth]]) for depth in range(len(rest), 0, -1)]
+        slots.append((*containers, *head))
+    return slots
 
 
 def _key(entry: Any) -> str:
+    """Return a pytree path entry as a part of a name."""
     for attribute in ("idx", "key", "name"):
         if hasattr(entry, attribute):
             return re.sub(r"\W", "_", str(getattr(entry, attribute)))

@@ -1,9 +1,9 @@
-"""Objects that hold tensors, taken apart like tuples and dicts: dataclasses, caches, subclasses of dict, anything with attributes.
+"""Objects that hold tensors as pytrees: dataclasses, caches, subclasses of dict, anything with attributes.
 
-    opened(value)  ──►  value with a Shell in the place of every such object; a Shell is a pytree node, so
-    leaves, spec = taken_apart(value)  gives its tensors, and  pytree.tree_unflatten(leaves, spec)  makes the object anew
+    with_shells(value)  ──►  value with an ObjectShell, a pytree node, in the place of every such object
+    leaves, spec = flatten_containers(value)    gives the tensors; pytree.tree_unflatten(leaves, spec) builds a new object
 
-Nothing is registered for the user's classes; an object that holds no tensor stays a leaf.
+The user's classes are not registered as pytrees. An object that holds no tensor stays a leaf.
 """
 
 from __future__ import annotations
@@ -22,17 +22,30 @@ from torch import nn
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import register_pytree_flatten_spec
 
-__all__ = ["Shell", "bare", "built", "hides_tensors", "opened", "shell_of", "taken_apart"]
+__all__ = [
+    "ObjectLayout",
+    "ObjectShell",
+    "built",
+    "flatten_containers",
+    "hides_tensors",
+    "object_shell",
+    "shell_of",
+    "with_shells",
+]
 
-_CONTENT = (dict, list, tuple, set, deque)
-_CLOSED = (torch.Tensor, nn.Module, type, ModuleType, FunctionType, str, bytes, int, float, complex, torch.Generator,
+_BUILTIN_CONTAINERS = (dict, list, tuple, set, deque)
+_LEAF_TYPES = (torch.Tensor, nn.Module, type, ModuleType, FunctionType, str, bytes, int, float, complex, torch.Generator,
            torch.dtype, torch.device, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool, type(None), torch.nn.utils.rnn.PackedSequence)  # fmt: skip
-_SEARCHED = 2000
+_MAX_OBJECTS = 2000
+"""Objects that a search for tensors visits before it gives up: a larger object is the program itself, not an argument."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is left of an object without its values: its class, and how each value is held."""
+class ObjectLayout:
+    """An object without its values: its class, the built-in container that it derives from, and where each value belongs.
+
+    Values are ordered: items of the container (under `keys`), then attributes.
+    """
 
     kind: type
     content: type | None
@@ -40,108 +53,119 @@ class Look:
     attributes: tuple[str, ...]
 
     def build(self, values: Sequence[Any]) -> Any:
+        """Return a new object of this layout, without running its `__init__`."""
         count = len(values) - len(self.attributes)
-        made = self._filled(values[:count])
+        instance = self._with_items(values[:count])
         for name, value in zip(self.attributes, values[count:], strict=True):
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(instance, name, value)
+        return instance
 
-    def _filled(self, items: Sequence[Any]) -> Any:
+    def _with_items(self, items: Sequence[Any]) -> Any:
         if self.content is None:
-            own: Any = self.kind.__new__
-            return object.__new__(self.kind) if isinstance(own, FunctionType) else own(self.kind)
+            new: Any = self.kind.__new__
+            return object.__new__(self.kind) if isinstance(new, FunctionType) else new(self.kind)
         if self.content is tuple:
             return tuple.__new__(self.kind, items)
         content: Any = self.content
-        made = content.__new__(self.kind)
+        instance = content.__new__(self.kind)
         if self.content is dict:
             for key, item in zip(self.keys, items, strict=True):
-                dict.__setitem__(made, key, item)
+                dict.__setitem__(instance, key, item)
         else:
-            set.update(made, items) if content is set else content.extend(made, items)
-        return made
+            set.update(instance, items) if content is set else content.extend(instance, items)
+        return instance
 
 
 @dataclass(frozen=True, slots=True)
-class Shell:
-    """An object taken apart."""
+class ObjectShell:
+    """An object as a pytree node: its layout and its values."""
 
-    look: Look
+    layout: ObjectLayout
     values: tuple[Any, ...] = field(repr=False)
 
 
-def taken_apart(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """The leaves of a value, in order, and how they are put together."""
+def flatten_containers(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    """Return the leaves of a value, in order, and its structure."""
     leaves, spec = pytree.tree_flatten(value)
-    if not any(_openable(leaf) and _holds_tensors(leaf) for leaf in leaves):
+    if not any(_is_container(leaf) and _holds_tensors(leaf) for leaf in leaves):
         return leaves, spec
-    return pytree.tree_flatten(opened(value))
+    return pytree.tree_flatten(with_shells(value))
 
 
-def opened(value: Any) -> Any:
-    """`value` with shells in the place of objects that hold tensors. Everything else in it stays as it is."""
+def with_shells(value: Any) -> Any:
+    """Return the value with an ObjectShell in the place of every object that holds tensors; all else stays as it is."""
     leaves, spec = pytree.tree_flatten(value)
-    if not any(_openable(leaf) and _holds_tensors(leaf) for leaf in leaves):
+    if not any(_is_container(leaf) and _holds_tensors(leaf) for leaf in leaves):
         return value
-    return pytree.tree_unflatten([_opened_leaf(leaf, ()) for leaf in leaves], spec)
+    return pytree.tree_unflatten([_leaf_with_shells(leaf, ()) for leaf in leaves], spec)
 
 
-def _opened_leaf(value: Any, around: tuple[int, ...]) -> Any:
-    if not _openable(value) or id(value) in around or not _holds_tensors(value):
+def _leaf_with_shells(value: Any, enclosing: tuple[int, ...]) -> Any:
+    """Return a leaf as a shell, its values too. `enclosing` are the ids of the objects around it, to stop at cycles."""
+    if not _is_container(value) or id(value) in enclosing or not _holds_tensors(value):
         return value
-    look, values = _taken_apart(value)
-    return Shell(look, tuple(pytree.tree_map(partial(_opened_leaf, around=(*around, id(value))), values)))
+    layout, values = _layout_and_values(value)
+    return ObjectShell(
+        layout, tuple(pytree.tree_map(partial(_leaf_with_shells, enclosing=(*enclosing, id(value))), values))
+    )
 
 
-def shell_of(value: Any) -> Shell | None:
-    """An object that holds tensors, its own values left as they are; None for a plain container and for all else."""
-    return None if type(value) in _CONTENT or not _openable(value) or not _holds_tensors(value) else bare(value)
+def shell_of(value: Any) -> ObjectShell | None:
+    """Return the shell of an object that holds tensors, its values as they are; None for a built-in container or any other."""
+    return (
+        None
+        if type(value) in _BUILTIN_CONTAINERS or not _is_container(value) or not _holds_tensors(value)
+        else object_shell(value)
+    )
 
 
-def bare(value: Any) -> Shell:
-    """The shell of whatever it is."""
-    look, values = _taken_apart(value)
-    return Shell(look, tuple(values))
+def object_shell(value: Any) -> ObjectShell:
+    """Return the shell of any object."""
+    layout, values = _layout_and_values(value)
+    return ObjectShell(layout, tuple(values))
 
 
-def built(look: Look, values: Sequence[Any]) -> Any:
-    """An object that looks like this; its `__init__` is not run."""
-    return look.build(values)
+def built(layout: ObjectLayout, values: Sequence[Any]) -> Any:
+    """Return a new object of this layout. Plans name graph nodes after this function: its name is a part of their format."""
+    return layout.build(values)
 
 
-def _openable(value: Any) -> bool:
-    return not isinstance(value, _CLOSED) and (isinstance(value, _CONTENT) or bool(_attributes(value)))
+def _is_container(value: Any) -> bool:
+    """Return whether an object can be flattened: a built-in container or an object with attributes."""
+    return not isinstance(value, _LEAF_TYPES) and (isinstance(value, _BUILTIN_CONTAINERS) or bool(_attributes(value)))
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Looks at everything inside once, and gives up on what is too large to be anything but the program itself."""
-    waiting, seen = [value], {id(value)}
-    while waiting and len(seen) < _SEARCHED:
-        found = waiting.pop()
-        if isinstance(found, torch.Tensor):
+    """Return whether a tensor can be reached through containers, among at most `_MAX_OBJECTS` objects."""
+    pending, seen = [value], {id(value)}
+    while pending and len(seen) < _MAX_OBJECTS:
+        current = pending.pop()
+        if isinstance(current, torch.Tensor):
             return True
-        inner = pytree.tree_leaves(_taken_apart(found)[1]) if _openable(found) else []
+        inner = pytree.tree_leaves(_layout_and_values(current)[1]) if _is_container(current) else []
         new = {id(leaf): leaf for leaf in inner if id(leaf) not in seen}
         seen.update(new)
-        waiting += new.values()
+        pending += new.values()
     return False
 
 
-def _taken_apart(value: Any) -> tuple[Look, list[Any]]:
-    content = next((kind for kind in _CONTENT if isinstance(value, kind)), None)
+def _layout_and_values(value: Any) -> tuple[ObjectLayout, list[Any]]:
+    """Return the layout of an object, and its values: items of its built-in container, then attributes."""
+    content = next((kind for kind in _BUILTIN_CONTAINERS if isinstance(value, kind)), None)
     keys = tuple(value) if content is dict else tuple(range(len(value))) if content is not None else ()
     items = list(dict.values(value)) if content is dict else list(value) if content is not None else []
     names = tuple(_attributes(value))
-    return Look(type(value), content, keys, names), [*items, *(getattr(value, name) for name in names)]
+    return ObjectLayout(type(value), content, keys, names), [*items, *(getattr(value, name) for name in names)]
 
 
 def _attributes(value: Any) -> list[str]:
-    """The names under which an object holds values: in its `__dict__` and in slots."""
+    """Return the names of the attributes of an object, in its `__dict__` and in slots."""
     slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     return [*getattr(value, "__dict__", ()), *(name for name in slots if hasattr(value, name))]
 
 
 def _slots(kind: type) -> tuple[str, ...]:
+    """Return the slots of one class, private names as Python mangles them."""
     slots = vars(kind).get("__slots__", ())
     names = (slots,) if isinstance(slots, str) else tuple(slots)
     hidden = [f"_{kind.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n for n in names]
@@ -149,44 +173,44 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def hides_tensors(value: Any) -> bool:
-    """Can tensors be reached from this leaf, which nobody can take apart: an iterator, a closure, an object of C?"""
-    waiting, seen = [value], {id(value)}
-    while waiting and len(seen) < _SEARCHED:
-        found = waiting.pop()
-        if isinstance(found, torch.Tensor):
+    """Return whether a tensor can be reached from a leaf that is no container: an iterator, a closure, an object of C."""
+    pending, seen = [value], {id(value)}
+    while pending and len(seen) < _MAX_OBJECTS:
+        current = pending.pop()
+        if isinstance(current, torch.Tensor):
             return True
-        if isinstance(found, (nn.Module, type, ModuleType)):
+        if isinstance(current, (nn.Module, type, ModuleType)):
             continue
-        held = (
-            [*(found.__closure__ or ()), found.__defaults__]
-            if isinstance(found, FunctionType)
-            else gc.get_referents(found)
+        referents = (
+            [*(current.__closure__ or ()), current.__defaults__]
+            if isinstance(current, FunctionType)
+            else gc.get_referents(current)
         )
-        new = [thing for thing in held if id(thing) not in seen]
+        new = [referent for referent in referents if id(referent) not in seen]
         seen.update(map(id, new))
-        waiting += new
+        pending += new
     return False
 
 
-def _flatten(value: Any) -> tuple[list[Any], Look]:
-    """Of a shell; or of an object itself, where somebody knows from elsewhere that it is to be one."""
-    if isinstance(value, Shell):
-        return list(value.values), value.look
-    look, values = _taken_apart(value)
-    return values, look
+def _flatten(value: Any) -> tuple[list[Any], ObjectLayout]:
+    """Flatten a shell; or an object itself, if a spec of another call says that it is a shell."""
+    if isinstance(value, ObjectShell):
+        return list(value.values), value.layout
+    layout, values = _layout_and_values(value)
+    return values, layout
 
 
-def _flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Look]:
-    values, look = _flatten(value)
-    names = [*(pytree.MappingKey(key) for key in look.keys), *map(pytree.GetAttrKey, look.attributes)]
-    return list(zip(names, values, strict=True)), look
+def _flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], ObjectLayout]:
+    values, layout = _flatten(value)
+    names = [*(pytree.MappingKey(key) for key in layout.keys), *map(pytree.GetAttrKey, layout.attributes)]
+    return list(zip(names, values, strict=True)), layout
 
 
 pytree.register_pytree_node(
-    Shell,
+    ObjectShell,
     _flatten,
-    lambda values, look: look.build(list(values)),
+    lambda values, layout: layout.build(list(values)),
     serialized_type_name="pipecompile.Shell",
     flatten_with_keys_fn=_flatten_with_keys,
 )
-register_pytree_flatten_spec(Shell, lambda value, _spec: _flatten(value)[0])
+register_pytree_flatten_spec(ObjectShell, lambda value, _spec: _flatten(value)[0])

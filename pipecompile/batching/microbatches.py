@@ -1,7 +1,7 @@
-"""A mini-batch taken apart into micro-batches, and their outputs put together the same way.
+"""A mini-batch divided into micro-batches, and the outputs of micro-batches merged into one.
 
-Sizes differ by at most one sample (`torch.tensor_split`); a batch smaller than the number of micro-batches gives as
-many as it has samples.
+Sizes differ by at most one sample (`torch.tensor_split`). A batch smaller than the number of micro-batches is divided into
+single samples.
 """
 
 from __future__ import annotations
@@ -22,83 +22,85 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import foreach_mul
 
 __all__ = [
-    "How",
-    "Join",
+    "MergeKind",
+    "MergeRule",
     "MiniBatch",
-    "fewer",
+    "fewer_microbatches",
     "gather",
     "loss_weights",
-    "scaled",
+    "scaled_gradients",
     "scatter_tree",
     "sizes",
     "ungather",
-    "weighed",
+    "weighted_loss",
 ]
 
 
-def fewer(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The same samples in fewer and fewer micro-batches; the last one is the whole mini-batch."""
+def fewer_microbatches(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the sizes, in samples, of ever fewer micro-batches of the same samples; the last is the whole mini-batch."""
     return (sizes(sum(parts), count) for count in range(len(parts) - 1, 0, -1))
 
 
 class MiniBatch:
-    """One call's inputs in micro-batches of these sizes.
+    """The inputs of one call, divided into micro-batches of these sizes, in samples.
 
-    `first` is the call of the first micro-batch. `values[i]` has leaf i of every micro-batch, `dims[i]` says how it was
-    taken from the whole, and `origins[m][i]` which leaf of the whole it comes from in micro-batch m.
+    `first` is the call of the first micro-batch. `values[i]` are the values of leaf i, one per micro-batch, and `dims[i]` its
+    batch dimension. `origins[m][i]` is the leaf of the whole call that leaf i of micro-batch m comes from.
     """
 
     def __init__(self, whole: FlatInputs, sizes: tuple[int, ...]) -> None:
         self.whole, self.sizes = whole, sizes
-        self.shares = tuple(whole.shares(len(sizes))) if whole.lists else ()
+        self.calls = tuple(whole.microbatch_calls(len(sizes))) if whole.lists else ()
 
     @property
     def first(self) -> FlatInputs:
-        return self.shares[0] if self.shares else self.whole.part([part[0] for part in self.values], self.sizes[0])
+        return self.calls[0] if self.calls else self.whole.part([part[0] for part in self.values], self.sizes[0])
 
     @cached_property
     def values(self) -> list[Sequence[Any]]:
-        if self.shares:
-            return list(zip(*(share.leaves for share in self.shares), strict=True))
+        if self.calls:
+            return list(zip(*(call.leaves for call in self.calls), strict=True))
         pairs = zip(self.whole.leaves, self.whole.dims, strict=True)
         return [scatter(leaf, dim, len(self.sizes)) for leaf, dim in pairs]
 
     @property
     def dims(self) -> Dims:
-        return self.shares[0].dims if self.shares else self.whole.dims
+        return self.calls[0].dims if self.calls else self.whole.dims
 
     @property
     def origins(self) -> Sequence[Sequence[int]]:
-        if not self.shares:
+        if not self.calls:
             return [range(len(self.whole.leaves))] * len(self.sizes)
-        found: list[list[int]] = [[] for _ in self.sizes]
+        origins: list[list[int]] = [[] for _ in self.sizes]
         start = 0
-        for name, *values in zip(self.whole.arguments, *(share.values for share in self.shares), strict=True):
+        for name, *values in zip(self.whole.arguments, *(call.values for call in self.calls), strict=True):
             for m, count in enumerate(map(count_leaves, values)):
-                found[m] += range(start, start + count)
+                origins[m] += range(start, start + count)
                 start += count if name in self.whole.lists else 0
             start += 0 if name in self.whole.lists else count_leaves(values[0])
-        return found
+        return origins
 
 
 def scatter_tree(target: Any, count: int, samples: int | None, batch_dims: BatchDims) -> Sequence[Any]:
-    """The micro-batches of a nested structure. Raises InputError when a tensor in it has another number of samples."""
+    """Return the micro-batches of a target, a nested structure. Raise InputError if a tensor has another number of samples."""
     if isinstance(target, torch.Tensor) and target.dim() and target.shape[0] == samples and not batch_dims:
         return scatter(target, 0, count)
     if samples is None:
         return [target]
     if batch_dims.get("target", 0) is list:
-        return _in_parts(target, count, samples)
+        return _list_slices(target, count, samples)
     leaves, spec, dims = flatten_target(target, batch_dims, samples)
     parts = [scatter(leaf, dim, count) for leaf, dim in zip(leaves, dims, strict=True)]
     return [pytree.tree_unflatten([part[m] for part in parts], spec) for m in range(count)]
 
 
-def _in_parts(target: Any, count: int, samples: int) -> list[Any]:
+def _list_slices(target: Any, count: int, samples: int) -> list[Any]:
+    """Return the micro-batches of a target that is a list with one entry per sample."""
     if not isinstance(target, (list, tuple)) or len(target) != samples:
-        found = f"{len(target)} entries" if isinstance(target, (list, tuple)) else f"a {type(target).__name__}"
+        actual = f"has {len(target)} entries" if isinstance(target, (list, tuple)) else f"is a {type(target).__name__}"
         raise InputError(
-            f"the target is a list with an entry per sample, says batch_dims; it is {found}, for {samples} samples"
+            f"batch_dims declares the target as a list with one entry per sample, but it {actual} for {samples} samples",
+            hint=f"pass a list of {samples} entries, or remove target from batch_dims",
         )
     bounds = [*accumulate(sizes(samples, count), initial=0)]
     return [target[start:end] for start, end in pairwise(bounds)]
@@ -106,68 +108,71 @@ def _in_parts(target: Any, count: int, samples: int) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
-    """What each micro-batch counts in the loss: as numbers, and as gradients of the micro-batches' losses."""
+    """Return the weight of each micro-batch in the loss, as numbers and as gradients of the micro-batches' losses.
+
+    `parts` are the sizes of the micro-batches, in samples. With `mean`, a weight is a share of the samples, else 1.
+    """
     weights = [size / sum(parts) if mean else 1.0 for size in parts]
     with torch.inference_mode(False):
         return weights, torch.tensor(weights, dtype=torch.float64).unbind()  # autograd rounds to the loss's dtype
 
 
-def weighed(losses: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """The loss of the mini-batch from those of its micro-batches, added in their order."""
+def weighted_loss(losses: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Return the loss of the mini-batch: the weighted sum of the micro-batches' losses, added in order."""
     with torch.no_grad():
         first, *others = foreach_mul(losses, weights)
         return reduce(torch.Tensor.add_, others, first)
 
 
-def scaled(
+def scaled_gradients(
     gradients: Sequence[torch.Tensor], scaler: torch.amp.GradScaler, device: torch.device
 ) -> Sequence[torch.Tensor]:
-    """The gradients of the micro-batches' losses under a scaler, which keeps its scale on `device`."""
+    """Return the gradients of the micro-batches' losses multiplied by the scale of a scaler, which is on `device`."""
     with torch.inference_mode(False), torch.no_grad():
         return scaler.scale(torch.stack(list(gradients)).to(device)).unbind()
 
 
-class How(Enum):
-    """How one output is put together from those of the micro-batches."""
+class MergeKind(Enum):
+    """The ways to merge the micro-batches' values of one output."""
 
     JOINED = "joined along a dimension"
     AVERAGED = "averaged by size"
     ADDED = "added up"
     SAME = "the same for all"
-    LISTED = "in a list with an entry per sample"
+    LISTED = "in a list with one entry per sample"
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """`dim` is where parts are joined, `why` is why they cannot be."""
+class MergeRule:
+    """The rule for one output. `dim` is the dimension of concatenation (JOINED), `reason` the reason for REFUSED."""
 
-    how: How
+    kind: MergeKind
     dim: int | None = None
-    why: str = ""
+    reason: str = ""
 
 
-def gather(parts: Sequence[torch.Tensor], join: Join, sizes: Sequence[int]) -> Any:
-    """One output from its micro-batches, which have these sizes; what is in a list with an entry per sample stays apart."""
-    if join.how is How.LISTED:
+def gather(parts: Sequence[torch.Tensor], rule: MergeRule, sizes: Sequence[int]) -> Any:
+    """Return one output, merged from its micro-batches of these sizes (samples) by a rule. A LISTED output becomes a list."""
+    if rule.kind is MergeKind.LISTED:
         return list(parts)
-    if len(parts) == 1 or join.how is How.SAME:
+    if len(parts) == 1 or rule.kind is MergeKind.SAME:
         return parts[-1]
-    if join.dim is not None:
-        return torch.cat(tuple(parts), join.dim)
-    if join.how is How.ADDED:
+    if rule.dim is not None:
+        return torch.cat(tuple(parts), rule.dim)
+    if rule.kind is MergeKind.ADDED:
         return torch.stack(tuple(parts)).sum(0, dtype=parts[0].dtype)
     return torch.stack([part * (size / sum(sizes)) for part, size in zip(parts, sizes, strict=True)]).sum(0)
 
 
-def ungather(gradient: Any, parts: Sequence[torch.Tensor], join: Join, sizes: Sequence[int]) -> Sequence[Any]:
-    """The gradient of an output taken apart as the output was put together."""
-    if join.how is How.LISTED:
+def ungather(gradient: Any, parts: Sequence[torch.Tensor], rule: MergeRule, sizes: Sequence[int]) -> Sequence[Any]:
+    """Return the gradients of the micro-batches' outputs: the derivative of `gather`."""
+    if rule.kind is MergeKind.LISTED:
         return list(gradient)
     if gradient is None:
         return [None] * len(parts)
-    if join.dim is not None:
-        return torch.split(gradient, [part.shape[join.dim] for part in parts], join.dim)
-    if len(parts) == 1 or join.how is How.SAME:
+    if rule.dim is not None:
+        return torch.split(gradient, [part.shape[rule.dim] for part in parts], rule.dim)
+    if len(parts) == 1 or rule.kind is MergeKind.SAME:
         return [*[None] * (len(parts) - 1), gradient]
-    return [gradient if join.how is How.ADDED else gradient * (size / sum(sizes)) for size in sizes]
+    return [gradient if rule.kind is MergeKind.ADDED else gradient * (size / sum(sizes)) for size in sizes]

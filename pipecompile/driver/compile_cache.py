@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.batching.batch_dims import pasted
-from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.batching.microbatches import MiniBatch, fewer, sizes
-from pipecompile.batching.sample_lists import different, lists_of_tensors
+from pipecompile.batching.batch_dims import batch_dims_text
+from pipecompile.batching.call_inputs import FlatInputs, first_difference
+from pipecompile.batching.microbatches import MiniBatch, fewer_microbatches, sizes
+from pipecompile.batching.sample_lists import lists_of_tensors
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.specialization import Build, signature
 from pipecompile.driver.warnings_once import Notices
@@ -156,14 +156,14 @@ class Builds:
 
     def _signature(self, batch: MiniBatch) -> tuple[Any, ...]:
         """What a micro-batch looks like. Raises InputError when lists make them look different."""
-        if not batch.shares:
+        if not batch.calls:
             return signature(self.model, batch.whole)
-        first, *others = marks = [signature(self.model, share) for share in batch.shares]
+        first, *others = marks = [signature(self.model, share) for share in batch.calls]
         for m, other in enumerate(others, start=1):
             if other != first:
                 raise InputError(
                     "the micro-batches of lists with an entry per sample differ in shape",
-                    where=different(batch.shares[0], batch.shares[m], m),
+                    where=first_difference(batch.calls[0], batch.calls[m], m),
                     why="one recording serves all micro-batches of a step",
                     hint="entries of the same shapes and plain values, or n_microbatches=1",
                 )
@@ -189,8 +189,8 @@ class Builds:
         if guard is None:
             return largest, batch
         self._check_free(guard, wanted)
-        kept = ((self._kept(mark, parts), parts) for parts in fewer(wanted))
-        even = (parts for parts in fewer(wanted) if len(set(parts)) == 1)
+        kept = ((self._kept(mark, parts), parts) for parts in fewer_microbatches(wanted))
+        even = (parts for parts in fewer_microbatches(wanted) if len(set(parts)) == 1)
         build, parts = next(((build, parts) for build, parts in kept if build), (None, next(even)))
         self._notices.uneven(guard, wanted, parts)
         batch = MiniBatch(batch.whole, parts)
@@ -252,10 +252,12 @@ class Builds:
         except TraceError as error:
             divided = whole.samples != part.samples
             hints = [error.hint]
-            if divided and (doubtful := whole.doubtful()):
-                hints.append(f"{pasted((name, None) for name in doubtful)}, if all samples share it")
+            if divided and (doubtful := whole.ambiguous_leaves()):
+                hints.append(f"{batch_dims_text((name, None) for name in doubtful)}, if all samples share it")
             if divided and (lists := [*lists_of_tensors(dict(zip(whole.arguments, whole.values, strict=True)))]):
-                hints.append(f"{pasted((name, list) for name in lists)}, if there is an entry per sample in it")
+                hints.append(
+                    f"{batch_dims_text((name, list) for name in lists)}, if there is an entry per sample in it"
+                )
             if len(hints) == 1:
                 raise
             hint = "; or ".join(hints)

@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from pipecompile.batching.microbatches import How, Join
+from pipecompile.batching.microbatches import MergeKind, MergeRule
 from pipecompile.graph.row_order import batch_dims_of, by_sample, rows_each, word_of
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -31,8 +31,8 @@ _CASTS = ("to", "type", "float", "double", "half", "bfloat16", "int", "long", "c
           "reshape", "view", "squeeze", "unsqueeze", "neg")  # fmt: skip
 
 
-def joins(graph: TracedGraph, other: TracedGraph | None = None, *, mean: bool = True) -> tuple[Join, ...]:
-    """One Join per leaf of the output. `other` is a recording for another batch size, where each is for one size alone:
+def joins(graph: TracedGraph, other: TracedGraph | None = None, *, mean: bool = True) -> tuple[MergeRule, ...]:
+    """One MergeRule per leaf of the output. `other` is a recording for another batch size, where each is for one size alone:
     what differs is the batch. `mean` is how a number is joined when the graph does not show whether it is a mean.
     """
     node = graph.graph.output_node()
@@ -45,14 +45,14 @@ def joins(graph: TracedGraph, other: TracedGraph | None = None, *, mean: bool = 
     return tuple(_join(a, v, symbol, sampled, mean=mean) for a, v in zip(arguments, values, strict=True))
 
 
-def _join(argument: Any, value: Any, symbol: sympy.Symbol, sampled: set[fx.Node], *, mean: bool) -> Join:
+def _join(argument: Any, value: Any, symbol: sympy.Symbol, sampled: set[fx.Node], *, mean: bool) -> MergeRule:
     if not isinstance(value, torch.Tensor):
-        return _refused("it is a number that depends on the data") if argument in sampled else Join(How.SAME)
+        return _refused("it is a number that depends on the data") if argument in sampled else MergeRule(MergeKind.SAME)
     batched = batch_dims_of(value, symbol)
     if not batched and argument in sampled and any(isinstance(size, torch.SymInt) for size in value.shape):
         return _refused("its size depends on the data")
     if not batched:
-        return _reduced(argument, value, symbol, mean=mean) if argument in sampled else Join(How.SAME)
+        return _reduced(argument, value, symbol, mean=mean) if argument in sampled else MergeRule(MergeKind.SAME)
     if len(batched) > 1:
         return _refused("it has the batch in two dimensions, so every sample meets every other")
     ((dim, size),) = batched
@@ -62,18 +62,22 @@ def _join(argument: Any, value: Any, symbol: sympy.Symbol, sampled: set[fx.Node]
         )
     if not by_sample(argument, symbol):
         return _refused("the rows of a sample are not known to be together")
-    return Join(How.JOINED, dim)
+    return MergeRule(MergeKind.JOINED, dim)
 
 
-def _refused(why: str) -> Join:
-    return Join(How.REFUSED, why=why)
+def _refused(why: str) -> MergeRule:
+    return MergeRule(MergeKind.REFUSED, reason=why)
 
 
-def _reduced(node: fx.Node, value: torch.Tensor, symbol: sympy.Symbol, *, mean: bool) -> Join:
+def _reduced(node: fx.Node, value: torch.Tensor, symbol: sympy.Symbol, *, mean: bool) -> MergeRule:
     word = _reduction(node, symbol)
     if not (value.is_floating_point() or value.is_complex()):
-        return Join(How.ADDED) if word == "sum" else _refused("it is a whole number that is no sum over the samples")
-    return Join(How.ADDED if (word or ("mean" if mean else "sum")) == "sum" else How.AVERAGED)
+        return (
+            MergeRule(MergeKind.ADDED)
+            if word == "sum"
+            else _refused("it is a whole number that is no sum over the samples")
+        )
+    return MergeRule(MergeKind.ADDED if (word or ("mean" if mean else "sum")) == "sum" else MergeKind.AVERAGED)
 
 
 def _reduction(node: fx.Node, symbol: sympy.Symbol) -> str | None:
@@ -119,15 +123,15 @@ def _fixed(
     other: TracedGraph | None,
     *,
     mean: bool,
-) -> tuple[Join, ...]:
+) -> tuple[MergeRule, ...]:
     sampled = _sampled(graph)
     if other is None:
         return tuple(_guessed(a, v, size, sampled, mean=mean) for a, v in zip(arguments, values, strict=True))
     if _per_sample(graph) and _per_sample(other):
-        return (Join(How.LISTED),) * len(values)
+        return (MergeRule(MergeKind.LISTED),) * len(values)
     if other.facts.out_spec != graph.facts.out_spec:
         refusal = _refused("it is in a list whose length depends on the batch size")
-        return tuple(refusal if argument in sampled else Join(How.SAME) for argument in arguments)
+        return tuple(refusal if argument in sampled else MergeRule(MergeKind.SAME) for argument in arguments)
     others = value_of(other.graph.output_node())
     ratio = sympy.Rational(other.facts.batch_size, size)
     return tuple(
@@ -141,26 +145,28 @@ def _per_sample(graph: TracedGraph) -> bool:
     return spec.type is list and spec.num_children == graph.facts.batch_size
 
 
-def _compared(argument: Any, value: Any, other: Any, ratio: Any, sampled: set[fx.Node], *, mean: bool) -> Join:
+def _compared(argument: Any, value: Any, other: Any, ratio: Any, sampled: set[fx.Node], *, mean: bool) -> MergeRule:
     if not isinstance(value, torch.Tensor):
-        return Join(How.SAME) if value == other else _refused("it is a number that depends on the batch size")
+        return (
+            MergeRule(MergeKind.SAME) if value == other else _refused("it is a number that depends on the batch size")
+        )
     changed = [dim for dim in range(value.dim()) if value.shape[dim] != other.shape[dim]]
     if not changed:
         return _number(argument, value, sampled, mean=mean)
     if len(changed) > 1 or other.shape[changed[0]] != value.shape[changed[0]] * ratio:
         return _refused("its size is no multiple of the batch size in one dimension")
-    return Join(How.JOINED, changed[0])
+    return MergeRule(MergeKind.JOINED, changed[0])
 
 
-def _guessed(argument: Any, value: Any, size: int, sampled: set[fx.Node], *, mean: bool) -> Join:
+def _guessed(argument: Any, value: Any, size: int, sampled: set[fx.Node], *, mean: bool) -> MergeRule:
     """Without another recording to compare with, the first dimension as long as the batch is taken for the batch."""
     if not isinstance(value, torch.Tensor) or (argument not in sampled) or not value.dim():
         return _number(argument, value, sampled, mean=mean)
     dim = next((dim for dim, length in enumerate(value.shape) if length == size), None)
-    return _refused("it has no dimension as long as the batch") if dim is None else Join(How.JOINED, dim)
+    return _refused("it has no dimension as long as the batch") if dim is None else MergeRule(MergeKind.JOINED, dim)
 
 
-def _number(argument: Any, value: Any, sampled: set[fx.Node], *, mean: bool) -> Join:
+def _number(argument: Any, value: Any, sampled: set[fx.Node], *, mean: bool) -> MergeRule:
     if argument not in sampled:
-        return Join(How.SAME)
+        return MergeRule(MergeKind.SAME)
     return _reduced(argument, value, sympy.Symbol("batch"), mean=mean)

@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch import fx
 
-from pipecompile.batching.microbatches import How, Join, gather
+from pipecompile.batching.microbatches import MergeKind, MergeRule, gather
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
@@ -43,7 +43,7 @@ class Outputs:
         node = graph.graph.output_node()
         arguments: Any = node.args[0]
         self.leaves = tuple(map(_leaf, arguments, value_of(node)))
-        self.joins: tuple[Join, ...] | None = None
+        self.joins: tuple[MergeRule, ...] | None = None
         self.names = tuple(dict.fromkeys(leaf.value for leaf in self.leaves if leaf.value is not None))
         self.example = pytree.tree_unflatten(value_of(node), self.spec)
 
@@ -56,21 +56,21 @@ class Outputs:
 
     def whole(self, made: Mapping[str, Any], sizes: Sequence[int]) -> Any:
         """The output of the whole mini-batch from what `gathered` gives."""
-        if not any(join.how is How.LISTED for join in self.joins or ()):
+        if not any(join.kind is MergeKind.LISTED for join in self.joins or ()):
             return self.assemble(made.__getitem__, sum(sizes))
         lists = [self.assemble(lambda name, m=m: made[name][m], size) for m, size in enumerate(sizes)]  # type: ignore[misc]
         return list(chain.from_iterable(lists))
 
-    def join(self, joins: Sequence[Join]) -> None:
+    def join(self, joins: Sequence[MergeRule]) -> None:
         """From now on outputs are put together like this. Raises InputError when a leaf cannot be."""
         self.joins = tuple(joins)
         for index, (leaf, join) in enumerate(zip(self.leaves, joins, strict=True)):
-            if join.how is How.REFUSED:
+            if join.kind is MergeKind.REFUSED:
                 self.joins = None
                 raise InputError(
                     f"the model's output cannot be put together from micro-batches: leaf {index}",
                     where=f"{leaf.value or leaf.constant!r}",
-                    why=join.why,
+                    why=join.reason,
                     hint="n_microbatches=1, or a model that returns one row (or one number of rows) for each sample; step is not concerned",
                 )
 
@@ -78,10 +78,10 @@ class Outputs:
         """The values of the whole mini-batch from those of its micro-batches."""
         return {name: gather(parts[name], self.join_of(name), sizes) for name in self.names}
 
-    def join_of(self, name: str) -> Join:
+    def join_of(self, name: str) -> MergeRule:
         """How a value is put together; of a single micro-batch nobody asked."""
         places = {leaf.value: place for place, leaf in enumerate(self.leaves)}
-        return Join(How.SAME) if self.joins is None else self.joins[places[name]]
+        return MergeRule(MergeKind.SAME) if self.joins is None else self.joins[places[name]]
 
 
 def _leaf(argument: Any, value: Any) -> Leaf:

@@ -248,7 +248,7 @@ def test_weights_of_samples_with_a_sum() -> None:
 
 def test_batch_dims_that_make_no_sense() -> None:
     x = torch.randn(4, 5, 6)
-    assert "does not take" in told(lambda: pc.compile(Masked(), 2, batch_dims={"maks": None}))
+    assert "is no parameter of forward" in told(lambda: pc.compile(Masked(), 2, batch_dims={"maks": None}))
     assert "'mask'] is True" in told(lambda: pc.compile(Masked(), 2, batch_dims={"mask": True}))
     assert "not a mapping" in told(lambda: pc.trace(Masked(), x, batch_dims=1))  # type: ignore[arg-type]
     assert "x has no dimension 3" in told(lambda: pc.trace(Masked(), x, batch_dims={"x": 3}))

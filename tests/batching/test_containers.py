@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 import pipecompile as pc
 from pipecompile import TraceError
-from pipecompile.batching.containers import opened, shell_of, taken_apart
+from pipecompile.batching.containers import flatten_containers, shell_of, with_shells
 from pipecompile.tracing import trace
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024
@@ -81,11 +81,11 @@ MAKE = [
 
 
 def first(value: Any) -> torch.Tensor:
-    return next(leaf for leaf in pytree.tree_leaves(opened(value)) if isinstance(leaf, torch.Tensor))
+    return next(leaf for leaf in pytree.tree_leaves(with_shells(value)) if isinstance(leaf, torch.Tensor))
 
 
 def look(value: Any) -> tuple[Any, ...]:
-    leaves, spec = pytree.tree_flatten(opened(value))
+    leaves, spec = pytree.tree_flatten(with_shells(value))
     return type(value), spec, tuple(leaf.shape if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
 
 
@@ -162,21 +162,21 @@ class Boxes:
 def test_what_is_taken_apart_is_put_together_as_it_was():
     a, b = torch.zeros(2), torch.ones(3)
     value = {"pair": Point(a, [1, None]), "more": (Result(Boxes(b, [(4, 5)])), Named(x=2.5)), "text": "t"}
-    leaves, form = taken_apart(value)
+    leaves, form = flatten_containers(value)
     assert [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)] == [id(a), id(b)]
     again = pytree.tree_unflatten(leaves, form)
     assert (again["pair"].x is a, again["pair"].y) == (True, [1, None])
     assert type(again["more"][0]) is Result
     assert again["more"][0] is not value["more"][0]
     assert (again["more"][0].x.rows is b, again["more"][0].x.sizes) == (True, [(4, 5)])
-    assert taken_apart(again)[1] == form
+    assert flatten_containers(again)[1] == form
 
 
 def test_forms_differ_when_the_structure_does():
-    one = taken_apart([Result(Boxes(torch.zeros(1), [1]))])[1]
-    assert one == taken_apart([Result(Boxes(torch.ones(7), [1]))])[1]
-    assert one != taken_apart([Result(Boxes(torch.zeros(1), [1, 2]))])[1]
-    assert one != taken_apart([Boxes(torch.zeros(1), [1])])[1]
+    one = flatten_containers([Result(Boxes(torch.zeros(1), [1]))])[1]
+    assert one == flatten_containers([Result(Boxes(torch.ones(7), [1]))])[1]
+    assert one != flatten_containers([Result(Boxes(torch.zeros(1), [1, 2]))])[1]
+    assert one != flatten_containers([Boxes(torch.zeros(1), [1])])[1]
 
 
 def test_what_is_no_object_with_tensors_is_a_leaf():
@@ -184,4 +184,4 @@ def test_what_is_no_object_with_tensors_is_a_leaf():
     round_and_round.x = round_and_round
     for value in (3, "x", torch.nn.Linear(1, 1), torch.zeros(1), Result, len, round_and_round, torch.float32):
         assert shell_of(value) is None
-        assert taken_apart(value)[0] == [value]
+        assert flatten_containers(value)[0] == [value]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.batching.microbatches import How, Join, gather, scatter, scatter_tree, sizes, ungather
+from pipecompile.batching.microbatches import MergeKind, MergeRule, gather, scatter, scatter_tree, sizes, ungather
 from pipecompile.errors import InputError
 
 
@@ -25,7 +25,7 @@ def test_sizes_are_those_of_tensor_split(samples: int, count: int) -> None:
 def test_gather_undoes_scatter(samples: int, count: int) -> None:
     x = torch.arange(samples * 3.0).reshape(samples, 3)
     parts = scatter(x, 0, min(count, samples))
-    assert torch.equal(gather(parts, Join(How.JOINED, 0), [len(part) for part in parts]), x)
+    assert torch.equal(gather(parts, MergeRule(MergeKind.JOINED, 0), [len(part) for part in parts]), x)
 
 
 def test_what_is_not_batched_is_shared() -> None:
@@ -35,15 +35,25 @@ def test_what_is_not_batched_is_shared() -> None:
 
 def test_what_has_no_batch_dimension_is_averaged_added_or_taken_once() -> None:
     numbers = [torch.tensor(1.0), torch.tensor(4.0)]
-    assert gather(numbers, Join(How.AVERAGED), [3, 1]) == 1.75
-    assert gather(numbers, Join(How.ADDED), [3, 1]) == 5
-    assert gather(numbers, Join(How.SAME), [3, 1]) == 4
-    counts = gather([torch.tensor(3, dtype=torch.int8), torch.tensor(4, dtype=torch.int8)], Join(How.ADDED), [3, 1])
+    assert gather(numbers, MergeRule(MergeKind.AVERAGED), [3, 1]) == 1.75
+    assert gather(numbers, MergeRule(MergeKind.ADDED), [3, 1]) == 5
+    assert gather(numbers, MergeRule(MergeKind.SAME), [3, 1]) == 4
+    counts = gather(
+        [torch.tensor(3, dtype=torch.int8), torch.tensor(4, dtype=torch.int8)], MergeRule(MergeKind.ADDED), [3, 1]
+    )
     assert (counts.item(), counts.dtype) == (7, torch.int8)
 
 
-@pytest.mark.parametrize("join", [Join(How.AVERAGED), Join(How.ADDED), Join(How.SAME), Join(How.JOINED, 1)])
-def test_ungather_is_the_derivative_of_gather(join: Join) -> None:
+@pytest.mark.parametrize(
+    "join",
+    [
+        MergeRule(MergeKind.AVERAGED),
+        MergeRule(MergeKind.ADDED),
+        MergeRule(MergeKind.SAME),
+        MergeRule(MergeKind.JOINED, 1),
+    ],
+)
+def test_ungather_is_the_derivative_of_gather(join: MergeRule) -> None:
     parts = [torch.randn(2, size, requires_grad=True) for size in ((3, 1) if join.dim else (2, 2))]
     whole = gather(parts, join, [3, 1])
     gradient = torch.randn_like(whole)

@@ -129,7 +129,7 @@ def test_a_target_may_be_such_a_list() -> None:
 
     pipe = pc.compile(model, 2, cost="analytic", n_microbatches=2, loss_fn=loss_fn, batch_dims={"target": list})
     torch.testing.assert_close(pipe.step(x, target=target), loss_fn(model(x), target).detach())
-    with pytest.raises(pc.InputError, match="it is 4 entries, for 5 samples"):
+    with pytest.raises(pc.InputError, match="it has 4 entries for 5 samples"):
         pipe.step(x, target=target[:4])
 
 
@@ -143,7 +143,10 @@ MISTAKES = {
         r"images_1 is .*\(3, 8, 8\) in micro-batch 0, .*\(3, 8, 9\)",
     ),
     "lists of other lengths": (lambda i, t: (i, t[:3]), "images: 4, targets: 3"),
-    "no list": (lambda i, t: (torch.stack(i), t), "images is a list with an entry per sample; it is a Tensor"),
+    "no list": (
+        lambda i, t: (torch.stack(i), t),
+        "declares images as a list with one entry per sample, but images is a Tensor",
+    ),
 }
 
 
@@ -155,7 +158,7 @@ def test_mistakes_are_told(mistake: str) -> None:
 
 
 def test_only_an_argument_can_be_a_list_of_samples() -> None:
-    with pytest.raises(pc.InputError, match="no argument of its own"):
+    with pytest.raises(pc.InputError, match="is not a whole argument"):
         pc.compile(Detector(), 2, batch_dims={"targets_0": list})
 
 

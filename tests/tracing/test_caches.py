@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import pipecompile as pc
-from pipecompile.batching.containers import opened
+from pipecompile.batching.containers import with_shells
 
 
 def words(size: int, length: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def test_outputs_are_those_of_the_model_cache_and_all(case):
     assert type(made) is type(expected)
     assert type(made.past_key_values) is type(expected.past_key_values)
     assert made.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length() > 0
-    mine, theirs = (pytree.tree_leaves(opened(value)) for value in (made, expected))
+    mine, theirs = (pytree.tree_leaves(with_shells(value)) for value in (made, expected))
     assert len(mine) == len(theirs)
     for one, other in zip(mine, theirs, strict=True):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else type(one) is type(other)

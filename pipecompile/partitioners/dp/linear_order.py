@@ -87,12 +87,9 @@ def _prefix_sums(clusters: Clusters, machine: Machine, order: Sequence[int]) -> 
 
     device = np.array(machine.device_of)
     share = 1.0 / np.bincount(device)[device]
+    speed, limit = np.array(machine.speed)[device] * share, np.array(machine.memory_limit)[device] * share
+    in_flight = np.array(machine.in_flight)
     recompute = np.array([-1.0 if choice is None else float(choice) for choice in machine.recompute])
-    speed, limit, in_flight = (
-        np.array(machine.speed)[device] * share,
-        np.array(machine.memory_limit)[device] * share,
-        np.array(machine.in_flight),
-    )
     alike = all(len(set(row)) == 1 for row in (speed, limit, in_flight, recompute))
     rows = slice(0, 1) if alike else slice(None)
     return _PrefixSums(

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.batching.containers import opened
+from pipecompile.batching.containers import with_shells
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
@@ -27,7 +27,7 @@ __all__ = ["finished"]
 def finished(recorder: Recorder, inputs: FlatInputs, output: Any) -> TracedGraph:
     """The graph that was recorded, with `output` as its outputs."""
     graph, regions, symbol = recorder.graph, recorder.regions, recorder.symbol
-    flat, spec = pytree.tree_flatten(opened(output))
+    flat, spec = pytree.tree_flatten(with_shells(output))
     regions.close()
     write_back(recorder.values, regions.outside)
     result = graph.output(tuple(_result(recorder, leaf) for leaf in flat))
@@ -48,7 +48,7 @@ def finished(recorder: Recorder, inputs: FlatInputs, output: Any) -> TracedGraph
 
 def _check_leaves(graph: TracedGraph, args: Any, kwargs: Any) -> None:
     """Of a list that is longer, fx itself would take what it knows and say nothing."""
-    given, known = len(pytree.tree_leaves(opened((args, kwargs)))), graph.facts.in_spec.num_leaves
+    given, known = len(pytree.tree_leaves(with_shells((args, kwargs)))), graph.facts.in_spec.num_leaves
     if given != known:
         raise InputError(
             f"the graph was recorded with {known} values in its inputs, and is given {given}",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pipecompile.batching.containers import Shell, bare, built, hides_tensors, shell_of
+from pipecompile.batching.containers import ObjectShell, built, hides_tensors, object_shell, shell_of
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import root_of
@@ -136,9 +136,9 @@ class Values:
         elif isinstance(result, (tuple, list)):
             self._bind_items(enumerate(result), node)
         elif shell := shell_of(result):
-            keys = len(shell.look.keys)
-            self._bind_items(zip(shell.look.keys, shell.values[:keys], strict=True), node)
-            self._bind_items(zip(shell.look.attributes, shell.values[keys:], strict=True), node, getattr)
+            keys = len(shell.layout.keys)
+            self._bind_items(zip(shell.layout.keys, shell.values[:keys], strict=True), node)
+            self._bind_items(zip(shell.layout.attributes, shell.values[keys:], strict=True), node, getattr)
 
     def _bind_items(self, items: Iterable[tuple[Any, Any]], node: fx.Node, take: Any = operator.getitem) -> None:
         for key, item in items:
@@ -160,7 +160,7 @@ class Values:
             own = "__new__" in vars(type(value)) and type(value).__bases__ != (
                 tuple,
             )  # PackedSequence looks at its parts
-            return self._object(value, bare(value)) if own else type(value)(*map(self.argument, value))
+            return self._object(value, object_shell(value)) if own else type(value)(*map(self.argument, value))
         if isinstance(value, (tuple, list)):
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
@@ -169,9 +169,9 @@ class Values:
             return self._object(value, shell)
         return _plain(value) if isinstance(value, PLAIN) else self._constant(value)
 
-    def _object(self, value: Any, shell: Shell) -> fx.Node:
+    def _object(self, value: Any, shell: ObjectShell) -> fx.Node:
         """An object with tensors in it is put together anew when the graph runs."""
-        node = self.graph.call_function(built, (self._constant(shell.look), [*map(self.argument, shell.values)]))
+        node = self.graph.call_function(built, (self._constant(shell.layout), [*map(self.argument, shell.values)]))
         set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now()), value)
         return node
 

@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch import nn
 
-from pipecompile.batching.containers import taken_apart
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import detect_fake_mode
@@ -110,7 +110,7 @@ class OpaqueModule(nn.Module):
 
     def _check(self, expected: ExpectedResult, size: int, result: Any) -> None:
         """Raise TraceError unless the result of a call with `size` samples is as expected."""
-        leaves, structure = taken_apart(result)
+        leaves, structure = flatten_containers(result)
         if structure != expected.structure:
             raise self._mismatch("its structure", _summary(leaves))
         known: dict[sympy.Symbol, int] = {self.symbol: size}
@@ -131,7 +131,7 @@ class OpaqueModule(nn.Module):
 
     def _fake_result(self, expected: ExpectedResult, size: int, args: Any, kwargs: Any) -> Any:
         """Return the expected result as fake tensors, for the cost models. Its autograd graph saves `saved_bytes`."""
-        arguments = [leaf for leaf in taken_apart((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        arguments = [leaf for leaf in flatten_containers((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         sources = [t for t in (*arguments, *self.parameters()) if t.requires_grad]
         known = {self.symbol: size, **expected.hints}
         saved = expected.saved_bytes * size // max(expected.samples, 1)

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import flop_registry
 
-from pipecompile.batching.containers import taken_apart
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import TorchDispatchMode
 from pipecompile.torch_private.operators import packet_of, schema_of
@@ -206,7 +206,7 @@ class _CallObserver:
         owner = kernels.model.get_submodule(piece.path)
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         self.state = {_memory_key(t): t for t in (*kernels.model.parameters(), *kernels.model.buffers())}
-        self.arguments = taken_apart(arguments)[0]
+        self.arguments = flatten_containers(arguments)[0]
         self.versions = [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self.arguments]
         self.known = {_memory_key(tensor) for tensor in (*own, *_tensors(self.arguments))}
         self.makers = dict(kernels.makers)
@@ -240,7 +240,7 @@ class _CallObserver:
 
     def trial_call(self) -> TrialCall:
         """Return the notes; `result` is set."""
-        leaves, structure = taken_apart(self.result)
+        leaves, structure = flatten_containers(self.result)
         written = [
             position
             for position, (leaf, version) in enumerate(zip(self.arguments, self.versions, strict=True))

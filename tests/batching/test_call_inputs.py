@@ -1,0 +1,117 @@
+"""Calls are flattened into named leaves with batch dimensions, and micro-batches are calls again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.batching.call_inputs import (
+    FlatInputs,
+    count_leaves,
+    first_difference,
+    flatten,
+    flatten_target,
+    validate_model,
+)
+from pipecompile.errors import InputError
+
+
+def forward(x: Any, pair: Any = None, *rest: Any, mask: Any = None) -> None:
+    """Stand in for the forward of a model: only the signature counts."""
+
+
+def call(*args: Any, batch_dims: dict[str, Any] | None = None, **kwargs: Any) -> FlatInputs:
+    return flatten(forward, args, kwargs, batch_dims)
+
+
+def test_leaves_are_named_after_their_parameters() -> None:
+    x = torch.zeros(4, 2)
+    inputs = call(x, (x, {"a": x}), x, mask=x)
+    assert inputs.names == ("x", "pair_0", "pair_1_a", "rest_0", "mask")
+    assert inputs.arguments == ("x", "pair", "rest_0", "mask")
+    assert inputs.samples == 4
+    assert inputs.dims == (0, 0, 0, 0, 0)
+
+
+def test_a_call_with_tensors_alone_has_the_order_of_every_other_call() -> None:
+    x, y = torch.zeros(2), torch.ones(2)
+    fast, slow = call(x, mask=y), call(x, None, mask=y)
+    assert [leaf.sum() for leaf in fast.leaves] == [0, 2]
+    assert fast.names == ("x", "mask")
+    assert slow.names[0] == "x"
+    assert slow.names[-1] == "mask"
+
+
+def test_a_scalar_and_a_tensor_of_size_one_are_shared() -> None:
+    inputs = call(torch.zeros(4, 2), torch.zeros(()), mask=torch.zeros(1, 2))
+    assert inputs.dims == (0, None, None)
+    assert call(torch.zeros(1, 2), mask=torch.zeros(1, 2)).dims == (0, 0)
+
+
+def test_batch_dims_override_the_rule_and_disagreement_is_an_error() -> None:
+    x, mask = torch.zeros(4, 2), torch.zeros(3, 4)
+    assert call(x, mask=mask, batch_dims={"mask": 1}).dims == (0, 1)
+    assert call(x, mask=mask, batch_dims={"mask": None}).dims == (0, None)
+    with pytest.raises(InputError, match="batch sizes of the inputs disagree"):
+        call(x, mask=mask)
+
+
+def test_a_resized_call_has_zeros_of_the_new_size_and_shared_leaves_as_they_are() -> None:
+    mask = torch.ones(1, 2)
+    inputs = call(torch.ones(4, 2, requires_grad=True), mask=mask).resized(6)
+    assert inputs.samples == 6
+    assert inputs.leaves[0].shape == (6, 2)
+    assert inputs.leaves[0].requires_grad
+    assert not inputs.leaves[0].any()
+    assert inputs.leaves[1] is mask
+
+
+def test_lists_are_divided_by_entries_and_repeat_when_resized() -> None:
+    entries = [torch.full((2,), float(i)) for i in range(4)]
+    inputs = call(entries, batch_dims={"x": list})
+    assert (inputs.samples, inputs.lists) == (4, frozenset({"x"}))
+    first, second = inputs.microbatch_calls(2)
+    assert [leaf[0].item() for leaf in first.leaves] == [0, 1]
+    assert [leaf[0].item() for leaf in second.leaves] == [2, 3]
+    assert [leaf[0].item() for leaf in inputs.resized(6).leaves] == [0, 1, 2, 3, 0, 1]
+
+
+def test_detached_leaves_require_gradients_as_the_originals_do() -> None:
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2)
+    leaves = call(x, y).detached().leaves
+    assert [leaf.requires_grad for leaf in leaves] == [True, False]
+    assert leaves[0].is_leaf
+    assert leaves[0] is not x
+
+
+def test_a_leaf_as_long_as_the_batch_in_two_dimensions_is_ambiguous() -> None:
+    assert call(torch.zeros(4, 4), mask=torch.zeros(4, 4)).ambiguous_leaves() == ("mask",)
+    assert call(torch.zeros(4, 4), mask=torch.zeros(4, 3)).ambiguous_leaves() == ()
+
+
+def test_the_first_difference_of_micro_batches_is_named() -> None:
+    one, two = call([torch.zeros(2)]), call([torch.zeros(3)])
+    text = first_difference(one, two, 1)
+    assert text == "x_0 is torch.float32 (2,) in micro-batch 0, torch.float32 (3,) in micro-batch 1"
+    longer = call([torch.zeros(2), torch.zeros(2)])
+    assert first_difference(one, longer, 2) == "micro-batch 0 has 1 value, micro-batch 2 has 2 values"
+
+
+def test_targets_have_leaves_names_and_dimensions() -> None:
+    leaves, _, dims = flatten_target({"a": torch.zeros(4), "b": torch.zeros(2, 4)}, {"target_b": 1}, 4)
+    assert len(leaves) == count_leaves({"a": 1, "b": 2}) == 2
+    assert dims == (0, 1)
+    with pytest.raises(InputError, match="target: 3, inputs: 4"):
+        flatten_target(torch.zeros(3), {}, 4)
+
+
+def test_only_modules_with_shapes_are_models() -> None:
+    model = nn.Linear(2, 2)
+    assert validate_model(model) is model
+    with pytest.raises(InputError, match="is a function, not an"):
+        validate_model(lambda x: x)
+    with pytest.raises(InputError, match="parameters without a shape"):
+        validate_model(nn.LazyLinear(2))
