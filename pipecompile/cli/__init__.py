@@ -1,12 +1,11 @@
-"""The command line: a thin skin over `explain`, `compile`, `build_schedule` and `simulate`.
+"""The command line over `explain`, `compile`, `build_schedule` and `simulate`; open commands.py first.
 
     pipecompile check MODEL --input 32x3x224x224
     pipecompile plan|simulate|run MODEL --input 32x3x224x224 --stages 4 ...
     pipecompile schedule 1f1b --stages 4 --microbatches 8
 
-stdout carries the result and nothing else (what a model prints goes to stderr); errors go to stderr without a
-traceback. Exit codes: 0 good, 1 failed otherwise, 2 usage, 3 the model cannot be traced, 4 no cut fits. torch is
-imported by the commands that need it, never for `--help`.
+stdout has the result alone; output of the model and errors, without a traceback, go to stderr. Exit codes: 0 success, 1 other
+failures, 2 usage, 3 the model cannot be traced, 4 no cut fits. Commands import torch when they need it; `--help` does not.
 """
 
 from __future__ import annotations

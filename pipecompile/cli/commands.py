@@ -1,4 +1,4 @@
-"""The five commands and their options."""
+"""The five commands: check, plan, simulate, run and schedule."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipecompile.cli.command_report import (
+    CommandReport,
+    check_report,
+    plan_report,
+    run_report,
+    schedule_report,
+    simulate_report,
+)
 from pipecompile.cli.compile_options import Checkpoint, Request, checkpoint_of, schedule_of, with_classes
-from pipecompile.cli.exit_codes import conclude, working
-from pipecompile.cli.load_model import Source
-from pipecompile.cli.report import Report, explained, planned, scheduled, simulated, trained
+from pipecompile.cli.exit_codes import conclude, spinner
+from pipecompile.cli.load_model import ModelSource
 from pipecompile.cli.shared_options import spread
 from pipecompile.errors import InputError
 
@@ -31,38 +38,38 @@ app = typer.Typer(
     help="Cut a PyTorch model into pipeline stages, schedule them, simulate and run them.",
 )
 
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="write everything there as files")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="directory for the files of the result")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
 
 
 @app.command()
 @spread
 def check(
-    source: Source,
+    source: ModelSource,
     evaluate: Annotated[bool, typer.Option("--eval", help="in evaluation mode, not in training")] = False,
     as_json: Json = False,
 ) -> None:
-    """Can MODEL be recorded? Show what was, what stays whole and why, and what to look out for."""
-    conclude(as_json, lambda: explained(_explain(source, evaluate)))
+    """Check that MODEL can be recorded. Show its nodes, the parts kept whole and why, and its risks."""
+    conclude(as_json, lambda: check_report(_explain(source, evaluate)))
 
 
 @app.command()
 @spread
-def plan(source: Source, request: Request, out: Out = None, as_json: Json = False) -> None:
-    """Cut MODEL and show what every stage holds, takes and sends."""
-    conclude(as_json, lambda: planned(_compile(source, request).pipe, out))
+def plan(source: ModelSource, request: Request, out: Out = None, as_json: Json = False) -> None:
+    """Cut MODEL and show memory, time and transfers of every stage."""
+    conclude(as_json, lambda: plan_report(_compile(source, request).pipe, out))
 
 
 @app.command()
 @spread
-def simulate(source: Source, request: Request, out: Out = None, as_json: Json = False) -> None:
+def simulate(source: ModelSource, request: Request, out: Out = None, as_json: Json = False) -> None:
     """Predict makespan, bubble and memory of MODEL under a schedule, and draw the schedule."""
 
-    def work() -> Report:
+    def work() -> CommandReport:
         import pipecompile
 
         pipe = _compile(source, request).pipe
-        return simulated(pipe, pipecompile.simulate(pipe.schedule), out)
+        return simulate_report(pipe, pipecompile.simulate(pipe.schedule), out)
 
     conclude(as_json, work)
 
@@ -70,10 +77,10 @@ def simulate(source: Source, request: Request, out: Out = None, as_json: Json = 
 @app.command()
 @spread
 def run(
-    source: Source,
+    source: ModelSource,
     request: Request,
     steps: Annotated[int, typer.Option(min=1, help="optimizer steps")] = 3,
-    compare: Annotated[bool, typer.Option(help="train a copy without the pipeline beside it")] = True,
+    compare: Annotated[bool, typer.Option(help="also train a copy without the pipeline")] = True,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -85,36 +92,36 @@ def run(
 def schedule(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="gpipe, 1f1b, ...; auto: search for one; or a file of your own: mine.csv"),
+        typer.Argument(metavar="NAME", help="gpipe, 1f1b, ...; auto: search for one; or a file: mine.csv"),
     ],
-    stages: Annotated[int, typer.Option(help="pieces of the model")] = 4,
-    microbatches: Annotated[int, typer.Option(help="slices of the batch")] = 8,
+    stages: Annotated[int, typer.Option(help="number of stages")] = 4,
+    microbatches: Annotated[int, typer.Option(help="number of micro-batches")] = 8,
     devices: Annotated[
-        int | None, typer.Option(help="default: one per stage, or per two where they are in a V")
+        int | None, typer.Option(help="number of devices; default: one per stage, or one per two stages in a V")
     ] = None,
     checkpoint: Checkpoint = "never",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Draw the schedule NAME in unit time, and print its CSV; of a file, check it and say what is wrong. No model needed."""
+    """Draw the schedule NAME in unit time and print its CSV. A file is checked first. No model is needed."""
 
-    def work() -> Report:
+    def work() -> CommandReport:
         import pipecompile
 
         built = _schedule(name, stages, microbatches, devices, checkpoint_of(checkpoint))
-        return scheduled(built, pipecompile.simulate(built), out)
+        return schedule_report(built, pipecompile.simulate(built), out)
 
     conclude(as_json, work)
 
 
 def main() -> None:
-    """The entry point of the `pipecompile` command."""
+    """Run the `pipecompile` command."""
     app()
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A pipeline with the model it was made of, an untouched copy of that if asked for, and the example inputs."""
+    """A pipeline with its model, an unchanged copy of the model for `run --compare`, and the example inputs."""
 
     pipe: Pipeline
     model: torch.nn.Module
@@ -122,22 +129,22 @@ class _Compiled:
     args: tuple[torch.Tensor, ...]
 
 
-def _explain(source: Source, evaluate: bool) -> Explanation:
+def _explain(source: ModelSource, evaluate: bool) -> Explanation:
     import pipecompile
 
-    with working(f"recording {source.model}"):
+    with spinner(f"recording {source.model}"):
         model, args = source.load()
         return pipecompile.explain(model.train(not evaluate), *args)
 
 
-def _compile(source: Source, request: Request, *, with_twin: bool = False) -> _Compiled:
+def _compile(source: ModelSource, request: Request, *, with_twin: bool = False) -> _Compiled:
     import copy
 
     import pipecompile
     from pipecompile.cli.training_trial import synthetic_loss
 
     wanted = request.arguments()
-    with working(f"compiling {source.model}"):
+    with spinner(f"compiling {source.model}"):
         model, args = source.load()
         twin = copy.deepcopy(model) if with_twin else None
         wanted["keep_together"] = with_classes(model, wanted["keep_together"])
@@ -145,25 +152,29 @@ def _compile(source: Source, request: Request, *, with_twin: bool = False) -> _C
     return _Compiled(pipe, model, twin, args)
 
 
-def _run(source: Source, request: Request, steps: int, compare: bool, out: Path | None) -> Report:
+def _run(source: ModelSource, request: Request, steps: int, compare: bool, out: Path | None) -> CommandReport:
     from pipecompile.cli.training_trial import optimizer_named, train
 
     optimizer = optimizer_named(request.optimizer or "sgd")
     made = _compile(source, request, with_twin=compare)
-    with working(f"training {steps} steps"):
+    with spinner(f"training {steps} steps"):
         trial = train(made.pipe, made.model, made.twin, made.args, steps, source.seed, optimizer)
-    return trained(made.pipe, trial, out)
+    return run_report(made.pipe, trial, out)
 
 
 def _schedule(
     name: str, stages: int, microbatches: int, devices: int | None, checkpoint: str | tuple[bool, ...]
 ) -> Schedule:
-    """The schedule without a model, in which memory has no bytes that could demand anything."""
+    """Return a schedule that needs no model. Raise InputError for `--checkpoint auto`, which needs memory sizes in bytes."""
     import pipecompile
     from pipecompile.passes.checkpointing import insert_recompute
 
     if checkpoint == "auto":
-        raise InputError("--checkpoint auto needs a model", why="its memory decides", hint="plan, simulate or run")
+        raise InputError(
+            "--checkpoint auto needs a model",
+            why="the memory of its stages decides",
+            hint="pipecompile simulate MODEL --checkpoint auto",
+        )
     built = schedule_of(name)
     if built == "auto":
         built = pipecompile.auto_schedule(stages, microbatches, n_devices=devices)

@@ -1,4 +1,4 @@
-"""The options of the commands that compile, declared once, and what they are as arguments of `pipecompile.compile`."""
+"""The options of the commands that compile, and their conversion to keywords of `pipecompile.compile`."""
 
 from __future__ import annotations
 
@@ -22,34 +22,47 @@ __all__ = ["Checkpoint", "Request", "checkpoint_of", "schedule_of", "with_classe
 
 _ORDER, _CUT, _MACHINE = "Schedule", "Cut", "Costs and machine"
 _STAGES = 4
+_AS_TYPED = (
+    "partitioner",
+    "cost",
+    "optimizer",
+    "time_limit",
+    "tied",
+    "restored",
+    "dispatch",
+    "batch_norm",
+    "cuda_graphs",
+)
+"""Options whose value is that of the keyword of the same name."""
 
 Checkpoint = Annotated[
     str,
     typer.Option(
         metavar="MODE", rich_help_panel=_ORDER,
-        help="forwards that run again before their backward: never, always, except_last (micro-batch), auto (where the memory limit demands it), or a flag per stage: 1,1,0,0",
+        help="forwards that run again before their backward: never, always, except_last (micro-batch), auto (where the memory limit demands), or a flag per stage: 1,1,0,0",
     ),
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is wanted of `pipecompile.compile`, as typed."""
+    """Options of the commands that compile, as typed."""
 
     stages: Annotated[
         int | None,
-        typer.Option(help=f"pieces of the model; default: as many as the plan, the schedule's file or --balance has, else {_STAGES}"),
+        typer.Option(help=f"number of stages; default: that of the plan, of the schedule's file or of --balance, else {_STAGES}"),
     ] = None  # fmt: skip
     microbatches: Annotated[
         str | None,
         typer.Option(
-            metavar="N", help="slices of the batch; auto: as many as are fastest; default: twice the number of devices"
+            metavar="N", help="number of micro-batches; auto: the fastest number; default: twice the number of devices"
         ),
     ] = None
     schedule: Annotated[
         str,
         typer.Option(
-            rich_help_panel=_ORDER, help="gpipe, 1f1b, ...; auto: the fastest, also of a search; or a file: mine.csv"
+            rich_help_panel=_ORDER,
+            help="gpipe, 1f1b, ...; auto: the fastest of these and of a search; or a file: mine.csv",
         ),
     ] = "1f1b"
     checkpoint: Checkpoint = "never"
@@ -60,7 +73,10 @@ class Request:
         ),
     ] = 1
     dispatch: Annotated[
-        str, typer.Option(rich_help_panel=_ORDER, help="who drives the devices: inline, threads or auto")
+        str,
+        typer.Option(
+            rich_help_panel=_ORDER, help="threads that run the devices: inline (one), threads (one per device) or auto"
+        ),
     ] = "auto"
     batch_norm: Annotated[
         str | None,
@@ -76,44 +92,44 @@ class Request:
             metavar="BACKEND", rich_help_panel=_ORDER, help="run stages through torch.compile: inductor, aot_eager ..."
         ),
     ] = None
-    cuda_graphs: Annotated[
-        bool, typer.Option(rich_help_panel=_ORDER, help="capture stages on GPUs, and replay them")
-    ] = False
+    cuda_graphs: Annotated[bool, typer.Option(rich_help_panel=_ORDER, help="capture stages on GPUs as CUDA graphs")] = (
+        False
+    )
     partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="for the solver")
+        float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="limit of the solver")
     ] = 30.0  # fmt: skip
     plan: Annotated[
         Path | None,
         typer.Option(metavar="FILE", rich_help_panel=_CUT,
-                     help="a plan.json that --out wrote: nothing is measured or solved; --checkpoint auto recomputes what it says"),
+                     help="plan.json of an earlier --out: nothing is measured or solved; --checkpoint auto recomputes as it says"),
     ] = None  # fmt: skip
     split_before: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME,...", rich_help_panel=_CUT, help="each of these modules begins a stage"),
+        typer.Option(metavar="NAME,...", rich_help_panel=_CUT, help="modules that begin a stage"),
     ] = None
     keep_together: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME,...", rich_help_panel=_CUT,
-                     help="these modules share a stage; a class: each of its modules is in one stage. Once per group"),
+                     help="modules that share a stage; a class: each of its modules is in one stage. Repeat per group"),
     ] = None  # fmt: skip
     pin: Annotated[
         list[str] | None, typer.Option(metavar="NAME=STAGE,...", rich_help_panel=_CUT, help="stages of modules: fc=3")
     ] = None
     balance: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", rich_help_panel=_CUT, help="how many of the model's children are in each stage"),
+        typer.Option(metavar="N,N,...", rich_help_panel=_CUT, help="number of the model's children in each stage"),
     ] = None  # fmt: skip
     tied: Annotated[
         str,
         typer.Option(rich_help_panel=_CUT,
-                     help="the uses of a tied weight: together in a stage, apart where they balance best, or auto"),
+                     help="uses of a tied weight: together in a stage, apart where they balance best, or auto"),
     ] = "auto"  # fmt: skip
     cost: Annotated[str, typer.Option(rich_help_panel=_MACHINE, help="auto, analytic or profile")] = "auto"
     memory_limit: Annotated[
         str | None,
         typer.Option(metavar="SIZE,...", rich_help_panel=_MACHINE,
-                     help="of every device, such as 16GiB or 500MB, or of each: 16GiB,8GiB"),
+                     help="memory of every device, such as 16GiB or 500MB, or of each: 16GiB,8GiB"),
     ] = None  # fmt: skip
     optimizer: Annotated[
         str | None,
@@ -127,7 +143,7 @@ class Request:
     ] = None  # fmt: skip
     speeds: Annotated[
         str | None,
-        typer.Option(metavar="X,X,...", rich_help_panel=_MACHINE, help="of the devices, relative to the first: 1,1,0.5,0.5"),
+        typer.Option(metavar="X,X,...", rich_help_panel=_MACHINE, help="speeds of the devices, relative to the first: 1,1,0.5,0.5"),
     ] = None  # fmt: skip
     bandwidth: Annotated[
         str | None,
@@ -136,23 +152,20 @@ class Request:
     ] = None  # fmt: skip
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of `pipecompile.compile` that the options stand for. Raises InputError, PlanError or
-        ScheduleError for what cannot be read.
+        """Return the keywords of `pipecompile.compile`. Raise InputError, PlanError or ScheduleError for an option that cannot be
+        read.
         """
         from pipecompile.ir.plan import Plan
 
         schedule, plan = schedule_of(self.schedule), Plan.load(self.plan) if self.plan else None
         balance = None if self.balance is None else _numbers("--balance", self.balance, int)
         known = (plan and plan.n_stages, getattr(schedule, "n_stages", None), balance and len(balance))
-        return {
+        values = {
             "n_stages": next((n for n in known if n), _STAGES) if self.stages is None else self.stages,
             "n_microbatches": _count(self.microbatches),
             "schedule": schedule,
             "devices": self.devices.split(",") if self.devices else None,
-            "partitioner": self.partitioner,
-            "cost": self.cost,
             "memory_limit": None if self.memory_limit is None else _limit(self.memory_limit),
-            "optimizer": self.optimizer,
             "speeds": None if self.speeds is None else _numbers("--speeds", self.speeds, float),
             "bandwidth": None if self.bandwidth is None else _bandwidth(self.bandwidth),
             "split_before": _listed(self.split_before),
@@ -160,19 +173,14 @@ class Request:
             "pin": _pins(self.pin),
             "balance": balance,
             "plan": plan,
-            "time_limit": self.time_limit,
-            "tied": self.tied,
             "checkpoint": checkpoint_of(self.checkpoint),
-            "restored": self.restored,
-            "dispatch": self.dispatch,
-            "batch_norm": self.batch_norm,
             "compile_stages": self.compile_stages or False,
-            "cuda_graphs": self.cuda_graphs,
         }
+        return values | {name: getattr(self, name) for name in _AS_TYPED}
 
 
 def schedule_of(text: str) -> str | Schedule:
-    """A name, or the schedule in a file. Raises ScheduleError."""
+    """Return a name, or the schedule in a .csv file. Raise ScheduleError."""
     if not text.endswith(".csv"):
         return text
     from pipecompile.ir import Schedule
@@ -181,13 +189,13 @@ def schedule_of(text: str) -> str | Schedule:
 
 
 def checkpoint_of(text: str) -> str | tuple[bool, ...]:
-    """A mode, or of `1,1,0,0` a flag per stage."""
+    """Return a mode, or the flags of `1,1,0,0`, one per stage."""
     flags = text.split(",")
     return tuple(flag == "1" for flag in flags) if set(flags) <= {"0", "1"} else text
 
 
 def with_classes(model: torch.nn.Module, entries: Iterable[str | list[str]]) -> list[str | list[str] | type]:
-    """`keep_together` with the classes of the model in the place of their names; a module of that name goes before."""
+    """Return `keep_together` with names of classes replaced by the classes of the model. A module of the same name takes precedence."""
     modules = dict(model.named_modules())
     found: list[str | list[str] | type] = []
     for entry in entries:
@@ -207,11 +215,13 @@ def _listed(texts: Sequence[str] | None) -> list[str]:
 
 
 def _count(text: str | None) -> int | str | None:
-    """A number, or "auto". Raises InputError."""
+    """Return a number, or "auto". Raise InputError."""
     if text is None or text == "auto":
         return text
     if not text.isdecimal():
-        raise InputError(f"--microbatches {text!r} is no whole number", hint="--microbatches 8, or --microbatches auto")
+        raise InputError(
+            f"--microbatches {text!r} is not a whole number", hint="--microbatches 8, or --microbatches auto"
+        )
     return int(text)
 
 
@@ -229,7 +239,7 @@ def _limit(text: str) -> float | list[float]:
 
 
 def _bandwidth(text: str) -> float | list[list[float]]:
-    """One number, or of a file a row per device. Raises InputError."""
+    """Return bytes per second: one number, or a row per device of a .csv file. Raise InputError."""
     if not text.endswith(".csv"):
         return parse_bytes(text.removesuffix("/s"))
     try:
@@ -246,7 +256,9 @@ def _pins(texts: Sequence[str] | None) -> dict[str, int]:
     for text in _listed(texts):
         name, _, stage = text.rpartition("=")
         if not name or not stage.isdecimal():
-            raise InputError(f"--pin {text!r} does not say a module and its stage", hint="--pin fc=3")
+            raise InputError(f"--pin {text!r} is not a module and its stage", hint="--pin fc=3")
         if pins.setdefault(name, int(stage)) != int(stage):
-            raise InputError(f"--pin puts {name!r} into stage {pins[name]} and into stage {stage}")
+            raise InputError(
+                f"--pin puts {name!r} into stage {pins[name]} and into stage {stage}", hint=f"--pin {name}={stage}"
+            )
     return pins

@@ -1,4 +1,4 @@
-"""How a command ends: its report on stdout, or its error on stderr, and the exit code."""
+"""The end of a command: its report on stdout, or its error on stderr, and the exit code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager, redirect_stdout
 import msgspec
 import typer
 
+from pipecompile.cli.command_report import CommandReport
 from pipecompile.cli.option_names import as_options
-from pipecompile.cli.report import Report
 from pipecompile.errors import (
     InputError,
     PartitionError,
@@ -21,22 +21,22 @@ from pipecompile.errors import (
 )
 from pipecompile.show.table import render
 
-__all__ = ["conclude", "exit_code", "working"]
+__all__ = ["conclude", "exit_code", "spinner"]
 
 _EXIT_CODES = ((TraceError, 3), (PartitionError, 4), (InputError, 2), (ScheduleError, 2), (PlanError, 2))
 
 
-def conclude(as_json: bool, work: Callable[[], Report]) -> None:
-    """Do the work and print what it returns. Raises typer.Exit with the code of a PipecompileError, or of the report."""
+def conclude(as_json: bool, work: Callable[[], CommandReport]) -> None:
+    """Print the report that `work` returns. Raise typer.Exit with the code of its PipecompileError, or of the report."""
     try:
         with redirect_stdout(sys.stderr):
             report = work()
     except PipecompileError as error:
-        told = as_options(str(error)) if exit_code(error) in (2, 4) else str(error)
-        typer.echo(f"{type(error).__name__}: {told}", err=True)
+        message = as_options(str(error)) if exit_code(error) in (2, 4) else str(error)
+        typer.echo(f"{type(error).__name__}: {message}", err=True)
         if as_json:
             code = {"code": error.code} if isinstance(error, TraceError) else {}
-            _print_json({"error": type(error).__name__, "message": told, **code})
+            _print_json({"error": type(error).__name__, "message": message, **code})
         raise typer.Exit(exit_code(error)) from None
     if as_json:
         _print_json(report.data)
@@ -47,19 +47,19 @@ def conclude(as_json: bool, work: Callable[[], Report]) -> None:
 
 
 def exit_code(error: PipecompileError) -> int:
-    """2 for what the user typed, 3 for a model that cannot be traced, 4 for a cut that does not exist, else 1."""
+    """Return 2 for wrong usage, 3 for a model that cannot be traced, 4 if no cut fits, else 1."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show a spinner on stderr while the body runs, when somebody is looking at it."""
+def spinner(text: str) -> Iterator[None]:
+    """Show a spinner with `text` while the body runs, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(text):
         yield
 
 
@@ -67,8 +67,8 @@ def _print_json(data: object) -> None:
     sys.stdout.write(msgspec.json.encode(data).decode() + "\n")
 
 
-def _print_text(report: Report) -> None:
-    """Tables have colours and the terminal's width on a terminal; elsewhere they are plain text of 100 columns."""
+def _print_text(report: CommandReport) -> None:
+    """Print blocks. Tables have colours and the terminal's width on a terminal, elsewhere plain text of 100 columns."""
     from rich.console import Console
 
     for number, block in enumerate(report.blocks):

@@ -1,4 +1,4 @@
-"""What a user types, made real: `torchvision:resnet18` becomes a module, `4x3x64x64` a random tensor."""
+"""Models and inputs from their text: `torchvision:resnet18` becomes a module, `4x3x64x64` a random tensor."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from pipecompile.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Source", "load_model", "random_input"]
+__all__ = ["ModelSource", "load_model", "random_input"]
 
 _SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
 _TOKENS = 10
-"""Random whole numbers are below this, so that they can index any embedding."""
+"""Exclusive upper bound of random whole numbers: small enough to index any embedding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a model and a mini-batch for it come from, as typed."""
+class ModelSource:
+    """The text of a model and of a mini-batch for it."""
 
     model: Annotated[str, typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME or package.module:factory")]
     inputs: Annotated[
-        list[str], typer.Option("--input", metavar="SHAPE[:DTYPE]", help="32x3x224x224, 2x128:int64; one each")
+        list[str], typer.Option("--input", metavar="SHAPE[:DTYPE]", help="one per input: 32x3x224x224, 2x128:int64")
     ]
-    seed: Annotated[int, typer.Option(help="of the weights and the random data")] = 0
+    seed: Annotated[int, typer.Option(help="seed of the weights and of the random data")] = 0
 
     def load(self) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-        """The model and its inputs; equal seeds give equal weights and data."""
+        """Return the model and its inputs. Equal seeds give equal weights and data."""
         import torch
 
         torch.manual_seed(self.seed)
@@ -46,13 +46,13 @@ class Source:
 
 
 def random_input(text: str) -> torch.Tensor:
-    """`4x3x64x64`, or with a dtype `2x128:int64`. Raises InputError."""
+    """Return a random tensor of a shape `4x3x64x64`, or with a dtype `2x128:int64`. Raise InputError for other texts."""
     import torch
 
     match = _SHAPE.fullmatch(text)
     dtype = getattr(torch, match[2] or "float32", None) if match else None
     if match is None or not isinstance(dtype, torch.dtype):
-        hint = "sizes joined by x and, if it is not float32, a dtype of torch: 32x3x224x224 or 2x128:int64"
+        hint = "--input 32x3x224x224, or with a dtype of torch --input 2x128:int64"
         raise InputError(f"--input {text!r} is not a shape", hint=hint)
     shape = [int(size) for size in match[1].split("x")]
     if dtype.is_floating_point or dtype.is_complex:
@@ -61,7 +61,7 @@ def random_input(text: str) -> torch.Tensor:
 
 
 def load_model(spec: str) -> torch.nn.Module:
-    """Random weights, nothing is downloaded. Raises InputError that says which name could not be found."""
+    """Return a model with random weights; nothing is downloaded. Raise InputError that has the unknown part of the name."""
     import torch
 
     source, colon, name = spec.partition(":")
@@ -70,17 +70,17 @@ def load_model(spec: str) -> torch.nn.Module:
     build = {"torchvision": _torchvision, "timm": _timm}.get(source)
     model = build(name) if build else _factory(source, name)
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"{spec} is no torch.nn.Module", why=f"it gave {type(model).__name__}")
+        raise InputError(f"{spec} is not a torch.nn.Module", why=f"the name stands for a {type(model).__name__}")
     return model
 
 
 def _torchvision(name: str) -> object:
-    from_torchvision = _import("torchvision.models", "pip install torchvision")
-    if name not in from_torchvision.list_models():
-        raise _unknown(name, "torchvision", from_torchvision.list_models())
-    taken = inspect.signature(from_torchvision.get_model_builder(name)).parameters
-    options = {"weights": None} | ({"weights_backbone": None} if "weights_backbone" in taken else {})
-    return from_torchvision.get_model(name, **options)
+    models = _import("torchvision.models", "pip install torchvision")
+    if name not in models.list_models():
+        raise _unknown(name, "torchvision", models.list_models())
+    accepted = inspect.signature(models.get_model_builder(name)).parameters
+    options = {"weights": None} | ({"weights_backbone": None} if "weights_backbone" in accepted else {})
+    return models.get_model(name, **options)
 
 
 def _timm(name: str) -> object:
@@ -91,25 +91,25 @@ def _timm(name: str) -> object:
 
 
 def _unknown(name: str, library: str, known: Sequence[str]) -> InputError:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    return InputError(f"{library} has no model {name!r}", hint=", ".join(near))
+    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    return InputError(f"{library} has no model {name!r}", hint=", ".join(f"{library}:{one}" for one in nearest))
 
 
 def _factory(module_name: str, name: str) -> object:
-    """A callable of a module (or an nn.Module there); the current directory counts, as it does for `python -m`."""
+    """Return the result of a callable of a module, or an nn.Module there. The current directory counts, as for `python -m`."""
     import torch
 
     if "" not in sys.path:
         sys.path.insert(0, "")
-    found: Any = _import(module_name, "run it where the module can be imported from, or set PYTHONPATH")
+    target: Any = _import(module_name, "run it where the module can be imported from, or set PYTHONPATH")
     for part in name.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=3)
-            raise InputError(f"{module_name} has no {name!r}", where=_file(found), hint=", ".join(near))
-        found = getattr(found, part)
-    if isinstance(found, torch.nn.Module) or not callable(found):
-        return found
-    return _called(found, f"{module_name}:{name}")
+        if not hasattr(target, part):
+            nearest = difflib.get_close_matches(part, dir(target), n=3)
+            raise InputError(f"{module_name} has no {name!r}", where=_file(target), hint=", ".join(nearest))
+        target = getattr(target, part)
+    if isinstance(target, torch.nn.Module) or not callable(target):
+        return target
+    return _called(target, f"{module_name}:{name}")
 
 
 def _called(factory: Callable[[], object], spec: str) -> object:
@@ -117,7 +117,9 @@ def _called(factory: Callable[[], object], spec: str) -> object:
         inspect.signature(factory).bind()
     except TypeError as error:
         raise InputError(
-            f"{spec} cannot be called without arguments", why=str(error), hint="wrap it in a function"
+            f"{spec} cannot be called without arguments",
+            why=str(error),
+            hint="a function without parameters that calls it",
         ) from None
     except ValueError:
         pass
@@ -125,7 +127,7 @@ def _called(factory: Callable[[], object], spec: str) -> object:
 
 
 def _import(name: str, hint: str) -> Any:
-    """Import a module; a failure *inside* it is told as such, with the missing name and the line that wanted it."""
+    """Import a module. Raise InputError if it does not exist; of a failure inside it, with the line of the failing import."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -134,9 +136,9 @@ def _import(name: str, hint: str) -> Any:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise InputError(
-            f"importing {name!r} failed: {error}", where=where, why="the module itself was found"
+            f"importing {name!r} failed: {error}", where=where, why="the module exists, an import inside it failed"
         ) from error
 
 
-def _file(found: object) -> str:
-    return str(getattr(found, "__file__", "") or "")
+def _file(module: object) -> str:
+    return str(getattr(module, "__file__", "") or "")

@@ -1,8 +1,8 @@
-"""Errors speak of arguments of `pipecompile.compile`; who typed options reads options.
+"""Error messages with options in place of arguments: messages of `pipecompile.compile` name its keywords.
 
 n_stages=5, or checkpoint="auto"        --stages 5, or --checkpoint auto
 memory_limit=(100, 200)                 --memory-limit 100,200
-speeds lists 2 of 4 devices             --speeds lists 2 of 4 devices
+speeds: no entry for 2 devices          --speeds: no entry for 2 devices
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _OPTIONS = {"n_stages": "--stages", "n_microbatches": "--microbatches", "n_devic
     field.name: "--" + field.name.replace("_", "-") for field in fields(Request)
 }
 _ANY = "|".join(_OPTIONS)
-_GIVEN = re.compile(rf"\b({_ANY})=(\([^)]*\)|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)")
+_WITH_VALUE = re.compile(rf"\b({_ANY})=(\([^)]*\)|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)")
 _NAMED = re.compile(rf"\A({_ANY})\b(?!-)|(?<![-\w])({'|'.join(name for name in _OPTIONS if '_' in name)})\b")
 
 
 def as_options(text: str) -> str:
-    """The text with arguments as options. One that is an English word too is an argument when it has a value or comes first."""
-    given = _GIVEN.sub(lambda match: f"{_OPTIONS[match[1]]} {_typed(match[2])}".rstrip(), text)
-    return _NAMED.sub(lambda match: _OPTIONS[match[0]], given)
+    """Return the text with options for keywords. A keyword that is an English word too is replaced if it has a value or comes first."""
+    text = _WITH_VALUE.sub(lambda match: f"{_OPTIONS[match[1]]} {_typed(match[2])}".rstrip(), text)
+    return _NAMED.sub(lambda match: _OPTIONS[match[0]], text)
 
 
 def _typed(value: str) -> str:
-    """Sequences are typed with commas; a word needs no quotes."""
+    """Return a value as typed: sequences with commas, words without quotes."""
     return re.sub(r"\s*,\s*", ",", re.sub(r"[()\[\]\"']", "", value)).rstrip(",")

@@ -1,7 +1,7 @@
-"""Options that several commands share are declared once, as the fields of a dataclass.
+"""Options that several commands share, declared once as the fields of a dataclass.
 
 @dataclass                                       @spread
-class Source:                                    def check(source: Source, evaluate: Evaluate = False): ...
+class ModelSource:                                    def check(source: ModelSource, evaluate: Evaluate = False): ...
     model: Annotated[str, Argument()]
     seed: Annotated[int, Option()] = 0           typer sees check(*, model, seed=0, evaluate=False)
 """
@@ -18,15 +18,15 @@ __all__ = ["spread"]
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of a dataclass as parameters, wherever it takes such a dataclass."""
+    """Return the command with the fields of each dataclass among its parameters as parameters of their own."""
     hints = get_type_hints(command, include_extras=True)
     own = inspect.signature(command).parameters.values()
     shared = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
 
     @wraps(command)
-    def spreading(**given: Any) -> None:
-        taken = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in shared.items()}
-        command(**taken, **given)
+    def spread_command(**values: Any) -> None:
+        groups = {name: kind(**{f.name: values.pop(f.name) for f in fields(kind)}) for name, kind in shared.items()}
+        command(**groups, **values)
 
     parameters = [
         each
@@ -37,8 +37,8 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             else [parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)]
         )
     ]
-    spreading.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return spreading
+    spread_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return spread_command
 
 
 def _parameters(kind: type) -> Iterator[inspect.Parameter]:

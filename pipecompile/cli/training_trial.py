@@ -1,4 +1,4 @@
-"""A short training on random data, beside the same training without a pipeline."""
+"""A short training on random data, and the same training without a pipeline."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Loss and seconds of every step, of the pipeline and, when compared, of the plain loop.
+    """Loss and seconds of every step, of the pipeline and of the eager loop if there is one.
 
-    The differences are the largest of all steps and parameters. `random` says that the model draws random numbers, as
-    dropout does: then the two need not agree.
+    The differences are the largest of all steps and parameters. `random`: the model draws random numbers, as dropout does, so
+    pipeline and eager loop need not agree.
     """
 
     losses: tuple[float, ...]
@@ -47,14 +47,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A model, its optimizer, and how it makes its gradients."""
+    """A model, its optimizer, and the function that computes its gradients and loss."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     step: Callable[[], torch.Tensor]
 
     def run(self, seed: int) -> tuple[float, float]:
-        """Loss and seconds of one step; the gradients stay for comparison."""
+        """Return loss and seconds of one step. The gradients stay for comparison."""
         torch.manual_seed(seed)
         self.optimizer.zero_grad()
         start = time.perf_counter()
@@ -70,7 +70,7 @@ def train(
     seed: int,
     optimizer: MakeOptimizer,
 ) -> Trial:
-    """Take steps on one mini-batch with the pipeline of `model` and, unless None, with its untouched `twin`."""
+    """Train on one mini-batch with the pipeline of `model` and, unless None, with the unchanged copy `twin`."""
     fast = _Side(model, optimizer(model.parameters()), lambda: pipe.step(*args))
     if twin is None:
         losses, seconds = zip(*_alone(fast, steps, seed), strict=True)
@@ -83,7 +83,7 @@ def train(
 
 
 def optimizer_named(name: str) -> MakeOptimizer:
-    """What makes an optimizer of torch, by the names that `pipecompile.compile` counts the state of. Raises InputError."""
+    """Return the factory of an optimizer of torch, by the names of `compile(optimizer=...)`. Raise InputError for other names."""
     optimizer_state(name)
     key = name.lower().replace("_", "").replace("-", "")
     variants: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,7 +106,7 @@ def _alone(side: _Side, steps: int, seed: int) -> Iterator[tuple[float, float]]:
 
 
 def _together(fast: _Side, slow: _Side, steps: int, seed: int, device: torch.device) -> Trial:
-    runs, gaps, random = [], [], False
+    runs, differences, random = [], [], False
     for step in range(steps):
         ours = fast.run(seed + step)
         torch.manual_seed(seed + step)
@@ -114,16 +114,16 @@ def _together(fast: _Side, slow: _Side, steps: int, seed: int, device: torch.dev
         theirs = slow.run(seed + step)
         random = random or not torch.equal(before, _random_state(device))
         runs.append((*ours, *theirs))
-        gaps.append(_gap(fast.model, slow.model))
+        differences.append(_gradient_difference(fast.model, slow.model))
         fast.optimizer.step()
         slow.optimizer.step()
     losses, seconds, eager_losses, eager_seconds = zip(*runs, strict=True)
-    differences, sizes = zip(*gaps, strict=True)
-    return Trial(losses, seconds, eager_losses, eager_seconds, max(differences), max(sizes), random)
+    largest, sizes = zip(*differences, strict=True)
+    return Trial(losses, seconds, eager_losses, eager_seconds, max(largest), max(sizes), random)
 
 
 def eager_step(model: torch.nn.Module, args: Sequence[torch.Tensor], parts: int) -> torch.Tensor:
-    """Forward and backward micro-batch by micro-batch, each weighted by its size: what a pipeline must reproduce."""
+    """Return the loss of a loop over micro-batches, each weighted by its number of samples: the reference for a pipeline."""
     batch, total = len(args[0]), torch.zeros((), device=args[0].device)
     pieces = (torch.tensor_split(arg, min(parts, batch)) for arg in args)
     for chunk in zip(*pieces, strict=True):
@@ -134,10 +134,12 @@ def eager_step(model: torch.nn.Module, args: Sequence[torch.Tensor], parts: int)
 
 
 def synthetic_loss(output: Any) -> torch.Tensor:
-    """Mean square of every floating tensor of the output, summed: a mean over the samples, as micro-batching needs."""
+    """Return the sum over floating tensors of the output of their mean square: a mean over samples, as micro-batches need."""
     squares = [leaf.float().square().mean() for leaf in _leaves(output) if leaf.is_floating_point()]
     if not squares:
-        raise InputError("the model's output holds no floating tensor, so there is nothing to train", hint="use plan")
+        raise InputError(
+            "the model's output holds no floating tensor, so there is nothing to train", hint="pipecompile plan MODEL"
+        )
     return torch.stack(squares).sum()
 
 
@@ -153,8 +155,8 @@ def _random_state(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def _gap(ours: torch.nn.Module, theirs: torch.nn.Module) -> tuple[float, float]:
-    """The largest difference of two gradients of one parameter, and the largest gradient. No gradient counts as 0."""
+def _gradient_difference(ours: torch.nn.Module, theirs: torch.nn.Module) -> tuple[float, float]:
+    """Return the largest difference of two gradients of one parameter, and the largest gradient. No gradient counts as 0."""
     difference = size = 0.0
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         here, there = (torch.zeros(()) if p.grad is None else p.grad.cpu() for p in (mine, other))

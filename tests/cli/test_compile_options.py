@@ -42,9 +42,9 @@ def test_what_is_typed_becomes_an_argument(options, name, value):
         ({"bandwidth": "none.csv"}, "(?s)cannot be read.*none.csv"),
         ({"speeds": "1,x"}, "--speeds '1,x' is not a list of numbers"),
         ({"balance": "1.5"}, "--balance '1.5' is not a list of whole numbers"),
-        ({"pin": ["a"]}, "--pin 'a' does not say"),
-        ({"pin": ["=3"]}, "--pin '=3' does not say"),
-        ({"pin": ["a=-1"]}, "--pin 'a=-1' does not say"),
+        ({"pin": ["a"]}, "--pin 'a' is not a module"),
+        ({"pin": ["=3"]}, "--pin '=3' is not a module"),
+        ({"pin": ["a=-1"]}, "--pin 'a=-1' is not a module"),
         ({"pin": ["a=0", "a=1"]}, "--pin puts 'a' into stage 0 and into stage 1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How a command ends."""
+"""The end of a command: stdout, stderr and exit code."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import sys
 import pytest
 import typer
 
-from pipecompile.cli.exit_codes import conclude, exit_code, working
-from pipecompile.cli.report import Report
+from pipecompile.cli.command_report import CommandReport
+from pipecompile.cli.exit_codes import conclude, exit_code, spinner
 from pipecompile.errors import InfeasibleError, PartitionError, PipecompileError, PlanError
 
 
 def test_blocks_are_parted_by_a_blank_line_and_brackets_are_no_markup(capsys):
-    conclude(False, lambda: Report({}, ("[bold]one", "two")))
+    conclude(False, lambda: CommandReport({}, ("[bold]one", "two")))
     assert capsys.readouterr().out == "[bold]one\n\ntwo\n"
 
 
 def test_numbers_that_json_lacks_are_null(capsys):
-    conclude(True, lambda: Report({"loss": float("nan"), "times": (1.0, float("inf"))}, ()))
+    conclude(True, lambda: CommandReport({"loss": float("nan"), "times": (1.0, float("inf"))}, ()))
     assert capsys.readouterr().out == '{"loss":null,"times":[1.0,null]}\n'
 
 
 def test_stdout_is_given_back_after_an_error(capsys):
-    def work() -> Report:
+    def work() -> CommandReport:
         print("from the model")
         raise PipecompileError("no")
 
@@ -45,8 +45,8 @@ def test_every_cut_that_does_not_exist_is_code_4():
     ]
 
 
-def test_no_spinner_unless_somebody_looks(capsys):
+def test_there_is_no_spinner_outside_of_a_terminal(capsys):
     assert not sys.stderr.isatty()
-    with working("thinking"):
+    with spinner("thinking"):
         pass
     assert capsys.readouterr() == ("", "")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.cli.load_model import Source, load_model, random_input
+from pipecompile.cli.load_model import ModelSource, load_model, random_input
 from pipecompile.errors import InputError
 
 
@@ -82,7 +82,7 @@ def test_a_factory_of_the_current_directory():
         ("mymodels:", "names no model"),
         ("mymodels:smal", "(?s)mymodels has no 'smal'.*small"),
         ("mymodels:Nested.gone", "mymodels has no 'Nested.gone'"),
-        ("mymodels:Nested.text", "(?s)no torch.nn.Module.*str"),
+        ("mymodels:Nested.text", "(?s)not a torch.nn.Module.*str"),
         ("mymodels:needs", "(?s)cannot be called without arguments.*width"),
         ("mymodel:small", "there is no module 'mymodel'"),
         ("nowhere.at.all:small", "there is no module 'nowhere'"),
@@ -126,7 +126,7 @@ def test_a_type_error_inside_the_factory_is_left_alone(models):
 @pytest.mark.usefixtures("models")
 def test_equal_seeds_give_equal_weights_and_data():
     def loaded(seed):
-        model, (data,) = Source("mymodels:small", ["4x8"], seed).load()
+        model, (data,) = ModelSource("mymodels:small", ["4x8"], seed).load()
         return torch.cat([*(p.detach().flatten() for p in model.parameters()), data.flatten()])
 
     loaded(0)  # importing the module draws numbers too

@@ -1,4 +1,4 @@
-"""Who typed options reads options."""
+"""Error messages name options in place of keywords."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pipecompile.cli.option_names import as_options
         ("tied='x' is not known", "--tied x is not known"),
         ("devices= with 4 entries", "--devices with 4 entries"),
         ("pin: nothing is called 'head'", "--pin: nothing is called 'head'"),
-        ("speeds lists 2 of 4 devices", "--speeds lists 2 of 4 devices"),
+        ("speeds: no entry for 2 devices", "--speeds: no entry for 2 devices"),
+        ("speeds=(1, 2) is not one entry per pipeline device: 2 for 3", "--speeds 1,2 is not one entry per pipeline device: 2 for 3"),
         ("a larger time_limit, or more memory", "a larger --time-limit, or more memory"),
         ("--pin puts 'a' into stage 0", "--pin puts 'a' into stage 0"),
         ("the plan has 3 stages and the schedule of 2 devices another cost", None),

@@ -1,4 +1,4 @@
-"""What a command found, for programs (one dict) and for people (tables and text)."""
+"""The result of a command, for programs (one dict) and for people (tables and text)."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
     from pipecompile.ir.plan import Plan
     from pipecompile.pipeline import Pipeline
 
-__all__ = ["Report", "explained", "planned", "scheduled", "simulated", "trained"]
+__all__ = ["CommandReport", "check_report", "plan_report", "run_report", "schedule_report", "simulate_report"]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The JSON object and the printed blocks of one command."""
+class CommandReport:
+    """The JSON object and the printed blocks of one command, with its exit code."""
 
     data: dict[str, Any]
     blocks: tuple[Table | str, ...]
     exit_code: int = 0
 
 
-def explained(found: Explanation) -> Report:
-    """The explanation; a model that cannot be recorded has the exit code of that."""
-    code = 0 if found.traced else 2 if any(failure.code == "PC109" for failure in found.failures) else 3
-    return Report(found.to_dict(), (str(found),), code)
+def check_report(explanation: Explanation) -> CommandReport:
+    """Report an explanation. The exit code is 3 for a model that cannot be recorded, 2 for wrong inputs."""
+    code = 0 if explanation.traced else 2 if any(failure.code == "PC109" for failure in explanation.failures) else 3
+    return CommandReport(explanation.to_dict(), (str(explanation),), code)
 
 
-def planned(pipe: Pipeline, out: Path | None) -> Report:
-    """The plan and its table, and what was compared where something was left to choose."""
+def plan_report(pipe: Pipeline, out: Path | None) -> CommandReport:
+    """Report the plan and its table, and the candidates if the number of micro-batches or the schedule was chosen."""
     bubble = pipe.simulate().bubble
     files = _files(pipe, out)
     data = {"plan": msgspec.to_builtins(pipe.plan), "bubble": bubble, "files": files} | _cut(pipe.plan)
-    compared = () if pipe.plan.considered is None else (considered_table(pipe.plan.considered),)
-    return Report(data, (stage_table(pipe.plan, bubble), *compared, *_wrote(files)))
+    candidates = () if pipe.plan.considered is None else (considered_table(pipe.plan.considered),)
+    return CommandReport(data, (stage_table(pipe.plan, bubble), *candidates, *_written_files(files)))
 
 
-def simulated(pipe: Pipeline, unit: Timeline, out: Path | None) -> Report:
-    """The predicted timeline; `unit` is the same schedule in unit time, which draws well."""
+def simulate_report(pipe: Pipeline, unit: Timeline, out: Path | None) -> CommandReport:
+    """Report the predicted timeline. `unit` is the timeline of the same schedule in unit time, which is drawn."""
     timeline, schedule = pipe.simulate(), pipe.schedule
     files = _files(pipe, out)
     data = _figures(timeline) | _cut(pipe.plan) | {
@@ -68,13 +68,19 @@ def simulated(pipe: Pipeline, unit: Timeline, out: Path | None) -> Report:
     )
     summary = "\n".join([summary, *remarks(pipe.plan)])
     grid = f"In unit time (F = 1, B = 2; makespan {unit.makespan:g}, bubble {unit.bubble:.1%}):\n"
-    return Report(
-        data, (summary, _device_table(timeline, pipe.plan.devices), grid + timeline_grid(unit).rstrip(), *_wrote(files))
+    return CommandReport(
+        data,
+        (
+            summary,
+            _device_table(timeline, pipe.plan.devices),
+            grid + timeline_grid(unit).rstrip(),
+            *_written_files(files),
+        ),
     )
 
 
-def scheduled(schedule: Schedule, timeline: Timeline, out: Path | None) -> Report:
-    """A schedule by itself, in unit time."""
+def schedule_report(schedule: Schedule, timeline: Timeline, out: Path | None) -> CommandReport:
+    """Report a schedule without a model, in unit time."""
     paths = []
     if out is not None:
         from pipecompile.planning.what_if import unit_what_if
@@ -91,11 +97,13 @@ def scheduled(schedule: Schedule, timeline: Timeline, out: Path | None) -> Repor
         f"{_counts(schedule)}: makespan {timeline.makespan:g}, bubble {timeline.bubble:.1%}, span {timeline.span:g}"
         f" (F = 1, B = 2)\nmost micro-batches in flight per device: {peaks}"
     )
-    return Report(data, (summary, timeline_grid(timeline).rstrip(), schedule.to_csv().rstrip(), *_wrote(files)))
+    return CommandReport(
+        data, (summary, timeline_grid(timeline).rstrip(), schedule.to_csv().rstrip(), *_written_files(files))
+    )
 
 
-def trained(pipe: Pipeline, trial: Trial, out: Path | None) -> Report:
-    """Losses, and how far they and the gradients are from the plain loop's."""
+def run_report(pipe: Pipeline, trial: Trial, out: Path | None) -> CommandReport:
+    """Report losses, and the largest differences of losses and gradients from a loop without a pipeline."""
     files = _files(pipe, out)
     data = msgspec.to_builtins(trial) | {"loss_difference": trial.loss_difference, "files": files} | _cut(pipe.plan)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -105,13 +113,13 @@ def trained(pipe: Pipeline, trial: Trial, out: Path | None) -> Report:
     for step, (loss, seconds) in enumerate(zip(trial.losses, trial.seconds, strict=True)):
         eager = (f"{trial.eager_losses[step]:.7g}", written(SECONDS, trial.eager_seconds[step])) if compared else ()
         table.add_row(str(step), f"{loss:.7g}", written(SECONDS, seconds), *eager)
-    return Report(
+    return CommandReport(
         data,
         (
             "\n".join([_counts(pipe.schedule), *remarks(pipe.plan)]),
             table,
             *((_comparison(trial),) if compared else ()),
-            *_wrote(files),
+            *_written_files(files),
         ),
     )
 
@@ -120,7 +128,7 @@ def _comparison(trial: Trial) -> str:
     gaps = f"loss {trial.loss_difference:.2g}, gradient {trial.gradient_difference:.2g}"
     lines = [f"largest difference to eager micro-batches: {gaps} (largest gradient {trial.largest_gradient:.2g})"]
     if trial.random:
-        lines.append("The model draws random numbers (dropout): the two need not agree.")
+        lines.append("The model draws random numbers (dropout): pipeline and eager need not agree.")
     if len(trial.seconds) > 1:
         ours, theirs = median(trial.seconds[1:]), median(trial.eager_seconds[1:])
         lines.append(f"a step takes {written(SECONDS, ours)}, eager {written(SECONDS, theirs)} ({theirs / ours:.2f}x)")
@@ -128,7 +136,7 @@ def _comparison(trial: Trial) -> str:
 
 
 def _cut(plan: Plan) -> dict[str, Any]:
-    """How good the cut is, what a stage holds, and what was forced on it at which price."""
+    """Return the gap of the cut, bytes per stage, and the constraints on the cut with their price."""
     return {
         "gap": plan.gap, "price": plan.price, "held": [stage.memory for stage in plan.stages],
         "forced": [list(stage.forced) for stage in plan.stages], "recompute": list(plan.recompute),
@@ -150,8 +158,8 @@ def _device_table(timeline: Timeline, devices: Sequence[str]) -> Table:
     for device in range(timeline.n_devices):
         busy = sum(s.end - s.start for s in timeline.compute(device)) / (timeline.makespan or 1.0)
         peak = written(BYTES, timeline.peak_memory[device]) if timeline.memory else ""
-        flying = f"{timeline.peak_in_flight[device]:g}" if timeline.peak_in_flight else ""
-        table.add_row(f"{device} · {devices[device]}", f"{busy:.0%}", peak, flying)
+        in_flight = f"{timeline.peak_in_flight[device]:g}" if timeline.peak_in_flight else ""
+        table.add_row(f"{device} · {devices[device]}", f"{busy:.0%}", peak, in_flight)
     return table
 
 
@@ -164,5 +172,5 @@ def _files(pipe: Pipeline, out: Path | None) -> list[str]:
     return [] if out is None else [str(path) for path in pipe.dump(out)]
 
 
-def _wrote(files: Sequence[str]) -> tuple[str, ...]:
+def _written_files(files: Sequence[str]) -> tuple[str, ...]:
     return ("wrote " + " ".join(files),) if files else ()
