@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipecompile.errors import InputError
 
-__all__ = ["BYTES", "COUNT", "SECONDS", "Unit", "fit", "parse_bytes", "written"]
+__all__ = ["BYTES", "COUNT", "SECONDS", "Unit", "counted", "fit", "parse_bytes", "written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,12 @@ def written(scale: tuple[Unit, ...], value: float) -> str:
     """Return one value with its own unit: `12.3 ms`."""
     unit = fit(scale, (value,))
     return f"{unit.format(value)} {unit.name}".rstrip()
+
+
+def counted(count: float, noun: str) -> str:
+    """Return the count with its noun in the singular or plural: `1 stage`, `2 stages`, `0.5 micro-batches`."""
+    plural = f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+    return f"{count:.6g} {noun if count == 1 else plural}"
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(?:([kmgt]?)(i?)b?)\s*", re.IGNORECASE)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.units import counted
 from pipecompile.schedules.dualpipev import build_dualpipev
 from pipecompile.schedules.eager_1f1b import build_eager_1f1b
 from pipecompile.schedules.forward import build_forward
@@ -109,7 +110,7 @@ def _check_division(name: str, entry: CatalogueEntry, n_stages: int, n_devices: 
     """Raise ScheduleError if devices would get different numbers of stages, or a number that the builder does not support."""
     if n_stages % n_devices:
         raise ScheduleError(
-            f"{_plural(n_stages, 'stage')} cannot be divided among {_plural(n_devices, 'device')}",
+            f"{counted(n_stages, 'stage')} cannot be divided among {counted(n_devices, 'device')}",
             why="every device takes the same number of stages",
             hint=f"n_stages={_multiple_near(n_stages, n_devices)} or n_devices={n_stages}",
         )
@@ -121,14 +122,10 @@ def _check_division(name: str, entry: CatalogueEntry, n_stages: int, n_devices: 
             else f"n_devices={n_stages // entry.chunks}"
         )
         raise ScheduleError(
-            f"{name} runs {_plural(entry.chunks, 'stage')} per device, "
-            f"not {_plural(n_stages, 'stage')} on {_plural(n_devices, 'device')}",
+            f"{name} runs {counted(entry.chunks, 'stage')} per device, "
+            f"not {counted(n_stages, 'stage')} on {counted(n_devices, 'device')}",
             hint=f"{count}, or one of {', '.join(map(repr, others))}",
         )
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _multiple_near(count: int, factor: int) -> int:

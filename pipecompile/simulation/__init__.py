@@ -1,10 +1,13 @@
-"""What would happen when: a program as tasks and messages, run_to_end under costs.
+"""Simulation of schedules and programs under a cost model.
 
-costs      seconds and bytes, as users give them, checked
-tasks      what the walk sees: numbers, in lists          from_schedule, from_program make them
-walk       every start and end, and what each waited for
-memory     the bytes on every device over time
-critical   the chain of waits that makes the step as long as it is
+costs             seconds and bytes, as users pass them, checked
+task_graph        input of the walk: tasks and messages as numbers in lists; from_schedule, from_program build it
+event_walk        start and end of every task and message, and what each waited for
+memory_curve      bytes on every device over time
+critical_path     chain of waits that determines the makespan
+advice            stages and links whose improvement shortens the step most
+
+Open `simulator.py` first: `simulate` returns an `ir.timeline.Timeline`.
 """
 
 from __future__ import annotations

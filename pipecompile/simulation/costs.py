@@ -1,4 +1,4 @@
-"""What things cost: seconds per stage and kind of action, seconds per message, bytes per value."""
+"""Cost model of the simulator: seconds per stage and kind of action, seconds per message, bytes per stage."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Kind, Route, Tie
+from pipecompile.ir.units import counted
 
 __all__ = ["CostOptions", "Costs", "Engines", "PerLink", "PerStage", "make_costs"]
 
@@ -21,8 +22,8 @@ PerLink = float | Mapping[tuple[int, int], float]
 
 
 class Engines(Enum):
-    """What a copy occupies. `PAIR`: the way from one device to another, so copies to different devices run side by side.
-    `DEVICE`: the one engine of its source that sends, and the one of its target that receives.
+    """Resources that a copy occupies. `PAIR`: the link from its source to its target, so copies to different devices overlap.
+    `DEVICE`: the one sending engine of its source and the one receiving engine of its target.
     """
 
     PAIR = "pair"
@@ -30,7 +31,7 @@ class Engines(Enum):
 
 
 class CostOptions(TypedDict, total=False):
-    """The costs that `simulate`, `advise` and `auto_schedule` take, by name; see `simulate`."""
+    """Keyword costs of `simulate`, `advise` and `auto_schedule`; documented at `simulate`."""
 
     forward: PerStage
     input_grad: PerStage
@@ -49,7 +50,11 @@ class CostOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Checked: `seconds[kind][stage]`, and what the simulator needs of everything else."""
+    """Checked costs.
+
+    `seconds[kind][stage]` is the time of an action; `transfer[name]` the seconds of a message of the route or tie `name`,
+    `latency` in seconds and `bandwidth` in bytes/s come on top. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
+    """
 
     seconds: Mapping[Kind, tuple[float, ...]]
     transfer: Mapping[str, float]
@@ -62,7 +67,7 @@ class Costs:
     parameters: tuple[float, ...]
 
     def message(self, name: str, nbytes: float, source: int, target: int) -> float:
-        """Seconds that a value of this name and size takes between two devices."""
+        """Return the seconds that a message of route or tie `name` with `nbytes` bytes takes from device `source` to `target`."""
         pair = source, target
         latency = self.latency if isinstance(self.latency, float) else self.latency[pair]
         bandwidth = self.bandwidth if isinstance(self.bandwidth, float) else self.bandwidth[pair]
@@ -89,10 +94,10 @@ def make_costs(
     recipe_bytes: PerStage = 0.0,
     parameter_bytes: PerStage = 0.0,
 ) -> Costs:
-    """Raises InputError naming the argument that is not a finite number per stage, route or pair of devices."""
+    """Return checked costs. Raises InputError that names the argument that is not a finite number per stage, route or link."""
 
-    def stages(name: str, given: PerStage) -> tuple[float, ...]:
-        return _per_stage(name, given, n_stages)
+    def stages(name: str, value: PerStage) -> tuple[float, ...]:
+        return _per_stage(name, value, n_stages)
 
     f, i, w = (
         stages(*pair) for pair in (("forward", forward), ("input_grad", input_grad), ("weight_grad", weight_grad))
@@ -117,11 +122,12 @@ def make_costs(
     )
 
 
-def _per_stage(name: str, given: PerStage, n_stages: int) -> tuple[float, ...]:
-    numbers = (given,) * n_stages if isinstance(given, int | float) else tuple(given)
+def _per_stage(name: str, value: PerStage, n_stages: int) -> tuple[float, ...]:
+    numbers = (value,) * n_stages if isinstance(value, int | float) else tuple(value)
     if len(numbers) != n_stages:
         raise InputError(
-            f"{name} has {len(numbers)} numbers for {n_stages} stages", hint="one number, or one per stage"
+            f"{name} has {counted(len(numbers), 'number')} for {counted(n_stages, 'stage')}",
+            hint="one number, or one per stage",
         )
     return tuple(_checked(name, number) for number in numbers)
 
@@ -136,16 +142,16 @@ def _per_route(transfer: float | Mapping[str, float], names: list[str], optional
     return {name: _checked(f"transfer[{name!r}]", transfer[name]) for name in [*names, *optional] if name in transfer}
 
 
-def _per_link(name: str, given: PerLink, n_devices: int) -> PerLink:
+def _per_link(name: str, value: PerLink, n_devices: int) -> PerLink:
     check = _checked if name == "latency" else _positive
-    if isinstance(given, int | float):
-        return check(name, given)
+    if isinstance(value, int | float):
+        return check(name, value)
     pairs = [(a, b) for a in range(n_devices) for b in range(n_devices) if a != b]
-    if missing := [pair for pair in pairs if pair not in given]:
+    if missing := [pair for pair in pairs if pair not in value]:
         raise InputError(
             f"{name} has no entry for devices {missing[0]}", hint="one number, or one per pair (source, target)"
         )
-    return {pair: check(f"{name}[{pair}]", given[pair]) for pair in pairs}
+    return {pair: check(f"{name}[{pair}]", value[pair]) for pair in pairs}
 
 
 def _checked(name: str, number: float) -> float:

@@ -1,10 +1,10 @@
-"""The critical path: the chain of tasks and messages, each waiting for the one before, that is as long as the step.
+"""Critical path: the chain of tasks and messages, each of which waits for the one before, that is as long as the step.
 
     device 0   0F0 ──┐                    ┌──▶ 0B0
     link 0→1         └─▶ v0#0 ─┐    v0'1 ─┘
-    device 1                   └─▶ 1F0 1B0          shorten one of these, and the step may get shorter; no other will do
+    device 1                   └─▶ 1F0 1B0          only shortening one of these can shorten the step
 
-A wait of a task or a message is always for one that ended at that very moment, so the chain has no holes.
+A task or message starts at the moment when the last task or message that it waits for ends, so the chain has no gaps. Linear.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["critical_path"]
 
 
 def critical_path(tasks: TaskGraph, times: Times) -> list[int]:
-    """From first to last; task t is written t, message m is written ~m. What takes no time is left out."""
+    """Return the path from first to last: t for task t, ~m for message m. Tasks and messages of 0 seconds are left out."""
     last_task = max(range(len(times.end)), key=times.end.__getitem__, default=NOTHING)
     last_message = max(range(len(times.message_end)), key=times.message_end.__getitem__, default=None)
     step = last_task
@@ -25,10 +25,10 @@ def critical_path(tasks: TaskGraph, times: Times) -> list[int]:
     path = []
     while step != NOTHING:
         if step >= 0:
-            takes, before = tasks.seconds[step], times.cause[step]
+            seconds, previous = tasks.seconds[step], times.cause[step]
         else:
-            takes, before = tasks.delays[~step], times.message_cause[~step]
-        if takes:
+            seconds, previous = tasks.delays[~step], times.message_cause[~step]
+        if seconds:
             path.append(step)
-        step = before
+        step = previous
     return path[::-1]

@@ -1,9 +1,9 @@
-"""Walk tasks and messages in the order of time.
+"""Discrete-event simulation of a task graph.
 
-    events   (end of a task, device)        the next event: its messages leave, the device goes on to its next task
-                                            a task whose messages have not all left parks its device
+    events   (end of a task, device)        at the next event the messages of the task leave, and its device starts its next task;
+                                            a task whose needed messages have not all left suspends its device
 
-A message takes the engines that it occupies first come, first served. O(n log P) for n tasks and messages on P devices.
+Copies occupy their engines first come, first served. O(n log P) for n tasks and messages on P devices.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pipecompile.simulation.task_graph import TaskGraph
 __all__ = ["NOTHING", "Times", "walk"]
 
 NOTHING = -(1 << 60)
-"""The cause of what waited for nothing."""
+"""Cause of a task or message that waited for no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When tasks and messages start and end, and what each waited for last: task t is written t, message m is written ~m.
+    """Start and end of tasks and messages in seconds. The cause is what each waited for last: t for task t, ~m for message m.
 
-    `order` are the messages as they started. `is_complete`: every row came to its end.
+    `order` lists the messages in the order in which they were sent. `is_complete` is False if a row did not run to its end.
     """
 
     start: list[float]
@@ -38,21 +38,23 @@ class Times:
 
     @property
     def makespan(self) -> float:
+        """Seconds from 0 to the last end of a task or message."""
         return max(max(self.end, default=0.0), max(self.message_end, default=0.0))
 
 
 def walk(tasks: TaskGraph, engines: Engines = Engines.PAIR) -> Times:
-    """The earliest times at which everything can happen in this order."""
-    state = _State(tasks, engines)
-    return state.run()
+    """Return the earliest times of all tasks and messages, given the order of tasks in the rows."""
+    return _EventWalk(tasks, engines).run()
 
 
-class _State:
+class _EventWalk:
+    """The state of a simulation: `next` is the next task per device, `busy` the end and last message per engine."""
+
     def __init__(self, tasks: TaskGraph, engines: Engines) -> None:
         n, k = len(tasks.seconds), len(tasks.delays)
         self.tasks = tasks
         self.start, self.end, self.cause = [0.0] * n, [0.0] * n, [NOTHING] * n
-        self.left, self.there, self.why = [0.0] * k, [-1.0] * k, [NOTHING] * k
+        self.left, self.arrival, self.left_cause = [0.0] * k, [-1.0] * k, [NOTHING] * k
         self.is_awaited = [False] * k
         self.order: list[int] = []
         self.next = [row.start for row in tasks.rows]
@@ -62,25 +64,27 @@ class _State:
 
     def run(self) -> Times:
         for device, messages in enumerate(self.tasks.first_sends):
-            self._leave(messages, 0.0, NOTHING)
-            self._go_on(device)
+            self._send(messages, 0.0, NOTHING)
+            self._start_next(device)
         sends, events = self.tasks.sends, self.events
         while events:
             now, device, task = heappop(events)
             if messages := sends[task]:
-                self._leave(messages, now, task)
-            self._go_on(device)
-        done = all(at == row.stop for at, row in zip(self.next, self.tasks.rows, strict=True))
-        return Times(self.start, self.end, self.cause, self.left, self.there, self.why, self.order, done)
+                self._send(messages, now, task)
+            self._start_next(device)
+        is_complete = all(task == row.stop for task, row in zip(self.next, self.tasks.rows, strict=True))
+        return Times(
+            self.start, self.end, self.cause, self.left, self.arrival, self.left_cause, self.order, is_complete
+        )
 
-    def _go_on(self, device: int) -> None:
-        """Start the next task of a device, or park it."""
-        row, task, there = self.tasks.rows[device], self.next[device], self.there
+    def _start_next(self, device: int) -> None:
+        """Start the next task of a device at the time when its needs have arrived; do nothing while some have not left."""
+        row, task, arrivals = self.tasks.rows[device], self.next[device], self.arrival
         if task == row.stop:
             return
         ready, cause = (self.end[task - 1], task - 1) if task > row.start else (0.0, NOTHING)
         for message in self.tasks.needs[task]:
-            arrival = there[message]
+            arrival = arrivals[message]
             if arrival < 0:
                 self.is_awaited[message] = True
                 return
@@ -91,18 +95,19 @@ class _State:
         self.end[task] = end = ready + self.tasks.seconds[task]
         heappush(self.events, (end, device, task))
 
-    def _leave(self, messages: tuple[int, ...], now: float, task: int) -> None:
+    def _send(self, messages: tuple[int, ...], now: float, task: int) -> None:
+        """Send messages at `now`, the end of `task`: each starts when its engines are free."""
         for message in messages:
             seconds, begin, cause = self.tasks.delays[message], now, task
-            source, target = way = self.tasks.links[message]
+            source, target = link = self.tasks.links[message]
             if seconds:
-                occupied = (source, ~target) if self.by_device else (way,)
+                occupied = (source, ~target) if self.by_device else (link,)
                 for engine in occupied:
                     free, last = self.busy.get(engine, (0.0, 0))
                     if free > begin:
                         begin, cause = free, ~last
                 self.busy.update((engine, (begin + seconds, message)) for engine in occupied)
-            self.left[message], self.there[message], self.why[message] = begin, begin + seconds, cause
+            self.left[message], self.arrival[message], self.left_cause[message] = begin, begin + seconds, cause
             self.order.append(message)
             if self.is_awaited[message]:
-                self._go_on(target)
+                self._start_next(target)

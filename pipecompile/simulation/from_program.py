@@ -1,6 +1,6 @@
-"""The tasks of a program: one per compute instruction, and a message per SEND to another device.
+"""Task graph of a program: a task per compute instruction, and a message per SEND to another device.
 
-RECV waits for nothing by itself: what reads the value does. FREE and the slots only matter for memory.
+RECV does not wait: the instruction that reads the value waits. FREE and slots only affect memory.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 __all__ = ["Message", "tasks_and_messages", "tasks_of_program"]
 
 Message = tuple[Value | str, int, int]
-"""What goes from one device to another: a value, or the "REDUCE name" of a tie."""
+"""(value, or instruction such as "REDUCE name" of a tie; source device; target device)."""
 
 
 def tasks_of_program(program: Program, costs: Costs) -> TaskGraph:
-    """For a legal program. Linear."""
+    """Return the tasks of a legal program. Linear."""
     return tasks_and_messages(program, costs)[0]
 
 
 def tasks_and_messages(program: Program, costs: Costs) -> tuple[TaskGraph, list[Message]]:
-    """The messages by their numbers, too."""
-    maker = _Maker(program, costs, _sizes(program, costs))
+    """Return the tasks of a legal program, and its messages in the order of their numbers."""
+    builder = _TaskBuilder(program, costs, _sizes(program, costs))
     for device, row in enumerate(program.rows):
-        maker.row(device, row)
-    messages = list(maker.messages)
-    maker.tasks.label = lambda number: str(messages[number][0])
-    return maker.tasks, messages
+        builder.row(device, row)
+    messages = list(builder.messages)
+    builder.tasks.label = lambda number: str(messages[number][0])
+    return builder.tasks, messages
 
 
 def _sizes(program: Program, costs: Costs) -> dict[str, float]:
-    """Bytes by the name of a value."""
+    """Return the bytes of a value by its name."""
     sizes = {route.value: route.nbytes for route in program.routes}
     for stage in range(program.n_stages):
         sizes |= {f"@{stage}": costs.saved[stage], f"@{stage}.w": costs.weight_saved[stage]}
@@ -43,7 +43,9 @@ def _sizes(program: Program, costs: Costs) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class _Maker:
+class _TaskBuilder:
+    """Appends the tasks of one row after another; a message gets its number at its SEND or RECV, whichever row comes first."""
+
     program: Program
     costs: Costs
     sizes: Mapping[str, float]
@@ -51,71 +53,71 @@ class _Maker:
     messages: dict[Message, int] = field(default_factory=dict)
 
     def row(self, device: int, row: tuple[Instruction, ...]) -> None:
-        tasks, line = self.tasks, _Line(device)
+        tasks, state = self.tasks, _RowState(device)
         first = len(tasks.seconds)
         tasks.first_sends.append(())
         for instruction in row:
             match instruction.op:
                 case Op.COMPUTE:
-                    self._compute(line, instruction)
+                    self._compute(state, instruction)
                 case Op.SEND:
-                    self._send(line, instruction)
+                    self._send(state, instruction)
                 case Op.RECV:
-                    self._receive(line, instruction)
+                    self._receive(state, instruction)
                 case Op.FREE:
-                    self._free(line, instruction.reads[0].value)
+                    self._free(state, instruction.reads[0].value)
                 case Op.BROADCAST | Op.REDUCE:
-                    self._exchange(line, instruction)
+                    self._exchange(state, instruction)
         tasks.rows.append(range(first, len(tasks.seconds)))
-        tasks.changes.append(line.changes)
+        tasks.changes.append(state.changes)
 
-    def _compute(self, line: _Line, instruction: Instruction) -> None:
+    def _compute(self, state: _RowState, instruction: Instruction) -> None:
         action = instruction.action
         assert action is not None
-        needs = [line.awaited.pop(o.value) for o in instruction.reads if o.value in line.awaited]
-        task = self._task(line, tuple(needs), self.costs.seconds[action.kind][action.stage])
+        needs = [state.awaited.pop(o.value) for o in instruction.reads if o.value in state.awaited]
+        task = self._task(state, tuple(needs), self.costs.seconds[action.kind][action.stage])
         self.tasks.actions[task] = action
         for operand in instruction.writes:
             anchor = Anchor.TASK_START if part_of(operand.value) is None else Anchor.TASK_END
-            line.change(self.sizes[operand.value.name], (anchor, task))
+            state.change(self.sizes[operand.value.name], (anchor, task))
 
-    def _send(self, line: _Line, instruction: Instruction) -> None:
+    def _send(self, state: _RowState, instruction: Instruction) -> None:
         value, peer = instruction.reads[0].value, instruction.peer
         assert peer is not None
         if peer == HOST:
             return
-        if value in line.awaited:
-            self._task(line, (line.awaited.pop(value),), 0.0)
-        message = self._message((value, line.device, peer), value.name, self.sizes[value.name])
-        self._leave(line, message)
+        if value in state.awaited:
+            self._task(state, (state.awaited.pop(value),), 0.0)
+        message = self._message((value, state.device, peer), value.name, self.sizes[value.name])
+        self._add_send(state, message)
         if self.tasks.delays[message]:
-            line.leaving.setdefault(value, []).append((Anchor.MESSAGE_END, message))
+            state.leaving.setdefault(value, []).append((Anchor.MESSAGE_END, message))
 
-    def _receive(self, line: _Line, instruction: Instruction) -> None:
+    def _receive(self, state: _RowState, instruction: Instruction) -> None:
         value, peer = instruction.writes[0].value, instruction.peer
         assert peer is not None
         size = self.sizes[value.name]
         if peer == HOST:
-            line.change(size, *line.now)
+            state.change(size, *state.now)
             return
-        message = line.awaited[value] = self._message((value, peer, line.device), value.name, size)
-        line.change(size, (Anchor.MESSAGE_START, message))
+        message = state.awaited[value] = self._message((value, peer, state.device), value.name, size)
+        state.change(size, (Anchor.MESSAGE_START, message))
 
-    def _free(self, line: _Line, value: Value) -> None:
-        unread = [(Anchor.MESSAGE_END, line.awaited.pop(value))] if value in line.awaited else []
-        line.change(-self.sizes[value.name], *line.now, *line.leaving.pop(value, ()), *unread)
+    def _free(self, state: _RowState, value: Value) -> None:
+        unread = [(Anchor.MESSAGE_END, state.awaited.pop(value))] if value in state.awaited else []
+        state.change(-self.sizes[value.name], *state.now, *state.leaving.pop(value, ()), *unread)
 
-    def _exchange(self, line: _Line, instruction: Instruction) -> None:
-        """BROADCAST: the home sends to each copy, which waits for it. REDUCE: the other way round."""
+    def _exchange(self, state: _RowState, instruction: Instruction) -> None:
+        """Add the messages of a tie. BROADCAST: the home sends, and each copy waits. REDUCE: the copies send, and the home waits."""
         tie = next(tie for tie in self.program.ties if tie.name == instruction.tie)
         home, *copies = tie.devices(self.program.placement)
-        is_home = line.device == home
-        others = copies if is_home else [home]
+        is_home = state.device == home
+        peers = copies if is_home else [home]
         if is_home == (instruction.op is Op.BROADCAST):
-            for other in others:
-                self._leave(line, self._tied(instruction, tie, line.device, other))
+            for peer in peers:
+                self._add_send(state, self._tied(instruction, tie, state.device, peer))
         else:
-            self._task(line, tuple(self._tied(instruction, tie, other, line.device) for other in others), 0.0)
+            self._task(state, tuple(self._tied(instruction, tie, peer, state.device) for peer in peers), 0.0)
 
     def _tied(self, instruction: Instruction, tie: Tie, source: int, target: int) -> int:
         return self._message((str(instruction), source, target), tie.name, tie.nbytes)
@@ -128,27 +130,27 @@ class _Maker:
             self.tasks.delays.append(self.costs.message(name, nbytes, source, target))
         return message
 
-    def _task(self, line: _Line, needs: tuple[int, ...], seconds: float) -> int:
+    def _task(self, state: _RowState, needs: tuple[int, ...], seconds: float) -> int:
         tasks = self.tasks
         task = len(tasks.seconds)
         tasks.actions.append(None)
         tasks.seconds.append(seconds)
         tasks.needs.append(needs)
         tasks.sends.append(())
-        line.now = ((Anchor.TASK_END, task),)
+        state.now = ((Anchor.TASK_END, task),)
         return task
 
-    def _leave(self, line: _Line, message: int) -> None:
-        if line.now:
-            self.tasks.sends[line.now[0][1]] += (message,)
+    def _add_send(self, state: _RowState, message: int) -> None:
+        if state.now:
+            self.tasks.sends[state.now[0][1]] += (message,)
         else:
-            self.tasks.first_sends[line.device] += (message,)
+            self.tasks.first_sends[state.device] += (message,)
 
 
 @dataclass(slots=True)
-class _Line:
-    """Where the walk over a row is: `now` is the end of the task before, `awaited` what was received and not read yet,
-    `leaving` the transfers of a value out of here.
+class _RowState:
+    """The position in a row: `now` is the end of the previous task, `awaited` has the messages received and not yet read,
+    `leaving` the ends of the sends of each value.
     """
 
     device: int

@@ -1,4 +1,4 @@
-"""The tasks of a schedule: one per action, and a message for every value and gradient that changes device."""
+"""Task graph of a schedule: a task per action, and a message per value or gradient that moves to another device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ __all__ = ["DeviceTransfer", "tasks_of_schedule", "device_transfers"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceTransfer:
-    """A value (or with `consumer` a gradient) on its way from the stage that makes it to one other device, and the stages
-    there that wait for it.
+    """A value from `stage` on device `source` to device `target`, where the stages `readers` read it.
+
+    With a `consumer` it is the gradient that this stage sends back; None for a value. `nbytes` is its size in bytes.
     """
 
     name: str
@@ -28,7 +29,7 @@ class DeviceTransfer:
 
 
 def device_transfers(routes: Sequence[Route], placement: Sequence[int]) -> Iterator[DeviceTransfer]:
-    """All crossings between devices; what comes from the host or goes there takes no time."""
+    """Yield all transfers between devices. Transfers from and to the host are left out: they take no time."""
     for route in routes:
         ends = [end for end in route.consumers if end != HOST]
         if route.source == HOST:
@@ -43,57 +44,60 @@ def device_transfers(routes: Sequence[Route], placement: Sequence[int]) -> Itera
 
 
 def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs) -> TaskGraph:
-    """For a legal schedule. What stages save counts as memory; the buffers of values do not. Linear."""
-    lines, m = list(device_transfers(routes, schedule.placement)), schedule.n_microbatches
-    ports = _ports(lines, schedule.n_stages, m)
+    """Return the tasks of a legal schedule. Memory counts what stages save, not the buffers of values. Linear."""
+    transfers, m = list(device_transfers(routes, schedule.placement)), schedule.n_microbatches
+    messages = _messages(transfers, schedule.n_stages, m)
     tasks = TaskGraph(changes=[[] for _ in schedule.rows])
     for row in schedule.rows:
         first = len(tasks.seconds)
         for action in row:
-            needs, sends = ports[action.stage][action.kind]
+            needs, sends = messages[action.stage][action.kind]
             tasks.needs.append(needs[action.microbatch])
             tasks.sends.append(sends[action.microbatch])
             tasks.seconds.append(costs.seconds[action.kind][action.stage])
         tasks.actions += row
         tasks.rows.append(range(first, len(tasks.seconds)))
         tasks.first_sends.append(())
-    for line in lines:
-        tasks.links += [(line.source, line.target)] * m
-        tasks.delays += [costs.message(line.name, line.nbytes, line.source, line.target)] * m
-    names = [str(Value(line.name, 0, line.consumer))[:-1] for line in lines]
+    for t in transfers:
+        tasks.links += [(t.source, t.target)] * m
+        tasks.delays += [costs.message(t.name, t.nbytes, t.source, t.target)] * m
+    names = [str(Value(t.name, 0, t.consumer))[:-1] for t in transfers]
     tasks.label = lambda message: names[message // m] + str(message % m)
     if any(costs.saved) or any(costs.weight_saved) or any(costs.recipe):
         tasks.changes = _changes(schedule, costs)
     return tasks
 
 
-Messages = list[tuple[int, ...]]
-"""Per micro-batch, the numbers of messages."""
+MessageNumbers = list[tuple[int, ...]]
+"""Per micro-batch, the numbers of messages. Transfer t of micro-batch m is message t * M + m."""
 
 
-def _ports(lines: Sequence[DeviceTransfer], n_stages: int, m: int) -> list[dict[Kind, tuple[Messages, Messages]]]:
-    """Per stage and kind, what an action needs and what it sends."""
+def _messages(
+    transfers: Sequence[DeviceTransfer], n_stages: int, m: int
+) -> list[dict[Kind, tuple[MessageNumbers, MessageNumbers]]]:
+    """Return, per stage and kind of action, the messages that it needs and the messages that it sends."""
     needs: list[dict[Kind, list[int]]] = [{kind: [] for kind in Kind} for _ in range(n_stages)]
     sends: list[dict[Kind, list[int]]] = [{kind: [] for kind in Kind} for _ in range(n_stages)]
-    for index, line in enumerate(lines):
-        for kind in (Kind.FORWARD,) if line.consumer is None else (Kind.BACKWARD, Kind.INPUT_GRAD):
-            sends[line.stage][kind].append(index * m)
-            for reader in line.readers:
+    for index, transfer in enumerate(transfers):
+        for kind in (Kind.FORWARD,) if transfer.consumer is None else (Kind.BACKWARD, Kind.INPUT_GRAD):
+            sends[transfer.stage][kind].append(index * m)
+            for reader in transfer.readers:
                 needs[reader][kind].append(index * m)
     return [
         {kind: (_numbered(needs[s][kind], m), _numbered(sends[s][kind], m)) for kind in Kind} for s in range(n_stages)
     ]
 
 
-def _numbered(starts: list[int], m: int) -> Messages:
+def _numbered(starts: list[int], m: int) -> MessageNumbers:
     return list(zip(*(range(start, start + m) for start in starts), strict=True)) if starts else [()] * m
 
 
 def _changes(schedule: Schedule, costs: Costs) -> list[list[Change]]:
-    """What stages save, from the start of the action that saves it to the end of the one that needs it last."""
-    again = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
+    """Return the memory of what stages save: from the start of the saving action to the end of the last action that needs it."""
+    recomputed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
     trained = {a.stage for row in schedule.rows for a in row if a.kind is not Kind.FORWARD}
-    task, found = 0, []
+    task = 0
+    per_device = []
     for row in schedule.rows:
         changes: list[Change] = []
         for action in row:
@@ -101,7 +105,7 @@ def _changes(schedule: Schedule, costs: Costs) -> list[list[Change]]:
             task += 1
             match action.kind:
                 case Kind.FORWARD if s in trained:
-                    kept = costs.recipe if (s, action.microbatch) in again else costs.saved
+                    kept = costs.recipe if (s, action.microbatch) in recomputed else costs.saved
                     changes.append((start, kept[s]))
                 case Kind.RECOMPUTE:
                     changes += ((start, costs.saved[s]), (end, -costs.recipe[s]))
@@ -111,5 +115,5 @@ def _changes(schedule: Schedule, costs: Costs) -> list[list[Change]]:
                     changes.append((end, costs.weight_saved[s] - costs.saved[s]))
                 case Kind.WEIGHT_GRAD:
                     changes.append((end, -costs.weight_saved[s]))
-        found.append(changes)
-    return found
+        per_device.append(changes)
+    return per_device

@@ -1,4 +1,4 @@
-"""The bytes that every device holds over time."""
+"""Memory of every device over time, as a step function."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 __all__ = ["Curve", "memory_curves"]
 
 Curve = tuple[tuple[float, float], ...]
-"""(time, bytes from then on), where it changes."""
+"""(time in seconds, bytes from that time on) at every change."""
 
 
 def memory_curves(tasks: TaskGraph, times: Times) -> tuple[Curve, ...]:
-    """Per device; what comes and goes at the same moment cancels. Nothing changes: an empty curve."""
+    """Return the curve of each device. Changes at the same moment add up to one; a device that holds no bytes has an empty curve."""
     moments = {
         Anchor.TASK_START: times.start,
         Anchor.TASK_END: times.end,
@@ -23,7 +23,7 @@ def memory_curves(tasks: TaskGraph, times: Times) -> tuple[Curve, ...]:
         Anchor.MESSAGE_END: times.message_end,
     }
     base = tasks.constant or (0.0,) * tasks.n_devices
-    return tuple(_curve(changes, moments, held) for changes, held in zip(tasks.changes, base, strict=True))
+    return tuple(_curve(changes, moments, constant) for changes, constant in zip(tasks.changes, base, strict=True))
 
 
 def _curve(changes: list[Change], moments: dict[Anchor, list[float]], base: float) -> Curve:

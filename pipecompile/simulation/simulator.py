@@ -1,13 +1,12 @@
-"""Walk a program under a cost model: a timeline, a memory curve per device, the critical path.
+"""`simulate`: a schedule or program under a cost model gives a timeline with memory curves and the critical path.
 
-    device 0 │ 0F0  0F1            0B0        compute: in the order of the row, as soon as all reads are there
+    device 0 │ 0F0  0F1            0B0        compute: in the order of the row, as soon as all values it reads have arrived
       to 1   │      v0#0 v0#1                 copies overlap compute, and queue for the engines that they occupy
     device 1 │           1F0  1B0
       to 0   │                     v0'1#0
 
-A value written by a compute counts from its start on, a received copy on the receiver from the start of its transfer.
-FREE takes it off at once, or when its last transfer ends. What I leaves for W is part of what was saved: it takes its
-place. The host's transfers cost nothing.
+Memory: a value counts from the start of the compute that writes it, and on a receiver from the start of the transfer, until FREE
+or the end of its last transfer. What I leaves for W replaces what F saved. Transfers from and to the host take no time.
 """
 
 from __future__ import annotations
@@ -27,49 +26,50 @@ from pipecompile.simulation.memory_curve import memory_curves
 from pipecompile.simulation.task_graph import TaskGraph
 from pipecompile.verifiers import verify
 
-__all__ = ["prepare", "simulate"]
+__all__ = ["build_tasks", "run_to_end", "simulate"]
 
 
 @without_collection
 def simulate(subject: Schedule | Program, **costs: Unpack[CostOptions]) -> Timeline:
-    """Predict a run. A schedule runs over a chain whose values have no size.
+    """Return the predicted timeline of a run. A schedule runs over a chain of values of 0 bytes.
 
-    Seconds, one number for all stages or one per stage: `forward`, `input_grad`, `weight_grad` (1 by default), `backward`
-    (of one that is not divided; the last two together), `recompute` (as long as a forward). Seconds of a transfer between two devices:
-    `transfer` (0; one number, or one per name of a route), plus `latency` (0), plus the value's bytes over `bandwidth`
-    (infinite); the last two are one number, or one per (source, target) pair of devices. Copies queue for the way between
-    their two devices, or with `engines="device"` for the one copy engine per direction that every device has.
+    Seconds per stage, one number for all stages or a list: `forward`, `input_grad`, `weight_grad` (default 1), `backward` of a
+    backward that is not split (default: the sum of `input_grad` and `weight_grad`), `recompute` (default: as `forward`).
+    Seconds of a transfer between two devices: `transfer` (default 0; one number, or a dict by route name), plus `latency`
+    (default 0), plus the bytes of the value divided by `bandwidth` in bytes/s (default infinite); `latency` and `bandwidth` are one
+    number, or a dict by (source, target) devices. Copies queue for the link between their two devices, or with
+    `engines="device"` for one copy engine per device and direction.
 
-    Bytes per stage, 0 by default: `saved_bytes` per micro-batch for the backward, `weight_saved_bytes` of that until W (all
-    of it), `recipe_bytes` beside the inputs of a forward that is recomputed, `parameter_bytes` always. Other sizes are the
-    routes'.
+    Bytes per stage, default 0: `saved_bytes` per micro-batch until the backward, `weight_saved_bytes` of these until W (default:
+    all), `recipe_bytes` that a recomputed forward keeps beside its inputs, `parameter_bytes` all the time. The bytes of values
+    are those of the routes.
 
-    A program is taken to be legal. O(n log P) for n instructions on P devices. Raises VerifyError when a schedule is not
-    legal or a program does not run to its end, InputError when a cost is not a number per stage, route or pair.
+    A program has to be legal. O(n log P) for n instructions on P devices. Raises VerifyError if a schedule is not legal or a
+    program does not run to its end, and InputError if a cost is not a number per stage, route or pair of devices.
     """
-    tasks, checked = prepare(subject, **costs)
+    tasks, checked = build_tasks(subject, **costs)
     return _timeline(subject, tasks, run_to_end(subject, tasks, checked))
 
 
-def prepare(subject: Schedule | Program, **given: Unpack[CostOptions]) -> tuple[TaskGraph, Costs]:
-    """What the walk needs. Raises VerifyError when a schedule is not legal, InputError."""
+def build_tasks(subject: Schedule | Program, **options: Unpack[CostOptions]) -> tuple[TaskGraph, Costs]:
+    """Return the task graph and the checked costs. Raises VerifyError if a schedule is not legal, and InputError."""
     match subject:
         case Schedule():
             verify(subject)
             routes = chain(subject.n_stages)
-            costs = make_costs(subject.n_stages, subject.n_devices, routes, **given)
+            costs = make_costs(subject.n_stages, subject.n_devices, routes, **options)
             tasks = tasks_of_schedule(subject, routes, costs)
         case Program():
-            costs = make_costs(subject.n_stages, subject.n_devices, subject.routes, subject.ties, **given)
+            costs = make_costs(subject.n_stages, subject.n_devices, subject.routes, subject.ties, **options)
             tasks = tasks_of_program(subject, costs)
     if any(costs.parameters):
-        homes = [[s for s, home in enumerate(subject.placement) if home == d] for d in range(subject.n_devices)]
-        tasks.constant = tuple(sum(costs.parameters[s] for s in own) for own in homes)
+        stages_of = [[s for s, device in enumerate(subject.placement) if device == d] for d in range(subject.n_devices)]
+        tasks.constant = tuple(sum(costs.parameters[s] for s in own) for own in stages_of)
     return tasks, costs
 
 
 def run_to_end(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> Times:
-    """The times. Raises VerifyError with what is wrong when a program does not run to its end."""
+    """Return the simulated times. Raises VerifyError with the faults of a program that does not run to its end."""
     times = walk(tasks, costs.engines)
     if not times.is_complete:
         verify(subject)

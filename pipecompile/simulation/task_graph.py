@@ -1,10 +1,10 @@
-"""What a walk sees of a program: tasks in rows, messages between them, and what both do to the memory of a device.
+"""Task graph: the input of a simulation. Tasks in rows, messages between them, and the memory that both add and free.
 
     row of device 0    task 0 ──▶ task 1 ──▶ task 2        a task starts when the one before it has ended
-                         │ sends                  ▲ needs  and all messages that it needs are there
+                         │ sends                  ▲ needs  and all messages that it needs have arrived
                       message 0 ──▶ ...       message 7    a message starts when the task that sends it has ended
 
-TaskGraph are numbered row by row, so a row is a range. Everything is a number in a list: a walk over a million tasks makes no
+Tasks are numbered row by row, so a row is a range. All data are numbers in lists: a walk over a million tasks allocates no
 object per task.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["Anchor", "Change", "TaskGraph"]
 
 
 class Anchor(IntEnum):
-    """The moment of a change: when a task, or a message, starts or ends."""
+    """The event at which memory changes: the start or end of a task or of a message."""
 
     TASK_START = 0
     TASK_END = 1
@@ -29,13 +29,16 @@ class Anchor(IntEnum):
 
 
 Change = tuple[tuple[tuple[Anchor, int], ...], float]
-"""At the latest of these moments a device holds so many bytes more, or less."""
+"""((anchor, index of its task or message), ...), bytes: at the latest of these events a device holds so many bytes more."""
 
 
 @dataclass(slots=True)
 class TaskGraph:
-    """`rows[d]` is the range of tasks of device d; a task without an action only waits. `first_sends[d]` are the messages
-    that a device sends before its first task.
+    """Tasks and messages of a run.
+
+    Per device: `rows`, the range of its tasks, and `first_sends`, the messages that it sends before its first task. Per task:
+    `actions` (None for a task that only waits), `seconds`, and the messages that it `needs` and `sends`. Per message: `links`,
+    its (source, target) devices, and `delays`, its seconds.
     """
 
     rows: list[range] = field(default_factory=list)
@@ -47,11 +50,11 @@ class TaskGraph:
     links: list[tuple[int, int]] = field(default_factory=list)
     delays: list[float] = field(default_factory=list)
     label: Callable[[int], str] = str
-    """The name of a message."""
+    """Returns the name of message m."""
     changes: list[list[Change]] = field(default_factory=list)
-    """Per device, in the order of its row; none when nothing has a size."""
+    """Changes of memory per device, in the order of its row; empty lists if no value has a size."""
     constant: tuple[float, ...] = ()
-    """Bytes that a device holds all the time."""
+    """Bytes per device that it holds all the time; () for none."""
 
     @property
     def n_devices(self) -> int:

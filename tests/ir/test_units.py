@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipecompile.errors import InputError
-from pipecompile.ir.units import BYTES, COUNT, SECONDS, fit, parse_bytes, written
+from pipecompile.ir.units import BYTES, COUNT, SECONDS, counted, fit, parse_bytes, written
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,16 @@ def test_sizes_are_read_back(text, size):
 def test_what_is_no_size_is_refused_by_name(text):
     with pytest.raises(InputError, match="is not a size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (1, "stage", "1 stage"),
+        (2, "stage", "2 stages"),
+        (0, "device", "0 devices"),
+        (0.5, "micro-batch", "0.5 micro-batches"),
+    ],
+)
+def test_a_counted_noun_is_singular_or_plural(count: float, noun: str, text: str) -> None:
+    assert counted(count, noun) == text

@@ -53,5 +53,5 @@ def test_what_is_promised_is_what_a_simulation_of_the_improved_costs_gives(
 
 
 def test_a_share_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match=r"faster=1.5 is no share of a time\n  try    0.1"):
+    with pytest.raises(InputError, match=r"faster=1.5 is not a share of a time\n  why .*\n  try    faster=0.1"):
         advise(build_schedule("gpipe", 2, 2), faster=1.5)

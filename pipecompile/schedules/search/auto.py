@@ -19,7 +19,7 @@ from typing import Unpack
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Action, Kind, Route, Schedule, chain
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.units import BYTES, written
+from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.catalogue import CATALOGUE
 from pipecompile.schedules.search.critical_swaps import improve
@@ -83,14 +83,14 @@ def _placements(n_stages: int, n_devices: int | None, placement: Sequence[int] |
     if placement is not None:
         if len(placement) != n_stages or set(placement) != set(range(max(placement) + 1)):
             raise InputError(
-                f"placement={tuple(placement)} does not say a device for each of {n_stages} stages",
+                f"placement={tuple(placement)} has no device for each of {counted(n_stages, 'stage')}",
                 hint="devices are 0, 1, 2 ... and each has a stage",
             )
         return (tuple(placement),)
     devices = n_stages if n_devices is None else n_devices
     if not 1 <= devices <= n_stages:
         raise InputError(
-            f"{n_stages} stages cannot be placed on {devices} devices",
+            f"{counted(n_stages, 'stage')} cannot be placed on {counted(devices, 'device')}",
             why="every device has at least one stage",
             hint=f"n_devices from 1 to {n_stages}",
         )
@@ -106,7 +106,8 @@ def _limit(memory_limit: PerDevice | None, in_flight: PerDevice | None, n_device
     capacity = (float(limit),) * n_devices if isinstance(limit, int | float) else tuple(map(float, limit or ()))
     if len(capacity) != n_devices:
         raise InputError(
-            f"the limit has {len(capacity)} numbers for {n_devices} devices", hint="one number, or one per device"
+            f"the limit has {counted(len(capacity), 'number')} for {counted(n_devices, 'device')}",
+            hint="one number, or one per device",
         )
     return MemoryLimit(capacity, in_bytes=memory_limit is not None)
 
@@ -196,7 +197,7 @@ class _AutoSearch:
         candidates = [insert_recompute(serial, flags) for flags in self._flag_sets(evaluator)]
         peaks = min((evaluator.peaks(candidate) for candidate in candidates), key=max)
         device = max(range(len(peaks)), key=lambda d: peaks[d] - most[d])
-        stages, devices = _counted(len(evaluator.placement), "stage"), _counted(len(peaks), "device")
+        stages, devices = counted(len(evaluator.placement), "stage"), counted(len(peaks), "device")
         return ScheduleError(
             f"no schedule of {stages} on {devices} fits the memory",
             why=f"one micro-batch after another needs {self._amount(peaks[device])} on device {device}, "
@@ -207,13 +208,8 @@ class _AutoSearch:
 
     def _amount(self, size: float) -> str:
         if self.limit is not None and not self.limit.in_bytes:
-            return f"{_counted(size, 'micro-batch')} in flight"
+            return f"{counted(size, 'micro-batch')} in flight"
         return f"{size:.6g} bytes" + (f" ({written(BYTES, size)})" if size >= 1024 else "")
-
-
-def _counted(count: float, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{count:.6g} {noun if count == 1 else plural}"
 
 
 def _is_split(schedule: Schedule) -> bool:

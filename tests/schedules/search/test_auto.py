@@ -114,12 +114,12 @@ def test_nothing_fits_and_what_is_needed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"placement": (0, 2, 1, 0)}, r"placement=\(0, 2, 1, 0\) does not say a device for each of 3 stages"),
-        ({"placement": (0, 2, 0)}, "does not say a device for each of 3 stages\n  try    devices are 0, 1, 2"),
+        ({"placement": (0, 2, 1, 0)}, r"placement=\(0, 2, 1, 0\) has no device for each of 3 stages"),
+        ({"placement": (0, 2, 0)}, "has no device for each of 3 stages\n  try    devices are 0, 1, 2"),
         ({"n_devices": 4}, "3 stages cannot be placed on 4 devices"),
         ({"memory_limit": 1.0, "in_flight": 1.0}, "memory_limit and in_flight cannot both be given"),
-        ({"in_flight": [1.0]}, "the limit has 1 numbers for 3 devices"),
-        ({"forward": [1.0]}, "forward has 1 numbers for 3 stages"),
+        ({"in_flight": [1.0]}, "the limit has 1 number for 3 devices"),
+        ({"forward": [1.0]}, "forward has 1 number for 3 stages"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, object], message: str) -> None:
