@@ -19,7 +19,7 @@ from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.errors import InputError, TraceError
 from pipecompile.graph.risks import Risk, risks
 from pipecompile.tracing import trace
-from pipecompile.tracing.report import Report, WholeModule, summarize_recording
+from pipecompile.tracing.recording_report import RecordingReport, WholeModule, summarize_recording
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import raiser
 
@@ -57,7 +57,7 @@ class Explanation:
     model: str
     training: bool
     seconds: float
-    report: Report | None
+    report: RecordingReport | None
     risks: tuple[Risk, ...]
     failures: tuple[Failure, ...]
 
@@ -103,7 +103,7 @@ def explain(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None
     start = perf_counter()
     graph, failures = _attempt(model, args, kwargs, batch_dims)
     seconds = perf_counter() - start
-    told: Report | None = None
+    told: RecordingReport | None = None
     found: tuple[Risk, ...] = ()
     try:
         told = None if graph is None else summarize_recording(graph)

@@ -1,4 +1,4 @@
-"""Which modules stay whole in the graph: those of torch.nn that compute, not those that only contain."""
+"""Leaf modules: modules of torch.nn that compute are one node each; modules that only contain others are recorded through."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipecompile.torch_private.modules import NormBase, children_of, has_backwar
 __all__ = ["cheap_forward", "is_leaf"]
 
 _WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-"""Leaves although they have children, or parameters under names of their own."""
+"""Leaves although they have children, or parameters of their own."""
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """True for a torch.nn module without children (Conv2d, BatchNorm2d, ReLU ...), and for attention and recurrent layers.
+    """Return True for torch.nn modules without children (Conv2d, BatchNorm2d, ReLU ...), attention and recurrent layers.
 
-    Containers (Sequential, Transformer ...) and everything that users wrote are recorded through, so they can be cut; but
-    not a module with backward hooks, which are tied to the autograd graph between its inputs and its outputs.
+    Containers (Sequential, Transformer ...) and modules of the user's are recorded through, so that they can be cut. A module
+    with backward hooks is a leaf, because its hooks belong to the autograd graph between its inputs and its outputs.
     """
     if has_backward_hooks(module):
         return True
@@ -31,25 +31,31 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def cheap_forward(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call` of a leaf, or something cheaper that gives the same shapes: torch unrolls a recurrent layer, one step will do."""
-    plain = isinstance(module, nn.RNNBase) and not has_forward_hooks(module)
+    """Return `call` of a leaf, or a cheaper function with results of the same shapes and strides.
+
+    On fake tensors torch unrolls a recurrent layer over time; the cheaper function runs a single time step.
+    """
+    is_unhooked_rnn = isinstance(module, nn.RNNBase) and not has_forward_hooks(module)
 
     def one_step(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return call(x, *args, **kwargs)
         time = 1 if module.batch_first and x.dim() == 3 else 0
-        made, state = call(x.narrow(time, 0, 1), *args, **kwargs)
-        steps = made.transpose(0, time)
+        output, state = call(x.narrow(time, 0, 1), *args, **kwargs)
+        steps = output.transpose(0, time)
         states = pytree.tree_map(
-            lambda one: one.squeeze(0) if one.dim() > x.dim() else one, state
-        )  # torch 2.11: one too many
-        return steps.repeat(x.shape[time], *[1] * (made.dim() - 1)).transpose(0, time), states
+            lambda tensor: tensor.squeeze(0) if tensor.dim() > x.dim() else tensor, state
+        )  # torch 2.11 returns one dimension too many
+        return steps.repeat(x.shape[time], *[1] * (output.dim() - 1)).transpose(0, time), states
 
-    return one_step if plain else _known_momentum(module, call)
+    return one_step if is_unhooked_rnn else _known_momentum(module, call)
 
 
 def _known_momentum(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-    """BatchNorm without a momentum divides by its own count, which only a run knows; any momentum shows the same shapes."""
+    """Return `call` of a BatchNorm without a momentum as if it had one, with the same shapes.
+
+    Such a layer divides by its own count, which is not known while recording.
+    """
     if getattr(module, "momentum", 0.0) is not None or not isinstance(module, NormBase):
         return call
 

@@ -1,7 +1,7 @@
-"""Pieces of a model that cannot be recorded, and the interception of their calls.
+"""Pieces of a model that may become opaque, and the interception of their calls.
 
-A piece is a submodule, or a method of a module when no submodule is as small, or calls of one torch function on one line of
-the user's when nothing else is. The recorder and the trial runs both meet its calls, in the same order.
+A piece is a submodule; or a method of a module, if no submodule is as small; or, if nothing else is, the calls of one torch
+function on one line of the user's. The recorder and the trial runs intercept the same calls, in the same order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ __all__ = ["PieceHandler", "Piece", "same_class_pieces", "add_candidate", "candi
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A module by its path, and the method when it is not the call of the module itself; with a `line`, the torch function
-    that is called on it while that module runs.
+    """A piece: the module at `path`, its method `method`, or a torch function.
+
+    For a function, `method` is its name, `path` the module that calls it, and `line` the user's line of the call.
     """
 
     path: str
@@ -41,34 +42,36 @@ class Piece:
 
 
 PieceHandler = Callable[[Piece, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Is given the piece, what it would run, and the arguments; what it returns is the result of the call."""
+"""Takes a piece, the function that its call would run, and the arguments; returns the result of the call."""
 
 
 def candidates(error: BaseException, model: nn.Module) -> Iterator[Piece]:
-    """The pieces that an exception passed through, the smallest first; never the whole model."""
+    """Yield the pieces that an exception passed through, the smallest first; never the whole model."""
     paths = {id(module): path for path, module in model.named_modules()}
-    found: dict[Piece, None] = {}
+    pieces: dict[Piece, None] = {}
     for frame, _ in frames(error):
         names = frame.f_code.co_varnames
         owner = frame.f_locals.get(names[0]) if frame.f_code.co_argcount else None
         if isinstance(owner, nn.Module) and id(owner) in paths:
             piece = _piece(paths[id(owner)], owner, frame.f_code.co_name)
             if piece is not None:
-                found.pop(piece, None)
-                found[piece] = None
-    yield from reversed(found)
-    yield from vars(error).get(_BLAMED, ())
+                pieces.pop(piece, None)
+                pieces[piece] = None
+    yield from reversed(pieces)
+    yield from vars(error).get(_FUNCTION_PIECE, ())
 
 
-_BLAMED = "_pipecompile_piece"
+_FUNCTION_PIECE = "_pipecompile_piece"
+"""Name of the attribute in which an exception carries the torch call that raised it."""
 
 
 def add_candidate(error: BaseException, piece: Piece) -> None:
-    """The call of a torch function raised this, on tensors without memory: it is a candidate itself, the last one."""
-    vars(error).setdefault(_BLAMED, (piece,))
+    """Make the torch call that raised `error` the last candidate. The first call noted stays."""
+    vars(error).setdefault(_FUNCTION_PIECE, (piece,))
 
 
 def _piece(path: str, owner: nn.Module, name: str) -> Piece | None:
+    """Return the piece of a frame that runs function `name` of a module."""
     if name == "forward":
         return Piece(path) if path else None
     if name in CALL_MACHINERY or not inspect.isfunction(inspect.getattr_static(type(owner), name, None)):
@@ -77,27 +80,30 @@ def _piece(path: str, owner: nn.Module, name: str) -> Piece | None:
 
 
 def same_class_pieces(piece: Piece, model: nn.Module) -> tuple[Piece, ...]:
-    """The same piece in every module of the same class."""
-    kind = type(model.get_submodule(piece.path))
-    return tuple(replace(piece, path=path) for path, module in model.named_modules() if path and type(module) is kind)
+    """Return the same piece of every module of the same class."""
+    cls = type(model.get_submodule(piece.path))
+    return tuple(replace(piece, path=path) for path, module in model.named_modules() if path and type(module) is cls)
 
 
 @contextmanager
 def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: PieceHandler) -> Iterator[None]:
-    """Calls of modules and methods on this thread go to `handler` for as long as the block lasts, but not those made inside."""
-    watch = _PieceInterceptor(handler)
-    wanted = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces if not piece.line}
-    spots: list[tuple[Any, str]] = [(nn.Module, "__call__")] if any(not name for _, name in wanted) else []
-    spots += dict.fromkeys(
-        (type(model.get_submodule(piece.path)), piece.method) for piece in wanted.values() if piece.method
+    """Route calls of modules and methods on this thread to `handler` inside the block.
+
+    Calls from inside a routed call are not routed.
+    """
+    interceptor = _PieceInterceptor(handler)
+    by_owner = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces if not piece.line}
+    patched: list[tuple[Any, str]] = [(nn.Module, "__call__")] if any(not name for _, name in by_owner) else []
+    patched += dict.fromkeys(
+        (type(model.get_submodule(piece.path)), piece.method) for piece in by_owner.values() if piece.method
     )
-    before = [(owner, name, owner.__dict__.get(name)) for owner, name in spots]
+    originals = [(owner, name, owner.__dict__.get(name)) for owner, name in patched]
     try:
-        for owner, name in spots:
-            setattr(owner, name, watch.over(getattr(owner, name), "" if owner is nn.Module else name, wanted))
+        for owner, name in patched:
+            setattr(owner, name, interceptor.patch(getattr(owner, name), "" if owner is nn.Module else name, by_owner))
         yield
     finally:
-        for owner, name, original in before:
+        for owner, name, original in originals:
             if original is None:
                 delattr(owner, name)
             else:
@@ -105,18 +111,20 @@ def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: 
 
 
 class _PieceInterceptor:
-    def __init__(self, handler: PieceHandler) -> None:
-        self.handler, self.thread, self.inside = handler, get_ident(), False
+    """Patches `Module.__call__` and methods. `is_inside`: a routed call is running."""
 
-    def over(self, original: Any, method: str, wanted: Mapping[tuple[int, str], Piece]) -> Callable[..., Any]:
+    def __init__(self, handler: PieceHandler) -> None:
+        self.handler, self.thread, self.is_inside = handler, get_ident(), False
+
+    def patch(self, original: Any, method: str, by_owner: Mapping[tuple[int, str], Piece]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            piece = wanted.get((id(module), method))
-            if piece is None or self.inside or get_ident() != self.thread:
+            piece = by_owner.get((id(module), method))
+            if piece is None or self.is_inside or get_ident() != self.thread:
                 return original(module, *args, **kwargs)
-            self.inside = True
+            self.is_inside = True
             try:
                 return self.handler(piece, lambda *a, **k: original(module, *a, **k), args, kwargs)
             finally:
-                self.inside = False
+                self.is_inside = False
 
         return call

@@ -1,4 +1,4 @@
-"""The user's functions that a model's forward may come to: followed by name from its classes, without running anything."""
+"""The user's functions that a model's forward may call: found by following names from its classes, without running code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from pipecompile.torch_private import pytree
 __all__ = ["CachedFunction", "ReachableCode", "closure_tensors", "names_in", "reachable"]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
+"""Packages whose code is not followed."""
 
 _known: dict[int, tuple[CodeType, frozenset[str]]] = {}
+"""Cache of `names_in` by id: the code object, which stays alive here, and its names."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedFunction:
-    """A function with a cache, and where it is found: under a name in the globals of a module or in a class."""
+    """A function with a cache. `holder` is the class, or the globals of the module, that has it under `name`."""
 
     holder: dict[str, Any] | type
     name: str
@@ -32,34 +34,35 @@ class CachedFunction:
 
 @dataclass(slots=True)
 class ReachableCode:
-    """Functions in Python, and those among them that have a cache."""
+    """Python functions, and functions with a cache."""
 
     functions: list[FunctionType] = field(default_factory=list)
     caches: list[CachedFunction] = field(default_factory=list)
 
 
 def reachable(model: nn.Module) -> ReachableCode:
-    """Methods of the model's classes, what they name, what that names, and so on; no functions of libraries below torch."""
-    found = ReachableCode()
+    """Return the methods of the model's classes, the functions that they name, and so on, transitively.
+
+    Code of torch, of its libraries and of Python's standard library is left out.
+    """
+    code = ReachableCode()
     seen: dict[int, Any] = {}
-    waiting = [thing for module in model.modules() for thing in (type(module), *_attributes(module))]
-    while waiting:
-        thing = waiting.pop()
-        if id(thing) in seen:
+    pending = [value for module in model.modules() for value in (type(module), *_attributes(module))]
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
             continue
-        seen[id(thing)] = thing
-        if type(thing) is FunctionType and not _is_foreign(thing):
-            found.functions.append(thing)
-        named = list(_named(thing))
-        found.caches += [
-            CachedFunction(*where) for where in named if isinstance(where[2], functools._lru_cache_wrapper)
-        ]
-        waiting += (*_within(thing), *(value for _, _, value in named))
-    return found
+        seen[id(value)] = value
+        if type(value) is FunctionType and not _is_foreign(value):
+            code.functions.append(value)
+        named = list(_named(value))
+        code.caches += [CachedFunction(*where) for where in named if isinstance(where[2], functools._lru_cache_wrapper)]
+        pending += (*_within(value), *(value for _, _, value in named))
+    return code
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:
-    """Functions that were put on an instance, its hooks, and the classes of its helpers."""
+    """Yield functions set on the instance, its hooks, and the classes of its helper objects."""
     for value in vars(module).values():
         if isinstance(value, dict):
             yield from (hook for hook in value.values() if not isinstance(hook, nn.Module) and callable(hook))
@@ -67,43 +70,43 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
             yield value if callable(value) else type(value)
 
 
-def _within(thing: Any) -> Iterable[Any]:
-    """What is part of a thing without a name of its own."""
-    if isinstance(thing, (staticmethod, classmethod, MethodType)):
-        return (thing.__func__,)
-    if isinstance(thing, property):
-        return (thing.fget, thing.fset)
-    if isinstance(thing, (functools.partial, functools.cached_property)):
-        return (thing.func,)
-    if isinstance(thing, type):
-        return () if _is_foreign(thing) else thing.__bases__
-    if type(thing) is FunctionType:
-        return _wrapped(thing)
-    return (thing.__wrapped__,) if isinstance(thing, functools._lru_cache_wrapper) else ()
+def _within(value: Any) -> Iterable[Any]:
+    """Return the functions and classes inside a value that have no name of their own: of a wrapper, bases of a class."""
+    if isinstance(value, (staticmethod, classmethod, MethodType)):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return (value.fget, value.fset)
+    if isinstance(value, (functools.partial, functools.cached_property)):
+        return (value.func,)
+    if isinstance(value, type):
+        return () if _is_foreign(value) else value.__bases__
+    if type(value) is FunctionType:
+        return _wrapped(value)
+    return (value.__wrapped__,) if isinstance(value, functools._lru_cache_wrapper) else ()
 
 
 def _wrapped(function: FunctionType) -> list[Any]:
-    """What a decorator hides."""
+    """Return what a function closes over and can call: the function inside a decorator."""
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
-    return [thing for thing in cells if callable(thing)]
+    return [value for value in cells if callable(value)]
 
 
 def closure_tensors(function: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a function has in its closure, also those in functions and containers there."""
+    """Yield the tensors in the closure and the defaults of a function, and in functions and containers there."""
     seen: dict[int, Any] = {}
-    waiting = [function]
-    while waiting:
-        thing = waiting.pop()
-        if id(thing) in seen:
+    pending = [function]
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
             continue
-        seen[id(thing)] = thing
-        if isinstance(thing, (functools.partial, MethodType)):
-            waiting += [thing.func, *thing.args, *thing.keywords.values()] if isinstance(thing, functools.partial) else [thing.__func__]  # fmt: skip
-        elif type(thing) is FunctionType:
-            held = [cell.cell_contents for cell in thing.__closure__ or () if _is_full(cell)]
-            leaves = pytree.tree_leaves([held, thing.__defaults__, thing.__kwdefaults__])
+        seen[id(value)] = value
+        if isinstance(value, (functools.partial, MethodType)):
+            pending += [value.func, *value.args, *value.keywords.values()] if isinstance(value, functools.partial) else [value.__func__]  # fmt: skip
+        elif type(value) is FunctionType:
+            enclosed = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+            leaves = pytree.tree_leaves([enclosed, value.__defaults__, value.__kwdefaults__])
             yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-            waiting += [leaf for leaf in leaves if callable(leaf)]
+            pending += [leaf for leaf in leaves if callable(leaf)]
 
 
 def _is_full(cell: Any) -> bool:
@@ -113,28 +116,31 @@ def _is_full(cell: Any) -> bool:
         return False
 
 
-def _named(thing: Any) -> Iterator[tuple[Any, str, Any]]:
-    """What a class holds; the globals that a function names, and what it names of modules among them: where, and what."""
-    if isinstance(thing, type) and not _is_foreign(thing):
-        yield from ((thing, name, value) for name, value in vars(thing).items())
-    if type(thing) is not FunctionType or _is_foreign(thing):
+def _named(owner: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yield (holder, name, value) of the attributes of a class, or of the globals that a function names.
+
+    If a global is a module, yield the attributes of the module that the function names.
+    """
+    if isinstance(owner, type) and not _is_foreign(owner):
+        yield from ((owner, name, value) for name, value in vars(owner).items())
+    if type(owner) is not FunctionType or _is_foreign(owner):
         return
-    names = names_in(thing.__code__)
-    for name in names & thing.__globals__.keys():
-        value = thing.__globals__[name]
+    names = names_in(owner.__code__)
+    for name in names & owner.__globals__.keys():
+        value = owner.__globals__[name]
         if not isinstance(value, ModuleType):
-            yield thing.__globals__, name, value
+            yield owner.__globals__, name, value
         elif value.__name__.partition(".")[0] not in _FOREIGN:
             yield from ((vars(value), inner, vars(value)[inner]) for inner in names & vars(value).keys())
 
 
 def names_in(code: CodeType) -> frozenset[str]:
-    """The globals and attributes that a piece of code names, also in the functions inside it."""
+    """Return the globals and attributes that code names, also in the functions inside it."""
     if id(code) not in _known:
         inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
         _known[id(code)] = code, frozenset(code.co_names).union(*inner)
     return _known[id(code)][1]
 
 
-def _is_foreign(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", "")).partition(".")[0] in _FOREIGN
+def _is_foreign(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] in _FOREIGN

@@ -1,4 +1,4 @@
-"""Is this forward run a second time, only to have what its backward needs?"""
+"""The flag of a recomputation: a checkpointed stage runs its forward again to have what its backward needs."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from pipecompile.torch_private.modes import active_fake_mode
 __all__ = ["is_recomputing", "recomputation"]
 
 
-class _Here(local):
-    """One per thread."""
+class _Flag(local):
+    """The flag, one per thread."""
 
-    now = False
+    is_set = False
 
 
-_here = _Here()
+_flag = _Flag()
 
 
 def is_recomputing() -> bool:
-    """Whether a checkpointed stage runs its forward again, for a module that counts, logs or samples as it runs.
+    """Return whether a checkpointed stage runs its forward again, for a module that counts, logs or samples as it runs.
 
-    Each run answers for itself, so a submodule that asks is kept whole, as one that decides by the value of a tensor is.
+    The answer differs from run to run. So a submodule that calls this is kept whole as one node, like a submodule that
+    branches on the value of a tensor.
     """
     if active_fake_mode() is not None:
-        return bool(torch.zeros((), dtype=torch.bool))  # nobody knows while it is recorded
-    return _here.now
+        return bool(torch.zeros((), dtype=torch.bool))  # not known while recording: fails like a branch on a value
+    return _flag.is_set
 
 
-class recomputation:  # noqa: N801 used as a context, as a function is
-    """In this block, and in this thread, forwards are recomputations."""
+class recomputation:  # noqa: N801 a context manager, named like a function
+    """The context in which forwards of this thread are recomputations."""
 
     def __enter__(self) -> None:
-        self.before, _here.now = _here.now, True
+        self.before, _flag.is_set = _flag.is_set, True
 
     def __exit__(self, *_: object) -> None:
-        _here.now = self.before
+        _flag.is_set = self.before

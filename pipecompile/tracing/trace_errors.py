@@ -1,4 +1,4 @@
-"""What went wrong while a model was recorded, in the words and at the line of its author."""
+"""TraceErrors for what goes wrong while a model is recorded: a code, and the line of the model's author."""
 
 from __future__ import annotations
 
@@ -27,37 +27,39 @@ _UNSUPPORTED = (
     NotImplementedError,
 )
 _BRANCHES = ("__bool__", "is_nonzero", "equal", "allclose", "__contains__")
-_LEAVES_TORCH = ("numpy", "__array__", "data_ptr", "__dlpack__", "__array_wrap__", "untyped_storage")
+"""Calls whose result Python branches on."""
+_READS_MEMORY = ("numpy", "__array__", "data_ptr", "__dlpack__", "__array_wrap__", "untyped_storage")
+"""Calls by which data leave torch."""
 
 
 def needs_values(error: BaseException) -> bool:
-    """Did Python ask for numbers, or torch for a number of rows, that no recording can know?"""
+    """Return whether the error is about values that a recording does not have: a number, or a number of rows."""
     return isinstance(error, _DATA_DEPENDENT)
 
 
 def is_unsupported_by_fakes(error: BaseException) -> bool:
-    """Is it not the model's fault, but a kernel's that does not run on tensors without memory, or with symbols for sizes?"""
+    """Return whether a torch operator does not run on fake tensors or with symbolic sizes."""
     if isinstance(error, TraceError):
         return error.code == "PC115"
     return isinstance(error, _UNSUPPORTED) or (isinstance(error, RuntimeError) and "symbolic sizes" in str(error))
 
 
 def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
-    """The TraceError for whatever the forward of `model` raised; one that is raised already is kept."""
+    """Return the TraceError for an exception of the forward of `model`; a TraceError as it is."""
     if isinstance(error, TraceError):
         return error
     called = _last_call(error)
     if needs_values(error):
         code = "PC103" if isinstance(error, DynamicOutputShapeException) else _by_call(called)
         return TraceError(code=code, where=raiser(error))
-    if called in _LEAVES_TORCH:
+    if called in _READS_MEMORY:
         return TraceError(code="PC104", where=raiser(error))
     raised = f"{type(error).__name__}: {error}"
     return TraceError(f"cannot trace: the forward of {type(model).__name__} raised {raised}", where=raiser(error))
 
 
 def eager_failure(error: Exception, model: nn.Module) -> TraceError:
-    """The TraceError for what the forward of `model` raised by itself, with nobody recording."""
+    """Return the TraceError for an exception that the forward of `model` raises even when it is not recorded."""
     what = f"cannot trace: the forward of {type(model).__name__} raised {type(error).__name__}: {error}"
     return TraceError(what, code="PC108", where=raiser(error))
 
@@ -67,13 +69,13 @@ def _by_call(called: str) -> str:
 
 
 def _last_call(error: BaseException) -> str:
-    """The name of the call that reached the recorder last."""
-    found = ""
+    """Return the name of the last torch call that reached the recorder, or ""."""
+    name = ""
     for frame, _ in frames(error):
         if frame.f_code.co_name == "__torch_function__" and "func" in frame.f_locals:
-            found = _name(frame)
-    return found
+            name = _function_name(frame)
+    return name
 
 
-def _name(frame: FrameType) -> str:
+def _function_name(frame: FrameType) -> str:
     return str(getattr(frame.f_locals["func"], "__name__", ""))

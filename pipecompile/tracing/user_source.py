@@ -1,4 +1,4 @@
-"""Where in the user's own file a call came from."""
+"""Places in the user's own files: the line of a call or of an exception."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
 
 
 def is_foreign(frame: FrameType) -> bool:
-    """Is that torch's code, or ours?"""
+    """Return whether a frame runs code of torch or of this package."""
     name = frame.f_code.co_filename
     return name.startswith((_TORCH, _OURS, "<"))
 
@@ -29,13 +29,13 @@ def _describe(frame: FrameType, line: int) -> str:
 
 
 def called_by_user() -> bool:
-    """Was the function that asks this called from a line that is neither torch's, ours, nor of Python's own library?"""
+    """Return whether the caller of this function's caller is code of the user's: not torch, this package or a library."""
     frame = sys._getframe(2)
     return not is_foreign(frame) and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
 
 
 def caller() -> str:
-    """The innermost frame on the stack that is neither torch's nor ours, as "file:line in function"."""
+    """Return the innermost frame that is not of torch or this package, as "file:line in function"; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not is_foreign(frame):
@@ -45,16 +45,16 @@ def caller() -> str:
 
 
 def raiser(error: BaseException) -> str:
-    """The innermost line of the user's that an exception passed through, with its source text."""
-    found = ""
+    """Return the innermost line of the user's that an exception passed through, with its source text; "" if none."""
+    place = ""
     for frame, line in frames(error):
         if not is_foreign(frame):
-            found = _with_text(frame, line)
-    return found
+            place = _with_text(frame, line)
+    return place
 
 
 def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """The frames that an exception passed through, outermost first, and the line in each."""
+    """Yield the frames that an exception passed through, outermost first, and the line in each."""
     step: TracebackType | None = error.__traceback__
     while step is not None:
         yield step.tb_frame, step.tb_lineno
@@ -67,6 +67,6 @@ def _with_text(frame: FrameType, line: int) -> str:
 
 
 def line_of(place: str) -> str:
-    """`place` (as `caller` gives it) with its file's directories dropped, for tables and labels."""
+    """Return a place as `caller` returns it, without the directories of its file, for tables and labels."""
     head, _, rest = place.rpartition("/")
     return rest if head else place

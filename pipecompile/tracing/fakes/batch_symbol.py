@@ -1,4 +1,4 @@
-"""The batch size as a symbol: how it is made, and how sizes computed from it become nodes of the graph again."""
+"""The batch size as a symbol: how it is made, the guards on it, and the graph nodes that compute sizes from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["BatchSymbol", "Guard"]
 class Guard:
     """A condition on the batch size under which the recorded graph is right, because the model branched on it.
 
-    `place` is the line of the user's that branched, as "file:line in function".
+    `place` is the user's line with the branch, as "file:line in function".
     """
 
     def __init__(self, symbol: sympy.Symbol, condition: sympy.Basic, place: str = "") -> None:
@@ -34,6 +34,7 @@ class Guard:
         self._known: dict[int, bool] = {}
 
     def holds(self, size: int) -> bool:
+        """Return whether the graph is right for a batch of `size` samples."""
         if size not in self._known:
             self._known[size] = bool(self.condition.subs({self.symbol: size}))
         return self._known[size]
@@ -48,7 +49,7 @@ _FUNCTIONS = {"maximum": max, "minimum": min, "sqrt": math.sqrt, "exp": math.exp
 
 
 class _Arithmetic(PythonReferenceAnalysis):
-    """Python's operators, on proxies: also those that torch leaves out or that a proxy does not take by itself."""
+    """Python's operators on fx proxies, with those that torch's analysis lacks and those that a proxy does not support."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
@@ -56,46 +57,47 @@ class _Arithmetic(PythonReferenceAnalysis):
 
     @staticmethod
     def floor_to_int(a: Any, _dtype: Any) -> Any:
-        return _written(math.floor, a)
+        return _recorded_call(math.floor, a)
 
     @staticmethod
     def ceil_to_int(a: Any, _dtype: Any) -> Any:
-        return _written(math.ceil, a)
+        return _recorded_call(math.ceil, a)
 
     @staticmethod
     def round_to_int(a: Any, _dtype: Any) -> Any:
-        return _written(round, a)
+        return _recorded_call(round, a)
 
     @staticmethod
     def round_decimal(a: Any, b: Any) -> Any:
-        return _written(round, a, b)
+        return _recorded_call(round, a, b)
 
     @staticmethod
     def trunc_to_int(a: Any, _dtype: Any) -> Any:
-        return _written(int, a)
+        return _recorded_call(int, a)
 
     @staticmethod
     def to_dtype(a: Any, dtype: torch.dtype) -> Any:
-        return _written(float if dtype.is_floating_point else int, a)
+        return _recorded_call(float if dtype.is_floating_point else int, a)
 
 
-def _written(function: Any, *args: Any) -> Any:
-    """A node for the call, when it is about a proxy."""
+def _recorded_call(function: Any, *args: Any) -> Any:
+    """Record a call as a node if an argument is a proxy, else compute it."""
     proxy = next((arg for arg in args if isinstance(arg, fx.Proxy)), None)
     return function(*args) if proxy is None else proxy.tracer.create_proxy("call_function", function, args, {})
 
 
 for _name, _function in _FUNCTIONS.items():
-    setattr(_Arithmetic, _name, staticmethod(partial(_written, _function)))
+    setattr(_Arithmetic, _name, staticmethod(partial(_recorded_call, _function)))
 
 
 class _BatchShapeEnv(ShapeEnv):
-    """While it is lenient, comparisons of sizes are answered for the example, and nothing is concluded from the answer.
+    """A ShapeEnv that notes the user's line of each guard in `places`.
 
-    Only what makes the batch size one number is always concluded: shapes would otherwise be of the example alone.
+    While `is_lenient`, comparisons of sizes are answered for the example without a guard. Only an equality that fixes the
+    batch size makes a guard even then: shapes would otherwise be right for the example alone.
     """
 
-    lenient = False
+    is_lenient = False
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -108,7 +110,7 @@ class _BatchShapeEnv(ShapeEnv):
         return value
 
     def _evaluated(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.lenient:
+        if not self.is_lenient:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         with self.suppress_guards():
             value = super().evaluate_expr(orig_expr, *args, **kwargs)
@@ -118,17 +120,19 @@ class _BatchShapeEnv(ShapeEnv):
 
 
 _EQUAL = ((sympy.Eq, sympy.true), (sympy.Ne, sympy.false))
+"""Comparison and answer that fix a size."""
 
 
-def _asked() -> NodeFacts:
-    """The facts of a node that reads or computes a size that the data decide."""
+def _data_size_facts() -> NodeFacts:
+    """Return the facts of a node that reads or computes a size that the data decide."""
     return NodeFacts(source=caller(), ambient=Ambient.now())
 
 
 class BatchSymbol:
-    """One symbol for the batch dimension of all inputs, and the graph nodes that compute sizes from it.
+    """The symbol of the batch dimension of all inputs, and the graph nodes that compute sizes from it.
 
-    While recording, `size` is what the symbol is worth where Python asks; with `fixed` it is a number.
+    `size` is the batch size in samples with which the recording computes: a SymInt, or with `fixed` a number. `root` is the
+    node that reads the batch size; None if no input has a batch dimension.
     """
 
     def __init__(self, size: int, *, fixed: bool = False) -> None:
@@ -147,12 +151,12 @@ class BatchSymbol:
 
     @property
     def fixed(self) -> int | None:
-        """The only batch size that the recording is right for, if there is but one."""
+        """The only batch size in samples for which the recording is right; None if it is right for several."""
         number = self.size if isinstance(self.size, int) else self.env.replacements.get(self.symbol)
         return int(number) if number is not None and sympy.sympify(number).is_number else None
 
     def open(self, graph: fx.Graph, placeholders: Sequence[fx.Node], dims: Dims) -> None:
-        """Make the node that reads the batch size from the first batched input."""
+        """Make the node that reads the batch size from the first input with a batch dimension."""
         batched = [(node, dim) for node, dim in zip(placeholders, dims, strict=True) if isinstance(dim, int)]
         if batched and isinstance(self.size, torch.SymInt):
             self.root = graph.call_method("size", batched[0])
@@ -164,9 +168,10 @@ class BatchSymbol:
         value: torch.SymInt | torch.SymFloat | torch.SymBool,
         node_of: Callable[[torch.Tensor], fx.Node],
     ) -> Any:
-        """A symbolic number as an argument: a constant where it is one, else the node that computes it.
+        """Return a symbolic number as an argument of a node: a constant if it is one, else the node that computes it.
 
-        What the data decide is computed anew for everyone who asks, in its stage, from the tensor (`node_of`).
+        A size that the data decide is computed anew for every argument, in the stage of its node, from the tensor that has
+        the size; `node_of` returns the node of a tensor.
         """
         expression = sympy.sympify(value.node.expr)
         if expression.is_number or expression in (sympy.true, sympy.false):
@@ -174,7 +179,7 @@ class BatchSymbol:
         if names := self.data_sizes.symbols_in(expression):
             before = len(graph.nodes)
             read = {name: self.data_sizes.read(graph, name, node_of) for name in names}
-            return self._compute(graph, expression, value, read, before, _asked())
+            return self._compute(graph, expression, value, read, before, _data_size_facts())
         if expression not in self._nodes:
             before = len(graph.nodes)
             self._nodes[expression] = self._compute(graph, expression, value, {}, before, NodeFacts(role=Role.SIZE))
@@ -183,36 +188,39 @@ class BatchSymbol:
     def _compute(
         self, graph: fx.Graph, expression: sympy.Basic, value: Any, read: Any, before: int, noted: NodeFacts
     ) -> fx.Node:
+        """Return the node of an expression. `read` has nodes by symbol; nodes beyond the first `before` get `noted` as facts."""
         nodes = read if self.root is None else {self.symbol: self.root, **read}
         assert expression.free_symbols <= nodes.keys(), "a size depends on a batch that no input has"
         tracer = fx.proxy.GraphAppendingTracer(graph)
         proxies = {name: fx.Proxy(node, tracer) for name, node in nodes.items()}
         node: fx.Node = sympy_interp(_Arithmetic, proxies, expression).node
-        for made in list(graph.nodes)[before:]:
-            if not has_facts(made):
-                set_facts(made, noted, None)
+        for new in list(graph.nodes)[before:]:
+            if not has_facts(new):
+                set_facts(new, noted, None)
         node.meta["val"] = value
         return node
 
     @contextmanager
     def lenient(self) -> Iterator[None]:
-        """Inside a recorded call torch asks what is true of the sizes (which convolution is faster ...): it will ask anew
-        when the graph runs, so the recording is not bound to the answer.
+        """Make no guards of comparisons inside the block, except of those that fix the batch size.
+
+        Torch itself compares sizes inside a recorded call, to choose a convolution for instance. It will compare again when
+        the graph runs, so the recording does not depend on the answer.
         """
-        self.env.lenient = True
+        self.env.is_lenient = True
         try:
             yield
         finally:
-            self.env.lenient = False
+            self.env.is_lenient = False
 
     def guards(self) -> tuple[Guard, ...]:
-        """What the model's own branches assumed about the batch size."""
+        """Return the conditions on the batch size under which the model's own branches go the same way."""
         places = [*self.env.places, *[""] * len(self.env.guards)]
-        found = [
+        guards = [
             Guard(self.symbol, guard.expr, place)
             for guard, place in zip(self.env.guards, places, strict=False)
             if guard.expr.free_symbols == {self.symbol}
         ]
         if self.fixed is not None:
-            found.append(Guard(self.symbol, sympy.Eq(self.symbol, self.fixed)))
-        return tuple({str(guard): guard for guard in reversed(found)}.values())[::-1]
+            guards.append(Guard(self.symbol, sympy.Eq(self.symbol, self.fixed)))
+        return tuple({str(guard): guard for guard in reversed(guards)}.values())[::-1]

@@ -1,7 +1,7 @@
-"""`torch.tensor([h, w, loss])`: numbers that are not known while recording, put into a new tensor.
+"""`torch.tensor([h, w, loss])`: tensors made of numbers that are not known while recording.
 
-Torch would want each number at once. What comes out has a shape and dtype that do not depend on them, and the graph
-makes the call with the real ones.
+Torch would read each number at once. The result's shape and dtype do not depend on the numbers, so zeros stand for them;
+the graph makes the call with the real numbers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pipecompile.torch_private.modes import FakeTensorMode, unset_fake_temporari
 
 __all__ = ["with_unknown_data"]
 
-_PLACE = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
-"""Where the data stand."""
+_DATA_POSITION = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
+"""Per function that makes a tensor of numbers, the position of the numbers among its arguments."""
 
 
 def with_unknown_data(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
-    """`func`, or when it makes a tensor of unknown numbers, what makes one of the same kind."""
-    place = _PLACE.get(func)
-    if place is None:
+    """Return `func`, or, if the call makes a tensor of unknown numbers, a function that makes one of zeros."""
+    position = _DATA_POSITION.get(func)
+    if position is None:
         return func  # type: ignore[no-any-return]
-    data = args[place] if len(args) > place else kwargs.get("data", kwargs.get("obj"))
+    data = args[position] if len(args) > position else kwargs.get("data", kwargs.get("obj"))
     if isinstance(data, torch.Tensor) or not any(_is_unknown(leaf) for leaf in pytree.tree_leaves(data)):
         return func  # type: ignore[no-any-return]
 
@@ -34,8 +34,8 @@ def with_unknown_data(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
             options = {key: value for key, value in kwargs.items() if key not in ("data", "obj", "copy")}
             if func is torch.Tensor.new_tensor:
                 options = {"dtype": args[0].dtype, "device": args[0].device} | options
-            made = torch.tensor(pytree.tree_map(_known, data), **options)
-        return made if not isinstance(fake, FakeTensorMode) else fake.from_tensor(made, static_shapes=True)
+            zeros = torch.tensor(pytree.tree_map(_zero, data), **options)
+        return zeros if not isinstance(fake, FakeTensorMode) else fake.from_tensor(zeros, static_shapes=True)
 
     return make
 
@@ -44,7 +44,8 @@ def _is_unknown(leaf: Any) -> bool:
     return isinstance(leaf, (torch.Tensor, torch.SymFloat, torch.SymInt, torch.SymBool))
 
 
-def _known(leaf: Any) -> Any:
+def _zero(leaf: Any) -> Any:
+    """Return a zero of the same type for an unknown number, and a known number as it is."""
     if isinstance(leaf, torch.Tensor):
         return torch.zeros((), dtype=leaf.dtype)
     return leaf.node.pytype(0) if _is_unknown(leaf) else leaf

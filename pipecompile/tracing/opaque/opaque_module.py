@@ -39,7 +39,7 @@ class ExpectedLeaf:
 
 @dataclass(slots=True)
 class ExpectedResult:
-    """What one call of a piece has to return.
+    """The result that one call of a piece has to return.
 
     structure, leaves   the result
     samples             batch size of the first trial run, to which `work` and `saved_bytes` belong
@@ -120,8 +120,8 @@ class OpaqueModule(nn.Module):
                 raise self._mismatch(f"output {position}", fault)
         for condition in expected.conditions:
             if not condition.subs(known):
-                shown = condition.subs({name: real for name, real in known.items() if name != self.symbol})
-                raise self._mismatch("its sizes", f"{shown} does not hold")
+                sizes = ", ".join(f"{name} = {real}" for name, real in known.items() if name in condition.free_symbols)
+                raise self._mismatch("its sizes", f"{condition} does not hold with {sizes}")
 
     def _mismatch(self, part: str, fault: str) -> TraceError:
         name = self.piece.name or "the model"

@@ -112,7 +112,7 @@ def run_trial(
 
 
 class DataChange(Enum):
-    """How the inputs of a trial run differ from the example's.
+    """A kind of difference between the inputs of a trial run and those of the example.
 
     LIKELY: the samples in reverse order; floats scaled by factors of 0.9 to 1.0; integers, which may be indices, rotated
     within a sample. WILD: floats scaled by factors of -8 to 8, random bools, integers as in LIKELY. Many models refuse

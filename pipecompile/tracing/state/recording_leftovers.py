@@ -14,7 +14,7 @@ __all__ = ["RecordingLeftovers"]
 
 
 class RecordingLeftovers:
-    """What calls leave on the model. Construct it when the fake twins are in the model's tables.
+    """The changes that calls leave on the model. Construct it when the fake twins are in the model's tables.
 
     `sized_containers` has the ids of the model's containers that have a length. `stands_for(a, b)` returns whether `a` is
     the fake twin of `b`.

@@ -33,7 +33,7 @@ from pipecompile.tracing.state.leftover_state import (
 )
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 
-__all__ = ["CarriedStateError", "Recording", "record_state_changes"]
+__all__ = ["CarriedStateError", "RecordedCall", "record_state_changes"]
 
 
 class CarriedStateError(TraceError):
@@ -48,8 +48,8 @@ class CarriedStateError(TraceError):
         super().__init__(code="PC114", where=where, why=f"the call changes {names}, and the next call depends on it")
 
 
-class Recording(Protocol):
-    """What a second call needs of the recording of the first."""
+class RecordedCall(Protocol):
+    """The recording of the first call, as far as the second call needs it."""
 
     model: nn.Module
     values: Values
@@ -69,7 +69,7 @@ class Recording(Protocol):
         """Record a node that calls `function`, which returns nothing."""
 
 
-def record_state_changes(recording: Recording, inputs: FlatInputs) -> None:
+def record_state_changes(recording: RecordedCall, inputs: FlatInputs) -> None:
     """Record nodes for what the first call left on the model.
 
     Raise CarriedStateError if the second call is recorded otherwise than the first, and warn about changes that no node
@@ -96,14 +96,18 @@ def record_state_changes(recording: Recording, inputs: FlatInputs) -> None:
         by_kind[_is_constant(change, values, constants)].append(change)
     if not (is_alike and _tensor_keys(by_kind[False]) == _tensor_keys(later) - _tensor_keys(by_kind[True])):
         raise CarriedStateError(changes, model)
-    lost = [change.name for change in changes if not _record_change(change, later, values, constants, recording)]
+    _warn([change.name for change in changes if not _record_change(change, later, values, constants, recording)], model)
+
+
+def _warn(lost: Sequence[str], model: nn.Module) -> None:
+    """Warn about changes that no node can make."""
     if lost:
         names = ", ".join(dict.fromkeys(lost))
         what = f"{type(model).__name__}.forward changes {names} in a way that a graph cannot: a pipeline leaves this state as it is"
-        warnings.warn(what, RecordingWarning, stacklevel=2)
+        warnings.warn(what, RecordingWarning, stacklevel=3)
 
 
-def _record_again(recording: Recording, inputs: FlatInputs) -> list[StateChange]:
+def _record_again(recording: RecordedCall, inputs: FlatInputs) -> list[StateChange]:
     """Record a second call on new fake inputs, bound to the same placeholders, and return its changes.
 
     Its buffers are those that the first call began with.
@@ -155,7 +159,7 @@ def _record_change(
     later: Sequence[StateChange],
     values: Values,
     constants: set[fx.Node],
-    recording: Recording,
+    recording: RecordedCall,
 ) -> bool:
     """Record a node that makes the change, unless a run makes it anyway. Return False if no node can make it."""
     if not all(map(values.knows, change.tensors)):

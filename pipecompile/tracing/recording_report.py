@@ -1,4 +1,4 @@
-"""What was recorded, in numbers and names."""
+"""The report on a recording, for `explain`: counts of nodes, modules and parameters, and what is kept whole."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["Report", "WholeModule", "summarize_recording"]
+__all__ = ["RecordingReport", "WholeModule", "summarize_recording"]
 
 
 @dataclass(frozen=True, slots=True)
 class WholeModule:
-    """A part of the model that is one node although it has an inside. `kind` is "layer", "hooked" or "opaque"; an opaque
-    one has the code of what kept it from being recorded, and the user's line.
+    """A part of the model that is kept whole: one node, although it contains modules or calls.
+
+    `kind` is "layer", "hooked" or "opaque". An opaque part has the code of the failure to record it, and the user's line.
     """
 
     name: str
@@ -37,9 +38,12 @@ class WholeModule:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """One recording. `layers` counts the modules of torch.nn by class; `batch_size` is the only one it serves, if there is
-    but one.
+class RecordingReport:
+    """The report on one recording.
+
+    nodes, modules, parameters   numbers of call nodes, of modules with nodes, and of elements of parameters
+    layers                       number of torch.nn modules by class, the most frequent first
+    batch_size                   the only batch size (samples) that the recording is right for; None if there are several
     """
 
     nodes: int
@@ -52,20 +56,21 @@ class Report:
 
     @property
     def summary(self) -> str:
+        """One line with the counts."""
         return f"{self.nodes:,} nodes of {self.modules:,} modules, {self.parameters:,} parameters"
 
 
-def summarize_recording(graph: TracedGraph) -> Report:
-    """The report on a traced graph."""
+def summarize_recording(graph: TracedGraph) -> RecordingReport:
+    """Return the report on a traced graph."""
     called = {str(n.target): graph.get_submodule(str(n.target)) for n in graph.graph.nodes if n.op == "call_module"}
     inside = {facts(node).module for node in graph.graph.nodes} - {""}
-    held = {id(p): p.numel() for p in graph.parameters()}
+    sizes = {id(p): p.numel() for p in graph.parameters()}
     layers = Counter(type(module).__name__ for module in called.values() if not isinstance(module, OpaqueModule))
     guards = tuple(f"{guard} ({line_of(guard.place)})" if guard.place else str(guard) for guard in graph.facts.guards)
-    return Report(
+    return RecordingReport(
         nodes=sum(node.op.startswith("call_") for node in graph.graph.nodes),
         modules=len({*called, *inside}),
-        parameters=sum(held.values()),
+        parameters=sum(sizes.values()),
         layers=dict(layers.most_common()),
         kept_whole=(*_opaque(graph), *_layers(called)),
         guards=guards,
@@ -74,22 +79,26 @@ def summarize_recording(graph: TracedGraph) -> Report:
 
 
 def _opaque(graph: TracedGraph) -> tuple[WholeModule, ...]:
-    found = []
+    wholes = []
     for reason in graph.facts.kept:
         fault = reason.fault
         why = f"{fault.code} {fault.what.removeprefix('cannot trace: ')}"
         place = (fault.file, fault.line, fault.function, fault.source)
-        found.append(WholeModule(reason.piece.name, "opaque", why, fault.code, *place))
-    return tuple(found)
+        wholes.append(WholeModule(reason.piece.name, "opaque", why, fault.code, *place))
+    return tuple(wholes)
 
 
 def _layers(called: dict[str, nn.Module]) -> tuple[WholeModule, ...]:
-    found = []
+    wholes = []
     for name, module in called.items():
         if isinstance(module, OpaqueModule):
             continue
         if has_backward_hooks(module):
-            found.append(WholeModule(name, "hooked", "its backward hooks stand between its inputs and its outputs"))
+            wholes.append(
+                WholeModule(
+                    name, "hooked", "its backward hooks belong to the autograd graph between its inputs and its outputs"
+                )
+            )
         elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-            found.append(WholeModule(name, "layer", f"a {type(module).__name__} is one call of torch"))
-    return tuple(found)
+            wholes.append(WholeModule(name, "layer", f"a {type(module).__name__} is one call of torch"))
+    return tuple(wholes)

@@ -1,0 +1,79 @@
+"""Candidates are the pieces that an exception passed through; routed calls reach the handler once and in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.tracing.model_pieces import (
+    Piece,
+    add_candidate,
+    candidates,
+    piece_calls_intercepted,
+    same_class_pieces,
+)
+
+
+class Part(nn.Module):
+    def step(self, x: torch.Tensor, fails: bool) -> torch.Tensor:
+        if fails:
+            raise ZeroDivisionError
+        return x + 1
+
+    def forward(self, x: torch.Tensor, fails: bool = False) -> torch.Tensor:
+        return self.step(x, fails)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Part(), nn.Sequential(Part())
+
+    def finish(self, x: torch.Tensor, fails: bool) -> torch.Tensor:
+        return self.second[0](x, fails)
+
+    def forward(self, x: torch.Tensor, fails: bool = False) -> torch.Tensor:
+        return self.finish(self.first(x), fails)
+
+
+def test_candidates_come_with_the_smallest_first_and_without_the_whole_model() -> None:
+    model = Model()
+    with pytest.raises(ZeroDivisionError) as caught:
+        model(torch.ones(2), fails=True)
+    call = Piece("", "exp", "model.py:3 in forward")
+    add_candidate(caught.value, call)
+    add_candidate(caught.value, Piece("", "log", "model.py:4 in forward"))
+    expected = [Piece("second.0", "step"), Piece("second.0"), Piece("", "finish"), call]
+    assert list(candidates(caught.value, model)) == expected
+    assert [piece.name for piece in expected] == ["second.0.step", "second.0", "finish", "exp"]
+
+
+def test_pieces_of_the_same_class() -> None:
+    assert same_class_pieces(Piece("first", "step"), Model()) == (Piece("first", "step"), Piece("second.0", "step"))
+
+
+def test_calls_are_routed_but_not_those_inside_them() -> None:
+    model, seen = Model(), []
+    original = nn.Module.__call__, Part.step
+
+    def handle(piece: Piece, run: Any, args: Any, kwargs: Any) -> Any:
+        seen.append(piece)
+        return run(*args, **kwargs) * 10
+
+    pieces = [Piece("first"), Piece("first", "step"), Piece("second.0", "step")]
+    with piece_calls_intercepted(model, pieces, handle):
+        made = model(torch.zeros(1))
+    assert seen == [Piece("first"), Piece("second.0", "step")]
+    assert made.item() == 110
+    assert (nn.Module.__call__, Part.step) == original
+    assert model(torch.zeros(1)).item() == 2
+
+
+def test_methods_are_put_back_after_a_failure() -> None:
+    model, original = Model(), Part.step
+    with pytest.raises(ZeroDivisionError), piece_calls_intercepted(model, [Piece("first", "step")], lambda *_: 1 / 0):
+        model(torch.zeros(1))
+    assert Part.step is original
