@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from tests.support.model_state import ModelState
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
@@ -92,44 +94,6 @@ def tokens() -> Tensor:
     return torch.randint(0, 50, (4, 8))
 
 
-class Found:
-    """Everything about a model and the thread that a cost model must leave as it was."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        self.identity = [id(tensor) for tensor in (*model.parameters(), *model.buffers())]
-        self.grads = [
-            (parameter.grad, None if parameter.grad is None else parameter.grad.clone())
-            for parameter in model.parameters()
-        ]
-        self.ambient = self._ambient()
-        self.random = torch.get_rng_state()
-
-    def check(self) -> None:
-        """Bit for bit, and the same objects."""
-        now = self.model.state_dict()
-        assert now.keys() == self.tensors.keys()
-        assert [name for name in now if not torch.equal(now[name], self.tensors[name])] == []
-        assert [id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())] == self.identity
-        for parameter, (grad, content) in zip(self.model.parameters(), self.grads, strict=True):
-            assert parameter.grad is grad
-            assert grad is None or (content is not None and torch.equal(grad, content))
-        assert self._ambient() == self.ambient
-        assert torch.equal(torch.get_rng_state(), self.random)
-
-    def _ambient(self) -> tuple[object, ...]:
-        modes = [module.training for module in self.model.modules()]
-        required = [parameter.requires_grad for parameter in self.model.parameters()]
-        return (
-            modes,
-            required,
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.is_inference_mode_enabled(),
-        )
-
-
 @pytest.fixture
-def found() -> type[Found]:
-    return Found
+def found() -> type[ModelState]:
+    return ModelState

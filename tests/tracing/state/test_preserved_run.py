@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
+from tests.support.model_state import ModelState
 
 
 class Sly(nn.Module):
@@ -38,10 +39,10 @@ def meddle(model: Sly) -> None:
     raise ZeroDivisionError
 
 
-def test_structure_and_modes_come_back_also_after_an_error(found: type) -> None:
+def test_structure_and_modes_come_back_also_after_an_error() -> None:
     model = Sly()
     seen, cache = model.seen, model.cache
-    before, dice = found(model.linear), random.getstate()
+    before, dice = ModelState(model.linear), random.getstate()
     with pytest.raises(ZeroDivisionError), untouched(model):
         meddle(model)
     before.check()
