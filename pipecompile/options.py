@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from torch import nn
+from torch import fx, nn
 
 from pipecompile.batching.batch_dims import check_batch_dims
 from pipecompile.errors import InputError, ScheduleError
+from pipecompile.graph.module_names import named
 from pipecompile.ir import Kind, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.parameters.meta_init import sources_of
@@ -118,6 +119,18 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
                 why="nothing is chosen with a plan",
                 hint=f"n_microbatches={self.default_microbatches}, or the number that the plan was made for",
             )
+
+    def check_names(self, graph: fx.GraphModule) -> None:
+        """Raise InputError for a name, in a constraint or in `costs`, that matches no node of the recording, with the nearest name.
+
+        The check needs the recording only: it comes before costs are measured.
+        """
+        names = [("split_before", name) for name in self.steering.split_before]
+        names += [("keep_together", name) for group in self.steering.together for name in group]
+        names += [("pin", name) for name, _ in self.steering.pins]
+        names += [("costs", name) for name in (self.costs if isinstance(self.costs, Mapping) else ())]
+        for keyword, name in names:
+            named(graph, name, keyword)
 
     # -- choices left open ------------------------------------------------------------------------------------------
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import pickle
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import pipecompile as pc
@@ -72,6 +75,19 @@ def test_a_plan_excludes_what_would_be_solved(other: dict[str, Any]) -> None:
 def test_the_plan_has_as_many_stages() -> None:
     with pytest.raises(pc.InputError, match=r"(?s)the plan has 2 stages, n_stages is 3.*try    n_stages=2"):
         options(3, plan=plan())
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{"split_before": ["haed"]}, {"keep_together": [["body", "haed"]]}, {"pin": {"haed": 1}}, {"costs": {"haed": 1.0}}],
+)
+def test_names_are_compared_with_the_recording(keywords: dict[str, Any]) -> None:
+    model = nn.Sequential(OrderedDict(body=nn.Linear(4, 4), head=nn.Linear(4, 4)))
+    graph = pc.trace(model, torch.ones(2, 4))
+    right = {key: json.loads(json.dumps(value).replace("haed", "head")) for key, value in keywords.items()}
+    options(**right).check_names(graph)
+    with pytest.raises(pc.InputError, match="'head'"):
+        options(**keywords).check_names(graph)
 
 
 def test_an_open_number_of_micro_batches_needs_something_to_choose_by() -> None:

@@ -37,23 +37,18 @@ class Steering:
     def of(
         cls,
         model: nn.Module,
-        n_stages: int,
         *,
-        split_before: Sequence[str] = (),
-        keep_together: Sequence[Together] = (),
-        pin: Mapping[str, int] | None = None,
-        balance: Sequence[int] | None = None,
+        split_before: Sequence[str],
+        keep_together: Sequence[Together],
+        pins: Mapping[str, int],
+        balance: Sequence[int] | None,
     ) -> Steering:
-        """Raises InputError for what cannot be meant, whatever the graph."""
-        for option, value in (("split_before", split_before), ("keep_together", keep_together), ("balance", balance)):
-            if isinstance(value, str):
-                raise InputError(f"{option} is a string", hint=f"{option}=[{value!r}]")
-        for name, stage in (pin or {}).items():
-            if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < n_stages:
-                raise InputError(f"pin puts {name!r} into stage {stage!r}", hint=f"a number from 0 to {n_stages - 1}")
-        balanced = () if balance is None else tuple(_balanced(model, n_stages, balance))
+        """Return the constraints of arguments that settings/cut_settings.py has checked: classes become their modules, and a balance
+        the stages of the model's children.
+        """
         together = tuple(group for entry in keep_together for group in _groups(model, entry))
-        return cls(tuple(split_before), together, tuple((pin or {}).items()), balanced)
+        balanced = () if balance is None else tuple(_balanced(model, balance))
+        return cls(tuple(split_before), together, tuple(pins.items()), balanced)
 
     def __bool__(self) -> bool:
         return bool(self.split_before or self.together or self.pins or self.balanced)
@@ -91,29 +86,17 @@ class Steering:
 
 
 def _groups(model: nn.Module, entry: Together) -> Iterable[tuple[str, ...]]:
-    """A module, several modules, or every module of a class by itself."""
+    """Return the groups of one entry: a module, several modules, or every module of a class by itself."""
     if isinstance(entry, str):
         return [(entry,)]
     if not isinstance(entry, type):
         return [tuple(entry)]
-    found = [(name,) for name, module in model.named_modules() if name and isinstance(module, entry)]
-    if not found:
-        raise InputError(f"keep_together: the model has no {entry.__name__}")
-    return found
+    return [(name,) for name, module in model.named_modules() if name and isinstance(module, entry)]
 
 
-def _balanced(model: nn.Module, n_stages: int, balance: Sequence[int]) -> Iterable[tuple[str, int]]:
-    names = [name for name, _ in model.named_children()]
-    if len(balance) != n_stages:
-        raise InputError(f"balance lists {len(balance)} stages, n_stages is {n_stages}")
-    if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in balance):
-        raise InputError(f"balance={list(balance)!r} is not a list of numbers of children")
-    if sum(balance) != len(names):
-        raise InputError(
-            f"balance adds up to {sum(balance)}, the model has {len(names)} children",
-            where=", ".join(names[:8]) + (" ..." if len(names) > 8 else ""),
-        )
-    ends = list(accumulate(balance))
+def _balanced(model: nn.Module, balance: Sequence[int]) -> Iterable[tuple[str, int]]:
+    """Return the stage of each child of the model: `balance[s]` children are in stage s."""
+    names, ends = [name for name, _ in model.named_children()], list(accumulate(balance))
     return [(name, next(s for s, end in enumerate(ends) if place < end)) for place, name in enumerate(names)]
 
 

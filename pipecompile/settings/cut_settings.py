@@ -63,7 +63,7 @@ def resolve_constraints(
     for option, names in (("split_before", before), ("keep_together", _flat(together)), ("pin", pins)):
         for name in names:
             check_module_name(option, name, model)
-    return Steering.of(model, n_stages, split_before=before, keep_together=together, pin=pins, balance=counts)
+    return Steering.of(model, split_before=before, keep_together=together, pins=pins, balance=counts)
 
 
 def check_module_name(option: str, name: str, model: nn.Module) -> None:
