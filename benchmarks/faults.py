@@ -46,7 +46,7 @@ def tried(job: Job, folder: Path, references: dict[tuple[str, int], Losses]) -> 
     trial = Trial(job, folder / "faulty")
     ended = trial.start()
     if not trial.is_struck:
-        return [f"no fault happened: {ended.said}"], 0.0
+        return [f"no fault happened: {ended.logs}"], 0.0
     wrong, at = faults_of(trial, ended), trial.note["time"]
     late = max(end for rank, end in enumerate(ended.times) if rank != job.fault.rank) - at
     wrong += failures("the second start", trial.start())
@@ -62,7 +62,7 @@ def tried(job: Job, folder: Path, references: dict[tuple[str, int], Losses]) -> 
 
 def failures(what: str, ended: Ended) -> list[str]:
     """Which ranks failed, and the last that they said."""
-    pairs = zip(ended.codes, ended.said, strict=True)
+    pairs = zip(ended.codes, ended.logs, strict=True)
     return [f"{what} ended with {code}: {said[-300:]}" for code, said in pairs if code]
 
 

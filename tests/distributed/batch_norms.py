@@ -1,4 +1,4 @@
-"""BatchNorm of copies of a pipeline: statistics of the whole batch. Four ranks, called as in cases.py."""
+"""Cases of BatchNorm with two copies of a pipeline: statistics are those of the whole batch. Run on four ranks, as in cases.py."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tests.distributed.meshes import distance_of
 
 
 def deferred() -> Any:
-    """Running statistics of the whole batch, and gradients: those of one process with twice as many micro-batches."""
+    """Compare running statistics and gradients to those of one process with twice as many micro-batches; return the largest difference."""
     torch.manual_seed(6)
     layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, momentum=None)]
     model, x = nn.Sequential(*layers).double(), torch.randn(12, 2, 7, 7).double()
-    alone = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     options: dict[str, Any] = {"loss_fn": lambda y: y.pow(3).mean(), "batch_norm": "deferred", "cost": "analytic"}
     mesh = pair_mesh()
     pipe = pc.compile(model, 2, mesh=mesh, n_microbatches=3, **options)
-    whole = pc.compile(alone, 2, devices=["cpu"] * 2, n_microbatches=6, **options)
-    part, off = slice(0, 6) if mesh.get_local_rank("dp") == 0 else slice(6, 12), []
+    whole = pc.compile(reference, 2, devices=["cpu"] * 2, n_microbatches=6, **options)
+    part, differences = slice(0, 6) if mesh.get_local_rank("dp") == 0 else slice(6, 12), []
     for scale in (1, 3):
-        off.append(float(pipe.step(x[part] * scale) - whole.step(x * scale)))
-    buffers, parameters = dict(alone.named_buffers()), dict(alone.named_parameters())
-    off += [distance_of(value.double(), buffers[name]) for name, value in pipe.named_buffers()]
-    off += [distance_of(value.grad, parameters[name].grad) for name, value in pipe.named_parameters()]
-    return max(map(abs, off))
+        differences.append(float(pipe.step(x[part] * scale) - whole.step(x * scale)))
+    buffers, parameters = dict(reference.named_buffers()), dict(reference.named_parameters())
+    differences += [distance_of(value.double(), buffers[name]) for name, value in pipe.named_buffers()]
+    differences += [distance_of(value.grad, parameters[name].grad) for name, value in pipe.named_parameters()]
+    return max(map(abs, differences))
 
 
 class SyncNorm(nn.SyncBatchNorm):
-    """torch's own runs on GPUs only."""
+    """The same computation as torch's own layer, which runs on GPUs only."""
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         shape = (1, -1, 1, 1)
@@ -54,7 +54,7 @@ class SyncNorm(nn.SyncBatchNorm):
 
 
 def synchronised(schedule: str, checkpoint: str) -> Any:
-    """With a layer that normalises by the whole batch, a micro-batch of it here, a copy is as eager on the whole."""
+    """Compare a step with SyncNorm to eager BatchNorm, where each eager batch has the samples that the copies normalise together."""
     torch.manual_seed(7)
     eager = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2)
@@ -69,15 +69,15 @@ def synchronised(schedule: str, checkpoint: str) -> Any:
     options: dict[str, Any] = {"n_microbatches": 2, "schedule": schedule, "checkpoint": checkpoint}
     pipe = pc.compile(model, 2, mesh=mesh, loss_fn=lambda y: y.pow(3).mean(), cost="profile", **options)
     rest = float(pipe.step(torch.cat(own)))
-    for first, second in zip(parts[:2], parts[2:], strict=True):  # what meets, in eager
+    for first, second in zip(parts[:2], parts[2:], strict=True):  # one micro-batch of each copy
         whole = eager(torch.cat([first, second])).pow(3).mean() / 2
         whole.backward()
         rest -= float(whole)
     expected = dict(eager.named_parameters())
-    off = [rest] + [distance_of(value.grad, expected[name].grad) for name, value in pipe.named_parameters()]
+    differences = [rest] + [distance_of(value.grad, expected[name].grad) for name, value in pipe.named_parameters()]
     buffers = dict(eager.named_buffers())
-    off += [distance_of(value, buffers[name]) for name, value in pipe.named_buffers() if "running" in name]
-    return max(map(abs, off))
+    differences += [distance_of(value, buffers[name]) for name, value in pipe.named_buffers() if "running" in name]
+    return max(map(abs, differences))
 
 
 CASES: dict[str, Callable[[], Any]] = {
@@ -85,4 +85,4 @@ CASES: dict[str, Callable[[], Any]] = {
     "synchronised": lambda: synchronised("1f1b", "never"),
     "synchronised, divided": lambda: synchronised("zb-h1", "always"),
 }
-"""In this order."""
+"""Cases by name, in the order in which ranks run them."""

@@ -1,6 +1,6 @@
-"""What the ranks of the tests do. Each case is called on every rank at the same time and returns what is to be JSON.
+"""The cases that the ranks of the tests run. Every rank calls each case at the same time; its result is written as JSON.
 
-Ranks 0 and 1 are one pair, 2 and 3 another; pairs run different models at the same time.
+There are four ranks. Ranks 0 and 1 are one pair, ranks 2 and 3 another; the pairs run different models at the same time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import transformers
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -28,71 +27,17 @@ from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.schedules import CATALOGUE
 from tests.distributed import torch_cases
+from tests.distributed.case_models import Example, distance, gpt2, mean_square, mixed, resnet18, t5, unet
 from tests.support.eager import looped, off
-from tests.support.models import ZOO, UNet, deterministic
+from tests.support.models import UNet
 
 warnings.simplefilter("ignore")
 divided.WORTH["cpu"] = 0.0  # every weight is worth a W
 Build.memories = property(lambda build: build.plan.placement)  # one process with a memory per device
 
-COUNT, SAMPLES = 5, 13
+COUNT = 5
 FULL = "CASES_FULL" in os.environ
 TRAINING = [name for name in CATALOGUE if name != "forward"]
-
-Example = tuple[nn.Module, dict[str, Any]]
-
-
-def mean_square(output: Any) -> torch.Tensor:
-    return (output if isinstance(output, torch.Tensor) else output.logits).square().mean()
-
-
-def distance(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output - target).square().mean()
-
-
-def resnet18() -> Example:
-    make, size = ZOO["resnet18"]
-    return deterministic(make()), {"x": torch.randn(SAMPLES, 3, size, size)}
-
-
-def unet() -> Example:
-    return UNet(depth=2, width=4), {"x": torch.randn(SAMPLES, 3, 8, 8)}
-
-
-def gpt2() -> Example:
-    config = transformers.GPT2Config(
-        vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-        use_cache=False,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config), {"input_ids": torch.randint(40, (SAMPLES, 8))}
-
-
-def t5() -> Example:
-    """Its word embeddings are those of the encoder, of the decoder, and the head; the encoder's output goes to every decoder layer."""
-    config = transformers.T5Config(
-        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2, dropout_rate=0,
-        decoder_start_token_id=0, tie_word_embeddings=True, use_cache=False,
-    )  # fmt: skip
-    inputs = {name: torch.randint(40, (SAMPLES, width)) for name, width in (("input_ids", 8), ("labels", 6))}
-    return transformers.T5ForConditionalGeneration(config), inputs
-
-
-class Mixed(nn.Module):
-    """Hands on integers, a transposed tensor, one without a gradient, and a number that the data decide."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        turned, shifted = self.first(x).t(), index + 1
-        constant, chosen = torch.relu(x), x[index > 1]
-        y = self.second(turned.t()) + turned.t() * shifted[:, None]
-        return self.third(y) * constant.sum() + turned.t() * (shifted % 2)[:, None] + chosen.sum()
-
-
-def mixed() -> Example:
-    return Mixed(), {"x": torch.randn(SAMPLES, 6), "index": torch.arange(SAMPLES) % 4}
 
 
 def pair_mesh() -> DeviceMesh:
@@ -103,14 +48,14 @@ _MESHES: dict[str, DeviceMesh] = {}
 
 
 def merged(own: dict[str, torch.Tensor | None], group: dist.ProcessGroup | None = None) -> dict[str, Any] | None:
-    """What all ranks of a pipeline have, on its first rank. A name on two ranks is a mistake."""
+    """Return, on the first rank of a pipeline, the tensors of all its ranks. No name may be on two ranks."""
     size = dist.get_world_size(group)
-    found: list[Any] | None = [None] * size if dist.get_rank(group) == 0 else None
-    dist.gather_object(own, found, group=group, group_dst=0)
-    if found is None:
+    parts: list[Any] | None = [None] * size if dist.get_rank(group) == 0 else None
+    dist.gather_object(own, parts, group=group, group_dst=0)
+    if parts is None:
         return None
-    assert sum(map(len, found)) == len({name for part in found for name in part})
-    return {name: tensor for part in found for name, tensor in part.items()}
+    assert sum(map(len, parts)) == len({name for part in parts for name in part})
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def state_of(pipe: nn.Module) -> dict[str, torch.Tensor | None]:
@@ -118,8 +63,8 @@ def state_of(pipe: nn.Module) -> dict[str, torch.Tensor | None]:
     return gradients | dict(pipe.named_buffers()) | dict(pipe.named_parameters())
 
 
-def alike(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
-    """The names that differ in any bit."""
+def differing(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
+    """Return the names of the values that differ in any bit."""
     assert left.keys() == right.keys(), left.keys() ^ right.keys()
     return [name for name, value in left.items() if not _equal(value, right[name])]
 
@@ -131,7 +76,7 @@ def _equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
 def compare(
     make: Callable[[], Example], mesh: DeviceMesh, schedules: Sequence[str], **options: Any
 ) -> dict[str, dict[str, Any]]:
-    """A step of an optimizer under each schedule in turn, on ranks and in one process; the losses, and what differs."""
+    """Run a step of an optimizer under each schedule, on ranks and in one process; return losses and the names that differ."""
     torch.manual_seed(1)
     model, inputs = make()
     reference, eager, n_stages = *map(copy.deepcopy, (model, model)), stages_of(schedules[0], mesh.size())
@@ -141,14 +86,14 @@ def compare(
     steps = [(loss, merged(state_of(pipe), mesh.get_group())) for loss in _losses(pipe, inputs, schedules)]
     results = {schedule: {"loss": loss} for schedule, (loss, _) in zip(schedules, steps, strict=True)}
     if steps[0][1] is not None:
-        alone = pc.compile(
+        one_process = pc.compile(
             reference, n_stages, devices=["cpu"] * mesh.size(), plan=pipe.plan, dispatch="inline", **options
         )
-        expected = zip(schedules, steps, _losses(alone, inputs, schedules), strict=True)
-        for schedule, (_, found), loss in expected:
+        expected = zip(schedules, steps, _losses(one_process, inputs, schedules), strict=True)
+        for schedule, (_, state), loss in expected:
             results[schedule] |= {
                 "expected": loss,
-                "differ": alike(found, state_of(alone)),
+                "differ": differing(state, state_of(one_process)),
                 "cut": len(set(pipe.plan.stage_of.values())),
             }
         results[schedules[0]]["off"] = off(steps[0][1], looped(eager, inputs, COUNT, mean_square))
@@ -178,8 +123,8 @@ def by_all(make: Callable[[], Example], *schedules: str, **options: Any) -> Any:
 
 
 def disagreeing() -> Any:
-    """Rank 2 has one layer more; then rank 1 another number of micro-batches; then all the same."""
-    rank, said = dist.get_rank(), []
+    """Return the two errors: rank 2 has one layer more; then rank 1 has another number of micro-batches."""
+    rank, errors = dist.get_rank(), []
     x = torch.randn(8, 4)
     for layers, count in ((5 if rank == 2 else 4, 4), (4, 2 if rank == 1 else 4)):
         pipe = pc.compile(nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)]), 4, n_microbatches=count,
@@ -187,19 +132,19 @@ def disagreeing() -> Any:
         try:
             pipe.step(x)
         except PlanError as error:
-            said.append(str(error))
-    return said
+            errors.append(str(error))
+    return errors
 
 
 def replicated() -> Any:
-    """2 x 2: each pipeline has its part of the batch, of 8 and of 5 samples; one step, added to gradients that are there."""
+    """Run two steps of two copies of a pipeline, with 8 and 5 samples, and compare the added gradients to eager on all 13."""
     torch.manual_seed(3)
     model, x = (
         nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)]).double(),
         torch.randn(13, 6).double(),
     )
     eager, y = copy.deepcopy(model), torch.randn(13, 6).double()
-    if dist.get_rank() > 1:  # the second copy begins with other weights
+    if dist.get_rank() > 1:  # the first copy's weights overwrite these
         model.load_state_dict({key: value + 1 for key, value in model.state_dict().items()})
     mesh = pair_mesh()
     part = slice(0, 8) if mesh.get_local_rank("dp") == 0 else slice(8, 13)
@@ -215,7 +160,7 @@ def replicated() -> Any:
 
 
 def saved_and_loaded(directory: Path) -> Any:
-    """Saved by four ranks in four stages, loaded by a pair in two, and by one process: the next loss is the same."""
+    """Save on four ranks in four stages; load on two ranks and in one process, and return the losses of the next step."""
     torch.manual_seed(5)
     model, inputs = unet()
     options: dict[str, Any] = {"loss_fn": mean_square, "n_microbatches": 2, "cost": "analytic"}
@@ -237,7 +182,7 @@ def saved_and_loaded(directory: Path) -> Any:
 
 
 def predicted() -> Any:
-    """`pipe(x)` without gradients gives the output on every rank; with them it is refused."""
+    """Compare `pipe(x)` without gradients to eager, and return the error of a call with gradients."""
     torch.manual_seed(7)
     model, inputs = unet()
     eager = copy.deepcopy(model).eval()
@@ -263,7 +208,7 @@ def elsewhere() -> str:
 
 
 def gathered() -> Any:
-    """A step of four ranks on one clock; and clocks that are hours apart."""
+    """Gather a step of four ranks on one clock; then read clocks that are hours apart."""
     pipe = pc.compile(nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]), 4, n_microbatches=4, loss_fn=mean_square,
                       schedule="1f1b", cost="analytic")  # fmt: skip
     assert pipe.gathered() is None
@@ -275,8 +220,8 @@ def gathered() -> Any:
     pipe.communicator.begin()
     shift = 5000.0 * dist.get_rank()
     clocks = read_clocks(pipe.communicator, lambda: perf_counter() + shift)
-    begun = {(span.device, span.name): (span.start, span.end) for span in whole.spans}
-    early = [pipe.clock_error + begun[stage, f"{stage}F{m}"][0] - begun[stage - 1, f"{stage - 1}F{m}"][1]
+    times = {(span.device, span.name): (span.start, span.end) for span in whole.spans}
+    early = [pipe.clock_error + times[stage, f"{stage}F{m}"][0] - times[stage - 1, f"{stage - 1}F{m}"][1]
              for stage in range(1, 4) for m in range(4)]  # fmt: skip
     return {"own": len(own.spans), "whole": len(whole.spans), "kept": pipe.measured == again and len(again.spans),
             "early": min(early), "error": pipe.clock_error, "makespan": whole.makespan,
@@ -284,7 +229,7 @@ def gathered() -> Any:
 
 
 def fail() -> None:
-    """Only rank 2 raises, in its stage, at the second micro-batch. Never returns."""
+    """Raise on rank 2, in its stage, at the second micro-batch. Never returns on any rank."""
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
     x = torch.randn(8, 4)
     pipe = pc.compile(
@@ -324,8 +269,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "predicted": predicted,
     "elsewhere": elsewhere,
     "gathered": gathered,
-    "bridged": lambda: torch_cases.bridged(pair_mesh()["pp"]),
+    "stages under torch": lambda: torch_cases.stages_under_torch(pair_mesh()["pp"]),
     "refused": lambda: torch_cases.refused(pair_mesh()["pp"]),
-    "theirs": lambda: torch_cases.theirs(pair_mesh()["pp"]),
+    "torch alone": lambda: torch_cases.torch_alone(pair_mesh()["pp"]),
 }
-"""In this order; `fail` comes after them."""
+"""Cases by name, in the order in which ranks run them; `fail` runs last."""

@@ -1,10 +1,10 @@
-"""Faults at random actions of random ranks: what the other ranks say, how all end, and how the next start goes on.
+"""Faults at random actions of random ranks: the reports of the other ranks, the end of all, and the start after it.
 
-    1st start   step 0  step 1  step 2  2F1 ✗ killed        the others: "rank 1 failed at or before 2F1", and end
+    1st start   step 0  step 1  step 2  2F1 ✗ killed        the others raise "rank 1 failed before the result of 2F1 arrived"
     2nd start                   step 2  step 3  step 4      from the last checkpoint that all ranks have
 
-`Trial` runs it twice on forked ranks, which need no new imports. Under torchrun: torchrun --max-restarts=1
-tests/distributed/faults.py FOLDER '{"schedule": ..., "fault": ...}'; alone, with FOLDER only, a fault of each kind.
+`Trial` forks the ranks from this process, so that they import nothing. Run as a script with FOLDER, it runs a fault of each kind. Under
+torchrun: torchrun --max-restarts=1 tests/distributed/faults.py FOLDER '{"schedule": ..., "fault": ...}'.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KINDS = ("raise", "kill", "stall")
 
 @dataclass(frozen=True)
 class Fault:
-    """At this action of a rank's row, counted from its first, in a step that is not the first."""
+    """A fault of one kind before instruction `place` of the row of a rank, in step `step`, which is not the first."""
 
     kind: str
     rank: int
@@ -49,7 +49,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Job:
-    """A training of `world` ranks, in one pipeline or in copies of it. `timeout` is what `init_process_group` is told."""
+    """A training on `world` ranks, in `copies` of a pipeline. `timeout` is that of `init_process_group`, in seconds."""
 
     schedule: str
     world: int
@@ -59,7 +59,7 @@ class Job:
 
 
 class Net(nn.Module):
-    """A chain with a skip over all layers and a weight that the first and the last one share."""
+    """A chain of layers with a skip over all of them and a weight that the first and the last layer share."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def run(folder: Path, job: Job, rank: int, store: dist.Store) -> None:
 
 
 def train(folder: Path, job: Job) -> None:
-    """On this rank, from the last checkpoint that all ranks have. A fault happens once."""
+    """Train on this rank, from the last checkpoint that all ranks have. The fault happens at the first start only."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     places = torch.arange(job.world).view(job.copies, -1)
@@ -111,11 +111,11 @@ def train(folder: Path, job: Job) -> None:
 
 
 def resumed(folder: Path, pipe: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step to go on with."""
-    rank, found = dist.get_rank(), [-1] * dist.get_world_size()
+    """Load the last checkpoint that all ranks have; return the step that follows it."""
+    rank, saved = dist.get_rank(), [-1] * dist.get_world_size()
     own = [int(path.name.partition(".")[0]) for path in folder.glob(f"*.{rank}.pt")]
-    dist.all_gather_object(found, max(own, default=-1))
-    last = min(found)
+    dist.all_gather_object(saved, max(own, default=-1))
+    last = min(saved)
     if last >= 0:
         state = torch.load(folder / f"{last}.{rank}.pt")
         pipe.load_state_dict(state["model"])
@@ -124,8 +124,9 @@ def resumed(folder: Path, pipe: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def arm(pipe: pc.Pipeline, job: Job, note: Path) -> None:
-    """Put the fault before an instruction of this step, unless an earlier start had it. The note says which, and what of the
-    rank's row was still to be sent then, by which action.
+    """Put the fault before an instruction of this step, unless an earlier start had it.
+
+    Write a note with the instruction and the actions whose results the rank has sent before it, and owes after it.
     """
     if note.exists() or job.fault is None:
         return
@@ -163,27 +164,27 @@ def happen(job: Job) -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a start ended: per rank its exit code and all that it said, and when it had ended."""
+    """The end of a start: per rank its exit code, its log, and the time of its end in seconds since the epoch."""
 
     codes: tuple[int | None, ...]
-    said: tuple[str, ...]
+    logs: tuple[str, ...]
     times: tuple[float, ...]
 
 
 class Trial:
-    """A job whose ranks are forked from this process, which must not have run anything itself."""
+    """A job whose ranks are forked from this process, which must not have run autograd itself."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self.job, self.folder = job, folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, patience: float = 120.0) -> Ended:
-        """All ranks, until they end. One that runs after so many seconds hangs: it is killed, and has no code."""
+        """Start all ranks and wait until they end. A rank that runs after `patience` seconds is killed and has no exit code."""
         lines = [FORK.Pipe(duplex=False) for _ in range(self.job.world)]
         ranks = [FORK.Process(target=_rank, args=(rank, line, self)) for rank, (line, _) in enumerate(lines)]
         for process in ranks:
             process.start()
-        # the store has a thread, and a process that is forked beside it may find a lock taken that nobody gives back
+        # after the forks: the store has a thread, and a fork may copy a lock that the thread holds
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         for _, line in lines:
             line.send(store.port)
@@ -195,18 +196,18 @@ class Trial:
         for process in ranks:
             process.kill()
             process.join()
-        said = tuple((self.folder / f"{rank}.log").read_text() for rank in range(self.job.world))
-        return Ended(tuple(codes), said, tuple(times))
+        logs = tuple((self.folder / f"{rank}.log").read_text() for rank in range(self.job.world))
+        return Ended(tuple(codes), logs, tuple(times))
 
     @property
     def losses(self) -> list[dict[int, float]]:
-        """Per rank the loss of every step; of one that ran twice the later."""
+        """The loss of every step, per rank; of a step that ran twice, the later."""
         notes = ((self.folder / f"{rank}.jsonl").read_text() for rank in range(self.job.world))
         return [dict(map(json.loads, each.splitlines())) for each in notes]
 
     @property
     def is_struck(self) -> bool:
-        """Has the fault happened?"""
+        """Whether the fault has happened."""
         return (self.folder / "fault.json").exists()
 
     @property
@@ -215,10 +216,11 @@ class Trial:
 
 
 FORK = get_context("fork")
+REPORT = re.compile(r"RunError: rank (\d+) failed (?:at|before the result of|before) (.+?)(?: arrived)?: (.*)")
 
 
 def warm() -> None:
-    """Import what a compile needs before ranks are forked. A child finds out what that is: who has run autograd cannot fork."""
+    """Import all modules that a compile imports, before ranks are forked. A child lists them: after autograd, a process must not fork."""
     with FORK.Pool(1) as child:
         for name in child.apply(_imported):
             with suppress(ImportError):
@@ -240,31 +242,31 @@ def _rank(rank: int, line: Connection, trial: Trial) -> None:
 
 
 def faults_of(trial: Trial, ended: Ended) -> list[str]:
-    """What is wrong with how a start with a fault ended; nothing, when each other rank said who, where and what in time."""
+    """Return what is wrong with the end of a start; nothing if each other rank reported rank, action and reason in time."""
     job, note, wrong = trial.job, trial.note, []
     assert job.fault is not None
     limit = (job.timeout if job.fault.kind == "stall" else 0.0) + 10.0
     possible = _reportable(job.fault.kind, note)
-    for rank, (code, said, at) in enumerate(zip(ended.codes, ended.said, ended.times, strict=True)):
+    for rank, (code, log, at) in enumerate(zip(ended.codes, ended.logs, ended.times, strict=True)):
         if not code:
             wrong.append(f"rank {rank} ended with {code}")
         if rank == job.fault.rank:
             continue
         if at - note["time"] > limit:
             wrong.append(f"rank {rank} ended {at - note['time']:.1f} s after the fault")
-        report = re.search(
-            r"RunError: rank (\d+) failed (?:at|before the result of|before) (.+?)(?: arrived)?: (.*)", said
-        )
+        report = REPORT.search(log)
         if report is None:
-            wrong.append(f"rank {rank} gave no report: {said[-300:]}")
+            wrong.append(f"rank {rank} gave no report: {log[-300:]}")
         elif int(report[1]) != job.fault.rank or report[2] not in (possible or [report[2]]):
-            wrong.append(f"rank {rank} said {report[0]}, not one of {possible}")
+            wrong.append(f"rank {rank} reported {report[0]}, not one of {possible}")
     return wrong
 
 
 def _reportable(kind: str, note: dict[str, Any]) -> list[str]:
-    """The actions of which one must be named: that of the fault, if the rank could tell; else the first of those whose result
-    is still to come. What a killed rank sent before may have been lost with it. Of a rank that owes nothing any more, any.
+    """Return the actions of which a report must name one; empty if it may name any.
+
+    A rank that raises reports the action itself. Otherwise the action is one whose result the rank still owes; what a killed
+    rank sent before may have been lost with it. A rank that owes nothing may be reported with any action.
     """
     if kind == "raise":
         return [note["instruction"]]
@@ -272,27 +274,27 @@ def _reportable(kind: str, note: dict[str, Any]) -> list[str]:
 
 
 def sample(folder: Path) -> dict[str, list[str]]:
-    """What was wrong after each kind of fault, alone and in one of two copies; "again": how the start after a kill went on."""
+    """Return what is wrong after each kind of fault, in one pipeline and in one of two copies; "again": in the start after a kill."""
     jobs = {kind: Job("1f1b", 3, Fault(kind, rank, 2, 30 + 7 * rank), 5.0) for rank, kind in enumerate(KINDS)}
     jobs |= {f"{kind}, copies": Job("zbv", 4, Fault(kind, 3, 2, -2), 5.0, copies=2) for kind in KINDS}
     trials = {name: Trial(job, folder / name) for name, job in jobs.items()}
-    found = {name: faults_of(trial, trial.start()) for name, trial in trials.items()}
+    wrong = {name: faults_of(trial, trial.start()) for name, trial in trials.items()}
     again, plain = trials["kill"], Trial(Job("1f1b", 3), folder / "plain")
     codes = [*again.start().codes, *plain.start().codes]
-    found["again"] = [str(code) for code in codes if code] + ["losses"] * (again.losses != plain.losses)
-    return found
+    wrong["again"] = [str(code) for code in codes if code] + ["losses"] * (again.losses != plain.losses)
+    return wrong
 
 
 def main() -> None:
-    """Under torchrun with the job as JSON; alone the sample, whose findings are printed."""
+    """Run the job given as JSON, under torchrun; without a job print the result of `sample`."""
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     if len(sys.argv) == 2:
         warm()
         print(json.dumps(sample(folder)))
         return
-    given = json.loads(sys.argv[2])
-    job = Job(**given | {"fault": Fault(**given["fault"])})
+    fields = json.loads(sys.argv[2])
+    job = Job(**fields | {"fault": Fault(**fields["fault"])})
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     store = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # see docs/distributed.md
     run(folder, job, int(os.environ["RANK"]), store)

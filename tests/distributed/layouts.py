@@ -1,4 +1,4 @@
-"""Cases of models built on `meta`, and of checkpoints that go from layout to layout."""
+"""Cases of models built on `meta`, and of checkpoints that are loaded in another layout. Run on four ranks, as in cases.py."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from torch.distributed.checkpoint.state_dict import (
 import pipecompile as pc
 from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.pipeline import Pipeline
-
-from .cases import SAMPLES, Example, alike, gpt2, mean_square, merged, pair_mesh, state_of, unet
+from tests.distributed.case_models import SAMPLES, Example, gpt2, mean_square, unet
+from tests.distributed.cases import differing, merged, pair_mesh, state_of
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 OPTIONS: dict[str, Any] = {"loss_fn": mean_square, "n_microbatches": 4, "cost": "analytic", "tied": "apart"}
 
 
 def llama() -> Example:
-    """With a buffer that its constructor computes and `state_dict` does not have."""
+    """Return a LLaMA, whose constructor computes a buffer that `state_dict` does not have."""
     config = transformers.LlamaConfig(
         vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
         num_key_value_heads=2, use_cache=False,
@@ -48,46 +48,47 @@ def on_meta(make: Callable[[], Example]) -> Example:
 # -- built on meta --------------------------------------------------------------------------------------------------
 
 
-def born(make: Callable[[], Example]) -> Any:
-    """Four ranks, each with its stage alone, against one process, which is on meta as well: the same weights and steps. Then
-    a checkpoint of it on a pair.
+def initialised(make: Callable[[], Example]) -> Any:
+    """Initialise a model from `meta` on four ranks, each its own stage, and in one process; compare weights and steps.
+
+    Then load a checkpoint of it on two ranks. `copies` counts the numbers of tied tensors on ranks that are not their home.
     """
     model, inputs = on_meta(make)
     torch.manual_seed(dist.get_rank())
     pipe = pc.compile(model, 4, example_kwargs=inputs, init="reset_parameters", **OPTIONS)
     losses = [step(pipe, adam(pipe), inputs) for _ in range(2)]
-    found = merged(with_values(pipe))
+    state = merged(with_values(pipe))
     here = {id(value) for value in (*pipe.parameters(), *pipe.buffers())}
     real = [value for value in (*model.parameters(), *model.buffers()) if not value.is_meta]
     copies = sum(value.numel() for value in real if id(value) not in here)
     result: dict[str, Any] = {"losses": losses, "copies": copies, "real": sum(value.numel() for value in real)}
-    if found is not None:
-        result |= _alone(make, pipe, inputs, found)
-    result |= {"again": _again(make, pipe, inputs), "next": pipe.step(**inputs).item()}
+    if state is not None:
+        result |= _in_one_process(make, pipe, inputs, state)
+    result |= {"again": _loaded_by_a_pair(make, pipe, inputs), "next": pipe.step(**inputs).item()}
     return result | {"output": predicted(pipe, inputs)}
 
 
 def predicted(pipe: Pipeline, inputs: dict[str, Any]) -> float:
-    """Recorded anew: now some of the model has values."""
+    """Return the sum of the outputs in eval mode. The model is recorded again, now that a part of it has values."""
     with torch.no_grad():
         return pipe.eval()(**inputs).logits.double().sum().item()
 
 
-def _alone(
-    make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any], found: dict[str, Any]
+def _in_one_process(
+    make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any], state: dict[str, Any]
 ) -> dict[str, Any]:
     whole, _ = on_meta(make)
     torch.manual_seed(0)
     alone = pc.compile(whole, 4, devices=["cpu"] * 4, plan=pipe.plan, example_kwargs=inputs, dispatch="inline",
                        init="reset_parameters", **OPTIONS)  # fmt: skip
     losses = [step(alone, adam(alone), inputs) for _ in range(2)]
-    differ, numbers = alike(found, with_values(alone)), sum(value.numel() for value in found.values())
+    differ, numbers = differing(state, with_values(alone)), sum(value.numel() for value in state.values())
     alone.step(**inputs)
     return {"expected": losses, "differ": differ, "numbers": numbers, "expected output": predicted(alone, inputs)}
 
 
-def _again(make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any]) -> float:
-    directory = Path(os.environ["CASES_OUT"]) / f"born-{make.__name__}"
+def _loaded_by_a_pair(make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any]) -> float:
+    directory = Path(os.environ["CASES_OUT"]) / f"initialised-{make.__name__}"
     dcp.save({"model": pipe.state_dict()}, checkpoint_id=directory)
     model, _ = on_meta(make)
     two = pc.compile(
@@ -97,8 +98,8 @@ def _again(make: Callable[[], Example], pipe: Pipeline, inputs: dict[str, Any]) 
 
 
 def copied() -> Any:
-    """Two copies of a pipeline of two ranks, each rank with a seed of its own: drawn by `init`, and by hand."""
-    found, x = [], torch.ones(4, 6)
+    """Initialise two copies of a pipeline, each rank with a seed of its own, by `init` and by hand; return the sums of all tensors."""
+    sums, x = [], torch.ones(4, 6)
     for init in ("reset_parameters", None):
         torch.manual_seed(dist.get_rank())
         with torch.device("meta"):
@@ -109,12 +110,12 @@ def copied() -> Any:
         if init is None:
             pipe.apply(lambda layer: layer.reset_parameters() if isinstance(layer, nn.Linear) else None)
         pipe.step(x)
-        found.append({name: value.double().sum().item() for name, value in pipe.state_dict().items()})
-    return found
+        sums.append({name: value.double().sum().item() for name, value in pipe.state_dict().items()})
+    return sums
 
 
-def nameless() -> Any:
-    """Nobody gives values: all ranks name what has none, of all of them."""
+def uninitialised() -> Any:
+    """Return the error of a step of a model without values: every rank names tensors of all ranks."""
     model, inputs = on_meta(llama)
     pipe = pc.compile(model, 4, example_kwargs=inputs, **OPTIONS)
     try:
@@ -125,7 +126,7 @@ def nameless() -> Any:
 
 
 def measured() -> Any:
-    """What is on meta cannot be measured; only the first rank would."""
+    """Return the error of measuring a model on meta, which only the first rank does."""
     model, inputs = on_meta(unet)
     try:
         pc.compile(model, 4, example_kwargs=inputs, **OPTIONS | {"cost": "profile"})
@@ -135,16 +136,18 @@ def measured() -> Any:
 
 
 def with_values(pipe: Pipeline) -> dict[str, torch.Tensor | None]:
-    """Weights and buffers; no stage uses one that is on meta still, and `state_dict` has not got it."""
-    found = {name: value for name, value in state_of(pipe).items() if value is not None and not name.endswith(".grad")}
-    return {name: value for name, value in found.items() if not value.is_meta}
+    """Return weights and buffers that have values. A tensor that is still on meta is used by no stage."""
+    tensors = {
+        name: value for name, value in state_of(pipe).items() if value is not None and not name.endswith(".grad")
+    }
+    return {name: value for name, value in tensors.items() if not value.is_meta}
 
 
 # -- from layout to layout ------------------------------------------------------------------------------------------
 
 
 def adam(pipe: nn.Module) -> torch.optim.Optimizer:
-    """Two groups, of which a checkpoint has to know which parameter was in which."""
+    """Return an optimizer with two groups of parameters, which a checkpoint has to tell apart."""
     groups: dict[bool, list[nn.Parameter]] = {}
     for parameter in pipe.parameters():
         groups.setdefault(parameter.dim() > 1, []).append(parameter)
@@ -159,7 +162,7 @@ def step(pipe: Any, optimizer: torch.optim.Optimizer, inputs: dict[str, torch.Te
 
 
 def by_hand(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A loop over micro-batches without this library."""
+    """Run a loop over micro-batches without this library; return the loss."""
     parts = [
         dict(zip(inputs, each, strict=True)) for each in zip(*(v.tensor_split(4) for v in inputs.values()), strict=True)
     ]
@@ -173,7 +176,7 @@ def by_hand(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def state(pipe: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Of plain eager as PyTorch has it."""
+    """Return the state of model and optimizer, in eager as PyTorch writes it."""
     if isinstance(pipe, Pipeline):
         return {"model": pipe.state_dict(), "optimizer": pipe.optimizer_state_dict(optimizer)}
     return {"model": pipe.state_dict(), "optimizer": get_optimizer_state_dict(pipe, optimizer, options=FLAT)}
@@ -181,42 +184,42 @@ def state(pipe: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def resumed(pipe: nn.Module, path: Path, *, alone: bool = False) -> torch.optim.Optimizer:
     optimizer = adam(pipe)
-    held = state(pipe, optimizer)
-    dcp.load(held, checkpoint_id=path, no_dist=alone)
-    pipe.load_state_dict(held["model"])
+    entries = state(pipe, optimizer)
+    dcp.load(entries, checkpoint_id=path, no_dist=alone)
+    pipe.load_state_dict(entries["model"])
     if isinstance(pipe, Pipeline):
-        pipe.load_optimizer_state_dict(optimizer, held["optimizer"])
+        pipe.load_optimizer_state_dict(optimizer, entries["optimizer"])
     else:
-        set_optimizer_state_dict(pipe, optimizer, held["optimizer"], options=FLAT)
+        set_optimizer_state_dict(pipe, optimizer, entries["optimizer"], options=FLAT)
     return optimizer
 
 
-def carried(make: Callable[[], Example]) -> Any:
-    """Six steps of four ranks, saved after two. Others go on from there in other layouts, two steps each."""
+def resumed_in_other_layouts(make: Callable[[], Example]) -> Any:
+    """Run six steps on four ranks and save after two; resume in other layouts, two steps each. Return all losses."""
     torch.manual_seed(5)
     model, inputs = make()
-    saved = Path(os.environ["CASES_OUT"]) / f"carried-{make.__name__}"
+    saved = Path(os.environ["CASES_OUT"]) / f"resumed-{make.__name__}"
     pipe = pc.compile(copy.deepcopy(model), 4, example_kwargs=inputs, **OPTIONS)
     optimizer = adam(pipe)
     losses = [step(pipe, optimizer, inputs) for _ in range(2)]
     dcp.save(state(pipe, optimizer), checkpoint_id=saved)
     losses += [step(pipe, optimizer, inputs) for _ in range(4)]
-    found = {"losses": losses, "pair": _went_on(copy.deepcopy(model), inputs, 2, saved, mesh=pair_mesh()["pp"])}
+    result = {"losses": losses, "pair": _resumed_steps(copy.deepcopy(model), inputs, 2, saved, mesh=pair_mesh()["pp"])}
     if make is gpt2:  # BatchNorm would normalise over other samples
         mesh, square = pair_mesh(), saved.with_name("square")
         half = {name: value.tensor_split(2)[mesh.get_local_rank("dp")] for name, value in inputs.items()}
-        found["square"] = _went_on(copy.deepcopy(model), half, 2, saved, square, mesh=mesh)
+        result["square"] = _resumed_steps(copy.deepcopy(model), half, 2, saved, square, mesh=mesh)
     if dist.get_rank() == 0:
         alone, devices = saved.with_name("alone"), ["cpu"] * 3
-        found["alone"] = _went_on(copy.deepcopy(model), inputs, 3, saved, alone, devices=devices)
-        found["eager"] = _stepped(copy.deepcopy(model), None, inputs, alone)
+        result["alone"] = _resumed_steps(copy.deepcopy(model), inputs, 3, saved, alone, devices=devices)
+        result["eager"] = _stepped(copy.deepcopy(model), None, inputs, alone)
         if make is gpt2:
-            found["alone from a square"] = _went_on(copy.deepcopy(model), inputs, 3, square, devices=devices)
+            result["alone from a square"] = _resumed_steps(copy.deepcopy(model), inputs, 3, square, devices=devices)
     dist.barrier()
-    return found
+    return result
 
 
-def _went_on(
+def _resumed_steps(
     model: nn.Module, inputs: dict[str, Any], n_stages: int, path: Path, save: Path | None = None, **where: Any
 ) -> list[float]:
     return _stepped(model, pc.compile(model, n_stages, example_kwargs=inputs, **where, **OPTIONS), inputs, path, save)
@@ -225,7 +228,7 @@ def _went_on(
 def _stepped(
     model: nn.Module, pipe: Pipeline | None, inputs: dict[str, Any], path: Path, save: Path | None = None
 ) -> list[float]:
-    """Two steps from a checkpoint, saved again; without a pipeline plain eager."""
+    """Run two steps from a checkpoint, in eager if there is no pipeline, and save again; return the losses."""
     run, alone = pipe or model, not isinstance(pipe, RankPipeline)
     optimizer = resumed(run, path, alone=alone)
     losses = [step(run, optimizer, inputs) for _ in range(2)]
@@ -235,11 +238,11 @@ def _stepped(
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    "born llama": lambda: born(llama),
-    "born gpt2": lambda: born(gpt2),
+    "initialised llama": lambda: initialised(llama),
+    "initialised gpt2": lambda: initialised(gpt2),
     "copied": copied,
-    "nameless": nameless,
+    "uninitialised": uninitialised,
     "measured": measured,
-    "carried unet": lambda: carried(unet),
-    "carried gpt2": lambda: carried(gpt2),
+    "resumed unet": lambda: resumed_in_other_layouts(unet),
+    "resumed gpt2": lambda: resumed_in_other_layouts(gpt2),
 }

@@ -1,4 +1,4 @@
-"""Pipelines in meshes of more dimensions: each is to train as eager does on the whole batch. Four ranks, called as in cases.py."""
+"""Cases of meshes of several dimensions: training equals eager on the whole batch. Run on four ranks, as in cases.py."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import pipecompile as pc
-from tests.distributed.cases import distance, gpt2, mean_square, pair_mesh
+from tests.distributed.case_models import distance, gpt2, mean_square
+from tests.distributed.cases import pair_mesh
 
 STEPS, SAMPLES = 3, 13
 PARTS = {1: (0, 13), 2: (0, 8, 13), 4: (0, 4, 7, 10, 13)}
-"""Where the parts of the batch begin, by how many there are."""
+"""Bounds of the parts of the batch, in samples, by the number of parts."""
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Block(nn.Module):
-    """Two layers in a row, a scale, and a skip over them. Five rows are not divided by two."""
+    """Two layers, a scale, and a skip over them. The frozen parameter has five rows, which two ranks cannot share evenly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,8 +63,9 @@ def trained(
     prepare: Callable[[nn.Module], None] = lambda _: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Steps with clipping: how far losses, norms, gradients and weights are from those of eager on the whole batch; a step is of
-    two backwards, whose gradients are added up.
+    """Train with clipping, two backwards per step, and compare to eager on the whole batch.
+
+    Return the largest difference of losses, norms, gradients and weights, the number of buckets, and the number of parameters.
     """
     torch.manual_seed(3)
     model, x, y = blocks(), torch.randn(SAMPLES, 6).double(), torch.randn(SAMPLES, 3).double()
@@ -94,7 +96,7 @@ def trained(
 
 
 def tied() -> Any:
-    """A GPT-2, whose word embeddings are used on both ranks of a pipeline, in parts, with a backward in two and recomputation."""
+    """Train a GPT-2 with sharded parameters, embeddings tied over both ranks, a split backward and recomputation."""
     torch.manual_seed(5)
     model, inputs = gpt2()
     eager, mesh = copy.deepcopy(model), mesh_of((2, 2), "dp_shard", "pp")
@@ -133,7 +135,7 @@ def zero() -> Any:
     group = pair_mesh().get_group("dp")
     return trained(
         pair_mesh(),
-        lambda found: ZeroRedundancyOptimizer([*found], torch.optim.AdamW, process_group=group, lr=1e-2),
+        lambda parameters: ZeroRedundancyOptimizer([*parameters], torch.optim.AdamW, process_group=group, lr=1e-2),
     )
 
 
@@ -147,7 +149,7 @@ def in_parts(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def kept_as_fully_shard_does() -> Any:
-    """What each rank keeps is what `fully_shard` gives it, by name, bit for bit; and it is loaded again, whole and in parts."""
+    """Compare shards to those of `fully_shard`, bit for bit; then load a whole state, and one of shards."""
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     mesh, eager, x = mesh_of((2, 2), "dp_shard", "pp"), copy.deepcopy(model), torch.randn(8, 6)
@@ -170,7 +172,7 @@ def kept_as_fully_shard_does() -> Any:
 
 
 def layers_loaded() -> Any:
-    """The state of a model with layers in parts is had and given whole, and in parts."""
+    """Save and load the state of a model with tensor-parallel layers, whole and in parts."""
     torch.manual_seed(9)
     model, mesh, x = blocks(), mesh_of((2, 2), "pp", "tp"), torch.randn(8, 6).double()
     expected = {key: value.clone() for key, value in model.state_dict().items()}
@@ -187,7 +189,7 @@ def layers_loaded() -> Any:
 
 
 def scaled(mesh: DeviceMesh) -> Any:
-    """In the second of three steps a gradient of the first stage is infinite: no rank makes that step."""
+    """Run four steps with a GradScaler; in the second a gradient of the first stage is infinite, so every rank skips it."""
     torch.manual_seed(8)
     model, x, y = blocks(), torch.randn(SAMPLES, 6).double(), torch.randn(SAMPLES, 3).double()
     eager, part = copy.deepcopy(model), part_of(mesh)
@@ -213,11 +215,11 @@ def scaled(mesh: DeviceMesh) -> Any:
 
 
 def refused() -> list[str]:
-    """What is said to what cannot be."""
-    said, model = [], nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    """Return the errors of meshes, models and calls that are not supported."""
+    errors, model = [], nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     shared = mesh_of((2, 2), "dp_shard", "pp")
     kept = pc.compile(copy.deepcopy(model), 2, mesh=shared, example_args=(torch.randn(4, 4),), cost="analytic")
-    for ask in (
+    for call in (
         lambda: pc.compile(model, 2, mesh=mesh_of((2, 2), "copies", "pp")),
         lambda: pc.compile(model, 2, mesh=mesh_of((2, 1, 2), "dp_shard", "pp", "tp")),
         lambda: pc.compile(
@@ -229,10 +231,10 @@ def refused() -> list[str]:
         lambda: copy.deepcopy(kept),
     ):
         try:
-            ask()
+            call()
         except pc.InputError as error:
-            said.append(str(error))
-    return said
+            errors.append(str(error))
+    return errors
 
 
 CASES: dict[str, Callable[[], Any]] = {
@@ -250,4 +252,4 @@ CASES: dict[str, Callable[[], Any]] = {
     "scaler of parts": lambda: scaled(mesh_of((2, 2), "dp_shard", "pp")),
     "refused meshes": refused,
 }
-"""In this order."""
+"""Cases by name, in the order in which ranks run them."""

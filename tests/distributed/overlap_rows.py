@@ -1,9 +1,9 @@
-"""What the cases of overlaps.py are to find. `ROWS` has per step what the ranks of either pipeline device do: backwards, and messages
-of so many numbers.
+"""The expected results of the cases of overlaps.py: per step, what each pipeline device does. "2B0" is a backward, "[14]" a bucket of
+14 numbers whose reduction starts.
 
-Layers have 9 weights and 3 biases, and each of these a flag whether there is a gradient; in parts there is a row of them per rank,
-padded. In the last step layer 2 is frozen. "shared": the bias of the first layer is tied to another rank, so it is in the last
-message, with what is not used. "hsdp": there is one device; all that went through a first group goes through a second.
+A layer has 9 weights and 3 biases, and a flag for each of the two parameters says whether it has a gradient. A bucket of sharded
+parameters has a padded row per rank. In the last step layer 2 is frozen. "shared": the bias of the first layer is tied to another
+rank, so it is in the last bucket, with unused parameters. "hsdp": there is one device; every bucket goes through both groups.
 """
 
 from __future__ import annotations

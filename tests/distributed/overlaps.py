@@ -1,4 +1,4 @@
-"""When copies of a pipeline put their gradients together: beside the last backwards of the row. Four ranks, called as in cases.py."""
+"""Cases of the overlap of gradient reduction with the last backwards of a row. Run on four ranks, as in cases.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
 from pipecompile.runtime.registers import Frame
-from tests.distributed.cases import distance, pair_mesh
+from tests.distributed.case_models import distance
+from tests.distributed.cases import pair_mesh
 from tests.distributed.meshes import SAMPLES, distance_of, mesh_of, part_of
 
 WIDTH = 3
@@ -24,9 +25,7 @@ BACK = ("B", "I", "W")
 
 
 class Net(nn.Sequential):
-    """Four layers; when they share, the first and the third have one weight, the first and the last one bias, and a parameter is
-    not used.
-    """
+    """Four layers. With `shared`, layers 0 and 2 have one weight, layers 0 and 3 one bias, and one parameter is not used."""
 
     def __init__(self, *, shared: bool) -> None:
         super().__init__(*[nn.Linear(WIDTH, WIDTH) for _ in range(4)])
@@ -36,74 +35,77 @@ class Net(nn.Sequential):
 
 
 def overlapped(mesh: DeviceMesh, *schedules: str, count: int = 4, shared: bool = False, late_loss: bool = False) -> Any:
-    """A step under each schedule, and one more with the third layer frozen: backwards and messages in the order in which they
-    began, how many messages were counted, and how far gradients are from those of eager on the whole batch.
+    """Run a step under each schedule, and one more with the third layer frozen.
+
+    Return, per step, the backwards and buckets in the order in which they start, the number of buckets that were counted, and the
+    largest difference of gradients to those of eager on the whole batch.
     """
     torch.manual_seed(11)
     model, x, y = Net(shared=shared).double(), *torch.randn(2, 2 * SAMPLES, WIDTH).double()
-    eager, half, found = copy.deepcopy(model), part_of(mesh), []
+    eager, half, results = copy.deepcopy(model), part_of(mesh), []
     part = slice(2 * half.start, 2 * half.stop)
     pipe = pc.compile(model, 4, mesh=mesh, example_args=(x[part],), n_microbatches=count, schedule=schedules[0], balance=[1] * 4,
                       loss_fn=regular(model) if late_loss else distance, cost="analytic", tied="apart")  # fmt: skip
     for schedule in (*schedules, schedules[-1]):
-        if len(found) == len(schedules):
+        if len(results) == len(schedules):
             for name, parameter in (*pipe.named_parameters(), *eager.named_parameters()):
                 parameter.requires_grad_(not name.startswith("2."))
         pipe.reschedule(schedule)
         before = pipe.replicas.reductions
-        with noted(pipe, count) as log:
+        with logged(pipe, count) as log:
             pipe.step(x[part], target=y[part])
         (regular(eager) if late_loss else distance)(eager(x), y).backward()
-        found.append({"log": " ".join(log), "counted": pipe.replicas.reductions - before, "off": off(pipe, eager)})
+        results.append({"log": " ".join(log), "counted": pipe.replicas.reductions - before, "off": off(pipe, eager)})
         for each in (pipe, eager):
             each.zero_grad()
-    return found
+    return results
 
 
 def unlike() -> Any:
-    """Copies that ran two programs together, each of them once; then each another one; then the same: what is said, and the sums of
-    gradients after each step.
+    """Run two programs on both copies, one after the other; then a different one on each copy; then the same again.
+
+    Return the error of the different programs, and the sums of gradients after each step.
     """
     torch.manual_seed(12)
-    mesh, said, sums = pair_mesh(), "", []
+    mesh, message, sums = pair_mesh(), "", []
     pipe = pc.compile(Net(shared=False), 4, mesh=mesh, n_microbatches=4, schedule="looped-bfs", balance=[1] * 4,
                       loss_fn=lambda y: y.mean(), cost="analytic")  # fmt: skip
     for samples in (8, 3, 8 if mesh.get_local_rank("dp") else 3, 8):
         try:
             pipe.step(torch.ones(samples, WIDTH))
         except pc.PlanError as error:
-            said = str(error)
+            message = str(error)
         sums.append(sum(float(parameter.grad.sum()) for parameter in pipe.parameters()))
-    return {"said": said, "sums": sums}
+    return {"message": message, "sums": sums}
 
 
 def regular(model: Net) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A loss that uses a weight of the first layer, too, which in a V is on the rank of the last one."""
+    """Return a loss that also uses a weight of the first layer, which a V-shaped schedule puts on the rank of the last layer."""
     return lambda output, target: distance(output, target) + model[0].weight.square().sum()
 
 
 @contextmanager
-def noted(pipe: Any, count: int) -> Iterator[list[str]]:
-    """The backwards of this rank, and how many numbers go into each message that puts gradients together."""
+def logged(pipe: Any, count: int) -> Iterator[list[str]]:
+    """Yield a log of the backwards of this rank and of the size of each bucket, in numbers."""
     log: list[str] = []
     executable = pipe.builds.latest.step(count, with_target=True)
     code, reduce = executable.inline, dist.all_reduce
 
-    def note(position: int, frame: Frame) -> None:
+    def run_logged(position: int, frame: Frame) -> None:
         action = executable.program.rows[executable.device][position].action
         if action is not None and action.kind.value in BACK:
             log.append(str(action))
         code.flat[position](frame)
 
-    def noted_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def logged_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if tensor.numel() > 1:
             log.append(f"[{tensor.numel()}]")
         return reduce(tensor, *args, **kwargs)
 
-    flat = tuple(lambda frame, position=position: note(position, frame) for position in range(len(code.flat)))
+    flat = tuple(lambda frame, position=position: run_logged(position, frame) for position in range(len(code.flat)))
     with (
         patch.dict(executable.__dict__, {"inline": replace(code, flat=flat)}),
-        patch.object(dist, "all_reduce", noted_reduce),
+        patch.object(dist, "all_reduce", logged_reduce),
     ):
         yield log
 
@@ -125,4 +127,4 @@ CASES: dict[str, Callable[[], Any]] = {
     "overlapped, hsdp": lambda: overlapped(mesh_of((2, 2, 1), "dp", "dp_shard", "pp"), "gpipe"),
     "unlike": unlike,
 }
-"""In this order."""
+"""Cases by name, in the order in which ranks run them."""

@@ -1,4 +1,4 @@
-"""Four processes under gloo, started once, run all cases (cases.py); here is what they must have found."""
+"""Four processes under gloo, started once, run all cases (cases.py and others); each test checks the results of a case."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 pytest.importorskip("transformers")
 
 
-class Ran:
-    """What the ranks wrote and how they ended."""
+class RankRun:
+    """The results, exit codes and logs of all ranks."""
 
     def __init__(self, directory: Path, *, full: bool = False) -> None:
         self.directory = directory
@@ -47,15 +47,15 @@ class Ran:
                 process.wait()
                 log.close()
         self.logs = [(directory / f"{rank}.log").read_text() for rank in range(WORLD)]
-        self._found = [_lines(directory / f"{rank}.json") for rank in range(WORLD)]
+        self._results = [_lines(directory / f"{rank}.json") for rank in range(WORLD)]
 
     def of(self, case: str) -> list[Any]:
-        """Per rank, what it found in a case."""
-        found = [lines.get(case) for lines in self._found]
-        for rank, each in enumerate(found):
-            assert each is not None, self.logs[rank][-2000:]
-            assert not (isinstance(each, dict) and "raised" in each), each["raised"]
-        return found
+        """Return the results of a case, per rank."""
+        results = [lines.get(case) for lines in self._results]
+        for rank, result in enumerate(results):
+            assert result is not None, self.logs[rank][-2000:]
+            assert not (isinstance(result, dict) and "raised" in result), result["raised"]
+        return results
 
 
 def _lines(path: Path) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def _lines(path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Ran:
-    return Ran(tmp_path_factory.mktemp("ranks"), full=request.config.getoption("--full"))
+def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> RankRun:
+    return RankRun(tmp_path_factory.mktemp("ranks"), full=request.config.getoption("--full"))
 
 
 PAIRS, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
@@ -76,106 +76,110 @@ PAIRS, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
      ("mixed", PAIRS), ("tied on four", ALL), ("skips on four", ALL),
      ("always", PAIRS), ("except_last", PAIRS)],
 )  # fmt: skip
-def test_ranks_equal_one_process_bit_for_bit(ran: Ran, case: str, groups: tuple[tuple[int, ...], ...]) -> None:
-    """Losses, gradients, buffers, and weights after AdamW: a ResNet-18, a U-Net with skips, a GPT-2 and a T5 with tied weights, a model
-    whose values are integers, transposed, or without a gradient; uneven micro-batches; split backward; recomputation.
+def test_ranks_equal_one_process_bit_for_bit(run: RankRun, case: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    """Compare losses, gradients, buffers, and weights after AdamW.
+
+    Models: a ResNet-18, a U-Net with skips, a GPT-2 and a T5 with tied weights, a model that exchanges integers, transposed tensors
+    and tensors without a gradient. Micro-batches are uneven; some schedules split the backward or recompute.
     """
-    found = ran.of(case)
+    results = run.of(case)
     for group in groups:
-        assert next(iter(found[group[0]].values()))["off"] < 1e-5  # of eager, in micro-batches
-        for schedule, first in found[group[0]].items():
+        assert next(iter(results[group[0]].values()))["off"] < 1e-5  # difference to eager, in micro-batches
+        for schedule, first in results[group[0]].items():
             assert first["differ"] == [], schedule
             assert first["cut"] > 1
-            assert all(found[rank][schedule]["loss"] == first["expected"] for rank in group)
+            assert all(results[rank][schedule]["loss"] == first["expected"] for rank in group)
 
 
-def test_every_schedule_ran(ran: Ran) -> None:
-    names = {name for case in ("plain", "looped", "vee") for name in ran.of(case)[0]}
-    assert names == {name for case in ("plain", "looped", "vee") for name in ran.of(f"deep {case}")[0]}
+def test_every_schedule_ran(run: RankRun) -> None:
+    names = {name for case in ("plain", "looped", "vee") for name in run.of(case)[0]}
+    assert names == {name for case in ("plain", "looped", "vee") for name in run.of(f"deep {case}")[0]}
     assert names == set(CATALOGUE) - {"forward"}
 
 
-def test_ranks_that_disagree_all_say_so(ran: Ran) -> None:
-    for first, second in ran.of("disagreeing"):
+def test_ranks_that_disagree_all_raise(run: RankRun) -> None:
+    for first, second in run.of("disagreeing"):
         assert "the ranks disagree about the graph of the model" in first
-        assert "rank 0, 1, 3: " in first
+        assert "ranks 0, 1, 3: " in first
         assert "rank 2: " in first
         assert "rank 1: " in second
         assert "2 micro-batches" in second
 
 
-def test_copies_of_a_pipeline_have_the_gradients_of_the_whole_batch(ran: Ran) -> None:
-    found = ran.of("replicated")
-    for each in found:
+def test_copies_of_a_pipeline_have_the_gradients_of_the_whole_batch(run: RankRun) -> None:
+    results = run.of("replicated")
+    for each in results:
         assert each["worst"] < 1e-14
         assert each["loss"] < 1e-14
         assert each["reductions"] == 2  # two steps, one dtype
-    assert [each["own"] for each in found[:2]] == [each["own"] for each in found[2:]]
-    assert sum(each["own"] for each in found[:2]) == 8
+    assert [each["own"] for each in results[:2]] == [each["own"] for each in results[2:]]
+    assert sum(each["own"] for each in results[:2]) == 8
 
 
 @pytest.mark.parametrize(
     ("case", "reductions"),
     [("dp x pp", 6), ("zero x pp", 6), ("dp_shard x pp", 6), ("hsdp", 6), ("hsdp x pp", 6), ("pp x tp", 0), ("dp x tp", 6)],
 )  # fmt: skip
-def test_a_mesh_trains_as_eager_does_on_the_whole_batch(ran: Ran, case: str, reductions: int) -> None:
-    """Losses, norms that gradients are clipped to, gradients and weights after three steps of two backwards each, and outputs."""
-    for each in ran.of(case):
+def test_a_mesh_trains_as_eager_does_on_the_whole_batch(run: RankRun, case: str, reductions: int) -> None:
+    """Compare losses, norms, gradients and weights after three steps of two backwards each, and outputs."""
+    for each in run.of(case):
         assert each["worst"] < 1e-12
-        assert each["reductions"] == reductions  # one per stage of the rank and backward of the whole batch
+        assert (
+            each["reductions"] == reductions
+        )  # one per stage of the rank and backward of the whole batch: 3 steps of 2 backwards
 
 
 @pytest.mark.parametrize("case", ROWS)
-def test_gradients_are_put_together_beside_the_last_backwards(ran: Ran, case: str) -> None:
-    """Each once, when its stage has had its last backward, in the same order on all copies; with HSDP in two groups."""
-    for rank, found in enumerate(ran.of(case)):
-        for each, logs in zip(found, ROWS[case], strict=True):
+def test_gradients_are_reduced_beside_the_last_backwards(run: RankRun, case: str) -> None:
+    """Each gradient is reduced once, after the last backward of its stage, in the same order on all copies; with HSDP in two groups."""
+    for rank, results in enumerate(run.of(case)):
+        for each, logs in zip(results, ROWS[case], strict=True):
             assert each["log"] == (log := logs[rank % len(logs)])
             assert each["counted"] * (1 + ("hsdp" in case)) == log.count("[")
             assert each["off"] < 1e-15
 
 
-def test_copies_must_run_the_same_program(ran: Ran) -> None:
-    for each in ran.of("unlike"):
-        assert "about to run different programs" in each["said"]
+def test_copies_must_run_the_same_program(run: RankRun) -> None:
+    for each in run.of("unlike"):
+        assert "about to run different programs" in each["message"]
         assert each["sums"] == pytest.approx([each["sums"][0] * factor for factor in (1, 2, 2, 3)])
 
 
-def test_a_tied_weight_that_is_kept_in_parts(ran: Ran) -> None:
-    for each in ran.of("tied"):
+def test_a_tied_weight_may_be_sharded(run: RankRun) -> None:
+    for each in run.of("tied"):
         assert each["worst"] < 1e-5
         assert each["copies"] == 1
 
 
-def test_states_of_parts(ran: Ran) -> None:
-    """Parts of parameters are those of `fully_shard`, bit for bit; whole states and parts are given and taken."""
-    found = ran.of("kept")
-    for each in found:
+def test_states_of_shards_are_those_of_fully_shard(run: RankRun) -> None:
+    """Bit for bit; whole states and states of shards are saved and loaded."""
+    results = run.of("kept")
+    for each in results:
         assert all(each["same"])
         assert each["changed"]
         assert each["zero"]
-        assert sorted(each["hollow"])[:2] == [4, 4]  # of what lives here, a number is left
-    for each in ran.of("layers loaded"):
+        assert sorted(each["hollow"])[:2] == [4, 4]  # bytes: a parameter that lives here is one number between steps
+    for each in run.of("layers loaded"):
         assert all(each["same"])
         assert each["changed"]
         assert each["zero"]
-    assert found[0]["keys"] + found[1]["keys"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert results[0]["keys"] + results[1]["keys"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
 
 
 @pytest.mark.parametrize("case", ["deferred", "synchronised", "synchronised, divided"])
-def test_statistics_are_those_of_the_whole_batch(ran: Ran, case: str) -> None:
-    assert all(worst < 1e-14 for worst in ran.of(case))
+def test_statistics_are_those_of_the_whole_batch(run: RankRun, case: str) -> None:
+    assert all(worst < 1e-14 for worst in run.of(case))
 
 
 @pytest.mark.parametrize("case", ["scaler", "scaler of parts"])
-def test_an_infinite_gradient_on_one_rank_is_a_step_for_none(ran: Ran, case: str) -> None:
-    for each in ran.of(case):
+def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(run: RankRun, case: str) -> None:
+    for each in run.of(case):
         assert each["mine"] == each["eager"] == [2.0**20, 2.0**19, 2.0**19, 2.0**20]
         assert each["worst"] < 1e-14
 
 
-def test_a_mesh_that_cannot_be_is_refused(ran: Ran) -> None:
-    for names, both, group, early, wrapped, half, copied in ran.of("refused meshes"):
+def test_unsupported_meshes_and_models_are_refused(run: RankRun) -> None:
+    for names, both, group, early, wrapped, half, copied in run.of("refused meshes"):
         assert "the dimensions of the mesh are ('copies', 'pp')" in names
         assert "both dp_shard and tp" in both
         assert "a SyncBatchNorm layer is of ranks [0, 1, 2, 3]" in group
@@ -185,114 +189,111 @@ def test_a_mesh_that_cannot_be_is_refused(ran: Ran) -> None:
         assert "sharded parameters cannot be copied" in half
 
 
-def test_a_checkpoint_of_four_ranks_is_loaded_by_two_and_by_one(ran: Ran) -> None:
-    found = ran.of("saved")
-    for each in found:
+def test_a_checkpoint_of_four_ranks_is_loaded_by_two_and_by_one(run: RankRun) -> None:
+    results = run.of("saved")
+    for each in results:
         assert each["losses"] == pytest.approx([each["expected"]] * 2, rel=1e-6)
-    keys = [key for each in found for key in each["keys"]]
-    assert sorted(keys) == found[0]["all"]
+    assert sorted(key for each in results for key in each["keys"]) == results[0]["all"]
 
 
-@pytest.mark.parametrize(("case", "tied"), [("born llama", 0), ("born gpt2", 40 * 16)])
-def test_ranks_give_memory_to_their_own_part_of_a_model_on_meta(ran: Ran, case: str, tied: int) -> None:
-    """A part of the numbers is on each rank, a tied weight twice; they are those that one process draws, and train as there; a
-    checkpoint brings them to two ranks, which never have the rest.
-    """
-    found = ran.of(case)
-    assert found[0]["differ"] == []
-    assert sum(each["real"] - each["copies"] for each in found) == found[0]["numbers"]
-    assert sum(each["copies"] for each in found) == tied
-    for each in found:
-        assert each["losses"] == found[0]["expected"]
+@pytest.mark.parametrize(("case", "tied"), [("initialised llama", 0), ("initialised gpt2", 40 * 16)])
+def test_ranks_allocate_their_own_part_of_a_model_on_meta(run: RankRun, case: str, tied: int) -> None:
+    """Values, losses and outputs are those of one process. A tied weight is on two ranks. Two ranks load a checkpoint."""
+    results = run.of(case)
+    assert results[0]["differ"] == []
+    assert sum(each["real"] - each["copies"] for each in results) == results[0]["numbers"]
+    assert sum(each["copies"] for each in results) == tied
+    for each in results:
+        assert each["losses"] == results[0]["expected"]
         assert each["again"] == each["next"]
-        assert each["output"] == found[0]["expected output"]
+        assert each["output"] == results[0]["expected output"]
 
 
-def test_copies_of_a_model_on_meta_have_the_same_values(ran: Ran) -> None:
-    found = ran.of("copied")
-    assert found[:2] == found[2:]
-    assert sum(len(each[0]) for each in found[:2]) == 8
+def test_copies_of_a_model_on_meta_have_the_same_values(run: RankRun) -> None:
+    results = run.of("copied")
+    assert results[:2] == results[2:]
+    assert sum(len(each[0]) for each in results[:2]) == 8
 
 
-def test_all_ranks_name_what_has_no_values(ran: Ran) -> None:
-    for said in ran.of("nameless"):
-        assert "model.rotary_emb.inv_freq (a buffer outside state_dict), model.embed_tokens.weight" in said
-        assert "and 23 more" in said
-    for said in ran.of("measured"):
-        assert "only real tensors can be measured" in said
+def test_all_ranks_name_the_tensors_without_values(run: RankRun) -> None:
+    for message in run.of("uninitialised"):
+        assert "model.rotary_emb.inv_freq (a buffer outside state_dict), model.embed_tokens.weight" in message
+        assert "and 23 more" in message
+    for message in run.of("measured"):
+        assert "only real tensors can be measured" in message
 
 
-@pytest.mark.parametrize("case", ["carried unet", "carried gpt2"])
-def test_a_run_goes_on_in_another_layout(ran: Ran, case: str) -> None:
-    """With the optimizer's state: bit for bit where no sum is in another order, so in plain eager, too."""
-    found = ran.of(case)
-    expected = found[0]["losses"]
-    assert found[0]["alone"] == expected[2:4]
-    assert found[0]["eager"] == expected[4:]
-    for each in found:
+@pytest.mark.parametrize("case", ["resumed unet", "resumed gpt2"])
+def test_a_run_resumes_in_another_layout(run: RankRun, case: str) -> None:
+    """With the optimizer's state: bit for bit if sums are in the same order, as they are in eager over micro-batches."""
+    results = run.of(case)
+    expected = results[0]["losses"]
+    assert results[0]["alone"] == expected[2:4]
+    assert results[0]["eager"] == expected[4:]
+    for each in results:
         assert each["losses"] == expected
         assert each["pair"] == expected[2:4]
         assert each.get("square", expected[2:4]) == pytest.approx(expected[2:4], rel=1e-5)
-    assert found[0].get("alone from a square", expected[4:]) == pytest.approx(expected[4:], rel=1e-5)
+    assert results[0].get("alone from a square", expected[4:]) == pytest.approx(expected[4:], rel=1e-5)
 
 
-def test_outputs_are_on_every_rank_and_a_backward_is_refused(ran: Ran) -> None:
-    for each in ran.of("predicted"):
+def test_outputs_are_on_every_rank_and_a_backward_is_refused(run: RankRun) -> None:
+    for each in run.of("predicted"):
         assert each["worst"] < 1e-5
         assert "pipe.step" in each["refused"]
 
 
-def test_another_schedule_must_leave_stages_where_they_are(ran: Ran) -> None:
-    assert all("the schedule puts stages on ranks (0, 1, 1, 0)" in said for said in ran.of("elsewhere"))
+def test_another_schedule_must_leave_stages_where_they_are(run: RankRun) -> None:
+    assert all("the schedule puts stages on ranks (0, 1, 1, 0)" in message for message in run.of("elsewhere"))
 
 
-def test_a_step_of_all_ranks_is_on_one_clock(ran: Ran) -> None:
-    """No forward begins before what it needs is there; clocks that differ are found to, within the error."""
-    found = ran.of("gathered")
-    for each in found:
+def test_a_step_of_all_ranks_is_on_one_clock(run: RankRun) -> None:
+    """No forward begins before its input arrives; the offsets of clocks that differ are right within the error."""
+    results = run.of("gathered")
+    for each in results:
         assert each["own"] == 8
         assert each["whole"] == each["kept"] == 32
         assert each["early"] > 0
         assert each["error"] < 0.1
-    for rank, (ahead, error) in enumerate(found[0]["clocks"]):
+    for rank, (ahead, error) in enumerate(results[0]["clocks"]):
         assert abs(ahead - 5000.0 * rank) <= error + 1e-9
-    trace = json.loads((ran.directory / "dump" / "timeline.json").read_text())
+    trace = json.loads((run.directory / "dump" / "timeline.json").read_text())
     threads = {
         (event["pid"], event["args"]["name"]) for event in trace["traceEvents"] if event["name"] == "thread_name"
     }
     assert threads >= {(device, f"compute · {label}") for device in range(4) for label in ("predicted", "measured")}
 
 
-def test_stages_run_under_the_schedules_of_torch_and_its_orders_on_our_ranks(ran: Ran) -> None:
-    for each in ran.of("bridged"):
+def test_stages_run_under_the_schedules_of_torch_and_its_orders_run_on_ranks(run: RankRun) -> None:
+    for each in run.of("stages under torch"):
         assert each["order"].startswith("(Action(stage=")
         distances = [distance for name, distance in each.items() if name != "order"]
         assert len(distances) == 5
         assert max(distances) < 1e-6
 
 
-def test_what_the_schedules_of_torch_cannot_do_is_refused(ran: Ran) -> None:
-    for skip, tied, deferred in ran.of("refused"):
+def test_stages_that_the_schedules_of_torch_do_not_support_are_refused(run: RankRun) -> None:
+    for skip, tied, deferred in run.of("refused"):
         assert "goes from stage 0 past its neighbour to stage 3" in skip
         assert "1 parameter or buffer is used on several ranks" in tied
         assert "deferred" in deferred
 
 
-def test_we_are_right_where_torch_refuses_or_is_wrong(ran: Ran) -> None:
-    """`torch.distributed.pipelining` refuses a skip in a looped schedule; the gradient of a tied weight is a part of it on each
-    rank, and uneven micro-batches weigh the same. Should one of these change, docs/distributed.md is to say so.
+def test_gradients_are_right_where_torch_refuses_or_is_wrong(run: RankRun) -> None:
+    """`torch.distributed.pipelining` refuses a skip in a looped schedule, leaves a part of a tied weight's gradient on each rank, and
+    weights uneven micro-batches equally. If this test fails because that changed, change docs/distributed.md.
     """
-    found = ran.of("theirs")
-    assert all(each[what]["ours"] < 1e-6 for each in found for what in ("skip", "tied", "uneven"))
-    assert "skip connections" in found[0]["skip"]["torch"]
-    assert found[0]["tied"]["torch"] > 1e-3
-    assert found[0]["uneven"]["torch"] > 1e-3
+    results = run.of("torch alone")
+    assert all(each[what]["ours"] < 1e-6 for each in results for what in ("skip", "tied", "uneven"))
+    assert "skip connections" in results[0]["skip"]["torch"]
+    assert results[0]["tied"]["torch"] > 1e-3
+    assert results[0]["uneven"]["torch"] > 1e-3
 
 
-def test_a_rank_that_raises_ends_all_of_them(ran: Ran) -> None:
-    """The last thing that the ranks do; each says which rank, stage, micro-batch and action."""
-    assert ran.codes == [1] * WORLD
-    for rank, log in enumerate(ran.logs):
+def test_a_rank_that_raises_ends_all_of_them(run: RankRun) -> None:
+    """The last case. The error on each rank names rank, stage, micro-batch and action."""
+    assert run.codes == [1] * WORLD
+    for rank, log in enumerate(run.logs):
         end = log.splitlines()[-8:]
         assert any("stage 2 failed in forward of micro-batch 1: ValueError: the data are wrong" in line for line in end)
         if rank != 2:

@@ -1,4 +1,4 @@
-"""A rank that raises, is killed or stalls; benchmarks/faults.py does this a hundred times."""
+"""Faults of ranks: one raises, is killed or stalls. benchmarks/faults.py runs a hundred of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ENVIRONMENT = os.environ | {
 LIMIT = 300.0
 
 
-def test_all_ranks_say_what_happened_and_a_new_start_goes_on(tmp_path: Path) -> None:
-    """Who, in which action, in time, all with an error; then the losses of a training without a fault, to the last bit."""
+def test_all_ranks_report_a_fault_and_a_new_start_resumes(tmp_path: Path) -> None:
+    """Every rank ends in time with an error that names rank and action; then losses are bit for bit those without a fault."""
     ran = subprocess.run(
         [sys.executable, SCRIPT, str(tmp_path)], env=ENVIRONMENT, timeout=LIMIT, capture_output=True, check=False
     )
@@ -53,11 +53,11 @@ def losses_of_eager() -> list[float]:
     torch.manual_seed(0)
     batches, model = torch.randn(faults.STEPS, 10, 8), faults.Net(2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    found = []
+    losses = []
     for x in batches:
         loss = faults.square(model(x))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses

@@ -1,4 +1,4 @@
-"""What the ranks do beside `torch.distributed.pipelining`: its schedules on our stages, its CSV on our ranks, and what it cannot."""
+"""Cases beside `torch.distributed.pipelining`: its schedules on our stages, its CSV files on our ranks, and its limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT, SAMPLES = 4, 8
 
 
 class Rows(nn.Module):
-    """Every stage uses the number of samples, or an input of the model; two values go from stage to stage."""
+    """A model whose stages use the number of samples or an input of the model, and exchange two values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,10 +88,10 @@ def split(
     return pc.compile(model, n_stages, mesh=mesh, split_before=cuts, **options | more)
 
 
-def bridged(mesh: DeviceMesh) -> dict[str, Any]:
-    """Our stages under its schedules: how far gradients are from eager; then the orders that it dumps, on our ranks."""
+def stages_under_torch(mesh: DeviceMesh) -> dict[str, Any]:
+    """Run our stages under its schedules, then its dumped orders on our ranks; return the distances of gradients to eager."""
     torch.manual_seed(2)
-    rank, found = dist.get_rank(mesh.get_group()), {}
+    rank, distances = dist.get_rank(mesh.get_group()), {}
     model, target = Rows(), torch.randn(SAMPLES, 6)
     inputs = {"x": torch.randn(SAMPLES, 6), "scale": torch.randn(SAMPLES, 6)}
     expected = eager(model, target, **inputs)
@@ -105,20 +105,20 @@ def bridged(mesh: DeviceMesh) -> dict[str, Any]:
         pipe.zero_grad()
         schedule = make(pipe.torch_stages())
         schedule.step(**inputs, **({"target": target} if rank == 1 else {}))
-        found[name] = furthest(gradients(pipe), expected)
+        distances[name] = furthest(gradients(pipe), expected)
         if n_stages == 4:
             pipe.zero_grad()
             file = Path(os.environ["CASES_OUT"]) / f"{name}.{dist.get_rank()}.csv"
             schedule._dump_csv(file, format="compute_comms")
             pipe.reschedule(file).step(**inputs, target=target)
-            found[f"{name}.csv"] = furthest(gradients(pipe), expected)
-            found["order"] = str(pipe.schedule.rows[rank][:3])
-    return found
+            distances[f"{name}.csv"] = furthest(gradients(pipe), expected)
+            distances["order"] = str(pipe.schedule.rows[rank][:3])
+    return distances
 
 
 def refused(mesh: DeviceMesh) -> list[str]:
-    """What the bridge says of values that skip stages, of weights on two ranks, and of deferred BatchNorm."""
-    said = []
+    """Return the errors of values that skip stages, of weights on two ranks, and of deferred BatchNorm."""
+    errors = []
     x = torch.randn(SAMPLES, 6)
     for model, options in ((Skip(), {}), (Tied(), {"tied": "apart"}), (Rows(), {"batch_norm": "deferred"})):
         inputs = {"x": x} | ({"scale": x} if isinstance(model, Rows) else {})
@@ -126,13 +126,14 @@ def refused(mesh: DeviceMesh) -> list[str]:
         try:
             pipe.torch_stages()
         except pc.PlanError as error:
-            said.append(str(error))
-    return said
+            errors.append(str(error))
+    return errors
 
 
-def theirs(mesh: DeviceMesh) -> dict[str, Any]:
-    """What `torch.distributed.pipelining` does by itself with a skip, a tied weight, an uneven batch; and what we do. Between ranks
-    gloo ends the process when a micro-batch is larger than the first, so the uneven batch stays on one rank there.
+def torch_alone(mesh: DeviceMesh) -> dict[str, Any]:
+    """Run a skip, a tied weight and an uneven batch under `torch.distributed.pipelining` alone, and here.
+
+    Between ranks gloo ends the process when a micro-batch is larger than the first, so the uneven batch stays on one rank there.
     """
     torch.manual_seed(4)
     return {
@@ -145,19 +146,19 @@ def theirs(mesh: DeviceMesh) -> dict[str, Any]:
 def _both(
     mesh: DeviceMesh, model: nn.Module, samples: int, by_torch: Callable[..., dict[str, torch.Tensor]], *, looped: bool
 ) -> dict[str, Any]:
-    """The error, or how far its gradients are from eager; and how far ours are."""
+    """Return its error, or the distance of its gradients to eager; and the distance of ours."""
     x, target = torch.randn(samples, 6), torch.randn(samples, 6)
     expected = eager(model, target, x=x)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     try:
-        found["torch"] = furthest(by_torch(mesh, copy.deepcopy(model), x, target, looped=looped), expected)
+        result["torch"] = furthest(by_torch(mesh, copy.deepcopy(model), x, target, looped=looped), expected)
     except Exception as error:
-        found["torch"] = f"{type(error).__name__}: {error}"
+        result["torch"] = f"{type(error).__name__}: {error}"
     options = {"schedule": "interleaved" if looped else "1f1b", "tied": "apart"}
     pipe = split(mesh, model, 4 if looped else 2, {"x": x}, **options)
     pipe.step(x, target=target)
-    found["ours"] = furthest(gradients(pipe), expected)
-    return found
+    result["ours"] = furthest(gradients(pipe), expected)
+    return result
 
 
 def _by_torch(
@@ -180,7 +181,7 @@ def _by_torch(
 def _alone_by_torch(
     mesh: DeviceMesh, model: nn.Module, x: torch.Tensor, target: torch.Tensor, *, looped: bool
 ) -> dict[str, torch.Tensor]:
-    """All of the model in one stage on this rank."""
+    """Run the whole model as one stage on this rank."""
     assert not looped
     alone = dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
     stage = pipelining.PipelineStage(model, 0, 1, torch.device("cpu"), group=alone)

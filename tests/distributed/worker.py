@@ -1,4 +1,4 @@
-"""One rank of the tests: runs every case in turn, with all others, and writes what it found as a line of JSON per case.
+"""One rank of the tests: runs every case in turn, together with all other ranks, and writes a line of JSON per case: name and result.
 
 python tests/distributed/worker.py RANK WORLD PORT FILE
 """
@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+sys.path.insert(0, str(ROOT))
 
-from distributed import batch_norms, cases, layouts, meshes, overlaps  # noqa: E402
+from tests.distributed import batch_norms, cases, layouts, meshes, overlaps  # noqa: E402
 
 TIMEOUT = 120.0
 

@@ -1,0 +1,68 @@
+"""Models and losses of the cases: each function returns a model and its keyword inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from tests.support.models import ZOO, UNet, deterministic
+
+SAMPLES = 13
+
+Example = tuple[nn.Module, dict[str, Any]]
+
+
+def mean_square(output: Any) -> torch.Tensor:
+    return (output if isinstance(output, torch.Tensor) else output.logits).square().mean()
+
+
+def distance(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def resnet18() -> Example:
+    make, size = ZOO["resnet18"]
+    return deterministic(make()), {"x": torch.randn(SAMPLES, 3, size, size)}
+
+
+def unet() -> Example:
+    return UNet(depth=2, width=4), {"x": torch.randn(SAMPLES, 3, 8, 8)}
+
+
+def gpt2() -> Example:
+    config = transformers.GPT2Config(
+        vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        use_cache=False,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config), {"input_ids": torch.randint(40, (SAMPLES, 8))}
+
+
+def t5() -> Example:
+    """Return a T5: encoder, decoder and head share their word embeddings, and the encoder's output goes to every decoder layer."""
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2, dropout_rate=0,
+        decoder_start_token_id=0, tie_word_embeddings=True, use_cache=False,
+    )  # fmt: skip
+    inputs = {name: torch.randint(40, (SAMPLES, width)) for name, width in (("input_ids", 8), ("labels", 6))}
+    return transformers.T5ForConditionalGeneration(config), inputs
+
+
+class Mixed(nn.Module):
+    """A model whose stages exchange integers, a transposed tensor, a tensor without a gradient, and one whose size depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        turned, shifted = self.first(x).t(), index + 1
+        constant, chosen = torch.relu(x), x[index > 1]
+        y = self.second(turned.t()) + turned.t() * shifted[:, None]
+        return self.third(y) * constant.sum() + turned.t() * (shifted % 2)[:, None] + chosen.sum()
+
+
+def mixed() -> Example:
+    return Mixed(), {"x": torch.randn(SAMPLES, 6), "index": torch.arange(SAMPLES) % 4}
