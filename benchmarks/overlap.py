@@ -1,4 +1,4 @@
-"""Two copies of a pipeline: gradients put together stage by stage, beside the last backwards, or all of them when the row is over.
+"""Two copies of a pipeline: gradients reduced stage by stage, beside the last backwards, or all of them when the row is over.
 
     python benchmarks/overlap.py [--repeats 25] [--markdown benchmarks/results/overlap.md]
 
