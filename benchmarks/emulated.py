@@ -25,7 +25,7 @@ import transformers
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.specialization import Build
+from pipecompile.driver.backend import ProcessBackend
 from pipecompile.ir import Op, Program
 from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.runtime.stream_events import Place, launches
@@ -169,7 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     divided.WORTH["cpu"] = 0.0
-    Build.memories = property(lambda build: range(len(build.stages)))  # type: ignore[assignment,method-assign,misc]
+    ProcessBackend.memories = lambda _, devices, placement: range(len(devices))  # type: ignore[assignment,method-assign,misc]  # noqa: ARG005
     start, rows, harms = time.perf_counter(), [], []
     for name, model, inputs in (each for each in models() if each[0] in options.models):
         for row in timings(name, model, inputs, options.timings):

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.driver.programs import step_executable
 from pipecompile.schedules import CATALOGUE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -103,7 +104,7 @@ def fail(faults: int) -> list[str]:
         pipe = piped(model, schedule, checkpoint, dispatch)
         pipe.step(x)
         executable, name = (
-            pipe.builds.latest.step(COUNT, with_target=False),
+            step_executable(pipe._cache.latest, COUNT, with_target=False),
             "inline" if dispatch == "inline" else "threaded",
         )
         sound, surfaced, right, number = getattr(executable, name), 0, 0, faults // 20

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipecompile.batching.batch_dims import BatchDims
-from pipecompile.batching.call_inputs import validate_model
+from pipecompile.batching.call_inputs import flatten, validate_model
 from pipecompile.costs.user_costs import UserCosts
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_pipeline import RankPipeline
@@ -149,11 +149,12 @@ def compile(
     options = Options.of(model, n_stages, devices=devices if ranks is None else ranks.devices, **keywords)
     check_backend(options.compile_stages)
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, _on_rank(options), ranks)
-    inputs = pipe.flat(args, kwargs) if args or kwargs else None
+    if args or kwargs:
+        flatten(model.forward, args, kwargs, options.batch_dims)  # raises before anything changes
     if any(device.type == "cpu" for device in options.devices):
         keep_freed_memory()  # the first change to the process: all arguments are checked
-    if inputs is not None:
-        pipe.prepare(inputs)
+    if args or kwargs:
+        pipe.prepare(*args, **kwargs)
     return pipe
 
 

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs, flatten
 from pipecompile.batching.microbatches import loss_weights, scaled_gradients, scatter_tree, weighted_loss
+from pipecompile.driver.backend import Backend, ProcessBackend
 from pipecompile.driver.cache_report import Recordings
-from pipecompile.driver.compile_cache import Builds, Decided
-from pipecompile.driver.inspection import dump_all, step_costs, write_report
-from pipecompile.driver.model_proxy import StandIn
+from pipecompile.driver.compile_cache import CompileCache
+from pipecompile.driver.compile_context import Decision
+from pipecompile.driver.inspection import Inspection
+from pipecompile.driver.model_proxy import ModelProxy
+from pipecompile.driver.programs import call_executable, step_executable, step_schedule
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, TARGET, Program, Schedule
 from pipecompile.ir.candidates import Considered
@@ -32,220 +35,241 @@ from pipecompile.runtime.input_gradients import return_input_gradients
 from pipecompile.runtime.registers import Spans
 from pipecompile.schedules import Builder
 from pipecompile.show import pipeline_html, render, stage_table
-from pipecompile.simulation.simulator import simulate
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Pipeline"]
 
 
-class Pipeline(StandIn):
+class Pipeline(ModelProxy):
     """A model that runs in pipeline stages. As a module it *is* the model: same parameters, same state_dict, same modes."""
 
-    def __init__(self, model: nn.Module, options: Options) -> None:
+    def __init__(self, model: nn.Module, options: Options, backend: Backend | None = None) -> None:
         super().__init__(model)
-        self.builds = Builds(model, options)
+        self._cache = CompileCache(model, options, backend or ProcessBackend())
         self._dispatcher = Dispatcher(options.dispatch, options.devices)
         self._last: tuple[Executable, Spans] | None = None
 
     @property
-    def options(self) -> Options:
-        """What was asked for; what was left open is filled in when it is chosen."""
-        return self.builds.options
+    def _options(self) -> Options:
+        """The options of `compile`, with what was left open filled in once it is chosen."""
+        return self._cache.options
 
-    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
-        """A call's inputs as leaves with their batch dimensions."""
-        return flatten(self.model.forward, args, kwargs, self.options.batch_dims)
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
+        return flatten(self.model.forward, args, kwargs, self._options.batch_dims)
 
-    def prepare(self, inputs: FlatInputs) -> None:
-        """Compile for these inputs."""
-        self.builds.find(inputs)
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for these inputs now, instead of at the first call with such inputs. Nothing of the model is computed."""
+        self._cache.find(self._flatten(args, kwargs))
 
     # -- running ----------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
-        inputs = self.flat(args, kwargs)
-        build, batch = self.builds.find(inputs)
-        self.builds.check_values()
-        self.builds.join(build, batch)
+        """Return the model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
+        inputs = self._flatten(args, kwargs)
+        specialization, batch = self._cache.find(inputs)
+        self._cache.check_values()
+        self._cache.merge_outputs(specialization, batch)
         sources = chain(_tensors(inputs), self.model.parameters())
-        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
-        executable = build.call(len(batch.sizes), with_backward=wanted)
-        if wanted:
-            made = pipelined(Call(executable, build.outputs, build.inputs, batch))
+        with_backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
+        executable = call_executable(specialization, len(batch.sizes), with_backward=with_backward)
+        outputs = specialization.outputs
+        if with_backward:
+            values = pipelined(Call(executable, outputs, specialization.inputs, batch))
         else:
-            frame = executable.frame(batch.sizes, build.arrivals(batch))
+            frame = executable.frame(batch.sizes, specialization.arrivals(batch))
             executable.run(executable.inline, frame)
-            parts = {name: frame.departures[name, False] for name in build.outputs.names}
-            made = build.outputs.gathered(parts, batch.sizes)
+            parts = {name: frame.departures[name, False] for name in outputs.names}
+            values = outputs.gathered(parts, batch.sizes)
             executable.finished(frame)
-        return build.outputs.whole(made, batch.sizes)
+        return outputs.whole(values, batch.sizes)
 
     def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
-        """Forward and backward of all micro-batches under the schedule; gradients are added to `.grad`, if it has a backward.
+        """Run forward and backward of all micro-batches under the schedule. Gradients are added to `.grad`.
 
-        Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size (or their sum).
-        With `has_aux` also a list of what `loss_fn` returned beside it, an entry per micro-batch. The gradients are those of
-        the loss times the scale of `scaler`; the loss returned is not scaled.
+        Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size, or their sum. With `has_aux`,
+        returns (loss, list of what `loss_fn` returned beside the loss, one entry per micro-batch). Gradients are those of the loss
+        times the scale of `scaler`; the returned loss is not scaled_gradients. A schedule without a backward adds no gradients.
         """
-        inputs, trains = self.flat(args, kwargs), self.options.has_backward
-        with torch.set_grad_enabled(trains):
-            build, batch = self.builds.find(inputs)
-        self.builds.check_values()
-        parts = batch.sizes
-        build.require_loss(target is not None)
-        executable = build.step(len(parts), target is not None)
+        inputs, has_backward = self._flatten(args, kwargs), self._options.has_backward
+        with torch.set_grad_enabled(has_backward):
+            specialization, batch = self._cache.find(inputs)
+        self._cache.check_values()
+        sizes = batch.sizes
+        specialization.require_loss(target is not None)
+        executable = step_executable(specialization, len(sizes), with_target=target is not None)
         threaded = self._dispatcher.threaded
-        arrivals = build.arrivals(batch)
+        arrivals = specialization.arrivals(batch)
         if target is not None:
-            arrivals[TARGET, False] = scatter_tree(target, len(parts), inputs.samples, self.options.batch_dims)
-        weights, ahead = loss_weights(parts, mean=self.options.loss_reduction == "mean")
-        arrivals[LOSS, True] = ahead if scaler is None else scaled_gradients(ahead, scaler, build.stage_devices[-1])
-        with torch.set_grad_enabled(trains):
-            frame = executable.frame(parts, arrivals, threaded=threaded)
+            arrivals[TARGET, False] = scatter_tree(target, len(sizes), inputs.samples, self._options.batch_dims)
+        weights, gradient = loss_weights(sizes, mean=self._options.loss_reduction == "mean")
+        device = specialization.stage_devices[-1]
+        arrivals[LOSS, True] = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
+        with torch.set_grad_enabled(has_backward):
+            frame = executable.frame(sizes, arrivals, threaded=threaded)
             executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.crew)
         self._dispatcher.settle(frame.spans)
         self._last = executable, frame.spans
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
-        return_input_gradients(build.inputs, batch, frame)
+        return_input_gradients(specialization.inputs, batch, frame)
         executable.finished(frame, threaded=threaded)
         loss = weighted_loss(losses, weights)
-        return (loss, aux) if self.options.has_aux else loss
+        return (loss, aux) if self._options.has_aux else loss
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """As `torch.nn.utils.clip_grad_norm_` of all parameters, wherever they are. Returns the norm that there was."""
+        """Clip gradients as `torch.nn.utils.clip_grad_norm_` does, whatever their devices. Return the norm before clipping.
+
+        `max_norm` is in the unit of the gradients; `norm_type` is the order p of the norm, a number without a unit.
+        """
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
 
     def reschedule(
         self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
     ) -> Pipeline:
-        """Go on with another schedule or number of micro-batches; what is not given stays as it is.
+        """Go on with another schedule or number of micro-batches. None keeps the present one. Returns the pipeline itself.
 
-        The recording, the cut and the parameters stay. The plan's times and bytes stay those of the micro-batch size it
-        was made for. Raises ScheduleError or InputError.
+        The recording, the cut and the parameters stay. The plan's times and bytes stay those of its own micro-batch size.
+        Raises ScheduleError or InputError.
         """
-        schedule = self.options.schedule if schedule is None else load_schedule(schedule)
-        count = self.options.n_microbatches if n_microbatches is None else n_microbatches
-        self.builds.reschedule(replace(self.options, schedule=schedule, n_microbatches=count))
+        schedule = self._options.schedule if schedule is None else load_schedule(schedule)
+        count = self._options.n_microbatches if n_microbatches is None else n_microbatches
+        self._cache.reschedule(replace(self._options, schedule=schedule, n_microbatches=count))
         self._last = None
         return self
 
     # -- the optimizer's state --------------------------------------------------------------------------------------
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The state of an optimizer of these parameters, by their names: what `get_optimizer_state_dict` of PyTorch gives with
-        `flatten_optimizer_state_dict`. On ranks that of the parameters that live here.
+        """Return the state of an optimizer of these parameters, by parameter names.
+
+        The format is that of PyTorch's `get_optimizer_state_dict` with `flatten_optimizer_state_dict`. On ranks, the state has
+        the parameters that live on this rank.
         """
         return optimizer_state_of(dict(self.named_parameters()), optimizer)
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-        """Take over such a state, of any layout, with what is in it for these parameters."""
+        """Load the part of such a state that belongs to these parameters. The state may come from any other layout."""
         load_optimizer_state(dict(self.named_parameters()), optimizer, state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy (`copy.deepcopy`, `pickle`) has a model of its own and the same cut, and records at its first call."""
-        return _copied, (self.model, self.options, self.builds.decided)
+        """Copy and pickle the model, the options and the cut. The copy records at its first call."""
+        return _copied, (self.model, self._options, self._cache.decision)
 
-    # -- looking ----------------------------------------------------------------------------------------------------
+    # -- inspection -------------------------------------------------------------------------------------------------
 
     @property
     def plan(self) -> Plan:
-        """Which node is in which stage, which stage on which device, and every route. `plan.save(path)` writes it."""
-        return self.builds.latest.plan
+        """The stage of every node, the device of every stage, and every route. `pipe.plan.save(path)` writes it."""
+        return self._cache.latest.plan
 
     @property
     def considered(self) -> Considered | None:
-        """What was compared to choose `n_microbatches="auto"` and `schedule="auto"`; prints as a table. None when neither was."""
+        """The candidates for what was left to choose (`"auto"`), as a table; None if nothing was."""
         return self.plan.considered
 
     @property
     def problem(self) -> Problem | None:
-        """The partition problem that the plan solves; None when the plan was given."""
-        return self.builds.problem
+        """The partition problem that the plan solves; None if the plan was given."""
+        return self._cache.decision.problem
 
     @property
-    def graph(self) -> fx.GraphModule:
+    def graph(self) -> TracedGraph:
         """The traced graph that is cut."""
-        return self.builds.latest.graph
+        return self._cache.latest.graph
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Per stage its GraphModule and its named ports."""
-        return self.builds.latest.stages
+        """The GraphModule of every stage, with the names of its inputs and outputs."""
+        return self._cache.latest.stages
 
     @property
     def schedule(self) -> Schedule:
         """The order of actions of the last step, or of the next one."""
-        return self.builds.latest.schedule(self.program.n_microbatches)
+        return step_schedule(self._cache.latest, self.program.n_microbatches)
 
     @property
     def program(self) -> Program:
-        """Everything each device did in the last step, or will do in the next one."""
+        """Every instruction of every device in the last step, or in the next one."""
         if self._last is not None:
             return self._last[0].program
-        count = self.options.default_microbatches
-        return self.builds.latest.step(count, self.options.loss_fn is not None).program
+        with_target = self._options.loss_fn is not None
+        return step_executable(self._cache.latest, self._options.default_microbatches, with_target=with_target).program
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """One per pipeline device."""
-        return self.options.devices
+        """The pipeline devices, in order."""
+        return self._options.devices
 
     @property
     def dispatch(self) -> str:
-        """Who runs the program: "inline" or "threads"; "auto" until the second step has decided."""
+        """How the program is dispatched: "inline" or "threads"; "auto" until the second step has decided."""
         return self._dispatcher.choice
 
     @property
     def measured(self) -> Timeline | None:
-        """The timeline of the last step as it ran, in seconds; None before the first."""
+        """The timeline of the last step as it ran, in seconds; None before the first step."""
         return None if self._last is None else Timeline.measured(self._last[1], len(self.devices))
 
     def simulate(self) -> Timeline:
-        """Predict a step from the costs in the plan."""
-        return simulate(self.program, **step_costs(self))
+        """Return the predicted timeline of a step, in seconds, from the costs in the plan."""
+        return self._inspection().simulate()
 
     def dump(self, directory: str | Path) -> list[Path]:
-        """Write everything there is to look at, and return the paths.
+        """Write every level as a file, and return the paths.
 
-        plan.json, schedule.csv, program.txt, passes.txt (what each pass changed), timeline.json (for Perfetto),
-        timeline.svg, graph.py, graph.dot and report.html.
+        plan.json, schedule.csv, program.txt, passes.txt (the change of each pass), phases.txt (the seconds of each phase),
+        timeline.json (for Perfetto), timeline.svg, graph.txt, graph.py, graph.dot and report.html.
         """
-        return dump_all(self, directory)
+        return self._inspection().dump(directory)
 
     def report(self, path: str | Path = "report.html") -> Path:
-        """Write one page to look at and to pass on; it needs no network.
+        """Write one HTML page that needs no network, and return its path.
 
-        The table of stages, predicted and measured timelines with memory (zoom, hover), the cut with its skips, what to
-        improve first, and what other numbers of devices and micro-batches and other schedules would take.
+        The page has the table of stages, predicted and measured timelines with memory, the cut with its skips, what to improve
+        first, and what other numbers of devices and micro-batches and other schedules would take.
         """
-        return write_report(self, path)
+        return self._inspection().write_report(path)
 
     def explain(self) -> Recordings:
-        """The recordings that are kept: inputs, mode, guards, nodes, seconds to trace, calls; hits and evictions."""
-        return self.builds.explain()
+        """Return the recordings that are kept: inputs, mode, guards, nodes, seconds to trace, calls; hits and evictions."""
+        return self._cache.explain()
+
+    def _inspection(self) -> Inspection:
+        latest = self._cache.latest
+        return Inspection(
+            title=type(self.model).__name__,
+            plan=self.plan,
+            problem=self.problem,
+            graph=latest.graph,
+            schedule=self.schedule,
+            program=self.program,
+            measured=self.measured,
+            links=self._options.links,
+            is_overlapped=latest.is_overlapped,
+            phases=str(latest.log),
+        )
 
     def __str__(self) -> str:
-        return render(stage_table(self.plan, self.simulate().bubble)) if self.builds else repr(self)
+        return render(stage_table(self.plan, self.simulate().bubble)) if self._cache else repr(self)
 
     def _repr_html_(self) -> str:
-        return pipeline_html(self.plan, self.simulate()) if self.builds else f"<code>{self!r}</code>"
+        return pipeline_html(self.plan, self.simulate()) if self._cache else f"<code>{self!r}</code>"
 
     def __repr__(self) -> str:
-        state = "compiled" if self.builds else "compiles at the first call"
-        return f"Pipeline({type(self.model).__name__}, n_stages={self.options.n_stages}, {state})"
+        state = "compiled" if self._cache else "compiles at the first call"
+        return f"Pipeline({type(self.model).__name__}, n_stages={self._options.n_stages}, {state})"
 
-    def forget(self) -> None:
-        self.builds.clear()
+    def _forget(self) -> None:
+        self._cache.clear()
 
-    def place_names(self) -> str:
-        return ", ".join(f"stage {stage}: {device}" for stage, device in enumerate(self.options.devices))
+    def _place_names(self) -> str:
+        return ", ".join(f"stage {stage}: {device}" for stage, device in enumerate(self._options.devices))
 
 
-def _copied(model: nn.Module, options: Options, decided: Decided) -> Pipeline:
+def _copied(model: nn.Module, options: Options, decision: Decision) -> Pipeline:
     pipe = Pipeline(model, options)
-    pipe.builds.decided = decided
+    pipe._cache.decision = decision  # noqa: SLF001 the constructor of a copy
     return pipe
 
 

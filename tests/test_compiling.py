@@ -217,8 +217,8 @@ ACCEPTED: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ACCEPTED.items() for value in values])
 def test_numbers_of_numpy_and_sequences_are_accepted(name: str, value: Any) -> None:
     pipe = build(**({"example_args": (), name: value} if name != "example_kwargs" else {name: value}))
-    assert isinstance(pipe.options.n_stages, int)
-    assert type(pipe.options.cache_size) is int
+    assert isinstance(pipe._options.n_stages, int)
+    assert type(pipe._options.cache_size) is int
 
 
 def test_an_unknown_keyword_is_a_type_error_of_python() -> None:

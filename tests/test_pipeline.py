@@ -192,7 +192,7 @@ def test_plain_arguments_pass_through_and_are_part_of_the_recording() -> None:
     eager.eval()
     for scale in (1.0, 2.0, 1.0):
         torch.testing.assert_close(pipe(x, scale=scale), eager(x, scale=scale))
-    assert len(pipe.builds._builds) == 2
+    assert len(pipe._cache.entries) == 2
 
 
 def test_sum_reduction_and_loss_without_target() -> None:

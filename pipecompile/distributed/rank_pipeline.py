@@ -10,13 +10,12 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
-from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.distributed.clock_sync import gathered_spans
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import check_unwrapped
 from pipecompile.distributed.gradient_norm import scale_to_norm, spread_infinities, total_norm
-from pipecompile.distributed.rank_compile_cache import RankBuilds
+from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
 from pipecompile.distributed.torch_pipelining import torch_stages
@@ -37,10 +36,10 @@ class RankPipeline(Pipeline):
 
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh) -> None:
         check_unwrapped(model)
-        super().__init__(model, options)
         self.ranks, self.communicator = ranks, Communicator(ranks)
-        self.builds: RankBuilds = RankBuilds(model, options, self.communicator)
-        self.shards, self.replicas = self.builds.shards, self.builds.replicas
+        backend = RankBackend(self.communicator)
+        super().__init__(model, options, backend)
+        self.shards, self.replicas = backend.shards, backend.replicas
         groups = (ranks.group, ranks.replica_group, ranks.tensor_group)
         self.groups = tuple(CollectiveGroup(group, self.communicator) for group in groups if group is not None)
         self.clock_error = 0.0
@@ -48,11 +47,11 @@ class RankPipeline(Pipeline):
 
     # -- running ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, inputs: FlatInputs) -> None:
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs, on all ranks together."""
         self.communicator.begin()
         with self.communicator.guarded():
-            super().prepare(inputs)
+            super().prepare(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output on every rank, without gradients. Raises InputError in grad mode: train with `step`."""
@@ -75,10 +74,10 @@ class RankPipeline(Pipeline):
         self._require_shards()
         self.communicator.begin()
         with self.communicator.guarded(), self.shards.whole():
-            samples = self.flat(args, kwargs).samples if self.options.loss_reduction == "mean" else None
+            samples = self._flatten(args, kwargs).samples if self._options.loss_reduction == "mean" else None
             with self.replicas.reduced(self._whole_parameters, samples) as loss_of_batch:
                 result = super().step(*args, target=target, scaler=scaler, **kwargs)
-                result = (loss_of_batch(result[0]), result[1]) if self.options.has_aux else loss_of_batch(result)
+                result = (loss_of_batch(result[0]), result[1]) if self._options.has_aux else loss_of_batch(result)
             if scaler is not None and scaler.is_enabled():
                 spread_infinities(self.parameters(), self.groups)
             return result
@@ -126,7 +125,7 @@ class RankPipeline(Pipeline):
 
         Raises PlanError with the properties that those schedules do not support: values that skip a stage, tied weights, sizes.
         """
-        return torch_stages(self.builds.latest, self.communicator)
+        return torch_stages(self._cache.latest, self.communicator)
 
     # -- the rank's part of the model -------------------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ class RankPipeline(Pipeline):
         return self._state.is_here(tensor)
 
     def _owner(self, tensor: torch.Tensor) -> int | None:
-        return self.builds.owner(tensor) if self.builds else None
+        return owner_of(tensor, self._cache.context.homes) if self._cache else None
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -175,7 +174,7 @@ class RankPipeline(Pipeline):
         with self.shards.whole():
             result = self._state.load(state_dict, strict=strict, assign=assign)
         if assign:
-            self.forget()
+            self._forget()
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:

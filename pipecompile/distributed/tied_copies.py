@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.driver.specialization import Build
+from pipecompile.graph.stages import Stage
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.torch_private.storages import version_of
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["TiedCopies", "TiedCopy", "place_on_ranks"]
 
@@ -39,7 +40,7 @@ class TiedCopy:
 
 
 class TiedCopies(Mirrors):
-    """All copies of one build. Every rank lists all of them, in the same order, also those of other ranks."""
+    """All copies of one specialization. Every rank lists all of them, in the same order, also those of other ranks."""
 
     def __init__(self, copies: tuple[TiedCopy, ...], communicator: Communicator) -> None:
         super().__init__()
@@ -89,14 +90,21 @@ class TiedCopies(Mirrors):
             copy.tensor.data.copy_(written)
 
 
-def place_on_ranks(build: Build, homes: Homes, communicator: Communicator) -> TiedCopies:
-    """Assign a home to every tensor of a build, move the tensors of this rank's stages to its device, return the copies."""
+def place_on_ranks(
+    graph: TracedGraph,
+    stages: Sequence[Stage],
+    devices: Sequence[torch.device],
+    placement: Sequence[int],
+    homes: Homes,
+    communicator: Communicator,
+) -> TiedCopies:
+    """Assign a home to every tensor of the stages, move the tensors of this rank's stages to its device, return the copies."""
     copies: dict[tuple[int, int], TiedCopy] = {}
-    for stage, tensor in tensor_uses(build.graph, build.stages):
-        memory = build.plan.placement[stage.index]
+    for stage, tensor in tensor_uses(graph, stages):
+        memory = placement[stage.index]
         home = homes.assign(tensor, memory)
         if memory == communicator.ranks.index:
-            homes.move(tensor, build.stage_devices[stage.index], is_copy=home != memory)
+            homes.move(tensor, devices[stage.index], is_copy=home != memory)
         if home != memory and (memory, id(tensor)) not in copies:
             assert isinstance(home, int)
             copies[memory, id(tensor)] = TiedCopy(f"tied {len(copies)}", tensor, home, memory)

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.tied_copies import TiedCopies
-from pipecompile.driver.specialization import Build
+from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError
 from pipecompile.ir import HOST
 from pipecompile.tracing.node_facts import value_of
@@ -29,13 +29,13 @@ __all__ = ["PositionalStage", "torch_stages"]
 class PositionalStage(nn.Module):
     """A stage whose inputs are positional. Inputs of the model are positional in the first stage, keywords in the others."""
 
-    def __init__(self, build: Build, index: int) -> None:
+    def __init__(self, specialization: Specialization, index: int) -> None:
         super().__init__()
-        self.stage = build.stages[index]
+        self.stage = specialization.stages[index]
         self.module = self.stage.module
-        self.arguments = build.inputs if index == 0 else build.stages[index - 1].outputs
-        self.model_output = build.outputs if index == len(build.stages) - 1 else None
-        self.batch_input = _batch_input(build.graph, self.stage.inputs)
+        self.arguments = specialization.inputs if index == 0 else specialization.stages[index - 1].outputs
+        self.model_output = specialization.outputs if index == len(specialization.stages) - 1 else None
+        self.batch_input = _batch_input(specialization.graph, self.stage.inputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         values = dict(zip(self.arguments, args, strict=False)) | kwargs
@@ -48,9 +48,9 @@ class PositionalStage(nn.Module):
         return self.model_output.assemble(values.__getitem__, samples)
 
 
-def torch_stages(build: Build, communicator: Communicator) -> list[PipelineStage]:
+def torch_stages(specialization: Specialization, communicator: Communicator) -> list[PipelineStage]:
     """Return the stages of this rank. Raises PlanError with all properties of the stages that torch's schedules do not support."""
-    faults = [*_faults(build)]
+    faults = [*_faults(specialization)]
     if faults:
         raise PlanError(
             "torch.distributed.pipelining cannot run these stages",
@@ -58,19 +58,21 @@ def torch_stages(build: Build, communicator: Communicator) -> list[PipelineStage
             why="there a stage hands tensors to the next stage alone, and no other stage uses its parameters",
             hint='pipe.step runs them; or move the cut: split_before=, keep_together=, tied="together"',
         )
-    ranks, count = communicator.ranks, len(build.stages)
-    here = [index for index, device in enumerate(build.plan.placement) if device == ranks.index]
+    ranks, count = communicator.ranks, len(specialization.stages)
+    here = [index for index, device in enumerate(specialization.plan.placement) if device == ranks.index]
     return [
-        PipelineStage(PositionalStage(build, index), index, count, build.stage_devices[index], group=ranks.group)
+        PipelineStage(
+            PositionalStage(specialization, index), index, count, specialization.stage_devices[index], group=ranks.group
+        )
         for index in here
     ]
 
 
-def _faults(build: Build) -> Iterator[str]:
+def _faults(specialization: Specialization) -> Iterator[str]:
     """Yield a phrase for each property that torch's schedules do not support."""
-    last = len(build.stages) - 1
-    values = {node.name: value_of(node) for node in build.graph.graph.nodes if node.op != "output"}
-    for route in build.routes:
+    last = len(specialization.stages) - 1
+    values = {node.name: value_of(node) for node in specialization.graph.graph.nodes if node.op != "output"}
+    for route in specialization.routes:
         if route.source == HOST:
             continue
         ends = sorted({last if end == HOST else end for end in route.consumers})
@@ -78,16 +80,16 @@ def _faults(build: Build) -> Iterator[str]:
             yield f"{route.value} goes from stage {route.source} past its neighbour to stage {ends[-1]}"
         if not isinstance(values[route.value], torch.Tensor):
             yield f"{route.value} between stages {route.source} and {ends[-1]} is no tensor"
-    for stage in build.stages:
-        if stage.sized and _batch_input(build.graph, stage.inputs) is None:
+    for stage in specialization.stages:
+        if stage.sized and _batch_input(specialization.graph, stage.inputs) is None:
             yield f"no input of stage {stage.index} has the number of samples as a dimension"
-    if isinstance(build.mirrors, TiedCopies) and (count := len(build.mirrors.copies)):
+    if isinstance(specialization.mirrors, TiedCopies) and (count := len(specialization.mirrors.copies)):
         yield (
             "1 parameter or buffer is used on several ranks"
             if count == 1
             else (f"{count} parameters or buffers are used on several ranks")
         )
-    if build.options.batch_norm == "deferred":
+    if specialization.options.batch_norm == "deferred":
         yield 'batch_norm="deferred" is settled by pipe.step'
 
 

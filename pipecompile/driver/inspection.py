@@ -1,60 +1,85 @@
-"""How a pipeline is looked at: the costs of its step, the dump of everything, the report."""
+"""Inspection of a compiled pipeline: the costs of its step, the dump of all levels, and the report.
+
+These functions take an `Inspection`, a frozen view of the pipeline, so that they can be used and tested without one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pipecompile.costs.links import Links
+from pipecompile.ir import Program, Schedule
+from pipecompile.ir.plan import Plan
+from pipecompile.ir.timeline import Timeline
+from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
-from pipecompile.planning.schedule_choice import costs_of
+from pipecompile.planning.schedule_choice import simulation_costs
 from pipecompile.planning.what_if import what_if
 from pipecompile.show import dump, report_html, write_text
 from pipecompile.simulation.advice import advise
 from pipecompile.simulation.costs import CostOptions
+from pipecompile.simulation.simulator import simulate
+from pipecompile.tracing.traced_graph import TracedGraph
 
-if TYPE_CHECKING:
-    from pipecompile.pipeline import Pipeline
-
-__all__ = ["dump_all", "report_of", "step_costs", "write_report"]
-
-
-def step_costs(pipe: Pipeline) -> CostOptions:
-    """What `simulate` takes, from the plan."""
-    return costs_of(pipe.plan.stages, pipe.program.routes, pipe.options.links, pipe.plan.placement)
+__all__ = ["Inspection"]
 
 
-def dump_all(pipe: Pipeline, directory: str | Path) -> list[Path]:
-    """All files of `Pipeline.dump`."""
-    changes: list[str] = []
-    lower(pipe.schedule, pipe.program.routes, overlap=pipe.builds.latest.overlap, dump=changes.append)
-    return dump(
-        directory,
-        plan=pipe.plan,
-        graph=pipe.graph,
-        schedule=pipe.schedule,
-        program=pipe.program,
-        predicted=pipe.simulate(),
-        measured=pipe.measured,
-        passes="\n".join(changes),
-        report=report_of(pipe),
-    )
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Everything about a compiled pipeline that can be looked at. `title` is the name of the model's class."""
 
+    title: str
+    plan: Plan
+    problem: Problem | None
+    graph: TracedGraph
+    schedule: Schedule
+    program: Program
+    measured: Timeline | None
+    links: Links
+    is_overlapped: bool
+    phases: str
 
-def write_report(pipe: Pipeline, path: str | Path) -> Path:
-    """The page of `Pipeline.report`, whole or not at all. Raises InputError if it cannot be written."""
-    return write_text(Path(path), report_of(pipe))
+    @property
+    def costs(self) -> CostOptions:
+        """The costs of the program under the plan, as `simulate` takes them."""
+        return simulation_costs(self.plan.stages, self.program.routes, self.links, self.plan.placement)
 
+    def simulate(self) -> Timeline:
+        """Return the predicted timeline of a step, in seconds."""
+        return simulate(self.program, **self.costs)
 
-def report_of(pipe: Pipeline) -> str:
-    return report_html(
-        pipe.schedule,
-        pipe.simulate(),
-        pipe.measured,
-        plan=pipe.plan,
-        graph=pipe.graph,
-        advice=advise(pipe.program, **step_costs(pipe)),
-        what_if=what_if(
-            pipe.plan, pipe.problem, pipe.schedule, pipe.options.links.seconds(pipe.plan.routes, pipe.plan.placement)
-        ),
-        title=type(pipe.model).__name__,
-    )
+    def dump(self, directory: str | Path) -> list[Path]:
+        """Write every level as a file and return the paths. Raises InputError if the directory cannot be written."""
+        changes: list[str] = []
+        lower(self.schedule, self.program.routes, overlap=self.is_overlapped, dump=changes.append)
+        return dump(
+            directory,
+            plan=self.plan,
+            graph=self.graph,
+            schedule=self.schedule,
+            program=self.program,
+            predicted=self.simulate(),
+            measured=self.measured,
+            passes="\n".join(changes),
+            phases=self.phases,
+            report=self.report(),
+        )
+
+    def write_report(self, path: str | Path) -> Path:
+        """Write the report as one HTML page. Raises InputError if the file cannot be written."""
+        return write_text(Path(path), self.report())
+
+    def report(self) -> str:
+        """Return the report: tables, timelines, advice, and what other machines and schedules would take."""
+        seconds = self.links.seconds(self.plan.routes, self.plan.placement)
+        return report_html(
+            self.schedule,
+            self.simulate(),
+            self.measured,
+            plan=self.plan,
+            graph=self.graph,
+            advice=advise(self.program, **self.costs),
+            what_if=what_if(self.plan, self.problem, self.schedule, seconds),
+            title=self.title,
+        )

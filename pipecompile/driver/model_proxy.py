@@ -1,4 +1,4 @@
-"""A module that stands in for another: same parameters under the same names, same state_dict, same modes.
+"""A module that acts as another: same parameters under the same names, same state_dict, same modes.
 
 The model stays the owner of everything. It is not registered as a submodule, so no key gets a prefix.
 """
@@ -15,11 +15,11 @@ from pipecompile.errors import InputError
 from pipecompile.torch_private.devices import requested_device
 from pipecompile.torch_private.modules import apply_to_tensors
 
-__all__ = ["StandIn"]
+__all__ = ["ModelProxy"]
 
 
-class StandIn(nn.Module):
-    """Everything that nn.Module does with parameters, buffers and modes goes to `model`."""
+class ModelProxy(nn.Module):
+    """Forwards all that nn.Module does with parameters, buffers and modes to `model`."""
 
     model: nn.Module
 
@@ -28,11 +28,11 @@ class StandIn(nn.Module):
         object.__setattr__(self, "model", model)
         self.training = model.training
 
-    def forget(self) -> None:
-        """Called when tensors of the model were replaced or changed their dtype."""
+    def _forget(self) -> None:
+        """Drop what depends on the model's tensors, after they were replaced or changed their dtype."""
 
-    def place_names(self) -> str:
-        """Where the model's parts are, for the message that refuses to move them."""
+    def _place_names(self) -> str:
+        """Return where the stages are, for the message that refuses to move them."""
         return ""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ class StandIn(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         result = self.model.load_state_dict(state_dict, strict=strict, assign=assign)
         if assign:
-            self.forget()
+            self._forget()
         return result
 
     def named_modules(
@@ -62,25 +62,25 @@ class StandIn(nn.Module):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Change the dtype. A device is refused: the stages are placed by the plan. Raises InputError."""
+        """Change the dtype. Raises InputError for a device, since the plan places the stages."""
         if requested_device(*args, **kwargs) is not None:
             self._refuse()
         return super().to(*args, **kwargs)
 
     def cuda(self, device: Any = None) -> Self:  # noqa: ARG002 as nn.Module has it
-        """Refused, like any move to a device. Raises InputError."""
+        """Raise InputError: the plan places the stages."""
         return self._refuse()
 
     def cpu(self) -> Self:
-        """Refused, like any move to a device. Raises InputError."""
+        """Raise InputError: the plan places the stages."""
         return self._refuse()
 
     def _refuse(self) -> Self:
         raise InputError(
-            "a pipeline cannot be moved to a device", where=self.place_names(), hint="compile again with devices="
+            "a pipeline cannot be moved to a device", where=self._place_names(), hint="compile again with devices="
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         apply_to_tensors(self.model, fn, recurse)
-        self.forget()
+        self._forget()
         return self

@@ -1,98 +1,113 @@
-"""What a pipeline tells its user once: that the model was recorded anew, that a batch was cut otherwise than asked for."""
+"""Warnings that a pipeline gives once: of the options, of a model recorded again, of a batch cut otherwise than asked for."""
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
-from pipecompile.driver.specialization import Build
+from pipecompile.driver.signature import Signature
 from pipecompile.errors import RecordingWarning
 from pipecompile.ir import Kind
 from pipecompile.options import Options
-from pipecompile.runtime.cuda_graphs import capture as tapes
+from pipecompile.runtime.cuda_graphs import capture
 from pipecompile.tracing.fakes.batch_symbol import Guard
 
-__all__ = ["Notices"]
+__all__ = ["WarningsOnce"]
+
+_REMEMBERED = 64
+"""Signatures of dropped recordings that are remembered, to notice a model that is recorded again and again."""
 
 
-class Notices:
-    """One warning for each line of the user's that branches on the batch size, and one for a cache that is too small."""
+class WarningsOnce:
+    """One warning for each line of the user that branches on the batch size, and one for each other kind."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
-        self._gone: deque[tuple[Any, ...]] = deque(maxlen=64)
+        self._given: set[tuple[str, str]] = set()
+        self._evicted: deque[Signature] = deque(maxlen=_REMEMBERED)
 
-    def anew(self, mark: tuple[Any, ...], known: Sequence[Build], parts: tuple[int, ...], limit: int) -> None:
-        """The model is about to be recorded for micro-batches `parts`, although `known` are recordings of such calls."""
-        if known and (guard := known[-1].broken(parts[:1])):
-            self._tell(
-                "anew", guard, f"recorded anew for micro-batches of {parts[0]} samples; this is kept, and told once"
-            )
-        elif mark in self._gone and ("small", "") not in self._told:
-            self._told.add(("small", ""))
-            text = f"inputs of more kinds than the {limit} recordings that are kept: some are recorded again and again"
-            _warn(f"{text}. Try compile(..., cache_size={2 * limit}); pipe.explain() shows what differs")
-
-    def uneven(self, guard: Guard, wanted: tuple[int, ...], parts: tuple[int, ...]) -> None:
-        """A batch goes into other micro-batches than wanted, since these are on both sides of a guard."""
-        few = "one micro-batch" if len(parts) == 1 else f"{len(parts)} micro-batches"
-        both = " and ".join(map(str, sorted(set(wanted))))
-        self._tell("uneven", guard, f"{sum(wanted)} samples go into {few} instead of {len(wanted)}, of {both} samples")
-
-    def unequal(self, samples: int, wanted: int, count: int) -> None:
-        """Lists with an entry per sample go into fewer micro-batches, so that all are equally long."""
-        if count < wanted and ("unequal", "") not in self._told:
-            self._told.add(("unequal", ""))
-            few = "one micro-batch" if count == 1 else f"{count} micro-batches"
-            _warn(f"lists of {samples} samples go into {few} instead of {wanted}, so that all have equally many")
-
-    def mixed(self, places: Sequence[str]) -> None:
-        """Samples meet at these lines."""
-        if places and ("mixed", "") not in self._told:
-            self._told.add(("mixed", ""))
-            text = f"every sample of a batch meets every other at {places[0]}; in micro-batches, only those of its own"
-            _warn(f'{text}. If dimension 0 is not the batch, say so: compile(..., batch_dims={{"name": 1}})')
-
-    def normalised(self, layers: int) -> None:
-        """So many BatchNorm layers update their running statistics at every micro-batch, and nobody said that they should."""
-        if layers and ("normalised", "") not in self._told:
-            self._told.add(("normalised", ""))
-            some = "a BatchNorm layer updates its" if layers == 1 else f"{layers} BatchNorm layers update their"
-            text = f"{some} running statistics once a micro-batch, which moves them further than a mini-batch would"
-            _warn(
-                f"{text}. Try compile(..., batch_norm='deferred'), once a step; batch_norm='each' is this, and says nothing"
-            )
-
-    def undivided(self, options: Options) -> None:
-        """The schedule may split backwards of stages that are compiled, or CUDA graphs."""
-        whole = "compiled stage" if options.compile_stages else "CUDA graph" if options.cuda_graphs else ""
-        if whole and Kind.INPUT_GRAD in options.kinds and ("undivided", "") not in self._told:
-            self._told.add(("undivided", ""))
-            text = f"the schedule splits backwards, and a {whole} computes all its gradients at once: all in I, W does nothing"
-            _warn(
-                f"{text}. Try schedule='1f1b', or {'compile_stages' if options.compile_stages else 'cuda_graphs'}=False"
-            )
-
-    def ungraphed(self, options: Options) -> None:
-        """CUDA graphs are wanted where there is none."""
-        kinds = {device.type for device in options.devices if tapes.tapes_on(device) is None}
+    def check_options(self, options: Options) -> None:
+        """Warn of options that have no effect together."""
+        self.undivided(options)
+        kinds = {device.type for device in options.devices if capture.tapes_on(device) is None}
         if options.cuda_graphs and kinds:
             _warn(
                 f"cuda_graphs=True: there are no graphs on {' and '.join(sorted(kinds))}, whose stages run as they are"
             )
 
-    def evicted(self, mark: tuple[Any, ...]) -> None:
-        """A recording was dropped to make room."""
-        self._gone.append(mark)
+    def undivided(self, options: Options) -> None:
+        """Warn if the schedule splits the backward of stages that cannot split it: compiled stages and CUDA graphs."""
+        whole = "compiled stage" if options.compile_stages else "CUDA graph" if options.cuda_graphs else ""
+        if whole and Kind.INPUT_GRAD in options.kinds:
+            off = "compile_stages" if options.compile_stages else "cuda_graphs"
+            self._once(
+                "undivided",
+                f"the schedule splits backwards, and a {whole} computes all its gradients at once: all in I, W does nothing."
+                f" Try schedule='1f1b', or {off}=False",
+            )
 
-    def _tell(self, kind: str, guard: Guard, consequence: str) -> None:
+    def anew(self, signature: Signature, guard: Guard | None, samples: int, limit: int) -> None:
+        """Warn that the model is recorded again: because `guard` fails for `samples` samples, or because the cache is small."""
+        if guard is not None:
+            self._at(guard, "anew", f"recorded anew for micro-batches of {samples} samples")
+        elif signature in self._evicted:
+            self._once(
+                "small",
+                f"inputs of more kinds than the {limit} recordings that are kept: some are recorded again and again."
+                f" Try compile(..., cache_size={2 * limit}); pipe.explain() shows what differs",
+            )
+
+    def uneven(self, guard: Guard, wanted: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+        """Warn that a batch goes into other micro-batches than asked for, because those are on both sides of a branch."""
+        both = " and ".join(map(str, sorted(set(wanted))))
+        text = f"{sum(wanted)} samples go into {_micro_batches(len(sizes))} instead of {len(wanted)}, of {both} samples"
+        self._at(guard, "uneven", text)
+
+    def unequal(self, samples: int, wanted: int, count: int) -> None:
+        """Warn that lists with an entry per sample go into fewer micro-batches, so that all are equally long."""
+        if count < wanted:
+            text = f"lists of {samples} samples go into {_micro_batches(count)} instead of {wanted}"
+            self._once("unequal", f"{text}, so that all have equally many")
+
+    def mixed(self, places: Sequence[str]) -> None:
+        """Warn that samples of a batch meet at these lines: in micro-batches, only those of one micro-batch do."""
+        if places:
+            self._once(
+                "mixed",
+                f"every sample of a batch meets every other at {places[0]}; in micro-batches, only those of its own."
+                ' If dimension 0 is not the batch, say so: compile(..., batch_dims={"name": 1})',
+            )
+
+    def normalised(self, layers: int) -> None:
+        """Warn that so many BatchNorm layers update their running statistics at every micro-batch."""
+        if layers:
+            subject = "a BatchNorm layer updates its" if layers == 1 else f"{layers} BatchNorm layers update their"
+            self._once(
+                "normalised",
+                f"{subject} running statistics once a micro-batch, which moves them further than a mini-batch would."
+                " Try compile(..., batch_norm='deferred'), once a step; or pass batch_norm='each' to keep this behaviour and"
+                " silence the warning",
+            )
+
+    def evicted(self, signature: Signature) -> None:
+        """Remember that a recording was dropped to make room."""
+        self._evicted.append(signature)
+
+    def _once(self, kind: str, text: str) -> None:
+        if (kind, "") not in self._given:
+            self._given.add((kind, ""))
+            _warn(text)
+
+    def _at(self, guard: Guard, kind: str, consequence: str) -> None:
         key = kind, guard.place or str(guard)
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._given:
+            self._given.add(key)
             where = f" at {guard.place}" if guard.place else ""
-            _warn(f"the model branches on the batch size{where} ({guard}): {consequence}")
+            _warn(f"the model branches on the batch size{where} ({guard}): {consequence}; this warning comes once")
+
+
+def _micro_batches(count: int) -> str:
+    return "one micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def _warn(message: str) -> None:

@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: the one asked for, or with "auto" one that is searched for under the costs in its plan."""
+"""The schedule of a pipeline: the one asked for, or with "auto" one that is search_schedule for under the costs in its plan."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.schedules import auto_schedule
 from pipecompile.simulation.costs import CostOptions
 
-__all__ = ["costs_of", "schedule_of", "searched"]
+__all__ = ["simulation_costs", "make_schedule", "search_schedule"]
 
 
-def costs_of(
+def simulation_costs(
     stages: Sequence[StageSummary], routes: Sequence[Route], links: Links, placement: Sequence[int] | None
 ) -> CostOptions:
-    """What a simulation takes: the times of stages, what each route costs its link, one way, and the bytes saved."""
+    """Return the costs that a simulation takes: seconds per stage and per route, one way, and saved bytes per stage."""
     return CostOptions(
         forward=[stage.forward for stage in stages],
         input_grad=[stage.input_grad for stage in stages],
@@ -34,33 +34,33 @@ def costs_of(
     )
 
 
-def schedule_of(
+def make_schedule(
     options: Options,
     stages: Sequence[StageSummary],
     routes: Sequence[Route],
     placement: Sequence[int],
     n_microbatches: int,
 ) -> Schedule:
-    """What a step runs, recomputations as early as the devices have time for them."""
+    """Return the schedule of a step, with recomputations as early as the devices have time for them."""
     if options.schedule == "auto":
-        return searched(options, stages, routes, n_microbatches, placement)
+        return search_schedule(options, stages, routes, n_microbatches, placement)
     schedule = options.schedule_for(n_microbatches)
     if options.checkpoint == "never" or options.restored == 1:
         return schedule
-    costs = costs_of(stages, routes, options.links, placement)
+    costs = simulation_costs(stages, routes, options.links, placement)
     return advance_recompute(schedule, options.restored, routes=routes, **costs)
 
 
-def searched(
+def search_schedule(
     options: Options,
     stages: Sequence[StageSummary],
     routes: Sequence[Route],
     n_microbatches: int,
     placement: Sequence[int] | None = None,
 ) -> Schedule:
-    """The fastest that a search finds within the memory limit, and where it puts the stages, if nobody says."""
+    """Return the fastest schedule that a search finds within the memory limit. Without a placement, the search chooses one."""
     but_last = options.checkpoint == "except_last"
-    found = auto_schedule(
+    schedule = auto_schedule(
         options.n_stages,
         n_microbatches,
         n_devices=None if placement else len(options.devices),
@@ -68,9 +68,9 @@ def searched(
         routes=routes,
         checkpoint="always" if but_last else options.checkpoint,
         in_flight=_room(options, stages, routes, placement, n_microbatches),
-        **costs_of(stages, routes, options.links, placement),
+        **simulation_costs(stages, routes, options.links, placement),
     )
-    return _kept(found, n_microbatches - 1) if but_last else found
+    return _without_recompute(schedule, n_microbatches - 1) if but_last else schedule
 
 
 def _room(
@@ -80,7 +80,7 @@ def _room(
     placement: Sequence[int] | None,
     n_microbatches: int,
 ) -> list[float] | None:
-    """How many micro-batches each device may have in flight, as the cut counts what they hold; None without a limit."""
+    """Return how many micro-batches each device may have in flight, by the bytes that the cut counts; None without a limit."""
     limit = options.memory_limit
     if limit is None or placement is None:
         return None
@@ -88,14 +88,14 @@ def _room(
     limits = limit if isinstance(limit, tuple) else (limit,) * len(options.devices)
     room, each, restored = list(map(float, limits)), [0.0] * len(limits), options.restored_at_once(n_microbatches)
     for device, stage, again in zip(placement, stages, flags, strict=True):
-        received = sum(way.nbytes for way in routes if way.source != HOST and stage.stage in way.consumers)
+        received = sum(r.nbytes for r in routes if r.source != HOST and stage.stage in r.consumers)
         room[device] -= stage.state_bytes + again * restored * stage.saved_bytes
         each[device] += received + (not again) * stage.saved_bytes
     return [free / held if held else inf for free, held in zip(room, each, strict=True)]
 
 
-def _kept(schedule: Schedule, microbatch: int) -> Schedule:
-    """Without the recomputations of this micro-batch."""
+def _without_recompute(schedule: Schedule, microbatch: int) -> Schedule:
+    """Return the schedule without the recomputations of one micro-batch."""
 
     def stays(action: Action) -> bool:
         return action.kind is not Kind.RECOMPUTE or action.microbatch != microbatch

@@ -1,18 +1,18 @@
-"""The cut of a traced graph: the partition problem solved, with the uses of a tied parameter in one stage if that is free.
+"""The cut of a traced graph: solve the partition problem, and keep the uses of a tied parameter in one stage if that is free.
 
-embedding ─► ... ─► head        one weight, two uses: apart they need a mirror on another device, and a copy per step
+embedding ─► ... ─► head        one weight, two uses: apart, the second stage needs a mirror and one copy per step
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
 
 import torch
-from torch import fx
 
-from pipecompile.errors import InfeasibleError, PartitionError
+from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.options import Options
@@ -20,17 +20,18 @@ from pipecompile.partitioners import Partition, Problem, partition, stage_loads
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.objective import fits
 from pipecompile.planning.progress import solving
+from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["cut", "excess", "free_bottleneck", "tied_groups"]
+__all__ = ["bottleneck_without_constraints", "memory_excess", "solve_cut", "tied_groups", "warn_of_gap"]
 
-_FREE = 1e-9
-"""A bottleneck that is worse by less than this share is no worse."""
+_EQUAL = 1e-9
+"""Relative tolerance for comparing bottlenecks."""
 
 
-def cut(graph: fx.GraphModule, problem: Problem, options: Options) -> tuple[Partition, Problem]:
-    """The best partition that is found, and the problem it solves, which may keep more together than the one given.
+def solve_cut(graph: TracedGraph, problem: Problem, options: Options) -> tuple[Partition, Problem]:
+    """Return the best partition and the problem that it solves: `problem`, or one that keeps tied parameters together.
 
-    Raises PartitionError when `tied="together"` leaves fewer pieces than stages, InfeasibleError when nothing fits.
+    Raises PartitionError if `tied="together"` leaves fewer pieces than stages, InfeasibleError if no cut fits.
     """
     tied = tied_groups(graph)
     if options.tied == "together" and tied:
@@ -38,44 +39,60 @@ def cut(graph: fx.GraphModule, problem: Problem, options: Options) -> tuple[Part
         _check_pieces(tied, together, options.n_stages)
         return _solve(together, options, options.time_limit), together
     end = monotonic() + options.time_limit
-    found = _solve(problem, options, options.time_limit)
+    best = _solve(problem, options, options.time_limit)
     if options.tied == "auto":
         for group in tied.values():
-            if len({found.stage_of[name] for name in group}) > 1:
-                found, problem = _joined(found, problem, group, options, end - monotonic())
-    return found, problem
+            if len({best.stage_of[name] for name in group}) > 1:
+                best, problem = _joined(best, problem, group, options, end - monotonic())
+    return best, problem
 
 
-def free_bottleneck(graph: fx.GraphModule, problem: Problem, found: Partition, options: Options) -> float:
-    """The bottleneck that the best cut of `problem` has, when `found` is the best with more that is forced."""
+def bottleneck_without_constraints(
+    graph: TracedGraph, problem: Problem, constrained: Partition, options: Options
+) -> float:
+    """Return the bottleneck in seconds of the best cut of `problem`, which `constrained` solves with the user's constraints."""
     groups = (*problem.groups, *tied_groups(graph).values()) if options.tied == "together" else problem.groups
-    return min(_solve(replace(problem, groups=groups), options, options.time_limit).bottleneck, found.bottleneck)
+    free = _solve(replace(problem, groups=groups), options, options.time_limit)
+    return min(free.bottleneck, constrained.bottleneck)
 
 
-def excess(problem: Problem, found: Partition, n_stages: int) -> str:
-    """Which device, or stage, holds how much more than its limit; empty when all fits."""
+def memory_excess(problem: Problem, cut: Partition, n_stages: int) -> str:
+    """Return which device or stage holds more than its limit, both in bytes. Return "" if everything fits."""
     if problem.memory_limit is None:
         return ""
-    rows = stage_loads(problem, found.stage_of, n_stages, found.recompute or None)
+    loads = stage_loads(problem, cut.stage_of, n_stages, cut.recompute or None)
     limit = problem.memory_limit
-    limits = limit if isinstance(limit, tuple) else (limit,) * len(rows)
+    limits = limit if isinstance(limit, tuple) else (limit,) * len(loads)
     unit = "stage" if problem.placement is None else "device"
-    over = [(d, row.memory) for d, row in enumerate(rows) if not fits(row.memory, limits[d])]
+    over = ((d, load.memory) for d, load in enumerate(loads) if not fits(load.memory, limits[d]))
     return next((f"{unit} {d} would hold {held:.6g} bytes, its limit is {limits[d]:.6g}" for d, held in over), "")
 
 
+def warn_of_gap(cut: Partition, options: Options) -> None:
+    """Warn if the time limit ended the search before the cut was proven optimal."""
+    if cut.status == "feasible" and options.partitioner != "dp":
+        warnings.warn(
+            f"the cut is not proven to be the best after {options.time_limit:g} s: its slowest stage is at most "
+            f"{cut.gap:.2%} above the least there can be. A larger time_limit may close this",
+            PartitionWarning,
+            stacklevel=2,
+        )
+
+
 def _joined(
-    found: Partition, problem: Problem, group: tuple[str, ...], options: Options, seconds: float
+    best: Partition, problem: Problem, group: tuple[str, ...], options: Options, seconds: float
 ) -> tuple[Partition, Problem]:
-    """The same with `group` in one stage, if that costs nothing."""
+    """Return a partition with `group` in one stage if the bottleneck stays the same, else `best`."""
     together = replace(problem, groups=(*problem.groups, group))
     try:
-        other = _solve(together, options, max(seconds, 0.1))
+        joined = _solve(together, options, max(seconds, 0.1))
     except InfeasibleError:
-        return found, problem
-    free = other.bottleneck <= found.bottleneck * (1 + _FREE)
-    used = len(set(other.stage_of.values())) >= len(set(found.stage_of.values()))
-    return (replace(other, lower_bound=found.lower_bound), together) if free and used else (found, problem)
+        return best, problem
+    is_free = joined.bottleneck <= best.bottleneck * (1 + _EQUAL)
+    uses_as_many = len(set(joined.stage_of.values())) >= len(set(best.stage_of.values()))
+    if is_free and uses_as_many:
+        return replace(joined, lower_bound=best.lower_bound), together
+    return best, problem
 
 
 def _solve(problem: Problem, options: Options, seconds: float) -> Partition:
@@ -84,19 +101,19 @@ def _solve(problem: Problem, options: Options, seconds: float) -> Partition:
             return partition(
                 problem, options.n_stages, method=options.partitioner, time_limit=seconds, progress=progress
             )
-        except InfeasibleError as error:  # in words of compile's options
+        except InfeasibleError as error:  # in the words of compile's options
             hint = error.hint.replace('recompute="auto"', 'checkpoint="auto"')
             raise InfeasibleError(error.what, where=error.where, why=error.why, hint=hint) from None
 
 
-def tied_groups(graph: fx.GraphModule) -> dict[str, tuple[str, ...]]:
-    """Per parameter that several nodes use, under its first name: those nodes, in order."""
+def tied_groups(graph: TracedGraph) -> dict[str, tuple[str, ...]]:
+    """Return the nodes that use each parameter with several uses, in order, by the parameter's first name."""
     names = {id(tensor): name for name, tensor in graph.named_parameters()}
     uses: dict[int, list[str]] = {}
     for node in compute_nodes(graph):
         for tensor in held_tensors(graph, node):
-            if isinstance(tensor, torch.nn.Parameter) and node.name not in (known := uses.setdefault(id(tensor), [])):
-                known.append(node.name)
+            if isinstance(tensor, torch.nn.Parameter) and node.name not in (nodes := uses.setdefault(id(tensor), [])):
+                nodes.append(node.name)
     return {names.get(key, nodes[0]): tuple(nodes) for key, nodes in uses.items() if len(nodes) > 1}
 
 

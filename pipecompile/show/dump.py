@@ -38,13 +38,14 @@ def dump(
     predicted: Timeline | None = None,
     measured: Timeline | None = None,
     passes: str | None = None,
+    phases: str | None = None,
     report: str | None = None,
     seconds: bool = True,
 ) -> list[Path]:
     """Write one file per argument that is not None and return the paths.
 
-    plan.json, schedule.csv, program.txt, passes.txt, report.html, timeline.json, timeline.svg (with matplotlib),
-    graph.py, graph.dot, and graph.svg if Graphviz' `dot` is installed. All texts are computed before the first file is
+    plan.json, schedule.csv, program.txt, passes.txt, phases.txt, report.html, timeline.json, timeline.svg (with
+    matplotlib), graph.py, graph.dot, and graph.svg if Graphviz' `dot` is installed. All texts are computed before the first file is
     written, and a file appears whole or not at all. `seconds` False: times are in the unit of the costs. Raise
     InputError if the directory cannot be written.
     """
@@ -56,6 +57,7 @@ def dump(
     texts |= {} if schedule is None else {"schedule.csv": schedule.to_csv()}
     texts |= {} if program is None else {"program.txt": str(program).rstrip("\n") + "\n"}
     texts |= {} if passes is None else {"passes.txt": passes}
+    texts |= {} if phases is None else {"phases.txt": phases}
     texts |= {} if report is None else {"report.html": report}
     folder = Path(directory)
     try:

@@ -12,7 +12,7 @@ from pipecompile.costs.links import Links
 from pipecompile.costs.weight_grad import WeightGradCost, nodes_needing_grad, weight_grad_cost
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.ir.plan import StageSummary
-from pipecompile.planning.schedule_choice import costs_of
+from pipecompile.planning.schedule_choice import simulation_costs
 
 
 class Branches(nn.Module):
@@ -71,7 +71,7 @@ def test_a_first_stage_is_predicted_to_do_everything_in_w() -> None:
 
 def test_a_backward_that_is_not_divided_takes_what_dividing_costs_less() -> None:
     stage = StageSummary(0, "cpu", "a", "b", 1, 1, 4.0, 1.0, 3.0, 0.0, 0.0, 0, 0, weight=2.0, dividing=0.5)
-    costs = costs_of([stage, replace(stage, stage=1)], (), Links(0.0, 0.0), None)
+    costs = simulation_costs([stage, replace(stage, stage=1)], (), Links(0.0, 0.0), None)
     costs["transfer"] = 0.0  # of the routes that there are not
     assert (stage.input_grad, stage.weight_grad) == (1.5, 2.0)
     spans = {

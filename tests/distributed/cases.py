@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import pipecompile as pc
 from pipecompile.distributed.clock_sync import read_clocks
-from pipecompile.driver.specialization import Build
+from pipecompile.driver.backend import ProcessBackend
 from pipecompile.errors import PlanError
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells import split_backward as divided
@@ -33,7 +33,7 @@ from tests.support.models import UNet
 
 warnings.simplefilter("ignore")
 divided.WORTH["cpu"] = 0.0  # every weight is worth a W
-Build.memories = property(lambda build: build.plan.placement)  # one process with a memory per device
+ProcessBackend.memories = lambda _, devices, placement: placement  # one process with a memory per device
 
 COUNT = 5
 FULL = "CASES_FULL" in os.environ

@@ -30,6 +30,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
+from pipecompile.driver.programs import step_executable
 from pipecompile.ir import HOST, Op
 from pipecompile.schedules import CATALOGUE
 
@@ -130,7 +131,7 @@ def arm(pipe: pc.Pipeline, job: Job, note: Path) -> None:
     """
     if note.exists() or job.fault is None:
         return
-    executable, rows = pipe.builds.latest.step(COUNT, with_target=False), pipe.program.rows
+    executable, rows = step_executable(pipe._cache.latest, COUNT, with_target=False), pipe.program.rows
     row = rows[job.fault.rank % len(rows)]
     index, code = job.fault.place % len(row), executable.inline
     sent, owed, maker = [str(next(i.action for i in row if i.action))], [], ""

@@ -113,7 +113,7 @@ def tied() -> Any:
             optimizer.zero_grad()
     expected = dict(eager.named_parameters())
     off += [distance_of(parameter, expected[name]) for name, parameter in pipe.named_parameters()]
-    return {"worst": max(map(abs, off)), "copies": len(pipe.builds.latest.mirrors.copies)}
+    return {"worst": max(map(abs, off)), "copies": len(pipe._cache.latest.mirrors.copies)}
 
 
 def part_of(mesh: DeviceMesh) -> slice:

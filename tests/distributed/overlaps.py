@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
+from pipecompile.driver.programs import step_executable
 from pipecompile.runtime.registers import Frame
 from tests.distributed.case_models import distance
 from tests.distributed.cases import pair_mesh
@@ -88,7 +89,7 @@ def regular(model: Net) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 def logged(pipe: Any, count: int) -> Iterator[list[str]]:
     """Yield a log of the backwards of this rank and of the size of each bucket, in numbers."""
     log: list[str] = []
-    executable = pipe.builds.latest.step(count, with_target=True)
+    executable = step_executable(pipe._cache.latest, count, with_target=True)
     code, reduce = executable.inline, dist.all_reduce
 
     def run_logged(position: int, frame: Frame) -> None:

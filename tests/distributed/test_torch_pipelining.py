@@ -12,21 +12,21 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.distributed.torch_pipelining import PositionalStage, torch_stages
-from pipecompile.driver.specialization import Build
+from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError
 from tests.distributed.torch_cases import Rows, Skip
 
 SAMPLES = 8
 
 
-def build_of(model: nn.Module, n_stages: int, **options: Any) -> Build:
+def build_of(model: nn.Module, n_stages: int, **options: Any) -> Specialization:
     names = ["x", "scale"][: 2 if isinstance(model, Rows) else 1]
     pipe = pc.compile(
         model, n_stages, devices=["cpu"] * n_stages, n_microbatches=2, cost="analytic", loss_fn=lambda y: y.mean(),
         example_kwargs={name: torch.randn(SAMPLES, 6) for name in names},
         split_before=[f"layers.{4 * stage // n_stages}" for stage in range(1, n_stages)], **options,
     )  # fmt: skip
-    return pipe.builds.latest
+    return pipe._cache.latest
 
 
 def of_rank(index: int) -> Any:

@@ -124,7 +124,9 @@ def test_the_other_side_of_a_branch_is_recorded_once_with_one_warning() -> None:
         for samples in (8, 12, 7, 16, 4):
             exact(pipe, eager, torch.randn(samples, 4), 4)
     (warning,) = told
-    assert re.search(r"test_builds.py:\d+ in Branch.forward .*recorded anew for .* 2 samples", str(warning.message))
+    assert re.search(
+        r"test_compile_cache.py:\d+ in Branch.forward .*recorded anew for .* 2 samples", str(warning.message)
+    )
     assert pipe.explain().traces == 2
     assert pipe.plan is plan
 
@@ -220,8 +222,8 @@ def test_every_length_trains_with_the_first_plan() -> None:
     found = pipe.explain()
     assert found.traces == len(found.kept) == 4
     assert found.hits == 2 * 6 - 4
-    assert len({id(build.plan) for build in pipe.builds._builds}) == 1
-    longest = max(pipe.builds._builds, key=lambda build: len(build.graph.graph.nodes))
+    assert len({id(build.plan) for build in pipe._cache.entries}) == 1
+    longest = max(pipe._cache.entries, key=lambda build: len(build.graph.graph.nodes))
     assert [len(stage.nodes) > 7 for stage in longest.stages] == [True] * 3, "the loop is dealt out in proportion"
 
 
@@ -239,7 +241,7 @@ def test_the_least_recently_used_goes_and_coming_back_is_told_once() -> None:
             pipe(torch.randn(2, length, 3))
     (warning,) = told
     assert "cache_size=4" in str(warning.message)
-    with pytest.raises(pc.InputError, match="cache_size is 0"):
+    with pytest.raises(pc.InputError, match="cache_size=0 is not a whole number"):
         piped(Scaled(), cache_size=0)
 
 
@@ -256,7 +258,7 @@ def test_explain_shows_what_is_kept() -> None:
     assert (first.inputs, first.mode, first.autocast, first.calls) == (("x: float32(B, 4)",), "train", "off", 1)
     assert (last.inputs, last.mode, last.calls) == (("x: float32(B, 4), requires grad",), "eval", 2)
     assert last.autocast == "cpu bfloat16"
-    assert last.guards[0].startswith("batch_size > 2 (test_builds.py:")
+    assert last.guards[0].startswith("batch_size > 2 (test_compile_cache.py:")
     assert last.nodes == len(pipe.graph.graph.nodes)
     assert 0 < last.seconds < 60
     text = str(pipe.explain())

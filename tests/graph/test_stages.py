@@ -148,7 +148,7 @@ def test_the_bytes_of_a_pipeline_are_those_of_one_micro_batch(samples):
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
     pipe = pc.compile(model, 2, example_args=(torch.randn(2 * samples, 4),), n_microbatches=2, cost="analytic")
     bytes_of = [samples * width * 4.0 for width in (4, 8, 4)]
-    assert [way.nbytes for way in pipe.plan.routes] == [way.nbytes for way in pipe.builds.latest.routes] == bytes_of
+    assert [way.nbytes for way in pipe.plan.routes] == [way.nbytes for way in pipe._cache.latest.routes] == bytes_of
 
 
 def test_sizes_are_not_routed():

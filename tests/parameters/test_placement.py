@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.specialization import Build
+from pipecompile.driver.backend import ProcessBackend
 from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule
 from tests.support.eager import accumulate, assert_same, square_loss
 
@@ -22,7 +22,7 @@ WIDTH, VOCABULARY = 8, 16
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """No two stages share memory."""
-    monkeypatch.setattr(Build, "memories", property(lambda build: range(len(build.stages))))
+    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
 
 
 class Block(nn.Module):
@@ -122,7 +122,7 @@ def test_training_is_eager_training(name: str, dispatch: str) -> None:
         assert_same(model, eager, 1e-11)
         mine.step()
         theirs.step()
-    assert pipe.builds.latest.mirrors.mirrors, "this test needs weights on several devices"
+    assert pipe._cache.latest.mirrors.mirrors, "this test needs weights on several devices"
     assert list(pipe.state_dict()) == keys
     assert len(list(pipe.parameters())) == len(list(eager.parameters())), "tied weights are one parameter"
 
@@ -197,7 +197,7 @@ def test_one_memory_needs_no_mirror() -> None:
     model, x = Language(), batch()
     pipe = piped(model)
     pipe(x)
-    assert not pipe.builds.latest.mirrors.mirrors
+    assert not pipe._cache.latest.mirrors.mirrors
     assert not any(isinstance(module, MirroredModule) for stage in pipe.stages for module in stage.module.modules())
 
 

@@ -13,7 +13,7 @@ import pipecompile as pc
 from pipecompile.costs import NodeCost
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.ir import Kind
-from pipecompile.planning import joint_search as choosing
+from pipecompile.planning import candidate_evaluation
 from pipecompile.planning.microbatch_counts import counts_to_try, first_count
 from tests.support.eager import square_loss
 
@@ -84,7 +84,7 @@ def test_what_is_chosen_is_the_best_of_the_table_and_runs_as_eager() -> None:
     assert {row.n_microbatches for row in considered(pipe).rows} == set(counts_to_try(16, 4))
     assert {"1f1b", "gpipe", "zb-h1", "auto"} <= {row.schedule for row in considered(pipe).rows}
     check_step(pipe, model)
-    assert pipe.options.n_microbatches == considered(pipe).best.n_microbatches
+    assert pipe._options.n_microbatches == considered(pipe).best.n_microbatches
     text = str(considered(pipe))
     assert "chosen" in text
     assert "zb-h1" in text
@@ -224,9 +224,9 @@ def test_without_a_batch_there_is_one_micro_batch() -> None:
 
 def test_a_lazy_pipeline_chooses_at_the_first_call() -> None:
     pipe = pc.compile(network(), 2, n_microbatches="auto", schedule="auto", cost="analytic", loss_fn=square_loss)
-    assert pipe.options.n_microbatches == "auto"
+    assert pipe._options.n_microbatches == "auto"
     pipe.step(X)
-    assert isinstance(pipe.options.n_microbatches, int)
+    assert isinstance(pipe._options.n_microbatches, int)
 
 
 def test_what_cannot_be_chosen_is_said_at_once() -> None:
@@ -244,14 +244,14 @@ def test_what_cannot_be_chosen_is_said_at_once() -> None:
 
 def test_the_better_solver_replaces_a_cut_only_if_the_step_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even when dynamic programming proves nothing, what is chosen is the best of its table."""
-    cut, methods = choosing.cut, []
+    cut, methods = candidate_evaluation.solve_cut, []
 
     def unproven(graph, problem, options):
         found, solved = cut(graph, problem, options)
         methods.append(options.partitioner)
         return (replace(found, status="feasible") if options.partitioner == "dp" else found), solved
 
-    monkeypatch.setattr(choosing, "cut", unproven)
+    monkeypatch.setattr(candidate_evaluation, "solve_cut", unproven)
     check_choice(compiled(schedule="1f1b"))
     assert methods[-1] == "auto"
     assert set(methods[:-1]) == {"dp"}

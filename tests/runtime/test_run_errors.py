@@ -17,6 +17,7 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 import pipecompile as pc
+from pipecompile.driver.programs import step_executable
 from pipecompile.runtime import watchdog
 from pipecompile.runtime.interpreter import Code
 from tests.support.eager import accumulate, assert_same, square_loss
@@ -90,7 +91,7 @@ def test_one_error_that_says_where_and_the_next_step_is_right(
     if when == "forward":
         lines, start = inspect.getsourcelines(Net)
         line = start + next(i for i, text in enumerate(lines) if "the line that fails" in text)
-        assert f"test_failure.py:{line}" in str(error)
+        assert f"test_run_errors.py:{line}" in str(error)
     monkeypatch.setattr(Bomb, "armed", "")
     model.zero_grad()
     x.grad = None
@@ -137,11 +138,11 @@ def test_a_keyboard_interrupt_stays_one() -> None:
 
     for dispatch in ("inline", "threads"):
         pipe = piped(Net(), dispatch)
-        loss_fn = pipe.options.loss_fn
-        object.__setattr__(pipe.options, "loss_fn", interrupted)
+        loss_fn = pipe._options.loss_fn
+        object.__setattr__(pipe._options, "loss_fn", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pipe.step(torch.randn(8, 4))
-        object.__setattr__(pipe.options, "loss_fn", loss_fn)
+        object.__setattr__(pipe._options, "loss_fn", loss_fn)
 
 
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
@@ -155,7 +156,7 @@ def test_faults_at_random_instructions(dispatch: str) -> None:
         loss = accumulate(eager, x, 4)
         pipe = piped(model, dispatch, schedule=schedule, checkpoint=checkpoint)
         pipe.step(x)
-        executable = pipe.builds.latest.step(4, with_target=False)
+        executable = step_executable(pipe._cache.latest, 4, with_target=False)
         name = "inline" if dispatch == "inline" else "threaded"
         sound = getattr(executable, name)
         threads = threading.active_count()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.specialization import Build
+from pipecompile.driver.backend import ProcessBackend
 from pipecompile.ir import Op, Program
 from pipecompile.passes import lower
 from pipecompile.runtime.cells import split_backward as divided
@@ -60,7 +60,7 @@ def emulated(pipe: pc.Pipeline, damage: Any = None) -> Iterator[EmulatedExecutab
         yield made
     finally:
         made.streams.close()
-        pipe.builds.latest._executables.pop(made.key, None)
+        pipe._cache.latest.executables.pop(made.key, None)
 
 
 def outcome(pipe: pc.Pipeline, x: torch.Tensor) -> list[torch.Tensor | None]:
@@ -90,7 +90,7 @@ def test_random_timings_give_what_one_thread_gives(
     schedule: str, n_devices: int, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(divided.WORTH, "cpu", 0.0)
-    monkeypatch.setattr(Build, "memories", property(lambda build: range(len(build.stages))))
+    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
     torch.manual_seed(0)
     model, x = UNet(depth=2, width=4).eval(), torch.randn(6, 3, 8, 8)
     pipe = piped(model, x, schedule=schedule, checkpoint=checkpoint, devices=["cpu"] * n_devices)

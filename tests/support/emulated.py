@@ -22,6 +22,7 @@ from unittest.mock import patch
 import torch
 
 import pipecompile as pc
+from pipecompile.driver.programs import step_schedule
 from pipecompile.ir import Op, Program
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.passes import lower
@@ -191,15 +192,15 @@ class EmulatedExecutable(Executable):
     """A program on emulated devices; a run ends when everything that was launched is over, and leaves nothing behind."""
 
     def __init__(self, pipe: pc.Pipeline, count: int, damage: Callable[[Program], Program] | None = None) -> None:
-        build = pipe.builds.latest
+        build = pipe._cache.latest
         ways = training_routes(build.routes, len(build.stages), with_target=False)
-        sound = lower(build.schedule(count), ways, overlap=True)
+        sound = lower(step_schedule(build, count), ways, overlap=True)
         program = sound if damage is None else damage(sound)
         self.was_harmed = program != sound
-        cells = loss_cells(build.stages, build.codes, ways, build.outputs, pipe.options.loss_fn)
+        cells = loss_cells(build.stages, build.codes, ways, build.outputs, pipe._options.loss_fn)
         super().__init__(program, cells, pipe.devices, build.graph, build.mirrors)
         self.streams, self.key = EmulatedStreams(), ("step", count, False)
-        build._executables[self.key] = self
+        build.executables[self.key] = self
         self.n_runs = 0
         self.bind(launches(program, self.streams.apart))
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.specialization import Build
+from pipecompile.driver.backend import ProcessBackend
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +52,7 @@ def test_fifty_steps(
     make: Callable[[], nn.Module], apart: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if apart:
-        monkeypatch.setattr(Build, "memories", property(lambda build: range(len(build.stages))))
+        monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
     torch.manual_seed(0)
     model = make().double()
     eager, tied = copy.deepcopy(model), tied_names(model)
@@ -73,6 +73,6 @@ def test_fifty_steps(
     torch.testing.assert_close(torch.stack(curve), torch.stack(wanted), rtol=tolerance, atol=0)
     assert curve[-1] < 0.7 * curve[0]
     assert tied_names(model) == tied
-    assert bool(pipe.builds.latest.mirrors.mirrors) == apart
+    assert bool(pipe._cache.latest.mirrors.mirrors) == apart
     for name, value in eager.state_dict().items():
         torch.testing.assert_close(pipe.state_dict()[name], value, rtol=1e-6, atol=tolerance)

@@ -450,7 +450,7 @@ def test_detection_models_train():
     pipe = pc.compile(
         model, 2, n_microbatches=1, batch_dims=shared, cost="analytic", loss_fn=lambda losses: sum(losses.values())
     )
-    pipe.builds.find(pipe.flat((images, targets), {}))
+    pipe._cache.find(pipe._flatten((images, targets), {}))
     torch.manual_seed(1)
     loss = pipe.step(images, targets)
     torch.manual_seed(1)

@@ -1,0 +1,115 @@
+"""The backend of a pipeline on ranks: the first rank plans for all, and every rank holds the parameters of its own stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch
+from torch import nn
+
+from pipecompile.distributed.batchnorm_sync import (
+    ReplicatedNorms,
+    check_sync_groups,
+    sync_batchnorm_layers,
+    without_sync,
+)
+from pipecompile.distributed.collectives import CollectiveGroup
+from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
+from pipecompile.distributed.rank_executable import RankExecutable
+from pipecompile.distributed.sharded_parameters import ShardedParameters
+from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
+from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.stages import Stage
+from pipecompile.ir.plan import Plan
+from pipecompile.options import Options
+from pipecompile.parameters.placement import Homes, tensor_uses
+from pipecompile.parameters.tied_mirrors import Mirrors
+from pipecompile.planning.planner import Planned
+from pipecompile.runtime.cells.deferred_batchnorm import Norms, check_alone
+from pipecompile.runtime.executable import Executable
+from pipecompile.tracing.traced_graph import TracedGraph
+
+__all__ = ["RankBackend", "owner_of"]
+
+
+class RankBackend:
+    """The `driver.backend.Backend` of one rank. `shards` and `replicas` are the rank's part in the data-parallel meshes."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        ranks = communicator.ranks
+        self.communicator = communicator
+        self.is_planner = ranks.member_index == 0
+        self.shards = ShardedParameters(ranks.shard_mesh, communicator)
+        group = ranks.replica_group
+        self.copies = None if group is None else CollectiveGroup(group, communicator)
+        self.replicas = Replicas(self.copies, self.shards)
+
+    def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:
+        """Return a context in which SyncBatchNorm layers compute alone, as recording and measuring need.
+
+        Raises InputError for SyncBatchNorm layers whose process groups would wait for ever in a step.
+        """
+        if layers := sync_batchnorm_layers(model):
+            check_alone(model, options.batch_norm, options.dispatch)
+            check_sync_groups(layers, self.communicator.ranks.replica_group)
+        return without_sync([*layers.values()])
+
+    def gather_text(self, topic: str, text: str) -> list[str]:
+        return self.communicator.all_gather_text(topic, text)
+
+    def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
+        lines = node_lines(graph)
+        text = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {n_stages} stages"
+        self.communicator.agree("graph of the model", f"{text}, {' or '.join(map(str, counts))} micro-batches")
+
+    def share_plan(self, planned: Planned | None) -> Planned:
+        """Send the plan and the samples of its micro-batches from the planner to all ranks. The problem stays with the planner."""
+        if planned is not None:
+            self.gather_text("plan", f"{planned.samples or ''}\n{planned.plan.to_json()}")
+            return planned
+        samples, _, plan = self.gather_text("plan", "")[0].partition("\n")
+        return Planned(Plan.from_json(plan), None, int(samples) if samples else None)
+
+    def place(
+        self,
+        model: nn.Module,
+        graph: TracedGraph,
+        stages: Sequence[Stage],
+        plan: Plan,
+        options: Options,
+        homes: Homes,
+    ) -> Mirrors:
+        devices = [options.devices[device] for device in plan.placement]
+        copies = place_on_ranks(graph, stages, devices, plan.placement, homes, self.communicator)
+        if self.communicator.ranks.index == 0:
+            homes.move_unused(model, options.devices[0])
+        return copies
+
+    def deferred_norms(self, norms: Norms) -> Norms:
+        return norms if self.copies is None else ReplicatedNorms(norms, self.copies)
+
+    def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:
+        assert isinstance(mirrors, TiedCopies)
+        return partial(
+            RankExecutable,
+            communicator=self.communicator,
+            placement=plan.placement,
+            replicas=self.replicas,
+            tied=mirrors.tied,
+        )
+
+    def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
+        """Broadcast this rank's parameters from the first copy of the pipeline, then shard them."""
+        index = self.communicator.ranks.index
+        used = {id(tensor): tensor for _, tensor in tensor_uses(graph, stages) if owner_of(tensor, homes) == index}
+        broadcast_from_first(used.values(), self.communicator.ranks.replica_group)
+        self.shards.shard(tensor for tensor in used.values() if isinstance(tensor, nn.Parameter))
+
+
+def owner_of(tensor: torch.Tensor, homes: Homes) -> int:
+    """Return the pipeline device where a tensor lives. A tensor that no stage uses lives on the first."""
+    home = homes.find(tensor)
+    return home if isinstance(home, int) else 0

@@ -1,0 +1,111 @@
+"""The backend of a pipeline: the decisions that one process and the ranks of torch.distributed take differently.
+
+The phases of a compilation are the same for both. They ask the backend where parameters live, which process plans for all, and
+what runs a program. `distributed/rank_backend.py` is the backend of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from pipecompile.graph.stages import Stage
+from pipecompile.ir.plan import Plan
+from pipecompile.options import Options
+from pipecompile.parameters.placement import Homes, place_stages
+from pipecompile.parameters.tied_mirrors import Mirrors
+from pipecompile.planning.planner import Planned
+from pipecompile.runtime.cells.deferred_batchnorm import Norms
+from pipecompile.runtime.executable import Executable
+from pipecompile.tracing.traced_graph import TracedGraph
+
+__all__ = ["Backend", "ProcessBackend"]
+
+
+class Backend(Protocol):
+    """The decisions that differ. Every process of a pipeline has a backend of its own."""
+
+    is_planner: bool
+    """Whether this process measures and cuts. Exactly one process of a pipeline does."""
+
+    def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:
+        """Return a context in which layers of the model can run in this process alone."""
+
+    def gather_text(self, topic: str, text: str) -> list[str]:
+        """Return the texts of all processes, in the order of their indices."""
+
+    def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
+        """Raise an error on all processes unless all recorded the same graph."""
+
+    def share_plan(self, planned: Planned | None) -> Planned:
+        """Return the planner's plan on every process. `planned` is None on all processes but the planner."""
+
+    def place(
+        self,
+        model: nn.Module,
+        graph: TracedGraph,
+        stages: Sequence[Stage],
+        plan: Plan,
+        options: Options,
+        homes: Homes,
+    ) -> Mirrors:
+        """Move parameters and buffers to their homes. Return the mirrors of tensors that several devices use."""
+
+    def deferred_norms(self, norms: Norms) -> Norms:
+        """Return the deferred BatchNorm statistics of a step over all copies of the pipeline."""
+
+    def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:
+        """Return the constructor of what runs a program."""
+
+    def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
+        """Make the parameters of all copies of the pipeline equal, once every parameter has values."""
+
+
+class ProcessBackend:
+    """All devices in this process."""
+
+    is_planner = True
+
+    def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+    def gather_text(self, topic: str, text: str) -> list[str]:  # noqa: ARG002
+        return [text]
+
+    def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
+        pass
+
+    def share_plan(self, planned: Planned | None) -> Planned:
+        assert planned is not None
+        return planned
+
+    def place(
+        self,
+        model: nn.Module,
+        graph: TracedGraph,
+        stages: Sequence[Stage],
+        plan: Plan,
+        options: Options,
+        homes: Homes,
+    ) -> Mirrors:
+        devices = [options.devices[device] for device in plan.placement]
+        mirrors = place_stages(graph, stages, devices, self.memories(devices, plan.placement), homes)
+        homes.move_unused(model, options.devices[0])
+        return mirrors
+
+    def memories(self, devices: Sequence[torch.device], placement: Sequence[int]) -> Sequence[Hashable]:  # noqa: ARG002
+        """Return the memory of each stage: stages with equal memories use the same tensor objects."""
+        return devices
+
+    def deferred_norms(self, norms: Norms) -> Norms:
+        return norms
+
+    def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:  # noqa: ARG002
+        return Executable
+
+    def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
+        pass

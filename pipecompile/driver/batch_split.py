@@ -1,0 +1,86 @@
+"""The split of a mini-batch into micro-batches: their sizes, and fewer of them where one recording cannot serve all sizes.
+
+7 samples in 4 micro-batches    2 2 2 1     the model branches at 2 samples:  4 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipecompile.batching.call_inputs import FlatInputs
+from pipecompile.batching.microbatches import MiniBatch, fewer_microbatches, sizes
+from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.warnings_once import WarningsOnce
+from pipecompile.errors import InputError
+from pipecompile.ir import Schedule
+from pipecompile.options import Options
+from pipecompile.planning.microbatch_counts import counts_to_try, first_count
+from pipecompile.tracing.fakes.batch_symbol import Guard
+
+__all__ = ["candidate_batches", "first_batch", "on_one_side", "split_sizes"]
+
+
+def split_sizes(inputs: FlatInputs, options: Options, warnings: WarningsOnce) -> tuple[int, ...]:
+    """Return the samples of each micro-batch: as many micro-batches as asked for, or as there are samples.
+
+    Lists with an entry per sample go into equally long micro-batches, and so into fewer ones if need be.
+    """
+    samples = inputs.samples
+    if samples is None:
+        return (1,)
+    count = min(options.default_microbatches, samples)
+    if not inputs.lists:
+        return sizes(samples, count)
+    even = next(n for n in range(count, 0, -1) if samples % n == 0)
+    warnings.unequal(samples, count, even)
+    return sizes(samples, even)
+
+
+def candidate_batches(inputs: FlatInputs, options: Options, warnings: WarningsOnce) -> tuple[MiniBatch, ...]:
+    """Return the splits to compare for `n_microbatches="auto"`, else the one split.
+
+    Lists with an entry per sample would need a recording per number: they keep the default number.
+    """
+    if options.n_microbatches != "auto" or inputs.samples is None or inputs.lists:
+        return (MiniBatch(inputs, split_sizes(inputs, options, warnings)),)
+    counts = counts_to_try(inputs.samples, len(options.devices))
+    return tuple(MiniBatch(inputs, sizes(inputs.samples, count)) for count in counts)
+
+
+def first_batch(candidates: tuple[MiniBatch, ...], options: Options) -> MiniBatch:
+    """Return the split whose first micro-batch is recorded, for all `candidates`."""
+    inputs = candidates[0].whole
+    if len(candidates) == 1 or inputs.samples is None:
+        return candidates[0]
+    return MiniBatch(inputs, sizes(inputs.samples, first_count(inputs.samples, options.default_microbatches)))
+
+
+def on_one_side(
+    batch: MiniBatch,
+    guard: Guard,
+    options: Options,
+    warnings: WarningsOnce,
+    find: Callable[[tuple[int, ...]], Specialization | None],
+) -> tuple[Specialization | None, MiniBatch]:
+    """Return fewer micro-batches, which all are on one side of the model's branch, and the specialization that serves them.
+
+    Without such a specialization, return micro-batches of one size. Raises InputError if the schedule has a fixed number.
+    """
+    wanted = batch.sizes
+    _check_schedule_is_named(guard, wanted, options)
+    served = ((find(parts), parts) for parts in fewer_microbatches(wanted))
+    even = (parts for parts in fewer_microbatches(wanted) if len(set(parts)) == 1)
+    specialization, parts = next(((one, parts) for one, parts in served if one), (None, next(even)))
+    warnings.uneven(guard, wanted, parts)
+    return specialization, MiniBatch(batch.whole, parts)
+
+
+def _check_schedule_is_named(guard: Guard, wanted: tuple[int, ...], options: Options) -> None:
+    if isinstance(options.schedule, Schedule):
+        both = " and ".join(map(str, sorted(set(wanted))))
+        raise InputError(
+            f"the model branches on the batch size: {guard}",
+            where=f"{guard.place}, and micro-batches of {both} samples",
+            why=f"the schedule is for {len(wanted)} micro-batches, and these are on both sides of the branch",
+            hint=f"a multiple of {len(wanted)} samples, or name a schedule: it is built for any number",
+        )

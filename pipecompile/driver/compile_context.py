@@ -1,0 +1,89 @@
+"""What the phases of a compilation work on: the request, earlier decisions, and what a pipeline keeps between compilations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.driver.backend import Backend
+from pipecompile.driver.signature import Signature
+from pipecompile.driver.warnings_once import WarningsOnce
+from pipecompile.graph.cut_transfer import Cut, verify_as_is
+from pipecompile.graph.fingerprint import check_same
+from pipecompile.ir.plan import Plan
+from pipecompile.options import Options
+from pipecompile.parameters.meta_init import MetaInit
+from pipecompile.parameters.placement import Homes
+from pipecompile.partitioners import Problem
+from pipecompile.planning.planner import Planned
+from pipecompile.tracing.traced_graph import TracedGraph
+
+__all__ = ["CompileContext", "Decision", "Request"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call to compile for. The first micro-batch of `batch` is recorded; `candidates` are the splits to compare."""
+
+    batch: MiniBatch
+    candidates: tuple[MiniBatch, ...]
+    signature: Signature
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of micro-batches to compare."""
+        return tuple(len(batch.sizes) for batch in self.candidates)
+
+    @property
+    def samples(self) -> int | None:
+        """Samples in the micro-batch that is recorded."""
+        return self.batch.first.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the first specialization decides and later ones keep. A plan without a cut was given by the user."""
+
+    plan: Plan | None = None
+    problem: Problem | None = None
+    cut: Cut | None = None
+
+    def on(self, graph: TracedGraph, samples: int | None) -> Planned | None:
+        """Return the plan with its cut carried over to `graph`. Return None if the graph has to be cut.
+
+        Raises PlanError or VerifyError if the user's plan is not a legal plan of this graph.
+        """
+        if self.plan is None:
+            return None
+        if self.cut is None:
+            check_same(self.plan.graph, self.plan.fingerprint, graph)
+            verify_as_is(self.plan.stage_of, graph, self.plan.n_stages)
+            return Planned(self.plan, None, samples)
+        stage_of = self.cut.on(graph)
+        return Planned(self.plan, None, samples, stage_of) if stage_of else None
+
+    def after(self, planned: Planned, cut: Cut) -> Decision:
+        """Return the decision for later specializations: this one, completed where it was open."""
+        if self.plan is None:
+            return Decision(planned.plan, planned.problem, cut)
+        return replace(self, cut=self.cut or cut)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileContext:
+    """What a pipeline keeps between compilations: its model, where the tensors live, and which warnings were given."""
+
+    model: nn.Module
+    backend: Backend
+    homes: Homes
+    meta_init: MetaInit
+    warnings: WarningsOnce
+
+    @classmethod
+    def of(cls, model: nn.Module, options: Options, backend: Backend) -> CompileContext:
+        homes = Homes()
+        meta_init = MetaInit(model, homes.uninitialized, options.init, options.devices[0])
+        meta_init.gather = backend.gather_text
+        return cls(model, backend, homes, meta_init, WarningsOnce())

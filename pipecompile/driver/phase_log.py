@@ -1,0 +1,49 @@
+"""The hook between the phases of a compilation: it verifies each result, takes its time, and keeps a line about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeVar
+
+__all__ = ["PhaseLog"]
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger("pipecompile.phases")
+
+
+@dataclass(slots=True)
+class PhaseLog:
+    """The seconds of every phase that has run and a line about its result, in the order of the phases.
+
+    `str(log)` is the text of phases.txt in a dump. A phase that runs again, such as the lowering for another number of
+    micro-batches, replaces its entry.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+
+    def run(
+        self,
+        name: str,
+        function: Callable[..., Result],
+        *inputs: Any,
+        verify: Callable[[Result], object] | None = None,
+        describe: Callable[[Result], str] = lambda _: "",
+    ) -> Result:
+        """Run one phase: call `function(*inputs)`, verify the result, note its seconds. Raises what either raises."""
+        start = perf_counter()
+        result = function(*inputs)
+        self.seconds[name] = perf_counter() - start
+        if verify is not None:
+            verify(result)
+        self.lines[name] = describe(result)
+        _log.debug("%s: %.3f s, %s", name, self.seconds[name], self.lines[name])
+        return result
+
+    def __str__(self) -> str:
+        rows = (f"{name:<10} {seconds * 1e3:12.3f} ms   {self.lines[name]}" for name, seconds in self.seconds.items())
+        return "\n".join(row.rstrip() for row in rows) + "\n"

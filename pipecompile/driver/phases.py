@@ -1,0 +1,201 @@
+"""The whole compilation, phase by phase.
+
+    model, mini-batch
+      │ record      one forward of a micro-batch, on fake tensors, as a graph
+      │ prepare     note which nodes must share a stage
+      │ cost        seconds and bytes of every node, at every micro-batch size that is compared
+      │ partition   solve the cut, and choose what the user left open: number of micro-batches, schedule
+      │ split       the routes of values between stages, and one graph per stage
+      │ place       parameters and buffers to the devices of their stages
+      ▼
+    specialization              one per signature of a call
+      │ lower       schedule and routes to a program: actions, transfers, frees
+      │ bind        program and stages to what runs
+      ▼
+    executable                  one per number of micro-batches
+
+`PhaseLog.run` is the one hook between phases: it verifies, takes the time, and notes a line for the dump. The decisions that one
+process and several ranks take differently stand in the `Backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipecompile.batching.batch_dims import batch_dims_text
+from pipecompile.batching.sample_lists import lists_of_tensors
+from pipecompile.driver.compile_context import CompileContext, Decision, Request
+from pipecompile.driver.phase_log import PhaseLog
+from pipecompile.driver.specialization import Specialization
+from pipecompile.errors import PlanError, TraceError
+from pipecompile.graph.colocation import compute_nodes, tie_aliases
+from pipecompile.graph.cross_sample import check_sequences, meetings
+from pipecompile.graph.cut_transfer import carried
+from pipecompile.graph.stages import Stage, routes, split
+from pipecompile.ir import Route
+from pipecompile.options import Options
+from pipecompile.parameters.placement import move_model
+from pipecompile.parameters.tied_mirrors import Mirrors
+from pipecompile.planning.cost_table import CostTable, MeasuredCosts, measure_costs
+from pipecompile.planning.joint_search import search_plan
+from pipecompile.planning.microbatch_counts import too_small
+from pipecompile.planning.planner import Planned, check_stage_count, make_plan
+from pipecompile.runtime.cells.deferred_batchnorm import Norms, check_alone, defer_norms, updating_norms
+from pipecompile.runtime.model_output import Outputs
+from pipecompile.tracing.recording import record
+from pipecompile.tracing.traced_graph import TracedGraph
+from pipecompile.verifiers.plan import verify_plan
+from pipecompile.verifiers.traced_graph import verify_graph
+
+__all__ = ["specialize"]
+
+
+def specialize(
+    request: Request, options: Options, decision: Decision, context: CompileContext
+) -> tuple[Specialization, Decision]:
+    """Compile for one kind of call. Return the specialization, and the decision for later ones.
+
+    Raises TraceError, InputError, CostError, PartitionError, PlanError or VerifyError.
+    """
+    log, backend = PhaseLog(), context.backend
+    check_alone(context.model, options.batch_norm, options.dispatch)
+    with backend.without_collectives(context.model, options):
+        graph = log.run("record", _record, request, context, describe=_nodes)
+        graph = log.run("prepare", tie_aliases, graph, verify=verify_graph, describe=_nodes)
+        _check_division(graph, request, options, context)
+        planned = decision.on(graph, request.samples)
+        if planned is None:
+            costs = log.run("cost", _cost, graph, request, options, decision, context, describe=_models)
+            planned = log.run("partition", _partition, graph, request, options, decision, costs, context)
+        options = options if decision.plan else options.with_choice_of(planned.plan)
+        plan_routes, stages = log.run("split", _split, graph, planned, options, describe=_crossings)
+        mirrors, norms = log.run("place", _place, graph, stages, planned, options, context)
+    specialization = Specialization(
+        graph=graph,
+        signature=request.signature,
+        plan=planned.plan,
+        options=options.with_recompute(planned.plan.recompute),
+        inputs=tuple(node.name for node in graph.graph.nodes if node.op == "placeholder"),
+        stage_devices=tuple(options.devices[device] for device in planned.plan.placement),
+        routes=plan_routes,
+        stages=stages,
+        outputs=Outputs(graph),
+        mirrors=mirrors,
+        norms=norms,
+        executable=backend.executable(planned.plan, mirrors),
+        log=log,
+    )
+    return specialization, decision.after(planned, specialization.cut)
+
+
+# -- record ---------------------------------------------------------------------------------------------------------
+
+
+def _record(request: Request, context: CompileContext) -> TracedGraph:
+    """Record one micro-batch. If that fails, the error names the inputs that may have no batch dimension."""
+    whole, part = request.batch.whole, request.batch.first
+    with_grad = torch.is_grad_enabled()  # read first: leaving inference mode turns gradients on
+    try:
+        with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
+            return record(context.model, part, context.meta_init.device)
+    except TraceError as error:
+        is_divided = whole.samples != part.samples
+        hints = [error.hint]
+        if is_divided and (doubtful := whole.ambiguous_leaves()):
+            hints.append(f"{batch_dims_text((name, None) for name in doubtful)}, if all samples share it")
+        if is_divided and (lists := [*lists_of_tensors(dict(zip(whole.arguments, whole.values, strict=True)))]):
+            hints.append(f"{batch_dims_text((name, list) for name in lists)}, if there is an entry per sample in it")
+        if len(hints) == 1:
+            raise
+        hint = "; or ".join(hints)
+        raise TraceError(error.what, code=error.code, where=error.where, why=error.why, hint=hint) from error
+
+
+def _check_division(graph: TracedGraph, request: Request, options: Options, context: CompileContext) -> None:
+    if len(request.candidates) == 1 and len(request.batch.sizes) > 1:
+        check_division(graph, options, context)
+
+
+def check_division(graph: TracedGraph, options: Options, context: CompileContext) -> None:
+    """Raise InputError if micro-batches are no batches to the model. Warn if they change what the model computes."""
+    check_sequences(graph)
+    context.warnings.mixed(meetings(graph))
+    if options.batch_norm is None:
+        layers = {id(layer) for layer in updating_norms(graph, context.model).values()}
+        context.warnings.normalised(len(layers))
+
+
+# -- cost, partition ------------------------------------------------------------------------------------------------
+
+
+def _cost(
+    graph: TracedGraph, request: Request, options: Options, decision: Decision, context: CompileContext
+) -> CostTable:
+    """Measure or estimate every node, in the one process that plans; return an empty table in all others."""
+    context.backend.agree_on_graph(graph, options.n_stages, request.counts)
+    if not context.backend.is_planner:
+        return {}
+    check_stage_count(graph, options.n_stages)
+    if decision.plan is None and options.cost != "analytic":
+        move_model(context.model, options.devices[0])
+    with too_small(max(request.counts) if len(request.counts) == 1 else 1, request.samples):
+        return measure_costs(graph, request.candidates, options)
+
+
+def _partition(
+    graph: TracedGraph,
+    request: Request,
+    options: Options,
+    decision: Decision,
+    costs: CostTable,
+    context: CompileContext,
+) -> Planned:
+    """Cut the graph in the one process that plans, and share the plan."""
+    if not context.backend.is_planner:
+        return context.backend.share_plan(None)
+    if decision.plan is None and options.has_open_choice:
+        return context.backend.share_plan(search_plan(graph, request.candidates, costs, options))
+    return context.backend.share_plan(make_plan(graph, request.batch, costs, options))
+
+
+# -- split, place ---------------------------------------------------------------------------------------------------
+
+
+def _split(graph: TracedGraph, planned: Planned, options: Options) -> tuple[tuple[Route, ...], tuple[Stage, ...]]:
+    plan = planned.plan
+    verify_plan(plan)
+    if len(plan.devices) != len(options.devices):
+        raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
+    stage_of = planned.stage_of or carried(plan.stage_of, graph, plan.n_stages)
+    devices = [options.devices[device] for device in plan.placement]
+    plan_routes = routes(graph, stage_of, planned.samples)
+    return plan_routes, split(graph, plan_routes, stage_of, devices)
+
+
+def _place(
+    graph: TracedGraph, stages: Sequence[Stage], planned: Planned, options: Options, context: CompileContext
+) -> tuple[Mirrors, Norms]:
+    """Move parameters and buffers, initialise those that were on meta, and defer BatchNorm statistics if asked for."""
+    mirrors = context.backend.place(context.model, graph, stages, planned.plan, options, context.homes)
+    context.meta_init.fill()
+    norms = defer_norms(stages, context.model) if options.batch_norm == "deferred" else Norms()
+    return mirrors, context.backend.deferred_norms(norms)
+
+
+# -- lines of phases.txt --------------------------------------------------------------------------------------------
+
+
+def _nodes(graph: TracedGraph) -> str:
+    return f"{len(compute_nodes(graph))} operations"
+
+
+def _models(table: CostTable) -> str:
+    sizes = [samples for samples, costs in table.items() if isinstance(costs, MeasuredCosts)]
+    return f"{len(sizes)} micro-batch size" + "s" * (len(sizes) != 1)
+
+
+def _crossings(result: tuple[tuple[Route, ...], tuple[Stage, ...]]) -> str:
+    plan_routes, stages = result
+    return f"{len(stages)} stages, {len(plan_routes)} routes"

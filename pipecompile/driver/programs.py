@@ -1,0 +1,111 @@
+"""The last two phases: a schedule lowered to a program, and the program bound to the stages. One per number of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipecompile.driver.specialization import Specialization
+from pipecompile.errors import ScheduleError
+from pipecompile.ir import Action, Kind, Program, Route, Schedule
+from pipecompile.ir.training_routes import training_routes
+from pipecompile.passes import lower
+from pipecompile.passes.checkpointing import Checkpoint
+from pipecompile.planning.schedule_choice import make_schedule
+from pipecompile.runtime.cuda_graphs.stage_graphs import graphed
+from pipecompile.runtime.executable import Executable, loss_cells, plain_cells
+from pipecompile.runtime.interpreter import Cell
+
+__all__ = ["call_executable", "step_executable", "step_schedule"]
+
+
+def step_executable(specialization: Specialization, n_microbatches: int, *, with_target: bool) -> Executable:
+    """Return what runs a training step: forward, loss and backward under the schedule."""
+    key = "step", n_microbatches, with_target
+    return specialization.executables.get(key) or _keep(
+        specialization, key, _new_step(specialization, n_microbatches, with_target)
+    )
+
+
+def call_executable(specialization: Specialization, n_microbatches: int, *, with_backward: bool) -> Executable:
+    """Return what runs `pipe(x)`: the forward alone, or in GPipe order with a backward to come."""
+    key = "call", n_microbatches, with_backward
+    return specialization.executables.get(key) or _keep(
+        specialization, key, _new_call(specialization, n_microbatches, with_backward)
+    )
+
+
+def step_schedule(specialization: Specialization, n_microbatches: int) -> Schedule:
+    """Return the order of actions of a step.
+
+    Raises ScheduleError if the schedule puts stages on other devices than the plan, where their parameters are.
+    """
+    if n_microbatches in specialization.schedules:
+        return specialization.schedules[n_microbatches]
+    plan, options = specialization.plan, specialization.options
+    schedule = make_schedule(options, plan.stages, specialization.routes, plan.placement, n_microbatches)
+    if tuple(options.devices[device] for device in schedule.placement) != specialization.stage_devices:
+        raise ScheduleError(
+            f"schedule {schedule.name!r} puts stages on devices {schedule.placement}",
+            why=f"the plan has them on {plan.placement}, and their parameters are there",
+            hint="compile with this schedule, without the plan",
+        )
+    specialization.schedules[n_microbatches] = schedule
+    return schedule
+
+
+def breadth_first(placement: Sequence[int], n_microbatches: int, *, with_backward: bool) -> Schedule:
+    """Return the order of `pipe(x)`: per device all forwards, stage by stage, then all backwards from the last stage down."""
+    rows = []
+    for device in range(max(placement) + 1):
+        stages = [stage for stage, home in enumerate(placement) if home == device]
+        forwards = [Action(stage, Kind.FORWARD, m) for stage in stages for m in range(n_microbatches)]
+        backwards = [Action(stage, Kind.BACKWARD, m) for stage in reversed(stages) for m in range(n_microbatches)]
+        rows.append((*forwards, *(backwards if with_backward else ())))
+    name = "gpipe" if with_backward else "forward"
+    return Schedule(len(placement), n_microbatches, tuple(placement), tuple(rows), name)
+
+
+def _keep(specialization: Specialization, key: tuple[str, int, bool], executable: Executable) -> Executable:
+    specialization.executables[key] = executable
+    return executable
+
+
+def _new_step(specialization: Specialization, n_microbatches: int, with_target: bool) -> Executable:
+    options, stages, log = specialization.options, specialization.stages, specialization.log
+    routes = training_routes(specialization.routes, len(stages), with_target, options.has_aux)
+    schedule = step_schedule(specialization, n_microbatches)
+    program = log.run("lower", _lower, schedule, routes, "never", specialization, describe=_instructions)
+    cells = loss_cells(stages, specialization.codes, routes, specialization.outputs, options.loss_fn)
+    return log.run("bind", _bind, specialization, program, _graphed(specialization, cells))
+
+
+def _new_call(specialization: Specialization, n_microbatches: int, with_backward: bool) -> Executable:
+    options, log = specialization.options, specialization.log
+    order = breadth_first(specialization.plan.placement, n_microbatches, with_backward=with_backward)
+    checkpoint = options.checkpoint if with_backward else "never"
+    program = log.run("lower", _lower, order, specialization.routes, checkpoint, specialization, describe=_instructions)
+    cells = plain_cells(specialization.stages, specialization.codes)
+    # with a backward to come, `pipe(x)` may be called again before: a captured graph would overwrite its own results
+    return log.run("bind", _bind, specialization, program, cells if with_backward else _graphed(specialization, cells))
+
+
+def _lower(
+    schedule: Schedule, routes: Sequence[Route], checkpoint: Checkpoint, specialization: Specialization
+) -> Program:
+    return lower(schedule, routes, checkpoint=checkpoint, overlap=specialization.is_overlapped)
+
+
+def _graphed(specialization: Specialization, cells: Sequence[Cell]) -> Sequence[Cell]:
+    """Return the cells as CUDA graphs if the options ask for graphs."""
+    if not specialization.options.cuda_graphs:
+        return cells
+    return graphed(cells, specialization.stages, specialization.stage_devices)
+
+
+def _bind(specialization: Specialization, program: Program, cells: Sequence[Cell]) -> Executable:
+    devices, norms = specialization.options.devices, specialization.norms
+    return specialization.executable(program, cells, devices, specialization.graph, specialization.mirrors, norms)
+
+
+def _instructions(program: Program) -> str:
+    return f"{sum(map(len, program.rows))} instructions, {program.n_microbatches} micro-batches"

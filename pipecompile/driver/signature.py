@@ -1,0 +1,70 @@
+"""The signature of a call: everything that the choice of a recording depends on, but for sizes of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipecompile.batching.call_inputs import FlatInputs, first_difference
+from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.errors import InputError
+from pipecompile.torch_private.modules import children_of
+from pipecompile.tracing.ambient_modes import Ambient
+
+__all__ = ["Signature", "signature_of"]
+
+Signature = tuple[Any, ...]
+"""Structure of the inputs, modes of all modules, autocast, then per input leaf its shape without the batch and its dtype, or its plain value."""
+
+
+def signature_of(model: nn.Module, batch: MiniBatch) -> Signature:
+    """Return the signature that all micro-batches share.
+
+    Raises InputError if micro-batches of lists with an entry per sample differ in shapes or plain values.
+    """
+    if not batch.calls:
+        return _signature(model, batch.whole)
+    first, *others = (_signature(model, share) for share in batch.calls)
+    for m, other in enumerate(others, start=1):
+        if other != first:
+            raise InputError(
+                "the micro-batches of lists with an entry per sample differ in shape",
+                where=first_difference(batch.calls[0], batch.calls[m], m),
+                why="one recording serves all micro-batches of a step",
+                hint="entries of the same shapes and plain values, or n_microbatches=1",
+            )
+    return first
+
+
+def _signature(model: nn.Module, inputs: FlatInputs) -> Signature:
+    leaves = [_leaf_signature(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
+    return (inputs.spec, training_modes(model), Ambient.now().autocast, *leaves)
+
+
+def training_modes(model: nn.Module) -> tuple[bool, ...]:
+    """Return `training` of every module, breadth first. Every step calls this function, and `model.modules()` is slow."""
+    modes: dict[int, bool] = {}
+    queue: list[nn.Module | None] = [model]
+    for module in queue:  # the loop body appends to the queue
+        if module is not None and (key := id(module)) not in modes:
+            modes[key] = module.training
+            if children := children_of(module):
+                queue += children.values()
+    return tuple(modes.values())
+
+
+def _leaf_signature(leaf: Any, dim: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        shape: list[int | None] = list(leaf.shape)
+        if isinstance(dim, int):
+            shape[dim] = None
+        return tuple(shape), leaf.dtype, leaf.requires_grad
+    if hasattr(leaf, "__array__") and getattr(leaf, "ndim", False):
+        raise InputError(
+            f"an input is a {type(leaf).__module__}.{type(leaf).__name__}",
+            why="only tensors are cut into micro-batches",
+            hint="torch.from_numpy(...)",
+        )
+    return type(leaf), leaf

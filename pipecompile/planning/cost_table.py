@@ -1,0 +1,94 @@
+"""Node costs by micro-batch size. Every size that planning compares is measured once, before anything is cut.
+
+The sizes are those of the first, largest micro-batch of each candidate: a node of a smaller micro-batch costs less, but not
+in proportion to its samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.costs import CostError, NodeCost, Repeats, node_costs, select_cost_model
+from pipecompile.costs.profile import REPEATS
+from pipecompile.costs.user_costs import costs_from_provider, with_user_costs
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.device_placement import follow_device
+from pipecompile.options import Options
+from pipecompile.planning.progress import working
+from pipecompile.torch_private.devices import to_device
+from pipecompile.tracing.traced_graph import TracedGraph
+
+__all__ = ["CostTable", "MeasuredCosts", "by_distance_to_default", "measure_costs", "samples_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """The costs of every node for one micro-batch size; `model` is the name of the cost model, such as "profile"."""
+
+    model: str
+    by_node: dict[str, NodeCost]
+
+
+CostTable = dict[int | None, MeasuredCosts | CostError]
+"""By samples in a micro-batch (None without a batch): the costs, or why the model cannot be measured at that size."""
+
+
+def measure_costs(graph: TracedGraph, candidates: Sequence[MiniBatch], options: Options) -> CostTable:
+    """Measure or estimate every node at every micro-batch size of `candidates`.
+
+    The profile's time budget is divided among the candidates. Raises CostError if there is one candidate and it fails.
+    """
+    repeats = replace(REPEATS, budget=REPEATS.budget / len(candidates))
+    table: CostTable = {}
+    for batch in by_distance_to_default(candidates, options):
+        if (samples := samples_of(batch)) in table:
+            continue
+        try:
+            table[samples] = _measure(graph, batch.first.leaves, options, repeats)
+        except CostError as error:
+            if len(candidates) == 1:
+                raise
+            table[samples] = error
+    return table
+
+
+def samples_of(batch: MiniBatch) -> int | None:
+    """Return the samples in the largest micro-batch, or None if the inputs have no batch dimension."""
+    return None if batch.whole.samples is None else batch.sizes[0]
+
+
+def by_distance_to_default(candidates: Sequence[MiniBatch], options: Options) -> list[MiniBatch]:
+    """Sort candidates by how near their number of micro-batches is to the default, in case time runs out."""
+    usual = options.default_microbatches
+    return sorted(candidates, key=lambda batch: abs(log(len(batch.sizes) / usual)))
+
+
+def _measure(graph: TracedGraph, leaves: Sequence[Any], options: Options, repeats: Repeats) -> MeasuredCosts:
+    device = options.devices[0]
+    on_device, values = _moved(graph, leaves, device) if options.cost != "analytic" else (graph, leaves)
+    if callable(options.costs):
+        return MeasuredCosts("own", costs_from_provider(on_device, values, options.costs))
+    model = select_cost_model(on_device, values, cost=options.cost, device=device)
+    verb = "measuring" if model == "profile" else "estimating"
+    with working(f"{verb} {len(compute_nodes(on_device))} operations"):
+        costs = node_costs(on_device, values, cost=model, device=device, repeats=repeats)
+    if options.costs:
+        return MeasuredCosts(f"{model} and own", with_user_costs(graph, costs, options.costs))
+    return MeasuredCosts(model, costs)
+
+
+def _moved(graph: TracedGraph, leaves: Sequence[Any], device: torch.device) -> tuple[fx.GraphModule, list[Any]]:
+    """Return the graph and its inputs on `device`, where costs are measured. Return them as they are if that is the CPU."""
+    if device.type == "cpu":
+        return graph, list(leaves)
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph.graph, {}))
+    placed = follow_device(copy, graph.facts.device, device)
+    return fx.GraphModule(graph, placed), [to_device(value, device) for value in leaves]

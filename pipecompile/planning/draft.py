@@ -1,0 +1,173 @@
+"""A draft: a cut of the graph with the costs of its stages and the routes between them, before the draft becomes a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from pipecompile.costs import NodeCost
+from pipecompile.costs.weight_grad import nodes_needing_grad, weight_grad_cost
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.held_tensors import held_tensors
+from pipecompile.graph.stages import routes
+from pipecompile.ir import HOST, Route
+from pipecompile.ir.candidates import Considered
+from pipecompile.ir.plan import Plan, StageSummary
+from pipecompile.options import Options
+from pipecompile.partitioners import Partition, Problem, stage_loads
+from pipecompile.tracing.emit.node_target import said
+from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.traced_graph import TracedGraph
+
+__all__ = ["Draft", "make_draft", "plan_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A solved partition problem, and per stage what it costs and what it sends; `placement[s]` is the device of stage s."""
+
+    partition: Partition
+    problem: Problem
+    placement: tuple[int, ...]
+    stages: tuple[StageSummary, ...]
+    routes: tuple[Route, ...]
+
+
+def make_draft(
+    graph: TracedGraph,
+    partition: Partition,
+    problem: Problem,
+    costs: Mapping[str, NodeCost],
+    options: Options,
+    placement: tuple[int, ...],
+    samples: int | None = None,
+) -> Draft:
+    """Return the draft of a partition for micro-batches of `samples` samples; None means as many as were recorded."""
+    alone = replace(
+        problem, placement=None, speed=None, links=None, memory_limit=None
+    )  # a stage as a device of its own
+    loads = stage_loads(alone, partition.stage_of, options.n_stages, partition.recompute or None)
+    idle = replace(alone, in_flight=(0.0,) * options.n_stages)
+    states = stage_loads(idle, partition.stage_of, options.n_stages, (False,) * options.n_stages)
+    forced = options.steering.marks(graph, partition.stage_of, options.n_stages)
+    cut_routes = routes(graph, partition.stage_of, samples)
+    stages = _summaries(graph, partition.stage_of, costs, cut_routes, options, placement)
+    rows = zip(stages, loads, states, forced, strict=True)
+    full = (replace(stage, memory=load.memory, state_bytes=state.memory, forced=f) for stage, load, state, f in rows)
+    return Draft(partition, problem, placement, tuple(full), cut_routes)
+
+
+def plan_of(
+    graph: TracedGraph,
+    draft: Draft,
+    cost_model: str,
+    options: Options,
+    *,
+    unforced: float | None = None,
+    considered: Considered | None = None,
+) -> Plan:
+    """Return the draft as a Plan. `unforced` is the bottleneck in seconds without the user's constraints on the cut."""
+    partition, lines = draft.partition, node_lines(graph)
+    names = [str(options.devices[device]) for device in draft.placement]
+    stages = tuple(replace(stage, device=name) for stage, name in zip(draft.stages, names, strict=True))
+    return Plan(
+        fingerprint=fingerprint(lines),
+        n_stages=options.n_stages,
+        devices=tuple(map(str, options.devices)),
+        placement=draft.placement,
+        stage_of=dict(partition.stage_of),
+        routes=draft.routes,
+        stages=stages,
+        bottleneck=partition.bottleneck,
+        lower_bound=partition.lower_bound,
+        status=partition.status,
+        method=partition.method,
+        cost=cost_model,
+        graph=lines,
+        unforced=unforced,
+        recompute=partition.recompute if options.checkpoint == "auto" else (),
+        considered=considered,
+    )
+
+
+def _summaries(
+    graph: TracedGraph,
+    stage_of: Mapping[str, int],
+    costs: Mapping[str, NodeCost],
+    cut_routes: Sequence[Route],
+    options: Options,
+    placement: Sequence[int],
+) -> list[StageSummary]:
+    """Return the row of every stage, with times at the speed of its device."""
+    speeds = options.speeds or (1.0,) * len(options.devices)
+    members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
+    for node in compute_nodes(graph):
+        members[stage_of[node.name]].append(node)
+    with_weight_grad = nodes_needing_grad(graph)
+    return [
+        _timed(
+            _described(graph, s, nodes, cut_routes), nodes, costs, cut_routes, speeds[placement[s]], with_weight_grad
+        )
+        for s, nodes in enumerate(members)
+    ]
+
+
+def _described(graph: TracedGraph, stage: int, nodes: Sequence[fx.Node], cut_routes: Sequence[Route]) -> StageSummary:
+    """Return what a stage consists of and what it exchanges; times are left at 0."""
+    parameters = {id(t): t for node in nodes for t in held_tensors(graph, node) if isinstance(t, torch.nn.Parameter)}
+    sent = sum(r.nbytes * sum(end != HOST for end in r.consumers) for r in cut_routes if r.source == stage)
+    skips = [(route.source, end) for route in cut_routes for end in route.skips]
+    return StageSummary(
+        stage=stage,
+        device="",
+        first=_label(nodes[0]) if nodes else "",
+        last=_label(nodes[-1]) if nodes else "",
+        nodes=len(nodes),
+        parameters=sum(t.numel() for t in parameters.values()),
+        parameter_bytes=float(sum(t.nbytes for t in parameters.values())),
+        forward=0.0,
+        backward=0.0,
+        saved_bytes=0.0,
+        sent_bytes=sent,
+        skips_in=sum(end == stage for _, end in skips),
+        skips_out=sum(source == stage for source, _ in skips),
+    )
+
+
+def _timed(
+    stage: StageSummary,
+    nodes: Sequence[fx.Node],
+    costs: Mapping[str, NodeCost],
+    cut_routes: Sequence[Route],
+    speed: float,
+    with_weight_grad: set[fx.Node],
+) -> StageSummary:
+    """Return the stage with its seconds per micro-batch and the bytes that its forward saves for its backward."""
+    own = [costs[node.name] for node in nodes]
+    weight, saves = (
+        weight_grad_cost(nodes, costs, with_weight_grad),
+        frozenset[str]().union(*(cost.saves for cost in own)),
+    )
+    received = [r for r in cut_routes if stage.stage in r.consumers and r.gradient and r.source != HOST]
+    return replace(
+        stage,
+        forward=sum(cost.forward for cost in own) / speed,
+        backward=sum(cost.backward for cost in own) / speed,
+        saved_bytes=sum(cost.saved_bytes for cost in own),
+        weight=weight.seconds / speed,
+        dividing=weight.dividing / speed,
+        received_bytes=sum(route.nbytes for route in received if route.value not in saves),
+        weight_saved_bytes=weight.saved_bytes + sum(route.nbytes for route in received),
+    )
+
+
+def _label(node: fx.Node) -> str:
+    """Return a node's module as the user writes it, with the call if the node is not the module itself."""
+    if node.op == "call_module":
+        return said(str(node.target))
+    word = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return f"{facts(node).module}.{word}".strip(".")
