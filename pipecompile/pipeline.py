@@ -88,7 +88,7 @@ class Pipeline(ModelProxy):
 
         Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size, or their sum. With `has_aux`,
         returns (loss, list of what `loss_fn` returned beside the loss, one entry per micro-batch). Gradients are those of the loss
-        times the scale of `scaler`; the returned loss is not scaled_gradients. A schedule without a backward adds no gradients.
+        times the scale of `scaler`; the returned loss is not scaled. A schedule without a backward adds no gradients.
         """
         inputs, has_backward = self._flatten(args, kwargs), self._options.has_backward
         with torch.set_grad_enabled(has_backward):
