@@ -10,7 +10,7 @@ then `model_choice.py`. This folder is above graph and tracing, and below runtim
 from __future__ import annotations
 
 from pipecompile.costs.analytic import NodeKernels, analytic_costs, node_work
-from pipecompile.costs.devices import DEVICES, DeviceSpec, spec_for
+from pipecompile.costs.device_specs import DEVICES, DeviceSpec, spec_for
 from pipecompile.costs.model_choice import node_costs, select_cost_model
 from pipecompile.costs.node_cost import CostError, CostProvider, NodeCost
 from pipecompile.costs.profile import Repeats, profiled_costs

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pipecompile.costs.devices import DeviceSpec, spec_for
+from pipecompile.costs.device_specs import DeviceSpec, spec_for
 from pipecompile.costs.fake_inputs import FakeTwins, OneDevice
 from pipecompile.costs.graph_walk import Visit, walk
 from pipecompile.costs.kernels import Kernel, KernelLog
@@ -93,7 +93,7 @@ class _Tally:
         if isinstance(run.call, OpaqueModule):
             return _of_opaque(run.call, run.args)
         run.seed()
-        divides = bool(run.late(recorded=True))
+        divides = bool(run.weight_grad_nodes(recorded=True))
         with self.log:
             run.backward()
         return NodeKernels(forward, self.log.take(), divides)

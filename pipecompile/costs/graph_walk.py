@@ -82,7 +82,7 @@ class _Walker(Interpreter, Generic[T]):
         run = NodeRun(call, args, kwargs, parameters, self.ledger)
         reading = self.meter(run)
         results = tensors_in(run.value)
-        self.kept[node.name] = self.ledger.made(node.name, results)
+        self.kept[node.name] = self.ledger.note_results(node.name, results)
         size = sum(t.numel() * t.element_size() for t in results)
         self.visits[node.name] = Visit(reading, self.ledger.take(), size)
         return run.value

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipecompile.costs.devices import DeviceSpec
+from pipecompile.costs.device_specs import DeviceSpec
 from pipecompile.torch_private.modes import TorchDispatchMode
 from pipecompile.torch_private.operators import packet_of, schema_of
 from pipecompile.torch_private.pytree import tree_leaves
@@ -76,11 +76,11 @@ class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if func.namespace == "prim":  # queries of a tensor's device or layout
             return result
-        read, made = _tensors((args, kwargs)), _tensors(result)
-        if _launches(func, read, made):
+        read, results = _tensors((args, kwargs)), _tensors(result)
+        if _launches(func, read, results):
             formula = self._formulas.get(packet_of(func))
             flops = float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
-            self._kernels.append(Kernel(flops, _moved(func, args, read, made), _dtype(read, made)))
+            self._kernels.append(Kernel(flops, _moved(func, args, read, results), _dtype(read, results)))
         return result
 
 
@@ -90,17 +90,17 @@ _SCATTERS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_co
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_"})
 
 
-def _launches(func: Any, read: list[Tensor], made: list[Tensor]) -> bool:
+def _launches(func: Any, read: list[Tensor], results: list[Tensor]) -> bool:
     """Return whether a kernel runs: not if no tensor results, memory is only reserved, or the result is only a view."""
-    if not made or packet_of(func).__name__ in _ALLOCATIONS:
+    if not results or packet_of(func).__name__ in _ALLOCATIONS:
         return False
     storages = {storage_key(tensor) for tensor in read}
-    return bool(schema_of(func).is_mutable or any(storage_key(tensor) not in storages for tensor in made))
+    return bool(schema_of(func).is_mutable or any(storage_key(tensor) not in storages for tensor in results))
 
 
-def _moved(func: Any, args: tuple[Any, ...], read: list[Tensor], made: list[Tensor]) -> float:
+def _moved(func: Any, args: tuple[Any, ...], read: list[Tensor], results: list[Tensor]) -> float:
     name = packet_of(func).__name__
-    written = sum(map(_bytes, made))
+    written = sum(map(_bytes, results))
     if name in _GATHERS:
         return 2 * written + sum(_bytes(tensor) for tensor in read[1:])
     if name in _SCATTERS:
@@ -116,9 +116,9 @@ def _bytes(tensor: Tensor) -> int:
     )
 
 
-def _dtype(read: list[Tensor], made: list[Tensor]) -> torch.dtype:
+def _dtype(read: list[Tensor], results: list[Tensor]) -> torch.dtype:
     """Return the type of the first floating-point operand."""
-    tensors = [*read, *made]
+    tensors = [*read, *results]
     return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), tensors[0].dtype)
 
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
 from pipecompile.costs.analytic import analytic_costs
-from pipecompile.costs.devices import DeviceSpec
+from pipecompile.costs.device_specs import DeviceSpec
 from pipecompile.costs.node_cost import CostProvider, NodeCost
 from pipecompile.costs.node_run import tensors_in
 from pipecompile.costs.profile import REPEATS, Repeats, profiled_costs

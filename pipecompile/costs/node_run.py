@@ -40,14 +40,14 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Return the distinct tensors of a nested structure, in order."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def kept(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     map_tensors(kept, value)
-    return _distinct(found)
+    return _distinct(tensors)
 
 
 def settled(tensor: Tensor) -> Tensor:
@@ -71,17 +71,17 @@ class NodeRun:
         ledger: SavedLedger,
     ) -> None:
         self.call, self.args, self._kwargs, self._ledger = call, args, kwargs, ledger
-        self.given = tensors_in((*args, *kwargs.values()))
+        self.arguments = tensors_in((*args, *kwargs.values()))
         self.parameters = tuple(parameters)
-        self._wanting = [parameter for parameter in self.parameters if parameter.requires_grad]
+        self._trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         self._anchor = torch.zeros((), requires_grad=True)
         self._ready: tuple[Any, Any] = (), {}
         self._aliases: dict[int, Tensor] = {}
         self._edges: list[GradientEdge] = []
         self._seeds: list[Tensor] = []
-        self._before: list[int] = []
+        self._versions: list[int] = []
         self._result: object = None
-        self._seen: dict[int, Tensor] = {}
+        self._value_of: dict[int, Tensor] = {}
         self.ends: list[Tensor] = []
         self.value: Any = None
         self.writes = False
@@ -101,8 +101,8 @@ class NodeRun:
     @property
     def sources(self) -> list[tuple[Tensor, GradientEdge]]:
         """Return the arguments and parameters that require a gradient, with their gradient edges."""
-        rooted = [tensor for tensor in self.given if self._aliases[id(tensor)].requires_grad]
-        return [*zip(rooted, self._edges, strict=True), *((p, get_gradient_edge(p)) for p in self._wanting)]
+        rooted = [tensor for tensor in self.arguments if self._aliases[id(tensor)].requires_grad]
+        return [*zip(rooted, self._edges, strict=True), *((p, get_gradient_edge(p)) for p in self._trained)]
 
     def first(self) -> None:
         """Run once with effects: record what autograd saves, and whether the node writes into its arguments."""
@@ -115,28 +115,28 @@ class NodeRun:
         """Record, after the run with effects, whether the node wrote, and compute the value for the rest of the
         graph.
         """
-        self.writes = self._before != [version_of(tensor) for tensor in self.given]
-        for tensor in self.given:
+        self.writes = self._versions != [version_of(tensor) for tensor in self.arguments]
+        for tensor in self.arguments:
             if self._aliases[id(tensor)].requires_grad and not tensor.requires_grad:
                 tensor.requires_grad_()  # something that needs a gradient was written into it
-        self._seen = {id(self._aliases[id(tensor)]): tensor for tensor in self.given}
+        self._value_of = {id(self._aliases[id(tensor)]): tensor for tensor in self.arguments}
         self.value = map_tensors(self._settled, self._result)
 
-    def _settled(self, made: Tensor) -> Tensor:
-        self._seen[id(made)] = value = settled(made)
+    def _settled(self, result: Tensor) -> Tensor:
+        self._value_of[id(result)] = value = settled(result)
         return value
 
-    def seen(self, end: Tensor) -> Tensor:
+    def value_of(self, end: Tensor) -> Tensor:
         """Return the value that the rest of the graph has for one of the `ends`."""
-        return self._seen[id(end)]
+        return self._value_of[id(end)]
 
     def prepare(self) -> None:
         """Create fresh autograd roots for all arguments and drop the graph of the last run."""
         self._result, self.ends, self._seeds = None, [], []
         self._aliases, self._edges = {}, []
-        for tensor in self.given:
+        for tensor in self.arguments:
             self._aliases[id(tensor)] = self._alias(tensor)
-        self._before = [version_of(tensor) for tensor in self.given]
+        self._versions = [version_of(tensor) for tensor in self.arguments]
         self._ready = map_tensors(lambda t: self._aliases[id(t)], (tuple(self.args), dict(self._kwargs)))
 
     def forward(self) -> None:
@@ -148,10 +148,10 @@ class NodeRun:
         """Find the tensors where this node's backward starts; none if nothing requires a gradient."""
         roots = {edge.node for edge in self._edges}
         ends = [*tensors_in(self._result), *self._aliases.values()]
-        found = _distinct(t for t in ends if t.grad_fn is not None and t.grad_fn not in roots)
-        self.ends = found if self._edges or self._wanting else []
+        differentiable_ends = _distinct(t for t in ends if t.grad_fn is not None and t.grad_fn not in roots)
+        self.ends = differentiable_ends if self._edges or self._trained else []
 
-    def late(self, *, recorded: bool) -> set[Node]:
+    def weight_grad_nodes(self, *, recorded: bool) -> set[Node]:
         """Return the autograd nodes of gradients that W can compute: those of weights alone.
 
         Valid after `find_ends`. `recorded`: the last run was `first`.
@@ -172,7 +172,7 @@ class NodeRun:
     def backward(self) -> None:
         """Compute the gradients of arguments and parameters without accumulating into `.grad`."""
         if self.ends:
-            sources: Any = (*self._edges, *self._wanting)
+            sources: Any = (*self._edges, *self._trained)
             torch.autograd.grad(self.ends, sources, self._seeds, allow_unused=True)
 
     def _alias(self, tensor: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def overall_spread(times: dict[str, list[Seconds]]) -> float:
 
 def _first(run: NodeRun) -> list[Tensor]:
     """Run the node with effects and return the parameters that it writes."""
-    with preserved(t for t in (*run.parameters, *run.given) if isinstance(t, nn.Parameter)) as written:
+    with preserved(t for t in (*run.parameters, *run.arguments) if isinstance(t, nn.Parameter)) as written:
         run.first()
     return written
 

@@ -34,7 +34,7 @@ class SavedLedger:
         taken, self._bytes = self._bytes, 0
         return taken
 
-    def made(self, node: str, tensors: Iterable[Tensor]) -> list[StorageWeakRef]:
+    def note_results(self, node: str, tensors: Iterable[Tensor]) -> list[StorageWeakRef]:
         """Note that a node returned these tensors. Return the storages that the node was the first to save."""
         for tensor in tensors:
             if tensor.layout is torch.strided:

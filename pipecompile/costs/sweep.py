@@ -84,14 +84,14 @@ Sources = list[tuple[GradientEdge, _Sum]]
 
 @dataclass(slots=True)
 class _Step:
-    """One node: seconds of its forward, and the data for its backward. `late` are the weights that W can take care
+    """One node: seconds of its forward, and the data for its backward. `weight_sources` are the weights that W can take care
     of.
     """
 
     forward: float
     ends: list[_End]
-    early: Sources = field(default_factory=list)
-    late: Sources = field(default_factory=list)
+    input_sources: Sources = field(default_factory=list)
+    weight_sources: Sources = field(default_factory=list)
     seeds: list[Tensor] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -120,13 +120,17 @@ class _Forward:
         if not run.computes or not run.ends:
             return _Step(seconds if run.computes else 0.0, [])
         step = _Step(seconds, [self._end(run, end) for end in run.ends])
-        late = run.late(recorded=False)
+        weight_grad_nodes = run.weight_grad_nodes(recorded=False)
         for tensor, place in run.sources:
-            (step.late if place.node in late else step.early).append((place, self._sum(tensor)))
+            (step.weight_sources if place.node in weight_grad_nodes else step.input_sources).append(
+                (place, self._sum(tensor))
+            )
         return step
 
     def _end(self, run: NodeRun, end: Tensor) -> _End:
-        return _End(get_gradient_edge(end), self._sum(run.seen(end)), torch.empty_like(end, device="meta"), end.device)
+        return _End(
+            get_gradient_edge(end), self._sum(run.value_of(end)), torch.empty_like(end, device="meta"), end.device
+        )
 
     def _sum(self, tensor: Tensor) -> _Sum:
         """Return the sum of a parameter over all sweeps, or the sum of a value in this sweep."""
@@ -146,18 +150,18 @@ def sweep(
     steps = {name: visit.reading for name, visit in walk(graph, inputs, _Forward(clock, sums)).items()}
     nodes = {node.name: node for node in graph.graph.nodes}
     times = {name: (step.forward, 0.0, 0.0) for name, step in steps.items()}
-    left: dict[str, _Step] = {}
+    postponed: dict[str, _Step] = {}
     while steps:
         name, step = steps.popitem()  # the last; what autograd saved for it goes with it
-        keep = divided and bool(step.late)
-        sources = step.early if keep else step.early + step.late
+        keep = divided and bool(step.weight_sources)
+        sources = step.input_sources if keep else step.input_sources + step.weight_sources
         if sources:
             step.begin()
             with naming(nodes[name]):
                 times[name] = step.forward, clock(partial(step.backward, sources, keep)), 0.0
         if keep:
-            left[name] = step
-    for name, step in left.items():
+            postponed[name] = step
+    for name, step in postponed.items():
         with naming(nodes[name]):
-            times[name] = *times[name][:2], clock(partial(step.backward, step.late, False))
+            times[name] = *times[name][:2], clock(partial(step.backward, step.weight_sources, False))
     return times

@@ -46,30 +46,32 @@ class WeightGradCost:
     saved_bytes: float
 
 
-def weight_grad_cost(nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], wants: set[fx.Node]) -> WeightGradCost:
-    """Return the cost of W for one stage with `nodes` in order; `wants` are the nodes of the graph whose value needs a
-    gradient.
+def weight_grad_cost(
+    nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], needing_grad: set[fx.Node]
+) -> WeightGradCost:
+    """Return the cost of W for one stage with `nodes` in order.
 
-    W has the whole backward of each node that is not inward and feeds no such node. Of an inward node, which leads to
-    an input that needs a gradient, W has the weight gradients and keeps the inputs and the gradient of the output.
-    Received values stay with the graph.
+    `needing_grad` are the nodes of the graph whose value needs a gradient. W has the whole backward of each node that
+    is not inward and feeds no inward node. An inward node leads from an input that needs a gradient; of its backward W
+    has the weight gradients, and W keeps the node's inputs and the gradient of its output. Received values stay with
+    the graph.
     """
-    mine, inward = set(nodes), set[fx.Node]()
+    own, inward = set(nodes), set[fx.Node]()
     for node in nodes:
-        if any(source in inward or (source not in mine and source in wants) for source in node.all_input_nodes):
+        if any(source in inward or (source not in own and source in needing_grad) for source in node.all_input_nodes):
             inward.add(node)
-    taken = set[fx.Node]()
+    absorbed = set[fx.Node]()
     for node in reversed(nodes):
-        if any(user in inward or user in taken for user in node.users):
-            taken.add(node)
+        if any(user in inward or user in absorbed for user in node.users):
+            absorbed.add(node)
     divided = [node for node in nodes if node in inward and costs[node.name].weight_grad]
-    kept = {source for node in divided for source in node.all_input_nodes if source in mine}
-    cost = [costs[node.name] for node in divided]
-    whole = [costs[node.name] for node in nodes if node not in inward and node not in taken]
+    kept_inputs = {source for node in divided for source in node.all_input_nodes if source in own}
+    divided_costs = [costs[node.name] for node in divided]
+    whole_costs = [costs[node.name] for node in nodes if node not in inward and node not in absorbed]
     return WeightGradCost(
-        sum(each.backward for each in whole) + sum(each.weight_grad for each in cost),
-        sum(each.dividing for each in cost),
-        sum(each.saved_bytes for each in whole)
-        + sum(each.output_bytes for each in cost)
-        + sum(costs[node.name].output_bytes for node in kept),
+        sum(each.backward for each in whole_costs) + sum(each.weight_grad for each in divided_costs),
+        sum(each.dividing for each in divided_costs),
+        sum(each.saved_bytes for each in whole_costs)
+        + sum(each.output_bytes for each in divided_costs)
+        + sum(costs[node.name].output_bytes for node in kept_inputs),
     )

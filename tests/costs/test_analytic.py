@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import VisionTransformer, resnet50
 
 from pipecompile.costs.analytic import analytic_costs, node_work
-from pipecompile.costs.devices import DeviceSpec
+from pipecompile.costs.device_specs import DeviceSpec
 from pipecompile.costs.node_cost import CostError
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipecompile.costs.devices import DEVICES, DeviceSpec, spec_for
+from pipecompile.costs.device_specs import DEVICES, DeviceSpec, spec_for
 from pipecompile.errors import InputError
 
 
