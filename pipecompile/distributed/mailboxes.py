@@ -53,8 +53,8 @@ class Channel:
 
     def __init__(self, backend: Any, peer: int, number: int, wait: Waiter) -> None:
         self.backend, self.peer, self.number, self.wait = backend, peer, number, wait
-        self.taken = 0
-        """Messages taken from the peer. The next head to the peer acknowledges them."""
+        self.received = 0
+        """Number of messages received from the peer. The next head to the peer acknowledges them."""
 
     def send(self, part: torch.Tensor, kind: MessageKind) -> dist.Work:
         """Begin to send one part of a message."""
@@ -118,7 +118,7 @@ class Outbox:
         buffer.last = self.sent
 
     def _send_repeated(self, buffer: MessageBuffer, plain: Any) -> list[dist.Work]:
-        buffer.head[HeadField.IS_SAME], buffer.head[HeadField.TAKEN] = 1, self.channel.taken
+        buffer.head[HeadField.IS_SAME], buffer.head[HeadField.RECEIVED] = 1, self.channel.received
         if buffer.value is not None:
             buffer.value.copy_(plain)
         works = [self.channel.send(buffer.bytes, buffer.kind)]
@@ -128,7 +128,7 @@ class Outbox:
 
     def _send_changed(self, buffer: MessageBuffer) -> list[dist.Work]:
         """Send as many bytes as the peer has posted receives for; only the head has a meaning."""
-        buffer.head[HeadField.IS_SAME], buffer.head[HeadField.TAKEN] = 0, self.channel.taken
+        buffer.head[HeadField.IS_SAME], buffer.head[HeadField.RECEIVED] = 0, self.channel.received
         works = [self.channel.send(buffer.bytes, CHANGED)]
         if buffer.kind is LARGE:
             padding = torch.empty(buffer.layout.nbytes, dtype=torch.uint8, device="cpu")
@@ -153,7 +153,7 @@ class Outbox:
             self._wait_for_oldest()
 
     def release(self, count: int) -> None:
-        """Let go of the first `count` messages, which the peer has taken."""
+        """Let go of the first `count` messages, which the peer has received."""
         while self.pending and self.pending[0][0] <= count:
             self._wait_for_oldest()
 
@@ -170,7 +170,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiving end. `acknowledged` is the number of messages of this rank that the peer has taken, by its last head."""
+    """The receiving end. `acknowledged` is the number of messages of this rank that the peer has received, by its last head."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -205,21 +205,21 @@ class Inbox:
         else:
             self.expected.popleft()
             value = self._receive_new(name)
-        self.channel.taken += 1
+        self.channel.received += 1
         self._post()
         return value
 
     def receive_once(self, name: str) -> Any:
         """Return a value that was sent with `once`. It must not be in the sequence of `expect`."""
         value = self._receive_new(name, once=True)
-        self.channel.taken += 1
+        self.channel.received += 1
         return value
 
     def _receive_repeated(self, buffer: MessageBuffer, name: str) -> Any:
         for work in buffer.works:
             self.channel.wait(work, name)
         _check_name(buffer.head[HeadField.NAME], name)
-        self.acknowledged = int(buffer.head[HeadField.TAKEN])
+        self.acknowledged = int(buffer.head[HeadField.RECEIVED])
         large, buffer.large, buffer.works = buffer.large, None, []
         if not buffer.head[HeadField.IS_SAME]:
             return self._receive_new(name)

@@ -57,7 +57,7 @@ class HeadField(IntEnum):
 
     NAME = 0
     IS_SAME = 1
-    TAKEN = 2
+    RECEIVED = 2
 
 
 HEAD_LENGTH = 8
@@ -66,13 +66,13 @@ HEAD_LENGTH = 8
 _HEAD_FIELDS = {
     HeadField.NAME: "CRC-32 of the name of the value",
     HeadField.IS_SAME: "1 for small and large, 0 for changed",
-    HeadField.TAKEN: "messages that the sender has taken from the receiver: an acknowledgement",
+    HeadField.RECEIVED: "messages that the sender has received from this peer: an acknowledgement",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Bounds on the messages between two ranks that are not taken yet."""
+    """Bounds on the messages between two ranks that are not received yet."""
 
     small_bytes: int = 1 << 17
     """Payload bytes up to which a copy costs less time than a second message."""

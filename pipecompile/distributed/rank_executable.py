@@ -103,7 +103,7 @@ class RankExecutable(Executable):
             raise ScheduleError(
                 f"the schedule puts stages on ranks {program.placement}",
                 why=f"the plan has them on {placement}, and their parameters are there",
-                hint="compile with this schedule",
+                hint="compile(..., schedule=...) with this schedule",
             )
         super().__init__(program, cells, devices, graph, mirrors, norms)
         self.communicator, self.device, self._is_agreed = communicator, communicator.ranks.index, False

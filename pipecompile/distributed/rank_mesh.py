@@ -45,7 +45,9 @@ class RankMesh:
         if mesh is not None:
             if devices is not None:
                 raise InputError(
-                    "devices= and mesh= are given", why="the mesh has a device per rank", hint="one of them"
+                    "both devices= and mesh= are set",
+                    why="the mesh has a device per rank",
+                    hint="compile(..., mesh=mesh)",
                 )
             return cls._of_mesh(mesh)
         if devices is not None or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -116,7 +118,9 @@ def _check(mesh: DeviceMesh, names: tuple[str, ...]) -> None:
         )
     if {"dp_shard", "tp"} <= set(names):
         raise InputError(
-            "the mesh has both dp_shard and tp", why="a parameter is sharded along one of them only", hint="dp and tp"
+            "the mesh has both dp_shard and tp",
+            why="a parameter is sharded along one of them only",
+            hint='mesh_dim_names=("dp", "pp", "tp")',
         )
     if mesh.get_coordinate() is None:
         raise InputError(f"rank {dist.get_rank()} is not in the mesh", hint="compile on the ranks of the mesh only")

@@ -13,7 +13,7 @@ abort     3n + 2                               no      never sent: a receive tha
 head   8 int64
 0      CRC-32 of the name of the value
 1      1 for small and large, 0 for changed
-2      messages that the sender has taken from the receiver: an acknowledgement
+2      messages that the sender has received from this peer: an acknowledgement
 
 credit         bound
 small_bytes    131072 bytes of payload in one part with the head

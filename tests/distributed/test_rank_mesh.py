@@ -61,7 +61,7 @@ def test_dimensions_that_a_pipeline_does_not_have_are_refused(names: tuple[str, 
 
 
 def test_a_mesh_and_devices_exclude_each_other() -> None:
-    with pytest.raises(InputError, match="devices= and mesh= are given"):
+    with pytest.raises(InputError, match="both devices= and mesh= are set"):
         RankMesh.of(init_device_mesh("cpu", (1,)), ["cpu"])
 
 
