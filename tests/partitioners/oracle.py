@@ -1,4 +1,4 @@
-"""The objective once more, written from its definition, every assignment tried, and random problems to try them on."""
+"""An oracle for the solver: the objective from its definition, brute force over all assignments, and random problems."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from pipecompile.partitioners import Node, Problem, Shared, Tensor
+from pipecompile.partitioners.bounds.stage_windows import StageWindows
+from pipecompile.partitioners.clusters import coarsen
 
 SMALL = st.one_of(st.integers(0, 9).map(float), st.floats(0.0, 9.0).map(lambda x: round(x, 3)))
 
@@ -17,35 +20,35 @@ SMALL = st.one_of(st.integers(0, 9).map(float), st.floats(0.0, 9.0).map(lambda x
 def loads_of(
     problem: Problem, stage_of: Mapping[str, int], n_stages: int, recompute: Sequence[bool] | None = None
 ) -> list[tuple[float, float]]:
-    """(load, memory) of every device."""
+    """Return (load, memory) of every device."""
     device = problem.placement or tuple(range(n_stages))
-    redo = recompute or (False,) * n_stages
-    return [_of_device(problem, stage_of, device, redo, d) for d in range(devices_of(problem, n_stages))]
+    recompute = recompute or (False,) * n_stages
+    return [_of_device(problem, stage_of, device, recompute, d) for d in range(devices_of(problem, n_stages))]
 
 
 def _of_device(
-    problem: Problem, stage_of: Mapping[str, int], device: Sequence[int], redo: Sequence[bool], d: int
+    problem: Problem, stage_of: Mapping[str, int], device: Sequence[int], recompute: Sequence[bool], d: int
 ) -> tuple[float, float]:
-    where = {name: device[stage] for name, stage in stage_of.items()}
-    here = [node for node in problem.nodes if where[node.name] == d]
-    compute = sum(node.time + node.forward * redo[stage_of[node.name]] for node in here)
+    device_by_node = {name: device[stage] for name, stage in stage_of.items()}
+    here = [node for node in problem.nodes if device_by_node[node.name] == d]
+    compute = sum(node.time + node.forward * recompute[stage_of[node.name]] for node in here)
     compute /= problem.speed[d] if problem.speed else 1.0
     sent = received = inbox = 0.0
     for tensor in problem.tensors:
-        home = where[tensor.source]
-        readers = {where[name] for name in tensor.consumers} - {home}
+        home = device_by_node[tensor.source]
+        readers = {device_by_node[name] for name in tensor.consumers} - {home}
         if home == d and readers:
             costs = [tensor.time * factor(problem, d, other) for other in readers]
             sent += max(costs) if problem.multicast else sum(costs)
         if d in readers:
             received += tensor.time * factor(problem, home, d)
         stages = {stage_of[name] for name in tensor.consumers} - {stage_of[tensor.source]}
-        inbox += sum(tensor.bytes * flying(problem, s) for s in stages if device[s] == d)
+        inbox += sum(tensor.bytes * in_flight(problem, s) for s in stages if device[s] == d)
     memory = inbox + sum(node.bytes for node in here)
     for node in here:
         s = stage_of[node.name]
-        memory += node.activation * (1.0 if redo[s] else flying(problem, s))
-    memory += sum(shared.bytes for shared in problem.shared if any(where[name] == d for name in shared.nodes))
+        memory += node.activation * (1.0 if recompute[s] else in_flight(problem, s))
+    memory += sum(shared.bytes for shared in problem.shared if any(device_by_node[name] == d for name in shared.nodes))
     return (max(compute, sent, received) if problem.overlap else compute + sent + received, memory)
 
 
@@ -59,7 +62,7 @@ def factor(problem: Problem, source: int, target: int) -> float:
     return problem.links[source][target] if problem.links else 1.0
 
 
-def flying(problem: Problem, stage: int) -> float:
+def in_flight(problem: Problem, stage: int) -> float:
     return problem.in_flight[stage] if problem.in_flight else 1.0
 
 
@@ -75,7 +78,7 @@ def legal_assignments(problem: Problem, n_stages: int) -> Iterator[dict[str, int
 
 
 def choices_of(problem: Problem, n_stages: int) -> list[tuple[bool, ...]]:
-    """Every choice of stages that recompute."""
+    """Return every choice of stages that recompute."""
     if problem.recompute == "auto":
         return list(itertools.product((False, True), repeat=n_stages))
     return [problem.recompute or (False,) * n_stages]
@@ -88,8 +91,8 @@ def limits_of(problem: Problem, n_stages: int) -> list[float]:
 
 
 def brute_force(problem: Problem, n_stages: int) -> tuple[float, float]:
-    """The least bottleneck (infinite when nothing fits) and the least amount by which all limits must grow (infinite when
-    no assignment is legal).
+    """Return the least bottleneck (infinite if nothing fits) and the least amount, in bytes, by which all limits must grow
+    (infinite if no assignment is legal).
     """
     room = limits_of(problem, n_stages)
     best = excess = inf
@@ -108,12 +111,12 @@ def brute_force(problem: Problem, n_stages: int) -> tuple[float, float]:
 @st.composite
 def problems(
     draw: st.DrawFn, *, memory: bool = True, multicast: bool | None = None, max_nodes: int = 9, rich: bool = True,
-    direct: bool = False, steered: bool = True,
+    direct: bool = False, constrained: bool = True,
 ) -> tuple[Problem, int]:  # fmt: skip
-    """A problem and a number of stages, small enough that all assignments can be tried.
+    """Draw a problem and a number of stages, small enough to try all assignments.
 
-    Half of them have only what the reference problems have. `rich` allows the other fields, of these `direct` none but
-    those with which a stage is still a device of its own, all links alike; `steered` pins and pairs apart.
+    Half of them have only the fields of the reference problems. `rich` allows the other fields, `direct` only those with
+    which every stage is a device of its own and all links are alike, `constrained` pins and pairs apart.
     """
     n_stages = draw(st.integers(1, 4))
     n = draw(st.integers(1, min(max_nodes, {1: 12, 2: 12, 3: 7, 4: 5}[n_stages])))
@@ -124,11 +127,11 @@ def problems(
     per = lambda count, numbers: st.one_of(st.none(), st.tuples(*[numbers] * count))  # noqa: E731
     fields: dict[str, Any] = {}
     if more:
-        fields = draw(_placed(n_stages, n_devices, direct=direct))
-        fields |= draw(_steered(names, pairs, n_stages)) if steered else {}
-    held = SMALL if memory else st.just(0.0)
-    nodes = tuple(draw(_node(f"v{i}", held, full=more)) for i in range(n))
-    crossing = tuple(draw(st.lists(tensors(names, held if more else st.just(0.0)), max_size=7))) if pairs else ()
+        fields = draw(_placement(n_stages, n_devices, direct=direct))
+        fields |= draw(_constraints(names, pairs, n_stages)) if constrained else {}
+    sizes = SMALL if memory else st.just(0.0)
+    nodes = tuple(draw(_node(f"v{i}", sizes, full=more)) for i in range(n))
+    crossing = tuple(draw(st.lists(tensors(names, sizes if more else st.just(0.0)), max_size=7))) if pairs else ()
     shared = ()
     if more and memory:
         users = st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)
@@ -152,15 +155,15 @@ def problems(
 
 
 @st.composite
-def _node(draw: st.DrawFn, name: str, held: st.SearchStrategy[float], *, full: bool) -> Node:
+def _node(draw: st.DrawFn, name: str, sizes: st.SearchStrategy[float], *, full: bool) -> Node:
     time = draw(SMALL)
     forward = round(time * draw(st.sampled_from([0.0, 0.25, 0.5, 1.0])), 3) if full else 0.0
-    return Node(name, time, draw(held), draw(held), min(forward, time))
+    return Node(name, time, draw(sizes), draw(sizes), min(forward, time))
 
 
 @st.composite
-def _placed(draw: st.DrawFn, n_stages: int, n_devices: int, *, direct: bool) -> dict[str, Any]:
-    """A placement that uses every device, and links."""
+def _placement(draw: st.DrawFn, n_stages: int, n_devices: int, *, direct: bool) -> dict[str, Any]:
+    """Draw a placement that uses every device, and links."""
     if direct:
         return {}
     placement = draw(st.permutations([s % n_devices for s in range(n_stages)]))
@@ -170,20 +173,20 @@ def _placed(draw: st.DrawFn, n_stages: int, n_devices: int, *, direct: bool) -> 
 
 
 @st.composite
-def _steered(draw: st.DrawFn, names: list[str], pairs: list[tuple[str, str]], n_stages: int) -> dict[str, Any]:
+def _constraints(draw: st.DrawFn, names: list[str], pairs: list[tuple[str, str]], n_stages: int) -> dict[str, Any]:
     pins = draw(st.dictionaries(st.sampled_from(names), st.integers(0, n_stages - 1), max_size=2))
     return {"pins": pins, "apart": tuple(draw(st.lists(st.sampled_from(pairs), max_size=1))) if pairs else ()}
 
 
 @st.composite
-def tensors(draw: st.DrawFn, names: list[str], held: st.SearchStrategy[float]) -> Tensor:
+def tensors(draw: st.DrawFn, names: list[str], sizes: st.SearchStrategy[float]) -> Tensor:
     source, *consumers = draw(st.lists(st.sampled_from(names), min_size=2, max_size=4, unique=True))
-    return Tensor(source, tuple(consumers), draw(SMALL), draw(held))
+    return Tensor(source, tuple(consumers), draw(SMALL), draw(sizes))
 
 
 @st.composite
 def dense_blocks(draw: st.DrawFn) -> tuple[Problem, int]:
-    """A chain in which later nodes read earlier ones again, as in a dense block; a sender pays per receiver or once."""
+    """Draw a chain in which later nodes consume earlier ones again, as in a dense block; a sender pays per receiver or once."""
     n = draw(st.integers(4, 8))
     names = [f"v{i}" for i in range(n)]
     nodes = tuple(Node(name, draw(st.integers(1, 4).map(float))) for name in names)
@@ -193,3 +196,18 @@ def dense_blocks(draw: st.DrawFn) -> tuple[Problem, int]:
         readers = draw(st.lists(st.sampled_from(names[place + 1 :]), min_size=1, unique=True))
         crossing.append(Tensor(name, tuple(readers), draw(st.integers(0, 3).map(float))))
     return Problem(nodes, pairs, tuple(crossing), multicast=draw(st.booleans())), draw(st.integers(2, 4))
+
+
+# -- windows --------------------------------------------------------------------------------------------------------
+
+
+def check_inside(problem: Problem, n_stages: int, target: float, windows: StageWindows) -> None:
+    """Assert that every cut with a bottleneck of at most `target` lies inside the windows."""
+    clusters = coarsen(problem)
+    for stage_of in legal_assignments(problem, n_stages):
+        assignment = np.array([stage_of[names[0]] for names in clusters.members])
+        for recompute in choices_of(problem, n_stages):
+            rows = zip(loads_of(problem, stage_of, n_stages, recompute), limits_of(problem, n_stages), strict=True)
+            if all(load <= target and memory <= limit for (load, memory), limit in rows):
+                assert ((windows.earliest <= assignment) & (assignment <= windows.latest)).all()
+                assert all(assignment[a] < assignment[b] for a, b in windows.strict_pairs)

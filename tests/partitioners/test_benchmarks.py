@@ -21,7 +21,7 @@ def test_random_chains_are_cut_as_the_exact_chain_partition_is():
         assert result.proven
 
 
-def test_the_exact_chain_partition_is_that():
+def test_the_exact_chain_partition_is_optimal():
     assert best_of_chain([4.0, 1.0, 1.0, 4.0, 2.0], 3) == 5.0
     assert best_of_chain([7.0, 1.0, 1.0], 2) == 7.0
     assert best_of_chain([1.0, 1.0], 5) == 1.0
@@ -30,6 +30,6 @@ def test_the_exact_chain_partition_is_that():
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_a_graph_of_thousands_of_nodes_is_cut_within_a_few_percent(shape):
     problem = large(shape, 2000, "even")
-    found = partition(problem, 8, method="dp", time_limit=10.0)
-    found.verify(problem, 8)
-    assert found.gap <= 0.05
+    result = partition(problem, 8, method="dp", time_limit=10.0)
+    result.verify(problem, 8)
+    assert result.gap <= 0.05

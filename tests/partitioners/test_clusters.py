@@ -1,4 +1,4 @@
-"""Merging is lossless, and says what it merged."""
+"""Merging clusters is lossless, and assignments of merged clusters project back."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from partitioners.oracle import legal_assignments, loads_of, problems
 
-from pipecompile.errors import InputError
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import Flow, coarsen, merge
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
 
 
-def test_a_group_takes_along_what_lies_between():
+def test_a_group_merges_the_clusters_between_its_nodes():
     problem = Problem(
         tuple(Node(name, time, 1.0, 2.0) for name, time in zip("abcd", (1.0, 2.0, 4.0, 8.0), strict=True)),
         precedence=(("a", "b"), ("b", "c"), ("c", "d")),
@@ -38,11 +37,11 @@ def test_a_group_takes_along_what_lies_between():
 @given(problems(max_nodes=6))
 def test_cluster_assignments_are_the_legal_ones_with_the_same_loads(case):
     problem, n_stages = case
-    clusters, stages = coarsen(problem), Machine.of(problem, n_stages)
+    clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
     assert all(a < b for a, b in clusters.arcs)
     for stage_of in legal_assignments(problem, n_stages):
         assert all(len({stage_of[name] for name in names}) == 1 for names in clusters.members)
-        rows = LoadTracker(clusters, stages, [stage_of[names[0]] for names in clusters.members]).device_loads(
+        rows = LoadTracker(clusters, machine, [stage_of[names[0]] for names in clusters.members]).device_loads(
             (False,) * n_stages
         )
         for row, (load, memory) in zip(rows, loads_of(problem, stage_of, n_stages), strict=True):
@@ -50,13 +49,8 @@ def test_cluster_assignments_are_the_legal_ones_with_the_same_loads(case):
             assert row.memory == pytest.approx(memory, abs=1e-9)
 
 
-def test_an_assignment_of_merged_clusters_is_adopted_by_the_original_ones():
+def test_an_assignment_of_merged_clusters_is_projected_to_the_original_clusters():
     clusters = coarsen(Problem(tuple(Node(name) for name in "abcd"), precedence=(("a", "b"), ("c", "d"))))
     merged = merge(clusters, [(0, 2)])
     stages = [1 if "b" in names else 0 for names in merged.members]
     assert clusters.project(merged, stages) == [int("b" in names) for names in clusters.members]
-
-
-def test_a_list_of_another_length_than_n_stages_is_refused():
-    with pytest.raises(InputError, match="n_stages is 3, but speed lists 2 stages"):
-        Machine.of(Problem((Node("a"),), speed=(1.0, 2.0)), 3)

@@ -1,4 +1,4 @@
-"""What is asked for is done, its price is told, and a contradiction is named."""
+"""User constraints are met, their cost is computed, and contradictions are named."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def chain(**fields) -> Problem:
 
 
 def stages_of(problem: Problem, n_stages: int, method: str = "auto") -> str:
-    found = partition(problem, n_stages, method=method)
-    found.verify(problem, n_stages)
-    return "".join(str(found.stage_of[x]) for x in "abcdef")
+    result = partition(problem, n_stages, method=method)
+    result.verify(problem, n_stages)
+    return "".join(str(result.stage_of[x]) for x in "abcdef")
 
 
 @pytest.mark.parametrize("method", ["dp", "ilp", "auto"])
@@ -39,9 +39,9 @@ def stages_of(problem: Problem, n_stages: int, method: str = "auto") -> str:
 )
 def test_pins_and_pairs_apart_are_obeyed(fields, stages, method):
     problem = chain(**fields)
-    found, wanted = stages_of(problem, 3, method), stages
-    assert max(map(found.count, "012")) == max(map(wanted.count, "012"))
-    assert all(int(found["abcdef".index(name)]) == stage for name, stage in problem.pins.items())
+    result, wanted = stages_of(problem, 3, method), stages
+    assert max(map(result.count, "012")) == max(map(wanted.count, "012"))
+    assert all(int(result["abcdef".index(name)]) == stage for name, stage in problem.pins.items())
 
 
 def message(problem: Problem, n_stages: int) -> str:
@@ -50,7 +50,7 @@ def message(problem: Problem, n_stages: int) -> str:
     return str(caught.value)
 
 
-def test_contradictions_are_named_with_what_leads_to_them():
+def test_contradictions_are_named_with_the_chain_that_causes_them():
     text = message(chain(pins={"b": 2, "e": 1}), 3)
     assert "'b' is pinned to stage 2, -> 'c' -> 'd' -> 'e' is pinned to stage 1, expected 2 or later" in text
     text = message(chain(apart=(("a", "c"), ("c", "d"), ("d", "f"))), 3)
@@ -75,7 +75,7 @@ def test_a_pin_beyond_the_last_stage_is_an_input_error():
 
 @settings(max_examples=120, deadline=None)
 @given(problems(memory=False))
-def test_steering_is_refused_exactly_when_nothing_obeys_it(case):
+def test_constraints_are_refused_exactly_if_no_cut_meets_them(case):
     problem, n_stages = case
     clusters = coarsen(problem)
     legal = list(legal_assignments(problem, n_stages))
@@ -89,9 +89,9 @@ def test_steering_is_refused_exactly_when_nothing_obeys_it(case):
         assert {stage_of[names[0]] for stage_of in legal} <= set(range(first[v], last[v] + 1))
 
 
-def test_the_price_of_what_was_forced():
+def test_the_cost_of_constraints():
     problem = chain(pins={"d": 2})
-    price = cost_of_constraints(problem, partition(problem, 3), 3)
-    assert (price.constrained, price.unconstrained, price.lower_bound) == (3.0, 2.0, 2.0)
-    assert price.share == 0.5
+    cost = cost_of_constraints(problem, partition(problem, 3), 3)
+    assert (cost.constrained, cost.unconstrained, cost.lower_bound) == (3.0, 2.0, 2.0)
+    assert cost.share == 0.5
     assert brute_force(problem, 3) == (3.0, -inf)

@@ -19,14 +19,14 @@ from pipecompile.partitioners.verify import assignment_faults
 
 @settings(max_examples=100, deadline=None)
 @given(problems())
-def test_refined_is_legal_and_no_worse(case):
+def test_descent_keeps_a_cut_legal_and_never_makes_it_worse(case):
     problem, n_stages = case
-    clusters, stages = coarsen(problem), Machine.of(*case)
+    clusters, machine = coarsen(problem), Machine.of(*case)
     for stage_of in list(legal_assignments(problem, n_stages))[:2]:
         start = [stage_of[names[0]] for names in clusters.members]
-        stage = descend(clusters, stages, start, stage_ranges(clusters, n_stages), inf)
+        stage = descend(clusters, machine, start, stage_ranges(clusters, n_stages), inf)
         assert not assignment_faults(problem, clusters.stage_by_node(stage), n_stages)
-        assert bottleneck(clusters, stages, stage) <= bottleneck(clusters, stages, start)
+        assert bottleneck(clusters, machine, stage) <= bottleneck(clusters, machine, start)
 
 
 def chain(*times: float, tensor: float = 0.0) -> Problem:
@@ -36,18 +36,18 @@ def chain(*times: float, tensor: float = 0.0) -> Problem:
     return Problem(nodes, precedence=pairs, tensors=tuple(Tensor(a, (b,), tensor) for a, b in pairs))
 
 
-def refined(problem: Problem, start: list[int], deadline: float = inf) -> list[int]:
+def descended(problem: Problem, start: list[int], deadline: float = inf) -> list[int]:
     return descend(coarsen(problem), Machine.of(problem, 1 + max(start)), start, None, deadline)
 
 
 def test_a_boundary_cluster_moves_and_a_passed_deadline_moves_nothing():
-    assert refined(chain(1, 1, 1, 1), [0, 0, 0, 1]) == [0, 0, 1, 1]
-    assert refined(chain(1, 1, 1, 1), [0, 0, 0, 1], monotonic() - 1) == [0, 0, 0, 1]
+    assert descended(chain(1, 1, 1, 1), [0, 0, 0, 1]) == [0, 0, 1, 1]
+    assert descended(chain(1, 1, 1, 1), [0, 0, 0, 1], monotonic() - 1) == [0, 0, 0, 1]
 
 
-def test_what_must_go_along_goes_along():
-    #  0 ═══ 0 ─── 0 | 1      the tensor between the second and the third is dear: each step alone makes it worse
+def test_a_move_takes_along_the_clusters_that_precedence_forces():
+    #  0 ═══ 0 ─── 0 | 1      the tensor between the second and the third is expensive: each move alone makes the cut worse
     problem = chain(4, 4, 1, 3)
-    dear = (Tensor("v0", ("v1",), 1.0), Tensor("v1", ("v2",), 6.0), Tensor("v2", ("v3",), 1.0))
-    problem = Problem(problem.nodes, problem.precedence, dear)
-    assert refined(problem, [0, 0, 0, 1]) == [0, 1, 1, 1]
+    tensors = (Tensor("v0", ("v1",), 1.0), Tensor("v1", ("v2",), 6.0), Tensor("v2", ("v3",), 1.0))
+    problem = Problem(problem.nodes, problem.precedence, tensors)
+    assert descended(problem, [0, 0, 0, 1]) == [0, 1, 1, 1]

@@ -21,22 +21,22 @@ def chain(times: list[float]) -> Problem:
 @pytest.mark.parametrize("method", ["dp", "ilp", "auto"])
 @pytest.mark.parametrize("n_stages", range(1, 10))
 def test_no_stage_of_a_chain_is_empty(method: str, n_stages: int) -> None:
-    found = partition(chain([1.0] * 9), n_stages, method=method)
-    assert set(found.stage_of.values()) == set(range(n_stages))
-    assert found.bottleneck == -(-9 // n_stages)
+    result = partition(chain([1.0] * 9), n_stages, method=method)
+    assert set(result.stage_of.values()) == set(range(n_stages))
+    assert result.bottleneck == -(-9 // n_stages)
 
 
 @pytest.mark.parametrize("stage", [[0, 0, 1, 1, 2, 2], [1, 1, 2, 2, 3, 3], [0, 0, 0, 3, 3, 3], [2, 2, 2, 2, 2, 2]])
 def test_the_bottleneck_does_not_rise(stage: list[int]) -> None:
     problem = chain([1.0, 2.0, 1.0, 1.0, 3.0, 1.0])
-    clusters, stages = coarsen(problem), Machine.of(problem, 4)
-    found = fill_empty_stages(clusters, stages, stage)
-    assert set(found) == {0, 1, 2, 3}
-    assert found == sorted(found)
-    assert bottleneck(clusters, stages, found) <= bottleneck(clusters, stages, stage)
+    clusters, machine = coarsen(problem), Machine.of(problem, 4)
+    result = fill_empty_stages(clusters, machine, stage)
+    assert set(result) == {0, 1, 2, 3}
+    assert result == sorted(result)
+    assert bottleneck(clusters, machine, result) <= bottleneck(clusters, machine, stage)
 
 
-def test_what_is_pinned_stays() -> None:
+def test_pinned_clusters_stay() -> None:
     problem = replace(chain([1.0] * 4), pins={"n3": 2})
-    clusters, stages = coarsen(problem), Machine.of(problem, 4)
-    assert fill_empty_stages(clusters, stages, [0, 0, 2, 2])[3] == 2
+    clusters, machine = coarsen(problem), Machine.of(problem, 4)
+    assert fill_empty_stages(clusters, machine, [0, 0, 2, 2])[3] == 2

@@ -1,4 +1,4 @@
-"""`partition`: published optima, brute force, honest status, refused arguments."""
+"""`partition`: published optima, brute force, correct status, refused arguments."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_published_optima(name, method, n_stages):
         with pytest.raises(InfeasibleError):
             partition(problem, n_stages, method=method)
         return
-    found = partition(problem, n_stages, method=method, time_limit=60.0)
-    found.verify(problem, n_stages)
-    assert found.bottleneck == pytest.approx(max(load for load, _ in loads_of(problem, found.stage_of, n_stages)))
-    assert found.bottleneck >= published * (1 - 1e-6)
-    assert found.lower_bound <= published * (1 + 1e-6)
-    if method != "dp" or found.status == "optimal":
-        assert found.bottleneck == pytest.approx(published, rel=1e-6)
-        assert found.status == "optimal"
+    result = partition(problem, n_stages, method=method, time_limit=60.0)
+    result.verify(problem, n_stages)
+    assert result.bottleneck == pytest.approx(max(load for load, _ in loads_of(problem, result.stage_of, n_stages)))
+    assert result.bottleneck >= published * (1 - 1e-6)
+    assert result.lower_bound <= published * (1 + 1e-6)
+    if method != "dp" or result.status == "optimal":
+        assert result.bottleneck == pytest.approx(published, rel=1e-6)
+        assert result.status == "optimal"
 
 
 @settings(max_examples=150, deadline=None)
@@ -57,14 +57,14 @@ def test_all_methods_against_brute_force_up_to_twelve_nodes(case):
 
 
 def check_all_methods(problem: Problem, n_stages: int) -> None:
-    """The dynamic program is no better than the integer program, which is the best there is; bounds are bounds."""
+    """Assert that no method beats the optimum, that the integer program reaches it, and that bounds hold."""
     optimum, _ = brute_force(problem, n_stages)
     if optimum == inf:
         with pytest.raises(InfeasibleError):
             partition(problem, n_stages)
         return
-    found = {method: partition(problem, n_stages, method=method) for method in ("dp", "ilp", "auto")}
-    for method, result in found.items():
+    partitions = {method: partition(problem, n_stages, method=method) for method in ("dp", "ilp", "auto")}
+    for method, result in partitions.items():
         result.verify(problem, n_stages)
         assert result.lower_bound <= min(result.bottleneck, optimum * (1 + 1e-9) + 1e-12)
         assert result.bottleneck >= optimum * (1 - 1e-9)
@@ -74,11 +74,11 @@ def check_all_methods(problem: Problem, n_stages: int) -> None:
 
 
 def test_a_chain_needs_no_integer_program():
-    found = partition(CHAIN, 4, method="dp")
-    assert (found.method, found.status) == ("dp", "optimal")
-    stages = [found.stage_of[f"v{i}"] for i in range(30)]
+    result = partition(CHAIN, 4, method="dp")
+    assert (result.method, result.status) == ("dp", "optimal")
+    stages = [result.stage_of[f"v{i}"] for i in range(30)]
     assert stages == sorted(stages)
-    assert partition(CHAIN, 4).bottleneck == found.bottleneck
+    assert partition(CHAIN, 4).bottleneck == result.bottleneck
 
 
 def test_more_stages_than_nodes_and_no_node_at_all():
@@ -89,12 +89,12 @@ def test_more_stages_than_nodes_and_no_node_at_all():
 
 def test_times_of_zero_are_optimal_at_once():
     for method in ("dp", "ilp", "auto"):
-        found = partition(Problem((Node("a"), Node("b")), tensors=(Tensor("a", ("b",), 1.0),)), 2, method=method)
-        assert (found.bottleneck, found.lower_bound, found.status) == (0.0, 0.0, "optimal")
+        result = partition(Problem((Node("a"), Node("b")), tensors=(Tensor("a", ("b",), 1.0),)), 2, method=method)
+        assert (result.bottleneck, result.lower_bound, result.status) == (0.0, 0.0, "optimal")
 
 
 def tangle(layers: int, width: int) -> Problem:
-    """Layers of nodes that each read two of the layer before: no windows help, and there are far too many down-sets."""
+    """Return layers of nodes that each consume two of the layer before: windows do not help, and down-sets are too many."""
     draw = random.Random(0)
     rows = [[f"v{layer}.{place}" for place in range(width)] for layer in range(layers)]
     nodes = tuple(Node(name, draw.uniform(1.0, 9.0)) for row in rows for name in row)
@@ -103,13 +103,13 @@ def tangle(layers: int, width: int) -> Problem:
     return Problem(nodes, tuple(pairs), tuple(Tensor(a, users, draw.uniform(0.5, 4.0)) for a, users in readers.items()))
 
 
-def test_a_time_limit_is_kept_and_the_status_honest():
+def test_a_time_limit_is_kept_and_the_status_is_correct():
     problem = tangle(layers=20, width=12)
-    found = partition(problem, 6, method="ilp", time_limit=0.3)
-    found.verify(problem, 6)
-    assert found.seconds < 5.0
-    assert found.status == "feasible"
-    assert 0 < found.lower_bound < found.bottleneck
+    result = partition(problem, 6, method="ilp", time_limit=0.3)
+    result.verify(problem, 6)
+    assert result.seconds < 5.0
+    assert result.status == "feasible"
+    assert 0 < result.lower_bound < result.bottleneck
 
 
 @pytest.mark.parametrize("n_stages", [0, -1, 2.0, "2", True, None])
@@ -118,7 +118,7 @@ def test_n_stages_is_a_whole_number(n_stages):
         partition(CHAIN, n_stages)
 
 
-def test_other_arguments_are_refused_with_what_is_known():
+def test_other_arguments_are_refused_with_the_alternatives():
     with pytest.raises(InputError, match="'auto', 'dp', 'ilp'"):
         partition(CHAIN, 2, method="magic")
     with pytest.raises(InputError, match="time_limit"):
@@ -127,11 +127,11 @@ def test_other_arguments_are_refused_with_what_is_known():
         partition(Problem((Node("a"), Node("a"))), 2)
 
 
-def test_a_partition_is_frozen_and_finds_its_own_faults():
-    found = partition(CHAIN, 2)
+def test_a_partition_is_frozen_and_verifies_itself():
+    result = partition(CHAIN, 2)
     with pytest.raises(FrozenInstanceError):
-        found.bottleneck = 0.0
-    broken = Partition({**found.stage_of, "v0": 1}, 1.0, 1.0, "optimal", "dp", 0.0)
+        result.bottleneck = 0.0
+    broken = Partition({**result.stage_of, "v0": 1}, 1.0, 1.0, "optimal", "dp", 0.0)
     with pytest.raises(VerifyError, match="'v0' precedes 'v1'"):
         broken.verify(CHAIN, 2)
 

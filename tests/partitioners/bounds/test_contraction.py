@@ -15,10 +15,10 @@ DRAWN = Problem((Node("u", 35.0), Node("v", 10.0)), tensors=(Tensor("u", ("v",),
 
 
 def test_the_drawn_case_and_its_limit():
-    clusters, stages = coarsen(DRAWN), Machine.of(DRAWN, 2)
-    assert contract(clusters, stages, 70.0).members == (("u", "v"),)
-    assert contract(clusters, stages, 75.0).members == (("u", "v"),)
-    assert contract(clusters, stages, 75.1).members == (("u",), ("v",))
+    clusters, machine = coarsen(DRAWN), Machine.of(DRAWN, 2)
+    assert contract(clusters, machine, 70.0).members == (("u", "v"),)
+    assert contract(clusters, machine, 75.0).members == (("u", "v"),)
+    assert contract(clusters, machine, 75.1).members == (("u",), ("v",))
 
 
 @settings(max_examples=60, deadline=None)

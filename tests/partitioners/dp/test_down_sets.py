@@ -1,4 +1,4 @@
-"""Over all down-sets the dynamic program is exact."""
+"""The dynamic program over all down-sets is exact."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from pipecompile.partitioners.objective import bottleneck
 
 @settings(max_examples=120, deadline=None)
 @given(problems(direct=True))
-def test_the_lattice_gives_the_optimum_or_without_multicast_a_bound(case):
-    clusters, stages = coarsen(case[0]), Machine.of(*case)
+def test_the_cut_is_optimal_or_without_multicast_a_lower_bound(case):
+    clusters, machine = coarsen(case[0]), Machine.of(*case)
     optimum, _ = brute_force(*case)
-    windows = compute_windows(clusters, stages, inf)
+    windows = compute_windows(clusters, machine, inf)
     assert not windows.is_empty or optimum == inf
     stage, bound = (
         (None, inf)
         if windows.is_empty
-        else cut_down_sets(clusters, stages, enumerate_down_sets(clusters, windows, len(stages)))
+        else cut_down_sets(clusters, machine, enumerate_down_sets(clusters, windows, len(machine)))
     )
-    found = inf if stage is None else bottleneck(clusters, stages, stage)
+    result = inf if stage is None else bottleneck(clusters, machine, stage)
     assert bound <= optimum * (1 + 1e-9)
-    assert found >= optimum * (1 - 1e-9)
+    assert result >= optimum * (1 - 1e-9)
     assert (stage is None) == (optimum == inf)
-    if stages.multicast or all(len(flow.consumers) == 1 for flow in clusters.flows):
-        assert found == pytest.approx(optimum)
+    if machine.multicast or all(len(flow.consumers) == 1 for flow in clusters.flows):
+        assert result == pytest.approx(optimum)
         assert bound == pytest.approx(optimum)
 
 
 def test_too_many_pairs_of_down_sets_are_declined():
     nodes = tuple(Node(str(i), 1.0) for i in range(6))  # no precedence: 2 ** 6 down-sets
-    clusters, stages = coarsen(Problem(nodes)), Machine.of(Problem(nodes), 3)
-    found = enumerate_down_sets(clusters, compute_windows(clusters, stages, inf), 3)
-    assert [len(band) for band in found] == [1, 64, 64, 1]
+    clusters, machine = coarsen(Problem(nodes)), Machine.of(Problem(nodes), 3)
+    result = enumerate_down_sets(clusters, compute_windows(clusters, machine, inf), 3)
+    assert [len(band) for band in result] == [1, 64, 64, 1]
     pairs = 64 + 64 * 64 + 64
-    assert cut_down_sets(clusters, stages, found, max_pairs=pairs - 1) is None
-    stage, bound = cut_down_sets(clusters, stages, found, max_pairs=pairs)
+    assert cut_down_sets(clusters, machine, result, max_pairs=pairs - 1) is None
+    stage, bound = cut_down_sets(clusters, machine, result, max_pairs=pairs)
     assert bound == 2.0
     assert sorted(stage) == [0, 0, 1, 1, 2, 2]

@@ -1,4 +1,4 @@
-"""Orders, polish and exhaust: each is legal, and none is worse than what was there."""
+"""Each step of the strategy gives a legal cut, and none makes the incumbent worse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def searching(problem: Problem, n_stages: int) -> SolverState:
 
 
 @settings(max_examples=80, deadline=None)
-@given(problems(steered=False))
+@given(problems(constrained=False))
 def test_each_step_is_between_the_step_before_and_the_optimum(case):
     optimum, _ = brute_force(*case)
     state, values = searching(*case), [inf]
@@ -37,8 +37,8 @@ def test_each_step_is_between_the_step_before_and_the_optimum(case):
 
 
 @settings(max_examples=60, deadline=None)
-@given(problems(multicast=True, direct=True, steered=False))
-def test_exhaust_proves_what_it_finds(case):
+@given(problems(multicast=True, direct=True, constrained=False))
+def test_the_cut_over_all_down_sets_is_optimal_with_proof(case):
     state = searching(*case)
     cut_candidate_orders(state, inf)
     if state.assignment is not None:

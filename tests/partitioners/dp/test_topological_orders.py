@@ -1,4 +1,4 @@
-"""Orders respect precedence, differ, and follow a key where they may."""
+"""Orders respect precedence, differ, and follow a key where precedence permits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def test_orders_are_topological_and_distinct(case):
     if not any(legal_assignments(*case)):
         return
     span = stage_ranges(clusters, case[1])
-    found = [*candidate_orders(clusters, span), order_by_key(clusters, [0] * len(clusters), span)]
-    assert len({tuple(order) for order in found[:-1]}) == len(found) - 1 >= 1
-    for order in found:
+    result = [*candidate_orders(clusters, span), order_by_key(clusters, [0] * len(clusters), span)]
+    assert len({tuple(order) for order in result[:-1]}) == len(result) - 1 >= 1
+    for order in result:
         position = {cluster: number for number, cluster in enumerate(order)}
         assert sorted(order) == list(range(len(clusters)))
         assert all(position[a] < position[b] for a, b in clusters.arcs)

@@ -1,4 +1,4 @@
-"""A stage that must hold a cluster costs at least what the anchor says."""
+"""The bound of an anchor never exceeds the optimum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_bound_is_below_the_optimum(case):
         assert anchor_bound(coarsen(case[0]), Machine.of(*case), optimum, inf) <= optimum * (1 + 1e-6)
 
 
-def test_dear_tensors_around_a_heavy_node_decide():
+def test_expensive_tensors_around_a_heavy_node_decide():
     #  a ══ 5 ══▶ b ══ 5 ══▶ c      b alone costs 10 + 5 + 5, with a neighbour 10 + 1 + 5, all in one stage 12
     nodes = (Node("a", 1.0), Node("b", 10.0), Node("c", 1.0))
     problem = Problem(

@@ -18,13 +18,13 @@ from pipecompile.partitioners.ilp.step_variables import StepVariables
 from pipecompile.partitioners.machine import Machine
 
 
-def test_every_stage_reads_from_the_first_to_the_last_reader_when_no_stage_fits_between_two():
-    names = [f"v{i}" for i in range(10)]  # a chain of ones, all read v0; three stages of at least 2
+def test_every_stage_between_the_first_and_the_last_consumer_consumes_if_no_stage_fits_between_two():
+    names = [f"v{i}" for i in range(10)]  # a chain of ones, all read v0; three machine of at least 2
     pairs = tuple(zip(names, names[1:], strict=False))
     tensor = Tensor("v0", tuple(names[1:]), 1.0)
     problem = Problem(tuple(Node(name, 1.0) for name in names), pairs, (tensor,), multicast=False)
-    clusters, stages = coarsen(problem), Machine.of(problem, 3)
-    windows, loose = compute_windows(clusters, stages, 10.0), compute_windows(clusters, stages, 20.0)
+    clusters, machine = coarsen(problem), Machine.of(problem, 3)
+    windows, loose = compute_windows(clusters, machine, 10.0), compute_windows(clusters, machine, 20.0)
     windows.bound_work(0, at_least=2.0, at_most=4.0)
     windows.bound_work(1, at_least=6.0, at_most=8.0)
     steps = StepVariables(Mip(), windows.earliest.tolist(), windows.latest.tolist())
@@ -40,14 +40,14 @@ def test_every_stage_reads_from_the_first_to_the_last_reader_when_no_stage_fits_
 @given(st.one_of(dense_blocks(), problems(max_nodes=6, memory=False, direct=True)), st.floats(1.0, 2.0))
 def test_no_cut_below_the_target_has_fewer_counts_than_said(case, factor):
     problem, n_stages = case
-    clusters, stages = coarsen(problem), Machine.of(*case)
+    clusters, machine = coarsen(problem), Machine.of(*case)
     cuts = [(cut, max(load for load, _ in loads_of(problem, cut, n_stages, choice)))
             for cut in legal_assignments(problem, n_stages) for choice in choices_of(problem, n_stages)]  # fmt: skip
     best = min((value for _, value in cuts), default=inf)
-    windows = compute_windows(clusters, stages, best * factor * (1 + 1e-9))
+    windows = compute_windows(clusters, machine, best * factor * (1 + 1e-9))
     if windows.is_empty or best in (0.0, inf):
         return
-    tighten_windows(clusters, stages, windows, best * factor * (1 + 1e-6), inf)
+    tighten_windows(clusters, machine, windows, best * factor * (1 + 1e-6), inf)
     narrow(windows, cuts, best * factor, clusters)
     counts = ConsumerCounts(clusters, windows)
     for cut, value in cuts:
@@ -60,7 +60,7 @@ def test_no_cut_below_the_target_has_fewer_counts_than_said(case, factor):
 
 
 def narrow(windows: StageWindows, cuts: list[tuple[dict[str, int], float]], target: float, clusters: Clusters) -> None:
-    """The tightest bounds on work that hold for all these cuts, as programs of single stages would find them."""
+    """Apply the tightest work bounds that hold for all these cuts, as programs of single stages would find them."""
     good = [[cut[names[0]] for names in clusters.members] for cut, value in cuts if value <= target]
     for boundary in range(len(windows.min_work)):
         work = [sum(time for time, s in zip(clusters.time, stage, strict=True) if s <= boundary) for stage in good]

@@ -1,4 +1,4 @@
-"""When nothing fits, that is proven, and the advice in the message works."""
+"""If no cut fits, that is proven, and the remedies in the message work."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from pipecompile.partitioners.machine import Machine
 
 @settings(max_examples=120, deadline=None)
 @given(problems())
-def test_fits_exactly_when_some_assignment_does_and_the_hint_is_the_least_limit(case):
+def test_a_cut_is_found_exactly_if_one_fits_and_the_hint_is_the_least_limit(case):
     problem, n_stages = case
     optimum, excess = brute_force(problem, n_stages)
     if excess == inf:
-        return  # steered against itself
-    clusters, stages = coarsen(problem), Machine.of(problem, n_stages)
+        return  # the constraints contradict each other
+    clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
     if optimum < inf:
         partition(problem, n_stages).verify(problem, n_stages)
-        find_fitting_cut(clusters, stages, inf)
+        find_fitting_cut(clusters, machine, inf)
         return
     with pytest.raises(InfeasibleError) as caught:
-        find_fitting_cut(clusters, stages, inf)
+        find_fitting_cut(clusters, machine, inf)
     numbers = re.match(r"memory_limit=\(?([\d., e+-]+?)\)?(, or|$)", caught.value.hint)[1]
     limits = [float(number) for number in numbers.split(",")]
     enough = replace(problem, memory_limit=limits[0] if len(limits) == 1 else tuple(limits))
     partition(enough, n_stages).verify(enough, n_stages)
-    for limit, now in zip(limits, stages.memory_limit, strict=False):
+    for limit, now in zip(limits, machine.memory_limit, strict=False):
         assert limit - now == pytest.approx(excess, rel=1e-5, abs=1e-5 * limit)
     if (n := re.search(r"n_stages=(\d+)", caught.value.hint)) and problem.speed is None:
         more = replace(problem, in_flight=None) if set(problem.in_flight or (1.0,)) == {1.0} else None

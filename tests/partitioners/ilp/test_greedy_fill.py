@@ -1,4 +1,4 @@
-"""Filled cuts are legal; where one stage after another can be filled, they meet the target from either side."""
+"""Cuts from filled stages are legal, and meet the target from either side where greedy filling can."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pipecompile.partitioners.objective import bottleneck
 from pipecompile.partitioners.verify import assignment_faults
 
 
-def filled(problem: Problem, n_stages: int, target: float, *, forwards: bool) -> list[int] | None:
-    clusters, stages = coarsen(problem), Machine.of(problem, n_stages)
-    windows = compute_windows(clusters, stages, target)
+def fill(problem: Problem, n_stages: int, target: float, *, forwards: bool) -> list[int] | None:
+    clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
+    windows = compute_windows(clusters, machine, target)
     before = windows.earliest.copy(), windows.latest.copy()
-    stage = None if windows.is_empty else fill_stages(clusters, stages, windows, target, 5.0, inf, forwards=forwards)
+    stage = None if windows.is_empty else fill_stages(clusters, machine, windows, target, 5.0, inf, forwards=forwards)
     assert (windows.earliest == before[0]).all()  # the windows of the caller stay
     assert (windows.latest == before[1]).all()
     return stage
 
 
 def ladder(rungs: int) -> Problem:
-    """Two chains side by side."""
+    """Return two chains side by side."""
     names = [f"{side}{i}" for i in range(rungs) for side in "ab"]
     pairs = tuple(zip(names, names[2:], strict=False))
     tensors = tuple(Tensor(a, (b,), 1.0) for a, b in pairs)
@@ -39,7 +39,7 @@ def ladder(rungs: int) -> Problem:
 @pytest.mark.parametrize("forwards", [True, False])
 def test_a_stage_takes_as_much_as_it_can_and_leaves_as_little_as_it_can(forwards):
     problem = ladder(10)
-    stage = filled(problem, 2, 11.0, forwards=forwards)
+    stage = fill(problem, 2, 11.0, forwards=forwards)
     assert stage is not None
     assert bottleneck(coarsen(problem), Machine.of(problem, 2), stage) == 10.0  # one chain each: nothing is sent
 
@@ -51,11 +51,11 @@ def test_filled_cuts_are_legal(case, factor, forwards):
     best, _ = brute_force(problem, n_stages)
     if best == inf:
         return
-    clusters, stages = coarsen(problem), Machine.of(*case)
-    stage = filled(problem, n_stages, max(best, 1e-3) * factor * (1 + 1e-6), forwards=forwards)
+    clusters, machine = coarsen(problem), Machine.of(*case)
+    stage = fill(problem, n_stages, max(best, 1e-3) * factor * (1 + 1e-6), forwards=forwards)
     if stage is not None:
         assert not assignment_faults(problem, clusters.stage_by_node(stage), n_stages)
-        assert bottleneck(clusters, stages, stage) >= best * (1 - 1e-6)
+        assert bottleneck(clusters, machine, stage) >= best * (1 - 1e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -63,6 +63,6 @@ def test_filled_cuts_are_legal(case, factor, forwards):
 def test_two_stages_are_filled_as_well_as_can_be(case, forwards):
     problem, _ = case
     best, _ = brute_force(problem, 2)
-    stage = filled(problem, 2, best * (1 + 1e-5), forwards=forwards)
+    stage = fill(problem, 2, best * (1 + 1e-5), forwards=forwards)
     assert stage is not None
     assert bottleneck(coarsen(problem), Machine.of(problem, 2), stage) <= best * (1 + 3e-3)

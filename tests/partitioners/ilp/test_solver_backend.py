@@ -1,4 +1,4 @@
-"""Rows, and an honest outcome of either solver."""
+"""Rows of programs, and correct results of both solvers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def solver(request, monkeypatch):
     return request.param
 
 
-def test_expressions_add_and_forget_what_cancels():
+def test_expressions_add_and_drop_terms_that_cancel():
     mip = Mip()
     x, y = mip.add_variable(), mip.add_variable()
     both = x * 2.0 + y - 3.0
@@ -30,7 +30,7 @@ def test_expressions_add_and_forget_what_cancels():
     assert both.terms == {0: 2.0}
 
 
-def test_the_best_whole_numbers_are_found(solver):
+def test_the_best_integers_are_found(solver):
     mip = Mip()
     x, y = mip.add_variable(0, 10, integer=True), mip.add_variable(0, 10, integer=True)
     mip.add_row(x * 2.0 + y * 3.0, 12.5)
@@ -41,7 +41,7 @@ def test_the_best_whole_numbers_are_found(solver):
     assert mip.minimise_relaxed([cost, x * -1.0], 10.0) == pytest.approx([1.0 + 4.0 * 12.5 / 3.0, -10.0])
 
 
-def test_rows_that_contradict_have_no_solution(solver):
+def test_contradicting_rows_have_no_solution(solver):
     mip = Mip()
     x = mip.add_variable(integer=True)
     mip.add_row(x, 0.75)
@@ -61,7 +61,7 @@ def test_a_row_without_variables_is_dropped_or_stays_to_be_found(solver):
     assert mip.minimise(x, 10.0).bound == inf
 
 
-def test_positive_is_a_number_when_that_is_plain():
+def test_a_maximum_of_constants_is_a_constant():
     mip = Mip()
     x = mip.add_variable()
     for terms, known in (
@@ -76,7 +76,7 @@ def test_positive_is_a_number_when_that_is_plain():
 
 
 def hard() -> tuple[Mip, LinearExpr]:
-    """Half of 50 numbers, as near as can be to half of their sum: minutes of work."""
+    """Return a program that takes minutes: a subset of 50 numbers whose sum is as near as possible to half of the total."""
     mip, total = Mip(), LinearExpr()
     numbers = [(7919 * i * i + 104729 * i) % 99991 for i in range(1, 51)]
     for number in numbers:
@@ -87,22 +87,22 @@ def hard() -> tuple[Mip, LinearExpr]:
     return mip, off
 
 
-def test_who_watches_is_told_and_time_is_kept():
+def test_the_callback_is_called_and_the_time_limit_is_kept():
     mip, off = hard()
-    told: list[tuple[float, float]] = []
-    outcome = mip.minimise(off, 0.5, callback=lambda value, bound: told.append((value, bound)))
-    assert told
-    assert all(bound <= value for value, bound in told)
+    calls: list[tuple[float, float]] = []
+    outcome = mip.minimise(off, 0.5, callback=lambda value, bound: calls.append((value, bound)))
+    assert calls
+    assert all(bound <= value for value, bound in calls)
     assert not outcome.is_optimal
 
 
-def test_ctrl_c_keeps_what_was_found():
+def test_ctrl_c_keeps_the_incumbent():
     mip, off = hard()
     pressed: list[float] = []
     before = signal.getsignal(signal.SIGINT)
 
     def press(value: float, _bound: float) -> None:
-        """As soon as something is found."""
+        """Press Ctrl-C at the first incumbent."""
         if value < inf and not pressed:
             pressed.append(value)
             os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Step variables: monotone, in order, numbers where windows say so."""
+"""Step variables: monotone, ordered, constant outside windows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def chain(first: list[int], last: list[int], apart: tuple[tuple[int, int], ...] 
     return mip, steps
 
 
-def test_precedence_pushes_all_that_follows():
+def test_precedence_pushes_all_descendants():
     mip, steps = chain([0] * 3, [2] * 3)
     mip.add_row(steps.in_stage(1, 2), 1.0)  # the second in the last stage: the third too
     late = steps.in_stage(0, 2) + steps.in_stage(1, 2) + steps.in_stage(2, 2)
@@ -30,21 +30,21 @@ def test_precedence_pushes_all_that_follows():
     assert steps.assignment(outcome.values)[0] < 2
 
 
-def test_pairs_apart_leave_room_between():
+def test_strict_pairs_are_in_different_stages():
     mip, steps = chain([0] * 3, [2] * 3, apart=((0, 1), (1, 2)))
     assert steps.assignment(mip.minimise(LinearExpr(), 10.0).values) == [0, 1, 2]
     mip, steps = chain([0] * 3, [1] * 3, apart=((0, 1), (1, 2)))
     assert mip.minimise(LinearExpr(), 10.0).bound == inf
 
 
-def test_against_the_order_there_is_nothing():
+def test_an_assignment_against_precedence_is_infeasible():
     mip, steps = chain([0] * 3, [1] * 3)
     mip.add_row(steps.in_stage(0, 1), 1.0)
     mip.add_row(steps.in_stage(2, 0), 1.0)
     assert mip.minimise(LinearExpr(), 10.0).bound == inf
 
 
-def test_windows_fix_steps_and_leave_numbers():
+def test_outside_windows_steps_are_constants():
     mip, steps = chain([0, 0, 1], [0, 1, 1])
     assert [steps.in_stage(*at).constant for at in ((0, 0), (0, 1), (2, 0), (2, 1))] == [1, 0, 0, 1]
     assert steps.is_possible(1, 0)

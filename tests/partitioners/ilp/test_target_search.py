@@ -43,7 +43,7 @@ def test_a_bound_is_as_sharp_after_a_very_bad_cut():
     assert 4.0 * (1 - 1e-6) <= state.lower_bound <= state.bottleneck == 4.0
 
 
-def test_without_time_the_cut_is_no_worse_and_the_bound_honest():
+def test_without_time_the_cut_is_no_worse_and_the_bound_valid():
     problem = Problem.load(Path(__file__).parents[1] / "reference" / "OperatorGraphs__resnet50_training.json")
     state = searching(problem, 6, 1e-3)
     state.offer([0] * len(state.clusters))

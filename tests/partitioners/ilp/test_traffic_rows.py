@@ -21,26 +21,26 @@ from pipecompile.partitioners.objective import LoadTracker
 
 @settings(max_examples=80, deadline=None)
 @given(problems(max_nodes=6), st.data())
-def test_a_given_assignment_costs_what_the_objective_says(case, data):
+def test_a_fixed_assignment_costs_as_much_as_under_the_objective(case, data):
     problem, n_stages = case
     legal = list(legal_assignments(problem, n_stages))
     if not legal:
         return
     stage_of = data.draw(st.sampled_from(legal))
-    clusters, stages = coarsen(problem), Machine.of(*case)
+    clusters, machine = coarsen(problem), Machine.of(*case)
     stage = [stage_of[names[0]] for names in clusters.members]
     n, mip = len(clusters), Mip()
     steps = StepVariables(mip, [0] * n, [n_stages - 1] * n)
     steps.add_monotonicity(range(n), range(n_stages - 1))
-    counts = ConsumerCounts(clusters, compute_windows(clusters, stages, inf))
-    traffic = TrafficRows(steps, clusters, stages, counts, 1.0)
-    holdings = MemoryRows(steps, clusters, stages, traffic, 100.0, 1.0, 1000.0)
+    counts = ConsumerCounts(clusters, compute_windows(clusters, machine, inf))
+    traffic = TrafficRows(steps, clusters, machine, counts, 1.0)
+    holdings = MemoryRows(steps, clusters, machine, traffic, 100.0, 1.0, 1000.0)
     for v, s in enumerate(stage):
         mip.add_row(steps.in_stage(v, s), 1.0)
     total = LinearExpr()
-    for d, row in enumerate(expected := LoadTracker(clusters, stages, stage).device_loads()):
+    for d, row in enumerate(expected := LoadTracker(clusters, machine, stage).device_loads()):
         again = LinearExpr()
-        for s in stages.stages_on(d):
+        for s in machine.stages_on(d):
             again.add(holdings.recompute_time(s), 100.0)
         memory = holdings.memory(d)
         mip.add_row(row.memory + 1e-5, memory)
@@ -48,8 +48,8 @@ def test_a_given_assignment_costs_what_the_objective_says(case, data):
     outcome = mip.minimise(total, 10.0)
     assert outcome.is_optimal
     assert steps.assignment(outcome.values) == stage
-    work = sum(clusters.time[v] / stages.speed[stages.device_of[s]] for v, s in enumerate(stage))
+    work = sum(clusters.time[v] / machine.speed[machine.device_of[s]] for v, s in enumerate(stage))
     cost = sum(row.sent + row.received + row.memory + row.compute for row in expected) - work
     assert outcome.bound <= cost + 1e-4
-    if None not in stages.recompute:
+    if None not in machine.recompute:
         assert outcome.bound >= cost - 1e-4
