@@ -23,7 +23,7 @@ from pipecompile.partitioners.verify import assignment_faults
 
 
 def best_of_order(problem: Problem, clusters: Clusters, machine: Machine, order: list[int]) -> float:
-    """Return the least bottleneck over all positions of the ends of the machine."""
+    """Return the least bottleneck over all positions of the ends of the stages."""
     n, best = len(order), inf
     for ends in itertools.combinations_with_replacement(range(n + 1), len(machine) - 1):
         stage = [0] * n

@@ -19,7 +19,7 @@ from pipecompile.partitioners.machine import Machine
 
 
 def test_every_stage_between_the_first_and_the_last_consumer_consumes_if_no_stage_fits_between_two():
-    names = [f"v{i}" for i in range(10)]  # a chain of ones, all read v0; three machine of at least 2
+    names = [f"v{i}" for i in range(10)]  # a chain of ones, all consume v0; three stages of at least 2
     pairs = tuple(zip(names, names[1:], strict=False))
     tensor = Tensor("v0", tuple(names[1:]), 1.0)
     problem = Problem(tuple(Node(name, 1.0) for name in names), pairs, (tensor,), multicast=False)

@@ -34,15 +34,15 @@ def test_a_fixed_assignment_costs_as_much_as_under_the_objective(case, data):
     steps.add_monotonicity(range(n), range(n_stages - 1))
     counts = ConsumerCounts(clusters, compute_windows(clusters, machine, inf))
     traffic = TrafficRows(steps, clusters, machine, counts, 1.0)
-    holdings = MemoryRows(steps, clusters, machine, traffic, 100.0, 1.0, 1000.0)
+    memory_rows = MemoryRows(steps, clusters, machine, traffic, 100.0, 1.0, 1000.0)
     for v, s in enumerate(stage):
         mip.add_row(steps.in_stage(v, s), 1.0)
     total = LinearExpr()
     for d, row in enumerate(expected := LoadTracker(clusters, machine, stage).device_loads()):
         again = LinearExpr()
         for s in machine.stages_on(d):
-            again.add(holdings.recompute_time(s), 100.0)
-        memory = holdings.memory(d)
+            again.add(memory_rows.recompute_time(s), 100.0)
+        memory = memory_rows.memory(d)
         mip.add_row(row.memory + 1e-5, memory)
         total.add(traffic.sent[d]).add(traffic.received[d]).add(memory).add(again)
     outcome = mip.minimise(total, 10.0)
