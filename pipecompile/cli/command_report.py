@@ -83,7 +83,7 @@ def schedule_report(schedule: Schedule, timeline: Timeline, out: Path | None) ->
     """Report a schedule without a model, in unit time."""
     paths = []
     if out is not None:
-        from pipecompile.planning.what_if import unit_what_if
+        from pipecompile.planning.alternatives import unit_what_if
 
         page = report_html(schedule, timeline, what_if=unit_what_if(schedule), seconds=False)
         paths = dump(out, schedule=schedule, predicted=timeline, report=page, seconds=False)

@@ -13,7 +13,7 @@ from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import candidate_batches, first_batch, on_one_side, split_sizes
 from pipecompile.driver.cache_report import Recordings
-from pipecompile.driver.compile_context import CompileContext, Decision, Request
+from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.signature import Signature, signature_of
 from pipecompile.driver.specialization import Specialization
@@ -109,7 +109,7 @@ class CompileCache:
         """Compile the first specialization, with the number of micro-batches and the schedule of the shortest step."""
         candidates = candidate_batches(inputs, self.options, self.context.warnings)
         batch = first_batch(candidates, self.options)
-        self._add(Request(batch, candidates, signature_of(self.model, batch)))
+        self._add(CompileRequest(batch, candidates, signature_of(self.model, batch)))
 
     def _settle(self, batch: MiniBatch, signature: Signature) -> tuple[Specialization, MiniBatch]:
         """Return a specialization for a call that none serves yet, and the micro-batches that it serves.
@@ -134,11 +134,11 @@ class CompileCache:
         alike = [entry for entry in self.entries if entry.signature == signature]
         guard = alike[-1].broken_guard(batch.sizes[:1]) if alike else None
         self.context.warnings.anew(signature, guard, batch.sizes[0], self.options.cache_size)
-        specialization = self._add(Request(batch, (batch,), signature))
+        specialization = self._add(CompileRequest(batch, (batch,), signature))
         specialization.is_divided = len(batch.sizes) > 1
         return specialization
 
-    def _add(self, request: Request) -> Specialization:
+    def _add(self, request: CompileRequest) -> Specialization:
         """Compile for a request and keep the result. The least recently used specialization goes if there are too many."""
         specialization, decision = specialize(request, self.options, self.decision, self.context)
         if self.decision.plan is None:

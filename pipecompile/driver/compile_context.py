@@ -20,11 +20,11 @@ from pipecompile.partitioners import Problem
 from pipecompile.planning.planner import Planned
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["CompileContext", "Decision", "Request"]
+__all__ = ["CompileContext", "Decision", "CompileRequest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompileRequest:
     """A call to compile for. The first micro-batch of `batch` is recorded; `candidates` are the splits to compare."""
 
     batch: MiniBatch

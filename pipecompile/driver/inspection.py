@@ -14,8 +14,8 @@ from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline
 from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
+from pipecompile.planning.alternatives import what_if
 from pipecompile.planning.schedule_choice import simulation_costs
-from pipecompile.planning.what_if import what_if
 from pipecompile.show import dump, report_html, write_text
 from pipecompile.simulation.advice import advise
 from pipecompile.simulation.costs import CostOptions

@@ -26,7 +26,7 @@ import torch
 
 from pipecompile.batching.batch_dims import batch_dims_text
 from pipecompile.batching.sample_lists import lists_of_tensors
-from pipecompile.driver.compile_context import CompileContext, Decision, Request
+from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError, TraceError
@@ -53,7 +53,7 @@ __all__ = ["specialize"]
 
 
 def specialize(
-    request: Request, options: Options, decision: Decision, context: CompileContext
+    request: CompileRequest, options: Options, decision: Decision, context: CompileContext
 ) -> tuple[Specialization, Decision]:
     """Compile for one kind of call. Return the specialization, and the decision for later ones.
 
@@ -93,7 +93,7 @@ def specialize(
 # -- record ---------------------------------------------------------------------------------------------------------
 
 
-def _record(request: Request, context: CompileContext) -> TracedGraph:
+def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
     """Record one micro-batch. If that fails, the error names the inputs that may have no batch dimension."""
     whole, part = request.batch.whole, request.batch.first
     with_grad = torch.is_grad_enabled()  # read first: leaving inference mode turns gradients on
@@ -113,7 +113,7 @@ def _record(request: Request, context: CompileContext) -> TracedGraph:
         raise TraceError(error.what, code=error.code, where=error.where, why=error.why, hint=hint) from error
 
 
-def _check_division(graph: TracedGraph, request: Request, options: Options, context: CompileContext) -> None:
+def _check_division(graph: TracedGraph, request: CompileRequest, options: Options, context: CompileContext) -> None:
     if len(request.candidates) == 1 and len(request.batch.sizes) > 1:
         check_division(graph, options, context)
 
@@ -131,7 +131,7 @@ def check_division(graph: TracedGraph, options: Options, context: CompileContext
 
 
 def _cost(
-    graph: TracedGraph, request: Request, options: Options, decision: Decision, context: CompileContext
+    graph: TracedGraph, request: CompileRequest, options: Options, decision: Decision, context: CompileContext
 ) -> CostTable:
     """Measure or estimate every node, in the one process that plans; return an empty table in all others."""
     context.backend.agree_on_graph(graph, options.n_stages, request.counts)
@@ -146,7 +146,7 @@ def _cost(
 
 def _partition(
     graph: TracedGraph,
-    request: Request,
+    request: CompileRequest,
     options: Options,
     decision: Decision,
     costs: CostTable,

@@ -19,11 +19,11 @@ from pipecompile.planning.infeasible_hint import with_enough_stages
 from pipecompile.planning.planner import Planned, make_problem, peak_in_flight, planned, problem_for
 from pipecompile.planning.schedule_choice import make_schedule, simulation_costs
 from pipecompile.planning.solve_cut import memory_excess, solve_cut, warn_of_gap
-from pipecompile.schedules.search.evaluate import Evaluator as ScheduleEvaluator
+from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.simulation.costs import make_costs
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["Evaluated", "Evaluator", "Point"]
+__all__ = ["Evaluated", "CandidateEvaluator", "Point"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ class _Refusal:
 
 
 @dataclass(slots=True)
-class Evaluator:
+class CandidateEvaluator:
     """Evaluates the points of one graph. Cuts are kept by problem, since several schedules share one.
 
     `seconds_spent` counts the time for cuts; once a candidate fits, no more than `budget` seconds go into cuts.
@@ -226,4 +226,4 @@ def _step_seconds(draft: Draft, schedule: Schedule, options: Options) -> float:
     routes = training_routes(draft.routes, options.n_stages, options.loss_fn is not None)
     per_stage = simulation_costs(draft.stages, routes, options.links, draft.placement)
     costs = make_costs(options.n_stages, len(options.devices), routes, **per_stage)
-    return ScheduleEvaluator(draft.placement, routes, costs, None).seconds(schedule)
+    return Evaluator(draft.placement, routes, costs, None).seconds(schedule)

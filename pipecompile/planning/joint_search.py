@@ -19,7 +19,7 @@ from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.candidates import Considered
 from pipecompile.options import Options
-from pipecompile.planning.candidate_evaluation import Evaluated, Evaluator, Point
+from pipecompile.planning.candidate_evaluation import CandidateEvaluator, Evaluated, Point
 from pipecompile.planning.cost_table import CostTable, by_distance_to_default, samples_of
 from pipecompile.planning.microbatch_counts import barred
 from pipecompile.planning.planner import Planned
@@ -40,7 +40,7 @@ def search_plan(graph: TracedGraph, batches: Sequence[MiniBatch], table: CostTab
 
     Raises InfeasibleError if nothing fits the memory, CostError or InputError if the model runs in none of the batches.
     """
-    evaluator = Evaluator(graph, options, table, len(batches))
+    evaluator = CandidateEvaluator(graph, options, table, len(batches))
     rows = [evaluator.evaluate(point) for point in _points(graph, batches, table, options)]
     if options.schedule == "auto":
         rows += [evaluator.with_searched_schedule(row) for row in _best_cuts(rows)]

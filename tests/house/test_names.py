@@ -9,7 +9,7 @@ from source import PACKAGE, classes, module_name, paths, where
 
 import pipecompile
 
-PARALLEL = ({"ir", "planning"}, {"ir", "verifiers"}, {"passes", "verifiers"}, {"ir", "cli"})
+PARALLEL = ({"ir", "verifiers"}, {"passes", "verifiers"}, {"tracing", "verifiers"})
 """Folders whose files answer to each other: the verifier of a level, or of what a pass adds, is called like it."""
 
 

@@ -11,7 +11,7 @@ from pages import data_of, opened, run_script, scripts
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.planning.what_if import unit_what_if
+from pipecompile.planning.alternatives import unit_what_if
 from pipecompile.schedules import CATALOGUE, build_schedule
 from pipecompile.show import report_html
 from pipecompile.simulation.simulator import simulate

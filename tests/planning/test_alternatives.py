@@ -7,7 +7,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.ir import Schedule
 from pipecompile.ir.what_if import Order, StageCosts
-from pipecompile.planning.what_if import unit_what_if, what_if
+from pipecompile.planning.alternatives import unit_what_if, what_if
 from pipecompile.schedules import build_schedule
 from pipecompile.simulation.simulator import simulate
 
