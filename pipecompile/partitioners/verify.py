@@ -48,8 +48,8 @@ def verify_assignment(
         loads = stage_loads(problem, placed, n_stages, recompute)
         for number, (load, limit) in enumerate(zip(loads, machine.memory_limit, strict=True)):
             if not fits(load.memory, limit):
-                held = memory_text(load.memory)
-                faults.append(f"{unit} {number} holds {held}, its limit is {memory_text(limit)}")
+                memory = memory_text(load.memory)
+                faults.append(f"{unit} {number} holds {memory}, its limit is {memory_text(limit)}")
     if faults:
         raise VerifyError("partition", faults)
 

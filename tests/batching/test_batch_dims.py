@@ -145,7 +145,7 @@ def test_a_step_and_a_call_equal_the_loop_over_the_same_parts(name: str) -> None
         torch.testing.assert_close(pipe(**inputs), expected)
 
 
-def test_gradients_come_back_to_inputs_as_they_were_taken_apart() -> None:
+def test_gradients_of_inputs_are_gathered_along_their_batch_dimensions() -> None:
     torch.manual_seed(0)
     model, case = Recurrent(), CASES["a recurrent network with its state"]
     pipe = pc.compile(
@@ -167,7 +167,7 @@ def test_gradients_come_back_to_inputs_as_they_were_taken_apart() -> None:
         assert t.grad.shape == (t.shape[0], 5, width)
 
 
-def test_what_all_samples_share_gets_the_gradients_of_all() -> None:
+def test_a_shared_input_gets_the_sum_of_all_gradients() -> None:
     torch.manual_seed(0)
     model = Nested()
     pipe = pc.compile(
@@ -215,12 +215,12 @@ def told(call: Callable[[], object]) -> str:
         ((torch.randn(4, 8, 6), torch.randn(3, 8, 6)), 'batch_dims={"x": 1, "mask": 1} for another batch dimension'),
     ],
 )
-def test_a_disagreement_says_what_to_paste(args: tuple[torch.Tensor, ...], line: str) -> None:
+def test_a_disagreement_names_the_option_to_paste(args: tuple[torch.Tensor, ...], line: str) -> None:
     assert line in told(lambda: pc.trace(Masked(), *args))
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_mask_as_long_as_the_batch_is_never_cut_in_silence(count: int) -> None:
+def test_a_mask_as_long_as_the_batch_is_never_cut_without_a_warning(count: int) -> None:
     pipe = pc.compile(Masked(), 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=count)
     with pytest.raises(pc.TraceError, match=r'or batch_dims={"mask": None}, if all samples share it'):
         pipe(torch.randn(4, 4, 6), torch.ones(4, 4).tril().bool())
@@ -246,7 +246,7 @@ def test_weights_of_samples_with_a_sum() -> None:
     assert_same(model, eager, tolerance=1e-5)
 
 
-def test_batch_dims_that_make_no_sense() -> None:
+def test_invalid_batch_dims_are_refused() -> None:
     x = torch.randn(4, 5, 6)
     assert "is no parameter of forward" in told(lambda: pc.compile(Masked(), 2, batch_dims={"maks": None}))
     assert "'mask'] is True" in told(lambda: pc.compile(Masked(), 2, batch_dims={"mask": True}))

@@ -90,7 +90,7 @@ def look(value: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_objects_go_in_and_come_out(make):
+def test_objects_are_inputs_and_outputs(make):
     model = Body(lambda m, given: make(m.a(first(given)) * 2))
     x = torch.randn(5, 4)
     pipe = pc.compile(
@@ -104,7 +104,7 @@ def test_objects_go_in_and_come_out(make):
     assert model.a.weight.grad is not None
 
 
-def test_methods_work_on_what_went_in_and_between():
+def test_methods_work_on_inputs_and_between_stages():
     class Scaled(Result):
         def doubled(self) -> Any:
             return self.x * 2
@@ -126,7 +126,7 @@ def attend(m, x, past):
     return Output(logits=keys.sum(2) + values.sum(2), past=past)
 
 
-def test_caches_of_transformers_go_in_and_come_out():
+def test_caches_of_transformers_are_inputs_and_outputs():
     model, x = Body(attend), torch.randn(6, 2, 1, 4)
     pipe = pc.compile(model, 2, example_args=(x, cache(6)), n_microbatches=2, cost="analytic", partitioner="dp")
     with torch.no_grad():
@@ -148,20 +148,20 @@ def test_constants_come_out_as_they_are():
 
 
 @pytest.mark.parametrize("make", [lambda x: (row for row in [x]), lambda x: lambda: x, lambda x: iter([x])])
-def test_what_hides_tensors_is_refused(make):
+def test_an_object_that_hides_tensors_is_refused(make):
     with pytest.raises(TraceError, match="PC105"):
         trace(Body(lambda m, x: make(m.a(x))), torch.randn(3, 4))
 
 
 @dataclass
-class Boxes:
+class Holder:
     rows: torch.Tensor
     sizes: list[Any]
 
 
-def test_what_is_taken_apart_is_put_together_as_it_was():
+def test_flattening_and_unflattening_give_an_equal_object():
     a, b = torch.zeros(2), torch.ones(3)
-    value = {"pair": Point(a, [1, None]), "more": (Result(Boxes(b, [(4, 5)])), Named(x=2.5)), "text": "t"}
+    value = {"pair": Point(a, [1, None]), "more": (Result(Holder(b, [(4, 5)])), Named(x=2.5)), "text": "t"}
     leaves, form = flatten_containers(value)
     assert [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)] == [id(a), id(b)]
     again = pytree.tree_unflatten(leaves, form)
@@ -172,14 +172,14 @@ def test_what_is_taken_apart_is_put_together_as_it_was():
     assert flatten_containers(again)[1] == form
 
 
-def test_forms_differ_when_the_structure_does():
-    one = flatten_containers([Result(Boxes(torch.zeros(1), [1]))])[1]
-    assert one == flatten_containers([Result(Boxes(torch.ones(7), [1]))])[1]
-    assert one != flatten_containers([Result(Boxes(torch.zeros(1), [1, 2]))])[1]
-    assert one != flatten_containers([Boxes(torch.zeros(1), [1])])[1]
+def test_specs_differ_if_the_structure_does():
+    one = flatten_containers([Result(Holder(torch.zeros(1), [1]))])[1]
+    assert one == flatten_containers([Result(Holder(torch.ones(7), [1]))])[1]
+    assert one != flatten_containers([Result(Holder(torch.zeros(1), [1, 2]))])[1]
+    assert one != flatten_containers([Holder(torch.zeros(1), [1])])[1]
 
 
-def test_what_is_no_object_with_tensors_is_a_leaf():
+def test_an_object_without_tensors_is_a_leaf():
     round_and_round = Result(None)
     round_and_round.x = round_and_round
     for value in (3, "x", torch.nn.Linear(1, 1), torch.zeros(1), Result, len, round_and_round, torch.float32):

@@ -28,12 +28,12 @@ def test_gather_undoes_scatter(samples: int, count: int) -> None:
     assert torch.equal(gather(parts, MergeRule(MergeKind.JOINED, 0), [len(part) for part in parts]), x)
 
 
-def test_what_is_not_batched_is_shared() -> None:
+def test_a_leaf_without_batch_dimension_is_shared() -> None:
     assert scatter(None, None, 3) == (None, None, None)
     assert scatter(torch.tensor(2.0), None, 2) == (torch.tensor(2.0), torch.tensor(2.0))
 
 
-def test_what_has_no_batch_dimension_is_averaged_added_or_taken_once() -> None:
+def test_an_output_without_batch_dimension_is_averaged_added_or_the_same() -> None:
     numbers = [torch.tensor(1.0), torch.tensor(4.0)]
     assert gather(numbers, MergeRule(MergeKind.AVERAGED), [3, 1]) == 1.75
     assert gather(numbers, MergeRule(MergeKind.ADDED), [3, 1]) == 5

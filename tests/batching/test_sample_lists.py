@@ -87,7 +87,7 @@ def test_losses_of_a_call_are_averaged() -> None:
         torch.testing.assert_close(pipe(images, targets), model(images, targets))
 
 
-def test_gradients_come_back_to_every_entry_and_to_what_is_shared() -> None:
+def test_every_entry_and_every_shared_input_gets_its_gradient() -> None:
     torch.manual_seed(0)
     model = Detector().eval()
     pipe, (images, targets) = compiled(model, 2), batch(4)
@@ -151,7 +151,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_told(mistake: str) -> None:
+def test_mistakes_are_errors(mistake: str) -> None:
     change, text = MISTAKES[mistake]
     with pytest.raises(pc.InputError, match=text):
         compiled(Detector(), 2).step(*change(*batch(4)))

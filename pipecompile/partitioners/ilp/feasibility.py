@@ -162,23 +162,23 @@ def _infeasible(clusters: Clusters, machine: Machine, best: Sequence[int], bound
     loads = LoadTracker(clusters, machine, best).device_loads()
     excess = _excess(clusters, machine, best)
     binding = max(range(len(loads)), key=lambda d: loads[d].memory - machine.memory_limit[d])
-    held, limit = loads[binding].memory, machine.memory_limit[binding]
+    memory, limit = loads[binding].memory, machine.memory_limit[binding]
     is_exact = excess - bound <= 1e-6 * max(load.memory for load in loads)
     growth = memory_text(excess) if is_exact else f"at least {memory_text(bound)}; {memory_text(excess)} are enough"
     unit = "stage" if machine.is_one_to_one else "device"
     too_large = _cluster_too_large(clusters, machine)
     return InfeasibleError(
         f"no cut into {_stages_text(machine)} fits in memory",
-        where=too_large or f"{unit} {binding} would hold {memory_text(held)}, its limit is {memory_text(limit)}",
+        where=too_large or f"{unit} {binding} would hold {memory_text(memory)}, its limit is {memory_text(limit)}",
         why=f"proven: every limit must grow by {growth}",
-        hint=", or ".join(_remedies(clusters, machine, held, excess)),
+        hint=", or ".join(_remedies(clusters, machine, memory, excess)),
     )
 
 
-def _remedies(clusters: Clusters, machine: Machine, held: float, excess: float) -> list[str]:
+def _remedies(clusters: Clusters, machine: Machine, memory: float, excess: float) -> list[str]:
     """Return options with which a cut fits: larger limits, more stages, recomputation."""
     if len(set(machine.memory_limit)) == 1:
-        remedies = [f"memory_limit={_number(held)}"]
+        remedies = [f"memory_limit={_number(memory)}"]
     else:
         remedies = [f"memory_limit=({', '.join(_number(limit + excess) for limit in machine.memory_limit)})"]
     if machine.is_uniform and (n_stages := _enough_stages(clusters, machine)):
