@@ -152,7 +152,7 @@ REFUSED: dict[str, list[Bad]] = {
     "compile_stages": [*[Bad(value, "True or False") for value in (1, None, X, ["eager"])], Bad("inductr", "inductor")],
     "cuda_graphs": NO_FLAG,
     "cache_size": NO_COUNT,
-    "init": [Bad(3, "init is a int"), Bad([3], "init is a int"), Bad("none", "there is no none"), Bad(nn.init.ones_, "its values already")],
+    "init": [Bad(3, "init is a int"), Bad([3], "init is a int"), Bad("none", "none does not exist"), Bad(nn.init.ones_, "no tensor of the model is on meta")],
 }  # fmt: skip
 """Per keyword of `compile`, wrong types, values, lengths and names. A keyword without a row fails the first test."""
 

@@ -1,10 +1,10 @@
-"""Checkpoints on disk: which is the last one that is whole, and reading only what is wanted of one.
+"""Checkpoint files: find the latest complete checkpoint, and read single tensors of a checkpoint.
 
-    out/00000010/   __0_0.distcp  __1_0.distcp  .metadata      whole: `.metadata` is written when all else is
-    out/00000020/   __0_0.distcp                               its ranks died while they saved: it is passed over
-    llama/          model-00001-of-00002.safetensors ...       as others make them
+    out/00000010/   __0_0.distcp  __1_0.distcp  .metadata      complete: `.metadata` is written last
+    out/00000020/   __0_0.distcp                               incomplete, its ranks died while saving: skipped
+    llama/          model-00001-of-00002.safetensors ...       safetensors files of other programs
 
-No tensor is in memory twice but the one that is being read.
+At most one tensor at a time is in memory twice.
 """
 
 from __future__ import annotations
@@ -23,77 +23,79 @@ from pipecompile.errors import InputError
 
 __all__ = ["check_readable", "latest_checkpoint", "read_checkpoint"]
 
-_MARK = ".metadata"
-"""What `torch.distributed.checkpoint` writes last, and puts in place by renaming it."""
+_LAST_FILE = ".metadata"
+"""The file that `torch.distributed.checkpoint` writes last, by an atomic rename."""
 
-Wanted = Sequence[tuple[Sequence[str], torch.Tensor]]
-"""Tensors, each with the names that it may have."""
+NamedTensors = Sequence[tuple[Sequence[str], torch.Tensor]]
+"""(names, tensor): a tensor to read, and the names that it may have in the checkpoint."""
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The whole checkpoint in `directory` with the highest numbers in its name; None when there is none.
+    """Return the complete checkpoint in `directory` with the highest numbers in its name; None if there is none.
 
-    For `torch.distributed.checkpoint.save(state, checkpoint_id=f"{directory}/{step:08d}")`: as every save has a directory of
-    its own, a crash while saving harms no other checkpoint, and one that is not whole is never found.
+    Intended for `torch.distributed.checkpoint.save(state, checkpoint_id=f"{directory}/{step:08d}")`: every save has a directory
+    of its own, so a crash while saving damages no other checkpoint, and an incomplete checkpoint is never returned.
     """
-    whole = [mark.parent for mark in Path(directory).glob(f"*/{_MARK}")]
-    return max(whole, key=lambda path: ([*map(int, re.findall(r"\d+", path.name))], path.name), default=None)
+    complete = [file.parent for file in Path(directory).glob(f"*/{_LAST_FILE}")]
+    return max(complete, key=lambda path: ([*map(int, re.findall(r"\d+", path.name))], path.name), default=None)
 
 
 def check_readable(path: Path) -> None:
-    """Raise InputError unless there is a checkpoint that can be read in part."""
-    if (path / _MARK).is_file() or _safetensors(path):
+    """Raise InputError unless `path` is a checkpoint of which single tensors can be read."""
+    if (path / _LAST_FILE).is_file() or _safetensors(path):
         return
     raise InputError(
-        f"{path} is no checkpoint" if path.exists() else f"there is no {path}",
+        f"{path} is not a checkpoint" if path.exists() else f"{path} does not exist",
         why="init= reads a directory of torch.distributed.checkpoint, a file of safetensors, or a directory of them",
-        hint="pc.latest_checkpoint(directory), where there is one checkpoint per step"
+        hint=f"init=pc.latest_checkpoint({str(path)!r}), if it has a checkpoint per step"
         if path.is_dir()
-        else 'or init="reset_parameters", or a function of a module',
+        else 'init="reset_parameters", or a function of a module',
     )
 
 
-def read_checkpoint(path: Path, wanted: Wanted) -> None:
-    """Read these tensors, in place. Names may have more in front in the checkpoint: the key of the dict that was saved.
+def read_checkpoint(path: Path, targets: NamedTensors) -> None:
+    """Read tensors in place. Names in the checkpoint may have a common prefix, such as the key of the saved dict.
 
-    Raises InputError that lists what is missing, and what has another shape.
+    Raises InputError that lists the tensors that are missing or have another shape.
     """
-    there = _Distributed.of(path) if (path / _MARK).is_file() else _Shards.of(path)
-    front = _front(there.shapes, {name for names, _ in wanted for name in names}, path)
+    checkpoint = _DistributedCheckpoint.of(path) if (path / _LAST_FILE).is_file() else _SafetensorsCheckpoint.of(path)
+    prefix = _prefix(checkpoint.shapes, {name for names, _ in targets for name in names}, path)
     pairs, faults = {}, []
-    for names, tensor in wanted:
-        name = next((front + name for name in names if front + name in there.shapes), None)
+    for names, tensor in targets:
+        name = next((prefix + name for name in names if prefix + name in checkpoint.shapes), None)
         if name is None:
             faults.append(f"{names[0]} is missing")
-        elif there.shapes[name] != tuple(tensor.shape):
-            faults.append(f"{names[0]} is {list(there.shapes[name])} there and {list(tensor.shape)} here")
+        elif checkpoint.shapes[name] != tuple(tensor.shape):
+            faults.append(
+                f"{names[0]} has shape {list(checkpoint.shapes[name])} in the checkpoint and {list(tensor.shape)} in the model"
+            )
         else:
             pairs[name] = tensor.detach()
     if faults:
         raise InputError(
-            f"the checkpoint {path} has not all that is wanted",
+            f"the checkpoint {path} does not have all tensors of the model",
             where="; ".join(faults),
-            hint="pipe.load_state_dict(..., strict=False), or in init= a function of a module, for what is to stay without",
+            hint="pipe.load_state_dict(..., strict=False), or add a function of a module to init= for these tensors",
         )
     with torch.no_grad():
-        there.read(pairs)
+        checkpoint.read(pairs)
 
 
-def _front(there: Collection[str], wanted: set[str], path: Path) -> str:
-    """What the names have in front in the checkpoint: that with which most are there; nothing, or "model.", when in doubt."""
-    found: Counter[str] = Counter()
-    for name in there:
+def _prefix(stored: Collection[str], names: set[str], path: Path) -> str:
+    """Return the prefix of names in the checkpoint with which most `names` are stored; of equal ones "" or "model."."""
+    counts: Counter[str] = Counter()
+    for name in stored:
         parts = name.split(".")
         for count in range(len(parts)):
-            if ".".join(parts[count:]) in wanted:
-                found["".join(f"{part}." for part in parts[:count])] += 1
-    best = [front for front, count in found.items() if count == max(found.values())]
-    known = [front for front in ("", "model.") if front in best]
+            if ".".join(parts[count:]) in names:
+                counts["".join(f"{part}." for part in parts[:count])] += 1
+    best = [prefix for prefix, count in counts.items() if count == max(counts.values())]
+    known = [prefix for prefix in ("", "model.") if prefix in best]
     if len(best) > 1 and not known:
         raise InputError(
-            f"the checkpoint {path} has the model several times",
-            where=", ".join(f"{front}*" for front in sorted(best)),
-            hint="save it under one of these names alone, or load it with torch.distributed.checkpoint",
+            f"the checkpoint {path} has the names of the model under several prefixes",
+            where=", ".join(f"{prefix}*" for prefix in sorted(best)),
+            hint="save the model under one prefix, or load with torch.distributed.checkpoint",
         )
     return (known or best or [""])[0]
 
@@ -105,14 +107,14 @@ def _safetensors(path: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Distributed:
-    """A directory of `torch.distributed.checkpoint`. It is read without the other ranks: each has its own keys."""
+class _DistributedCheckpoint:
+    """A directory of `torch.distributed.checkpoint`, read without collectives: each rank reads its own keys."""
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, path: Path) -> _Distributed:
+    def of(cls, path: Path) -> _DistributedCheckpoint:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -130,30 +132,32 @@ class _Distributed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shards:
-    """Files of safetensors. One is opened anew for every tensor: what is read of it stays in memory until it is closed."""
+class _SafetensorsCheckpoint:
+    """Files of safetensors. A file is reopened for every tensor, because tensors read from it stay in memory until it closes."""
 
     files: Mapping[str, Path]
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, path: Path) -> _Shards:
+    def of(cls, path: Path) -> _SafetensorsCheckpoint:
         files, shapes = {}, {}
         for file in _safetensors(path):
-            with _opened(file) as held:
-                for name in held.keys():  # noqa: SIM118 it is no dict
-                    files[name], shapes[name] = file, tuple(held.get_slice(name).get_shape())
+            with _open(file) as reader:
+                for name in reader.keys():  # noqa: SIM118 the reader is not a dict
+                    files[name], shapes[name] = file, tuple(reader.get_slice(name).get_shape())
         return cls(files, shapes)
 
     def read(self, pairs: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in pairs.items():
-            with _opened(self.files[name]) as held:
-                tensor.copy_(held.get_tensor(name))
+            with _open(self.files[name]) as reader:
+                tensor.copy_(reader.get_tensor(name))
 
 
-def _opened(file: Path) -> Any:
+def _open(file: Path) -> Any:
     try:
         from safetensors import safe_open
     except ImportError:
-        raise InputError("reading safetensors needs the package of that name", hint="pip install safetensors") from None
+        raise InputError(
+            "reading safetensors files requires the package safetensors", hint="pip install safetensors"
+        ) from None
     return safe_open(file, framework="pt")

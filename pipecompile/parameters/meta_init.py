@@ -49,9 +49,9 @@ def sources_of(init: Init, model: nn.Module) -> tuple[Source, ...]:
     sources = _sources_of(init)
     if sources and not is_on_meta(model):
         raise InputError(
-            "init= is given, and the model has its values already",
-            why="it is for what is on meta, and would change nothing",
-            hint='build the model under torch.device("meta"), or load_state_dict',
+            "init= has no effect: no tensor of the model is on meta",
+            why="init= only writes tensors on meta",
+            hint='build the model under `with torch.device("meta")`, or call load_state_dict without init=',
         )
     return sources
 
@@ -133,7 +133,7 @@ def _without_values(names: Sequence[str], *, with_sources: bool) -> InputError:
     return InputError(
         f"{len(names)} tensors of the model have no values"
         if len(names) > 1
-        else "a tensor of the model has no values",
+        else "1 tensor of the model has no values",
         where=", ".join(names[:_SHOWN]) + more,
         why="the model was built on meta"
         + (", and values computed by its constructor have to be computed again" if computed else "")

@@ -1,8 +1,8 @@
-"""The state of an optimizer by the names of parameters, as `torch.distributed.checkpoint.state_dict` has it, flat:
+"""Optimizer state by parameter names, in the flat form of `torch.distributed.checkpoint.state_dict`:
 
     state.layer1.weight.exp_avg   state.layer1.weight.step   param_groups.layer1.weight.lr ...
 
-So every rank has the entries of its own parameters, and any other layout, or plain PyTorch, finds those of its own.
+Every rank has the entries of its own parameters, so another layout, or plain PyTorch, can load them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ __all__ = ["load_optimizer_state", "optimizer_state_of"]
 
 
 def optimizer_state_of(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """One that has made no step yet is given the state that it would begin with."""
+    """Return the state of `optimizer` by the names of `parameters`. An optimizer before its first step gets its initial state."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    with _begun(optimizer):
+    with _prepared(optimizer):
         return dict(get_optimizer_state_dict(_tree(parameters), optimizer, options=_flat()))
 
 
 def load_optimizer_state(
     parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
+    """Load `state`, as returned by `optimizer_state_of`, into `optimizer`."""
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
-    with _begun(optimizer):
+    with _prepared(optimizer):
         set_optimizer_state_dict(_tree(parameters), optimizer, dict(state), options=_flat())
 
 
@@ -43,7 +44,7 @@ def _flat() -> Any:
 
 
 def _tree(parameters: Mapping[str, nn.Parameter]) -> nn.Module:
-    """A model that has these parameters under these names, and nothing else."""
+    """Return a module with exactly these parameters under these names."""
     root = nn.Module()
     for name, parameter in parameters.items():
         owner, *path = root, *name.split(".")
@@ -56,19 +57,21 @@ def _tree(parameters: Mapping[str, nn.Parameter]) -> nn.Module:
 
 
 @contextmanager
-def _begun(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """PyTorch makes the state of a new optimizer by a step without effect, but not while there are gradients; and it does not
-    know what to do with a group of which no parameter is on this rank.
+def _prepared(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Remove gradients and empty parameter groups from `optimizer` for the length of the context.
+
+    PyTorch creates the state of a new optimizer by a step without effect, but not while parameters have gradients, and fails on
+    a group without parameters on this rank.
     """
-    kept = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"]]
-    empty = [(place, group) for place, group in enumerate(optimizer.param_groups) if not group["params"]]
+    gradients = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"]]
+    empty = [(index, group) for index, group in enumerate(optimizer.param_groups) if not group["params"]]
     try:
-        for parameter, _ in kept:
+        for parameter, _ in gradients:
             parameter.grad = None
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
         yield
     finally:
-        for place, group in empty:
-            optimizer.param_groups.insert(place, group)
-        for parameter, gradient in kept:
+        for index, group in empty:
+            optimizer.param_groups.insert(index, group)
+        for parameter, gradient in gradients:
             parameter.grad = gradient

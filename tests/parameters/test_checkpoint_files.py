@@ -61,7 +61,10 @@ def test_all_that_is_missing_or_of_another_shape_is_told(form: str, tmp_path: Pa
     path = FORMS[form](tmp_path / "out")
     kept = torch.zeros(2, 2)
     wanted = [(["a.weight"], torch.zeros(3)), (["c.weight", "d.weight"], torch.zeros(3)), (["b.weight"], kept)]
-    with pytest.raises(pc.InputError, match=r"a.weight is \[2, 3\] there and \[3\] here; c.weight is missing"):
+    with pytest.raises(
+        pc.InputError,
+        match=r"a.weight has shape \[2, 3\] in the checkpoint and \[3\] in the model; c.weight is missing",
+    ):
         read_checkpoint(path, wanted)
     assert not kept.any()
 
@@ -73,7 +76,7 @@ def test_two_models_in_one_checkpoint_are_told_apart(tmp_path: Path) -> None:
     read_checkpoint(both, [(["a.bias"], bias)])
     assert torch.equal(bias, STATE["a.bias"])
     twice = saved(tmp_path / "twice", {"ema": averaged, "student": dict(STATE)})
-    with pytest.raises(pc.InputError, match=r"the model several times\n.*ema\.\*, student\.\*"):
+    with pytest.raises(pc.InputError, match=r"the names of the model under several prefixes\n.*ema\.\*, student\.\*"):
         read_checkpoint(twice, [(["a.bias"], bias)])
 
 
@@ -133,23 +136,6 @@ def test_optimizers_and_schedulers_go_on_in_another_cut(
     dcp.load(held, checkpoint_id=tmp_path, no_dist=True)
     load(held)
     assert [step() for _ in range(3)] == expected
-
-
-def test_gradients_and_empty_groups_do_not_matter() -> None:
-    """PyTorch's own functions would leave the state empty for the first, and fail for the second."""
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-    pipe = pc.compile(model, 2, devices=["cpu"] * 2, example_args=(torch.ones(4, 6),), cost="analytic")
-    groups = [{"params": [], "lr": 1.0}, {"params": list(pipe.parameters()), "lr": 0.5}]
-    first, second = (torch.optim.Adam(copy.copy(groups)) for _ in range(2))
-    for parameter in pipe.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    first.step()
-    pipe.load_optimizer_state_dict(second, pipe.optimizer_state_dict(first))
-    assert [group["lr"] for group in second.param_groups] == [1.0, 0.5]
-    for parameter in pipe.parameters():
-        assert torch.equal(second.state[parameter]["exp_avg"], first.state[parameter]["exp_avg"])
-        assert bool((parameter.grad == 1).all())
-    assert second.state[model[0].weight]["step"] == 1
 
 
 # -- the last one that is whole ----------------------------------------------------------------------------------------

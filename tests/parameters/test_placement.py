@@ -13,7 +13,8 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.driver.backend import ProcessBackend
-from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule
+from pipecompile.parameters.placement import Homes, move_model
+from pipecompile.parameters.tied_mirrors import MirroredModule
 from tests.support.eager import accumulate, assert_same, square_loss
 
 WIDTH, VOCABULARY = 8, 16
@@ -201,28 +202,45 @@ def test_one_memory_needs_no_mirror() -> None:
     assert not any(isinstance(module, MirroredModule) for stage in pipe.stages for module in stage.module.modules())
 
 
-def test_sparse_and_dense_gradients_meet() -> None:
-    weight = nn.Parameter(torch.randn(4, 2))
-    mirror = Mirror.of(weight, weight.device)
-    F.embedding(torch.tensor([1, 1]), weight, sparse=True).sum().backward()
-    (mirror.copy * 2).sum().backward()
-    mirror.settle()
-    wanted = torch.full((4, 2), 2.0)
-    wanted[1] += 2
-    assert torch.equal(weight.grad.to_dense() if weight.grad.is_sparse else weight.grad, wanted)
+class OneLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
 
 
-def test_what_is_written_on_a_mirror_comes_home() -> None:
-    table, statistics = nn.Parameter(torch.full((4, 2), 9.0)), torch.zeros(2)
-    for home, write in (
-        (table, lambda copy: F.embedding(torch.tensor([1]), copy, max_norm=1.0)),
-        (statistics, lambda copy: F.batch_norm(torch.ones(3, 2), copy, torch.ones(2), training=True)),
-    ):
-        mirror = Mirror.of(home, home.device)
-        mirror.refresh()
-        before = home.detach().clone()
-        with torch.no_grad():
-            write(mirror.copy)
-        mirror.settle()
-        assert not torch.equal(home, before)
-        assert torch.equal(home, mirror.copy)
+def test_a_tensor_keeps_its_first_home_until_homes_are_cleared() -> None:
+    homes, tensor = Homes(), torch.ones(2)
+    assert homes.find(tensor) is None
+    assert homes.assign(tensor, "gpu 0") == "gpu 0"
+    assert homes.assign(tensor, "gpu 1") == homes.find(tensor) == "gpu 0"
+    homes.clear()
+    assert homes.find(tensor) is None
+
+
+def test_a_moved_tensor_on_meta_is_uninitialized_unless_it_is_a_copy() -> None:
+    with torch.device("meta"):
+        own, copied = OneLayer(), OneLayer()
+    homes, cpu = Homes(), torch.device("cpu")
+    homes.move(own.layer.weight, cpu)
+    homes.move(copied.layer.weight, cpu, is_copy=True)
+    assert [t.device for t in (own.layer.weight, copied.layer.weight)] == [cpu, cpu]
+    remaining = homes.uninitialized.remaining()
+    assert len(remaining) == 1
+    assert remaining[0] is own.layer.weight
+
+
+def test_tensors_that_no_stage_uses_get_memory() -> None:
+    with torch.device("meta"):
+        model = OneLayer()
+    homes = Homes()
+    homes.assign(model.layer.weight, 0)
+    homes.move_unused(model, torch.device("cpu"))
+    assert model.layer.weight.is_meta, "its stage moves it"
+    assert not model.layer.bias.is_meta
+
+
+def test_a_model_on_the_cpu_stays_where_it_is() -> None:
+    model = OneLayer()
+    before = model.layer.weight.data_ptr()
+    move_model(model, torch.device("cpu"))
+    assert model.layer.weight.data_ptr() == before

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
+
+
+def adam(model: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(model.parameters(), lr=0.5)
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+
+def test_entries_are_named_by_parameters() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = adam(model)
+    stepped(model, optimizer)
+    state = optimizer_state_of({"layers.0.weight": model.weight, "layers.0.bias": model.bias}, optimizer)
+    assert torch.equal(state["state.layers.0.weight.exp_avg"], optimizer.state[model.weight]["exp_avg"])
+    assert state["param_groups.layers.0.bias.lr"] == 0.5
+
+
+def test_an_optimizer_before_its_first_step_has_its_initial_state() -> None:
+    model = nn.Linear(3, 2)
+    before = copy.deepcopy(model.state_dict())
+    state = optimizer_state_of(dict(model.named_parameters()), adam(model))
+    assert not state["state.weight.exp_avg"].any()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_loaded_state_continues_as_the_saved_one() -> None:
+    first = nn.Linear(3, 2)
+    second = copy.deepcopy(first)
+    saved, loaded = adam(first), adam(second)
+    stepped(first, saved)
+    second.load_state_dict(first.state_dict())
+    load_optimizer_state(
+        dict(second.named_parameters()), loaded, optimizer_state_of(dict(first.named_parameters()), saved)
+    )
+    for model, optimizer in ((first, saved), (second, loaded)):
+        optimizer.zero_grad()
+        stepped(model, optimizer)
+    assert torch.equal(first.weight, second.weight)
+
+
+def test_gradients_are_kept() -> None:
+    model = nn.Linear(3, 2)
+    gradient = model.weight.grad = torch.ones_like(model.weight)
+    optimizer_state_of(dict(model.named_parameters()), adam(model))
+    assert model.weight.grad is gradient
+
+
+def test_gradients_and_empty_groups_do_not_matter() -> None:
+    """PyTorch's own functions would leave the state empty for the first, and fail for the second."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    pipe = pc.compile(model, 2, devices=["cpu"] * 2, example_args=(torch.ones(4, 6),), cost="analytic")
+    groups = [{"params": [], "lr": 1.0}, {"params": list(pipe.parameters()), "lr": 0.5}]
+    first, second = (torch.optim.Adam(copy.copy(groups)) for _ in range(2))
+    for parameter in pipe.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    first.step()
+    pipe.load_optimizer_state_dict(second, pipe.optimizer_state_dict(first))
+    assert [group["lr"] for group in second.param_groups] == [1.0, 0.5]
+    for parameter in pipe.parameters():
+        assert torch.equal(second.state[parameter]["exp_avg"], first.state[parameter]["exp_avg"])
+        assert bool((parameter.grad == 1).all())
+    assert second.state[model[0].weight]["step"] == 1
