@@ -25,6 +25,12 @@ class ThreadMesh:
     size: int
     shared: Store
     timeout: float = 5.0
+    replica_group: None = None
+    shard_mesh: None = None
+
+    @property
+    def member_index(self) -> int:
+        return self.index
 
     @property
     def group(self) -> object:

@@ -1,0 +1,87 @@
+"""The backends of two ranks, which are threads of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.distributed.failure_report import Disagreement
+from pipecompile.distributed.rank_backend import RankBackend, owner_of
+from pipecompile.parameters.placement import Homes
+from pipecompile.parameters.tied_mirrors import Mirrors
+from pipecompile.planning.planner import Planned
+from pipecompile.runtime.cells.deferred_batchnorm import Norms
+from tests.distributed.rank_threads import run_communicators
+
+SAMPLES = torch.randn(4, 3)
+
+
+def on_ranks(function: Callable[[RankBackend], Any]) -> list[Any]:
+    return run_communicators(2, lambda communicator: function(RankBackend(communicator)))
+
+
+def layers(count: int) -> nn.Module:
+    return nn.Sequential(*[nn.Linear(3, 3) for _ in range(count)])
+
+
+def test_the_first_rank_plans() -> None:
+    assert on_ranks(lambda backend: backend.is_planner) == [True, False]
+
+
+@pytest.mark.parametrize("samples", [None, 2])
+def test_the_plan_goes_from_the_planner_to_all_ranks_without_its_problem(samples: int | None) -> None:
+    plan = pc.compile(
+        layers(2), 2, devices=["cpu"] * 2, example_args=(SAMPLES,), n_microbatches=2, cost="analytic"
+    ).plan
+    problem: Any = "a problem"
+    planned = Planned(plan, problem, samples)
+    first, second = on_ranks(lambda backend: backend.share_plan(planned if backend.is_planner else None))
+    assert first is planned
+    assert (second.plan, second.problem, second.samples) == (plan, None, samples)
+
+
+def test_ranks_that_recorded_the_same_graph_agree() -> None:
+    graph = pc.trace(layers(2), SAMPLES)
+    assert on_ranks(lambda backend: backend.agree_on_graph(graph, 2, (2, 4))) == [None, None]
+
+
+@pytest.mark.parametrize("what", ["graph", "n_stages", "counts"])
+def test_ranks_that_are_to_cut_differently_disagree(what: str) -> None:
+    graphs = pc.trace(layers(2), SAMPLES), pc.trace(layers(3), SAMPLES)
+
+    def error_of(backend: RankBackend) -> str:
+        differs = int(not backend.is_planner)
+        arguments = {"graph": graphs[differs * (what == "graph")], "n_stages": 2 + differs * (what == "n_stages"),
+                     "counts": (2, 4 + differs * (what == "counts"))}  # fmt: skip
+        with pytest.raises(Disagreement) as caught:
+            backend.agree_on_graph(**arguments)
+        return str(caught.value)
+
+    first, second = on_ranks(error_of)
+    assert first == second
+    assert "the ranks disagree about the graph of the model" in first
+    assert "2 or 4 micro-batches" in first
+
+
+def test_without_replicas_norms_are_those_of_the_rank_and_nothing_is_sharded() -> None:
+    (backend, _), norms = on_ranks(lambda backend: backend), Norms()
+    assert backend.deferred_norms(norms) is norms
+    assert backend.replicas.group is None
+    assert backend.shards.is_known
+
+
+def test_a_rank_executable_needs_the_copies_of_ranks() -> None:
+    (backend, _), plan = on_ranks(lambda backend: backend), Any
+    with pytest.raises(AssertionError):
+        backend.executable(plan, Mirrors())
+
+
+def test_a_tensor_lives_on_its_home_and_an_unused_tensor_on_the_first_device() -> None:
+    homes, used, unused = Homes(), torch.ones(1), torch.ones(1)
+    homes.assign(used, 1)
+    assert (owner_of(used, homes), owner_of(unused, homes)) == (1, 0)
