@@ -1,4 +1,4 @@
-"""`python -m pipecompile` is the command line."""
+"""Run the command line as `python -m pipecompile`."""
 
 from __future__ import annotations
 

@@ -143,12 +143,12 @@ def _compile(source: ModelSource, request: Request, *, with_twin: bool = False) 
     import pipecompile
     from pipecompile.cli.training_trial import synthetic_loss
 
-    wanted = request.arguments()
+    keywords = request.arguments()
     with spinner(f"compiling {source.model}"):
         model, args = source.load()
         twin = copy.deepcopy(model) if with_twin else None
-        wanted["keep_together"] = with_classes(model, wanted["keep_together"])
-        pipe = pipecompile.compile(model, example_args=args, loss_fn=synthetic_loss, **wanted)
+        keywords["keep_together"] = with_classes(model, keywords["keep_together"])
+        pipe = pipecompile.compile(model, example_args=args, loss_fn=synthetic_loss, **keywords)
     return _Compiled(pipe, model, twin, args)
 
 
@@ -156,10 +156,10 @@ def _run(source: ModelSource, request: Request, steps: int, compare: bool, out: 
     from pipecompile.cli.training_trial import optimizer_named, train
 
     optimizer = optimizer_named(request.optimizer or "sgd")
-    made = _compile(source, request, with_twin=compare)
+    compiled = _compile(source, request, with_twin=compare)
     with spinner(f"training {steps} steps"):
-        trial = train(made.pipe, made.model, made.twin, made.args, steps, source.seed, optimizer)
-    return run_report(made.pipe, trial, out)
+        trial = train(compiled.pipe, compiled.model, compiled.twin, compiled.args, steps, source.seed, optimizer)
+    return run_report(compiled.pipe, trial, out)
 
 
 def _schedule(

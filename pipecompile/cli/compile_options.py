@@ -197,13 +197,13 @@ def checkpoint_of(text: str) -> str | tuple[bool, ...]:
 def with_classes(model: torch.nn.Module, entries: Iterable[str | list[str]]) -> list[str | list[str] | type]:
     """Return `keep_together` with names of classes replaced by the classes of the model. A module of the same name takes precedence."""
     modules = dict(model.named_modules())
-    found: list[str | list[str] | type] = []
+    selected: list[str | list[str] | type] = []
     for entry in entries:
         kinds = dict.fromkeys(
             type(module) for name, module in modules.items() if name and type(module).__name__ == entry
         )
-        found += [entry] if not kinds or (isinstance(entry, str) and entry in modules) else kinds
-    return found
+        selected += [entry] if not kinds or (isinstance(entry, str) and entry in modules) else kinds
+    return selected
 
 
 def _names(text: str) -> list[str]:
