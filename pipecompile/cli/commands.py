@@ -16,7 +16,7 @@ from pipecompile.cli.command_report import (
     schedule_report,
     simulate_report,
 )
-from pipecompile.cli.compile_options import Checkpoint, Request, checkpoint_of, schedule_of, with_classes
+from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoint_of, schedule_of, with_classes
 from pipecompile.cli.exit_codes import conclude, spinner
 from pipecompile.cli.load_model import ModelSource
 from pipecompile.cli.shared_options import spread
@@ -55,20 +55,20 @@ def check(
 
 @app.command()
 @spread
-def plan(source: ModelSource, request: Request, out: Out = None, as_json: Json = False) -> None:
+def plan(source: ModelSource, options: CompileOptions, out: Out = None, as_json: Json = False) -> None:
     """Cut MODEL and show memory, time and transfers of every stage."""
-    conclude(as_json, lambda: plan_report(_compile(source, request).pipe, out))
+    conclude(as_json, lambda: plan_report(_compile(source, options).pipe, out))
 
 
 @app.command()
 @spread
-def simulate(source: ModelSource, request: Request, out: Out = None, as_json: Json = False) -> None:
+def simulate(source: ModelSource, options: CompileOptions, out: Out = None, as_json: Json = False) -> None:
     """Predict makespan, bubble and memory of MODEL under a schedule, and draw the schedule."""
 
     def work() -> CommandReport:
         import pipecompile
 
-        pipe = _compile(source, request).pipe
+        pipe = _compile(source, options).pipe
         return simulate_report(pipe, pipecompile.simulate(pipe.schedule), out)
 
     conclude(as_json, work)
@@ -78,14 +78,14 @@ def simulate(source: ModelSource, request: Request, out: Out = None, as_json: Js
 @spread
 def run(
     source: ModelSource,
-    request: Request,
+    options: CompileOptions,
     steps: Annotated[int, typer.Option(min=1, help="optimizer steps")] = 3,
     compare: Annotated[bool, typer.Option(help="also train a copy without the pipeline")] = True,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Train MODEL for some steps on random data and compare it with a plain micro-batched loop."""
-    conclude(as_json, lambda: _run(source, request, steps, compare, out))
+    conclude(as_json, lambda: _run(source, options, steps, compare, out))
 
 
 @app.command()
@@ -137,13 +137,13 @@ def _explain(source: ModelSource, evaluate: bool) -> Explanation:
         return pipecompile.explain(model.train(not evaluate), *args)
 
 
-def _compile(source: ModelSource, request: Request, *, with_twin: bool = False) -> _Compiled:
+def _compile(source: ModelSource, options: CompileOptions, *, with_twin: bool = False) -> _Compiled:
     import copy
 
     import pipecompile
     from pipecompile.cli.training_trial import synthetic_loss
 
-    keywords = request.arguments()
+    keywords = options.arguments()
     with spinner(f"compiling {source.model}"):
         model, args = source.load()
         twin = copy.deepcopy(model) if with_twin else None
@@ -152,11 +152,11 @@ def _compile(source: ModelSource, request: Request, *, with_twin: bool = False) 
     return _Compiled(pipe, model, twin, args)
 
 
-def _run(source: ModelSource, request: Request, steps: int, compare: bool, out: Path | None) -> CommandReport:
+def _run(source: ModelSource, options: CompileOptions, steps: int, compare: bool, out: Path | None) -> CommandReport:
     from pipecompile.cli.training_trial import optimizer_named, train
 
-    optimizer = optimizer_named(request.optimizer or "sgd")
-    compiled = _compile(source, request, with_twin=compare)
+    optimizer = optimizer_named(options.optimizer or "sgd")
+    compiled = _compile(source, options, with_twin=compare)
     with spinner(f"training {steps} steps"):
         trial = train(compiled.pipe, compiled.model, compiled.twin, compiled.args, steps, source.seed, optimizer)
     return run_report(compiled.pipe, trial, out)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pipecompile.ir import Schedule
 
-__all__ = ["Checkpoint", "Request", "checkpoint_of", "schedule_of", "with_classes"]
+__all__ = ["Checkpoint", "CompileOptions", "checkpoint_of", "schedule_of", "with_classes"]
 
 _ORDER, _CUT, _MACHINE = "Schedule", "Cut", "Costs and machine"
 _STAGES = 4
@@ -45,7 +45,7 @@ Checkpoint = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompileOptions:
     """Options of the commands that compile, as typed."""
 
     stages: Annotated[

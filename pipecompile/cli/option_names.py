@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from pipecompile.cli.compile_options import Request
+from pipecompile.cli.compile_options import CompileOptions
 
 __all__ = ["as_options"]
 
 _OPTIONS = {"n_stages": "--stages", "n_microbatches": "--microbatches", "n_devices": "--devices"} | {
-    field.name: "--" + field.name.replace("_", "-") for field in fields(Request)
+    field.name: "--" + field.name.replace("_", "-") for field in fields(CompileOptions)
 }
 _ANY = "|".join(_OPTIONS)
 _WITH_VALUE = re.compile(rf"\b({_ANY})=(\([^)]*\)|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)")

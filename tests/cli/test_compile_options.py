@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from pipecompile.cli.compile_options import Request, with_classes
+from pipecompile.cli.compile_options import CompileOptions, with_classes
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.schedules import build_schedule
 
@@ -31,7 +31,7 @@ from pipecompile.schedules import build_schedule
     ],
 )
 def test_what_is_typed_becomes_an_argument(options, name, value):
-    assert Request(**options).arguments()[name] == value
+    assert CompileOptions(**options).arguments()[name] == value
 
 
 @pytest.mark.parametrize(
@@ -50,26 +50,26 @@ def test_what_is_typed_becomes_an_argument(options, name, value):
 )
 def test_what_cannot_be_read_is_refused(options, told):
     with pytest.raises(InputError, match=told):
-        Request(**options).arguments()
+        CompileOptions(**options).arguments()
 
 
 def test_a_schedule_of_ones_own_says_how_many_stages(tmp_path):
     built = build_schedule("zbv", 6, 4)
     built.save(tmp_path / "mine.csv")
-    found = Request(schedule=str(tmp_path / "mine.csv")).arguments()
+    found = CompileOptions(schedule=str(tmp_path / "mine.csv")).arguments()
     assert found["schedule"].rows == built.rows
     assert found["n_stages"] == 6
     with pytest.raises(ScheduleError, match=r"none\.csv"):
-        Request(schedule="none.csv").arguments()
+        CompileOptions(schedule="none.csv").arguments()
 
 
 def test_bandwidths_of_pairs_are_a_file(tmp_path):
     (tmp_path / "links.csv").write_text("0,16GB\n1e9,0\n")
     path = str(tmp_path / "links.csv")
-    assert Request(bandwidth=path).arguments()["bandwidth"] == [[0, 16_000_000_000], [1_000_000_000, 0]]
+    assert CompileOptions(bandwidth=path).arguments()["bandwidth"] == [[0, 16_000_000_000], [1_000_000_000, 0]]
     (tmp_path / "links.csv").write_text("0,fast\n")
     with pytest.raises(InputError, match=r"(?s)'fast' is not a size.*links\.csv"):
-        Request(bandwidth=path).arguments()
+        CompileOptions(bandwidth=path).arguments()
 
 
 def test_a_class_stands_for_its_modules_unless_a_module_has_its_name():
