@@ -226,9 +226,16 @@ def test_an_unknown_keyword_is_a_type_error_of_python() -> None:
         build(n_microbatch=4)
 
 
-def test_names_that_only_a_recording_has_are_refused_with_the_nearest() -> None:
+@pytest.mark.parametrize(
+    "keywords",
+    [{"pin": {"haed": 1}}, {"split_before": ["haed"]}, {"keep_together": ["haed"]}, {"costs": {"haed": 1e-3}}],
+)
+def test_names_are_compared_with_the_recording_before_costs_are_measured(
+    keywords: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipecompile.driver.phases.measure_costs", lambda *_: pytest.fail("costs are measured"))
     with pytest.raises(pc.InputError, match="'head'"):
-        build(pin={"haed": 1})
+        build(**keywords)
 
 
 def test_example_inputs_that_disagree_are_refused_before_the_heap_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,7 @@ def _cost(
     if not context.backend.is_planner:
         return {}
     check_stage_count(graph, options.n_stages)
+    options.check_names(graph)
     if decision.plan is None and options.cost != "analytic":
         move_model(context.model, options.devices[0])
     with too_small(max(request.counts) if len(request.counts) == 1 else 1, request.samples):
