@@ -220,7 +220,7 @@ def test_a_disagreement_names_the_option_to_paste(args: tuple[torch.Tensor, ...]
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_mask_as_long_as_the_batch_is_never_cut_without_a_warning(count: int) -> None:
+def test_a_mask_as_long_as_the_batch_is_refused_unless_batch_dims_names_it(count: int) -> None:
     pipe = pc.compile(Masked(), 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=count)
     with pytest.raises(pc.TraceError, match=r'or batch_dims={"mask": None}, if all samples share it'):
         pipe(torch.randn(4, 4, 6), torch.ones(4, 4).tril().bool())
