@@ -203,7 +203,7 @@ class Pipeline(ModelProxy):
 
     @property
     def dispatch(self) -> str:
-        """How the program is dispatched: "inline" or "threads"; "auto" until the second step has decided."""
+        """The dispatch of the program: "inline" or "threads"; "auto" until the second step has decided."""
         return self._dispatcher.choice
 
     @property

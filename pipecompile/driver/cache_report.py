@@ -1,4 +1,4 @@
-"""What `pipe.explain()` shows: the recordings that a pipeline keeps, and how often they served."""
+"""The report of `pipe.explain()`: the recordings that a pipeline keeps, and how many calls each served."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ __all__ = ["Recording", "Recordings"]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recording: what calls it serves, and what it took.
+    """One recording: the calls that it serves, and its cost.
 
-    `inputs` has shapes with "B" for the batch; `guards` are the conditions on the size of a micro-batch under which it is
-    right, each with the user's line; `kept` are the parts that could not be recorded; `calls` counts the mini-batches that it ran.
+    `inputs` are shapes with "B" for the batch. `guards` are conditions on the samples of a micro-batch under which the recording
+    is right, each with the user's line. `kept` are the parts of the model that are opaque calls. `seconds` is the time to record,
+    `calls` the number of mini-batches that ran.
     """
 
     inputs: tuple[str, ...]
@@ -54,8 +55,10 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Recordings:
-    """The recordings kept, the one used last first. `hits` counts calls that a kept one served, `traces` the recordings ever
-    made, `evictions` those dropped because `limit` was reached.
+    """The recordings in the cache, the last used first.
+
+    `hits` counts calls that the cache served, `traces` counts all recordings, `evictions` counts recordings dropped because the
+    cache held `limit` of them.
     """
 
     kept: tuple[Recording, ...]

@@ -1,4 +1,4 @@
-"""What the phases of a compilation work on: the request, earlier decisions, and what a pipeline keeps between compilations."""
+"""The inputs of a compilation: the request, the decisions of earlier compilations, and the state that a pipeline keeps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the first specialization decides and later ones keep. A plan without a cut was given by the user."""
+    """The plan of the first specialization, which later ones keep. A plan without a cut comes from the user."""
 
     plan: Plan | None = None
     problem: Problem | None = None
@@ -73,7 +73,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """What a pipeline keeps between compilations: its model, where the tensors live, and which warnings were given."""
+    """The state that a pipeline keeps between compilations: its model, the homes of tensors, the warnings already given."""
 
     model: nn.Module
     backend: Backend

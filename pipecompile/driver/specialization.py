@@ -70,7 +70,7 @@ class Specialization:
 
     @property
     def codes(self) -> tuple[StageCode, ...]:
-        """What computes each stage. The first access compiles the stages if `compile_stages` asks for that."""
+        """The function of each stage. The first access compiles the stages if `compile_stages` asks for that."""
         self._codes = self._codes or stage_codes(self.stages, self.options.compile_stages)
         return self._codes
 

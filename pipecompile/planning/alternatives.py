@@ -1,10 +1,10 @@
-"""Other numbers of devices and micro-batches, other schedules: what a report can answer without the model.
+"""Alternatives for the report: other numbers of devices and micro-batches, and other schedules, computed without the model.
 
     numbers of stages ──▶ the graph cut anew for each ──▶ costs per stage ─┐
-                                                                          ├─▶ simulated by who reads the report
+                                                                          ├─▶ simulated in the page of the report
     numbers of devices and micro-batches ──▶ the catalogue's orders ──────┘
 
-A cut takes some hundredths of a second (dynamic programming alone), an order is text.
+A cut takes some hundredths of a second (dynamic programming alone). An order is a schedule as text.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ __all__ = ["unit_what_if", "what_if"]
 
 _DEVICES, _MICROBATCHES = (2, 4, 8, 16), (4, 8, 16, 32, 64)
 _MOST, _MOST_OF_OWN = 256, 1024
-"""Devices times micro-batches: the catalogue takes some 240 bytes for each, all sizes together 400 KB."""
+"""Largest product of devices and micro-batches whose catalogue goes into the page: 240 bytes each, 400 KB in all."""
 
 
 def what_if(plan: Plan, problem: Problem | None, schedule: Schedule, transfer: dict[str, float]) -> WhatIf:
-    """`transfer` has the seconds of every route. Without a problem other numbers of stages share the work evenly."""
+    """Return the alternatives to a plan. `transfer` has the seconds of every route, by value.
+
+    Without a problem, other numbers of stages share the work evenly.
+    """
     own = _order(schedule)
     costs = {plan.n_stages: _planned(plan, transfer)}
     counts = sorted({*_DEVICES, schedule.n_devices})
@@ -40,7 +43,10 @@ def what_if(plan: Plan, problem: Problem | None, schedule: Schedule, transfer: d
 
 
 def unit_what_if(schedule: Schedule) -> WhatIf:
-    """Without a model: F, I and W of each stage take 1, and save 1; other numbers of stages share the same work evenly."""
+    """Return the alternatives to a schedule without a model: F, I and W of a stage take 1 unit of time and save 1 byte.
+
+    Other numbers of stages share the same work evenly.
+    """
     own, ones = _order(schedule), (1.0,) * schedule.n_stages
     costs = {schedule.n_stages: StageCosts(ones, ones, ones, ones, (0.0,) * schedule.n_stages)}
     counts = sorted({*_DEVICES, schedule.n_devices})
@@ -60,7 +66,7 @@ def _order(schedule: Schedule) -> Order:
 
 
 def _orders(own: Order, devices: Sequence[int]) -> Iterator[Order]:
-    """The catalogue for these numbers of devices and some of micro-batches, as far as there is room."""
+    """Yield the catalogue for these numbers of devices and several of micro-batches, up to the largest product."""
     for p, m in sorted({(p, m) for p in devices for m in (*_MICROBATCHES, own.microbatches)}):
         is_own = (p, m) == (own.devices, own.microbatches)
         if p * m <= (_MOST_OF_OWN if is_own else _MOST):
@@ -73,17 +79,17 @@ def _key(order: Order) -> tuple[str, int, int, int]:
 
 @lru_cache(maxsize=64)
 def _catalogue(n_devices: int, n_microbatches: int) -> tuple[Order, ...]:
-    """Schedules for any number of stages with as many as devices, and those that gain by several with twice as many."""
-    found = []
+    """Return every schedule at one stage per device, or at two for schedules that gain by several stages per device."""
+    orders = []
     for name, entry in CATALOGUE.items():
         chunks = entry.chunks or (1 if name == "gpipe" else 2)
         if name == "forward":
             continue
         try:
-            found.append(_order(build_schedule(name, chunks * n_devices, n_microbatches, n_devices=n_devices)))
-        except ScheduleError:  # a builder of the user's own may want other numbers
+            orders.append(_order(build_schedule(name, chunks * n_devices, n_microbatches, n_devices=n_devices)))
+        except ScheduleError:  # a builder of the user may need other numbers
             continue
-    return tuple(found)
+    return tuple(orders)
 
 
 def _planned(plan: Plan, transfer: dict[str, float]) -> StageCosts:
@@ -96,8 +102,9 @@ def _planned(plan: Plan, transfer: dict[str, float]) -> StageCosts:
 
 
 def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:
-    """The same graph in other stages, whatever they hold, and with no wishes for stages that had other numbers; None when
-    it cannot be cut so often. A node's time is taken apart as that of the stage which the plan has it in.
+    """Return the costs of the graph cut into `n_stages` stages, without limits and constraints; None if it cannot be cut so.
+
+    The problem has one time per node. That time is divided into forward and backward as in the node's stage of the plan.
     """
     free = replace(
         problem,
@@ -131,7 +138,7 @@ def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:
 
 
 def _even(known: StageCosts, n_stages: int) -> StageCosts:
-    """The same work in equal stages; a transfer is the mean of those that there are."""
+    """Return the same work in `n_stages` equal stages. A transfer takes the mean of the known transfers."""
     forward, input_grad, weight_grad, saved = (
         (sum(each) / n_stages,) * n_stages for each in (known.forward, known.input_grad, known.weight_grad, known.saved)
     )

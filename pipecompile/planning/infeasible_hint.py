@@ -1,4 +1,4 @@
-"""When nothing fits: the least number of stages that would, under the same schedule, added to the hint of the error."""
+"""The hint of an InfeasibleError: the least number of stages that would fit, under the same schedule."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ __all__ = ["with_enough_stages"]
 
 TRIES = 8
 SECONDS = 1.0
-"""So many more stages are tried at most, each for so long."""
+"""At most TRIES larger numbers of stages are tried, for SECONDS seconds each."""
 
 
 def with_enough_stages(
     error: InfeasibleError, problem_of: Callable[[Options], Problem], options: Options
 ) -> InfeasibleError:
-    """The error, with the number of stages that works if one is found: each on a device of its own, all with one limit."""
+    """Return the error, with a number of stages that fits added to its hint if one is found.
+
+    Every further stage gets a device of its own with the same memory limit.
+    """
     alike = len(options.devices) == options.n_stages and not isinstance(options.memory_limit, tuple)
     forced = options.steering or options.speeds or isinstance(options.bandwidth, tuple)
     if not alike or forced or isinstance(options.schedule, Schedule) or "n_stages=" in error.hint:
@@ -36,5 +39,5 @@ def with_enough_stages(
 
 
 def _mode(options: Options) -> str:
-    """How stages recompute, however many there are."""
+    """Return a `checkpoint` option that holds for any number of stages."""
     return options.checkpoint if isinstance(options.checkpoint, str) else "never"

@@ -1,4 +1,4 @@
-"""In how many micro-batches a mini-batch may go: the numbers that are tried, and those that a recording does not serve."""
+"""Numbers of micro-batches for `n_microbatches="auto"`: the numbers to compare, and those that a recording cannot serve."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pipecompile.tracing.traced_graph import TracedGraph
 __all__ = ["barred", "counts_to_try", "first_count", "too_small"]
 
 _PER_DEVICE = 4
-"""As many micro-batches are tried as this times the devices: the bubble is small then."""
+"""Micro-batches per device up to which numbers are compared: beyond, the bubble is small."""
 
 
 def counts_to_try(samples: int, n_devices: int) -> tuple[int, ...]:
-    """1, 2, 3, 4, 6, 8, 12, 16 ...: steps of a half and of a third, as far as there are samples."""
+    """Return the numbers of micro-batches to compare: 1, 2, 3, 4, 6, 8, 12, 16 ..., at most one per sample."""
     most = min(samples, _PER_DEVICE * n_devices)
     powers = [2**power for power in range(most.bit_length())]
     return tuple(sorted(n for n in (*powers, *(3 * power for power in powers)) if n <= most))
 
 
 def first_count(samples: int, default: int) -> int:
-    """In how many micro-batches the model is recorded: about as many as by default, all alike, of more than one sample."""
+    """Return the number of micro-batches to record for: near the default, all of one size of at least two samples."""
     alike = (n for n in range(min(default, samples), 0, -1) if samples % n == 0 and samples // n > 1)
     return next(alike, 1)
 
 
 def barred(graph: TracedGraph, parts: Sequence[int]) -> str:
-    """Why a recording does not serve micro-batches of these sizes; empty when it does."""
+    """Return why a recording cannot serve micro-batches of these sizes, in samples. Return "" if it can."""
     guards = graph.facts.guards
     guard = next((guard for guard in guards for size in set(parts) if not guard.holds(size)), None)
     if guard is not None:
@@ -47,7 +47,7 @@ def barred(graph: TracedGraph, parts: Sequence[int]) -> str:
 
 @contextmanager
 def too_small(count: int, samples: int | None) -> Iterator[None]:
-    """Give a CostError the hint that micro-batches of so many samples may be too small, when there are several."""
+    """Add to a CostError that micro-batches of `samples` samples may be too small, if `count` micro-batches are several."""
     try:
         yield
     except CostError as error:

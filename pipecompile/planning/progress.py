@@ -1,4 +1,4 @@
-"""Where a long compilation is, in one line of the terminal that goes when it is done. Nothing is shown elsewhere.
+"""The progress of a long compilation: one line on a terminal, removed at the end. Nothing is written to other outputs.
 
 cutting into 8 stages, program: slowest 12.4 ms, at least 12.1 ms, gap 2.4 %, 8 s
 """
@@ -21,7 +21,7 @@ __all__ = ["line", "solving", "working"]
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show a text while something goes on."""
+    """Show a text while the block runs, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -31,7 +31,7 @@ def working(text: str) -> Iterator[None]:
 
 @contextmanager
 def solving(n_stages: int) -> Iterator[ProgressCallback | None]:
-    """A listener for `partition` that shows what is known; None when nobody looks."""
+    """Yield a callback for `partition` that shows its progress; None if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -40,7 +40,7 @@ def solving(n_stages: int) -> Iterator[ProgressCallback | None]:
 
 
 def line(n_stages: int, progress: Progress) -> str:
-    """What is known, in words."""
+    """Return the progress of a solver as one line: phase, incumbent, bound, gap, seconds."""
     text = f"cutting into {n_stages} stages, {progress.phase}"
     if isfinite(progress.incumbent):
         text += f": slowest {written(SECONDS, progress.incumbent)}, at least {written(SECONDS, progress.bound)}"
