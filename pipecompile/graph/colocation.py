@@ -18,9 +18,10 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
+from pipecompile.tracing.graph_facts import Ties
 from pipecompile.tracing.node_facts import Role, facts, value_of
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
-from pipecompile.tracing.traced_graph import Ties, TracedGraph
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["aliasing", "compute_nodes", "tie_aliases", "ties_of"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from torch import fx
+from torch._ops import OpOverload  # 2.11; a call that the dispatcher sees
 from torch.fx._pytree import register_pytree_flatten_spec  # 2.11; how fx flattens an input of a class
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
-__all__ = ["PyTreeCodeGen", "PyTreeInfo", "register_pytree_flatten_spec", "root_of", "target_text"]
+__all__ = ["OpOverload", "PyTreeCodeGen", "PyTreeInfo", "register_pytree_flatten_spec", "root_of", "target_text"]
 
 PyTreeCodeGen, PyTreeInfo = _PyTreeCodeGen, _PyTreeInfo
 """Code of a graph module whose inputs and outputs are nested containers. 2.11."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import sympy
 from torch._dynamo.source import ConstantSource  # 2.11; names the origin of a symbol
+from torch.utils._sympy import functions  # 2.11
 from torch.utils._sympy.functions import (  # 2.11; divisions as Python has them
     FloatTrueDiv,
     FloorDiv,
@@ -19,5 +23,12 @@ __all__ = [
     "IntTrueDiv",
     "PythonReferenceAnalysis",
     "ToFloat",
+    "function_named",
     "sympy_interp",
 ]
+
+
+def function_named(name: str) -> Any:
+    """Return torch's function in expressions of sizes, such as `FloorDiv` or `Mod`; None for a name without one. 2.11."""
+    found = getattr(functions, name, None)
+    return found if isinstance(found, type) and issubclass(found, sympy.Basic) else None

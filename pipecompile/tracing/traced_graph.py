@@ -1,72 +1,33 @@
-"""The first level: one recorded forward of a model, as a torch.fx.GraphModule with typed facts.
+"""The first level: one recorded forward of a model, as a torch.fx.GraphModule with typed facts, a text form and a verifier.
 
 A TracedGraph is an ordinary GraphModule. Its placeholders are the flat leaves of the inputs, its parameters and submodules are
 the model's own objects, and it takes and returns what the model does, at any batch size that its guards admit. What the later
 levels need beyond torch.fx stands in `graph.facts` (GraphFacts) and, per node, in `node_facts.facts(node)` (NodeFacts).
+
+    str(graph)                       one line per node; grammar in `graph_text`
+    graph_parser.parse_graph(text)   the way back: parse_graph(str(graph)) == graph
+    verifiers.traced_graph           what a legal traced graph is
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import sympy
-import torch
 from torch import fx, nn
 
-from pipecompile.batching.batch_dims import Dims
-from pipecompile.torch_private import pytree
-from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.fakes.batch_symbol import Guard
-from pipecompile.tracing.opaque.attempts import OpaqueReason
+from pipecompile.tracing.graph_facts import GraphFacts
+from pipecompile.tracing.graph_text import graph_text
 
-__all__ = ["GraphFacts", "Ties", "TracedGraph"]
+__all__ = ["TracedGraph"]
 
 _FACTS = "pipecompile"
 
 
-@dataclass(frozen=True, slots=True)
-class Ties:
-    """Names of nodes that must share a stage, and pairs (a, b) with stage(a) <= stage(b) that no data edge implies."""
-
-    groups: tuple[tuple[str, ...], ...]
-    precedence: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GraphFacts:
-    """The facts of one recording.
-
-    symbol      the batch size as a symbol, in the shapes of all values
-    batch_size  the only batch size (samples) that the graph is right for; None if there are several
-    guards      conditions on the batch size under which the graph is right, because the model branched on them
-    names       names of the flat input leaves, one per placeholder
-    dims        batch dimension of each input leaf; None for an input that all samples share
-    in_spec     structure of (args, kwargs) over the input leaves
-    out_spec    structure of the output over its leaves
-    outside     grad mode and autocast around the recorded call
-    device      device of the recording: tensors made in `forward` were made there
-    kept        the pieces of the model that are one opaque node each, and why
-    grad_mode   the grad mode that the graph is right for; None if it is right for both
-    ties        the nodes that must share a stage; None until `prepare` has computed the ties
-    """
-
-    symbol: sympy.Symbol
-    batch_size: int | None
-    guards: tuple[Guard, ...]
-    names: tuple[str, ...]
-    dims: Dims
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
-    outside: Ambient
-    device: torch.device
-    kept: tuple[OpaqueReason, ...] = ()
-    grad_mode: bool | None = None
-    ties: Ties | None = None
-
-
 class TracedGraph(fx.GraphModule):
-    """A recorded forward. All facts are under the one name `facts`, so that no submodule of a model collides with them."""
+    """A recorded forward. All facts are under the one name `facts`, so that hardly any submodule of a model collides with them.
+
+    Two traced graphs are equal if their texts are: values of parameters do not count. The hash is the object's own, as of any nn.Module.
+    """
 
     def __init__(
         self, root: nn.Module | dict[str, Any], graph: fx.Graph, facts: GraphFacts, class_name: str = "TracedGraph"
@@ -83,3 +44,13 @@ class TracedGraph(fx.GraphModule):
     @facts.setter
     def facts(self, noted: GraphFacts) -> None:
         self.meta[_FACTS] = noted
+
+    def __str__(self) -> str:
+        return graph_text(self, self.facts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TracedGraph):
+            return NotImplemented
+        return self is other or str(self) == str(other)
+
+    __hash__ = fx.GraphModule.__hash__

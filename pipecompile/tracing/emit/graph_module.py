@@ -15,8 +15,9 @@ from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
 from pipecompile.tracing.emit.buffer_writeback import write_back
+from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts, value_of
-from pipecompile.tracing.traced_graph import GraphFacts, TracedGraph
+from pipecompile.tracing.traced_graph import TracedGraph
 
 if TYPE_CHECKING:
     from pipecompile.tracing.recorder import Recorder

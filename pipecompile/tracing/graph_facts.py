@@ -1,0 +1,56 @@
+"""Facts of a whole recording, typed: what the later levels need of a traced graph beyond its nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from pipecompile.batching.batch_dims import Dims
+from pipecompile.torch_private import pytree
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.fakes.batch_symbol import Guard
+from pipecompile.tracing.opaque.attempts import OpaqueReason
+
+__all__ = ["GraphFacts", "Ties"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Names of nodes that must share a stage, and pairs (a, b) with stage(a) <= stage(b) that no data edge implies."""
+
+    groups: tuple[tuple[str, ...], ...]
+    precedence: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """The facts of one recording.
+
+    symbol      the batch size as a symbol, in the shapes of all values
+    batch_size  the only batch size (samples) that the graph is right for; None if there are several
+    guards      conditions on the batch size under which the graph is right, because the model branched on them
+    names       names of the flat input leaves, one per placeholder
+    dims        batch dimension of each input leaf; None for an input that all samples share
+    in_spec     structure of (args, kwargs) over the input leaves
+    out_spec    structure of the output over its leaves
+    outside     grad mode and autocast around the recorded call
+    device      device of the recording: tensors made in `forward` were made there
+    kept        the pieces of the model that are one opaque node each, and why
+    grad_mode   the grad mode that the graph is right for; None if it is right for both
+    ties        the nodes that must share a stage; None until `prepare` has computed the ties
+    """
+
+    symbol: sympy.Symbol
+    batch_size: int | None
+    guards: tuple[Guard, ...]
+    names: tuple[str, ...]
+    dims: Dims
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    outside: Ambient
+    device: torch.device
+    kept: tuple[OpaqueReason, ...] = ()
+    grad_mode: bool | None = None
+    ties: Ties | None = None
