@@ -324,6 +324,7 @@ def test_simulate_measure_and_dump(tmp_path: object) -> None:
         "timeline.json",
         "timeline.svg",
         "graph.dot",
+        "graph.txt",
         "report.html",
     } <= names
     assert pc.Plan.load(f"{tmp_path}/plan.json") == pipe.plan

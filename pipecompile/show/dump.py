@@ -17,6 +17,7 @@ from pipecompile.ir.timeline import Timeline
 from pipecompile.show.gantt import timeline_svg
 from pipecompile.show.graphviz import graph_dot
 from pipecompile.show.perfetto import timeline_trace
+from pipecompile.tracing.traced_graph import TracedGraph
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -44,8 +45,13 @@ def dump(
 ) -> list[Path]:
     """Write one file per argument that is not None and return the paths.
 
+<<<<<<< HEAD
     plan.json, schedule.csv, program.txt, passes.txt, phases.txt, report.html, timeline.json, timeline.svg (with
     matplotlib), graph.py, graph.dot, and graph.svg if Graphviz' `dot` is installed. All texts are computed before the first file is
+=======
+    plan.json, schedule.csv, program.txt, passes.txt, report.html, timeline.json, timeline.svg (with matplotlib),
+    graph.txt (of a traced graph), graph.py, graph.dot, and graph.svg if Graphviz' `dot` is installed. All texts are computed before the first file is
+>>>>>>> 2ebc212 (Write graph.txt, verify inputs, outputs and ties of a traced graph, and test its text, parser and facts)
     written, and a file appears whole or not at all. `seconds` False: times are in the unit of the costs. Raise
     InputError if the directory cannot be written.
     """
@@ -100,6 +106,7 @@ def _timeline_texts(
 
 def _graph_texts(graph: GraphModule, plan: Plan | None) -> dict[str, str]:
     texts = {"graph.py": graph.print_readable(print_output=False).rstrip("\n") + "\n"}
+    texts |= {"graph.txt": str(graph)} if isinstance(graph, TracedGraph) else {}
     if plan is None:
         return texts
     texts["graph.dot"] = graph_dot(graph, plan)

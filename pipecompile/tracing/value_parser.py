@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pipecompile.errors import InputError
@@ -125,7 +126,7 @@ class ValueReader:
         if kind == "float":
             return self.env.create_symfloatnode(expression, hint=float(hint) if known else None)
         if kind == "bool":
-            return self.env.create_symboolnode(expression)
+            return torch.SymBool(SymNode(expression, self.env, bool, bool(hint) if known else None))
         return self.env.create_symintnode(expression, hint=int(hint) if known else None)
 
     def expression(self, tree: ast.expr) -> Any:

@@ -1,0 +1,100 @@
+"""Graphs read from their text: what they can do, what they cannot, and texts that cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.errors import InputError
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.prepare import prepare
+from pipecompile.graph.stages import routes, split
+from pipecompile.tracing import trace
+from pipecompile.tracing.graph_parser import parse_graph
+from pipecompile.tracing.graph_text import ModuleStub
+from pipecompile.tracing.traced_graph import TracedGraph
+from tests.support.models import UNet
+
+
+@pytest.fixture(scope="module")
+def recorded() -> TracedGraph:
+    return prepare(trace(UNet(depth=1), torch.randn(3, 3, 16, 16)))
+
+
+def test_a_parsed_graph_is_cut_like_the_recorded_one(recorded: TracedGraph) -> None:
+    parsed = parse_graph(str(recorded))
+    nodes = [node.name for node in compute_nodes(parsed)]
+    stage_of = {name: int(index > len(nodes) // 2) for index, name in enumerate(nodes)}
+    plan_routes = routes(parsed, stage_of)
+    assert plan_routes == routes(recorded, stage_of)
+    assert routes(parsed, stage_of, samples=5) == routes(recorded, stage_of, samples=5)
+    devices = [torch.device("cpu")] * 2
+    pairs = zip(
+        split(parsed, plan_routes, stage_of, devices), split(recorded, plan_routes, stage_of, devices), strict=True
+    )
+    for mine, other in pairs:
+        assert (mine.inputs, mine.outputs, mine.nodes) == (other.inputs, other.outputs, other.nodes)
+
+
+def test_ties_are_computed_anew_from_a_text_without_ties(recorded: TracedGraph) -> None:
+    bare = copy_without_ties(recorded)
+    assert bare.facts.ties is None
+    assert prepare(bare).facts.ties == recorded.facts.ties
+
+
+def copy_without_ties(graph: TracedGraph) -> TracedGraph:
+    parsed = parse_graph(str(graph))
+    parsed.facts = replace(parsed.facts, ties=None)
+    return parse_graph(str(parsed))
+
+
+def test_parameters_are_on_meta_and_modules_cannot_run(recorded: TracedGraph) -> None:
+    parsed = parse_graph(str(recorded))
+    assert isinstance(parsed.get_submodule("down.0.conv1"), ModuleStub)
+    assert {tensor.device.type for tensor in parsed.parameters()} == {"meta"}
+    assert [tuple(p.shape) for p in parsed.parameters()] == [tuple(p.shape) for p in recorded.parameters()]
+    with pytest.raises(InputError, match=r"torch\.nn\.modules\.conv\.Conv2d cannot be called"):
+        parsed(torch.randn(3, 3, 16, 16))
+
+
+def test_the_mode_and_the_name_of_the_model_are_kept() -> None:
+    parsed = parse_graph(str(trace(nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(3, 4))))
+    assert type(parsed).__name__ == "Sequential"
+    assert not parsed.training
+    assert parsed.facts.names == ("input",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (
+            "down_0_conv1 = call_module down.0.conv1(x)",
+            "down_0_conv1 = call_module down.0.conv1(y)",
+            "'y' is not a node above",
+        ),
+        ("float32[3", "float33[3", "float33 is not a dtype"),
+        ("device cpu", "devices cpu", "'devices cpu' is not a line of a header"),
+        ("pool = call_module", "pool : call_module", "is out of place"),
+        (" | mode 0 |", " | mode 7 |", "cannot be read"),
+        (" | mode 0 |", " | modes 0 |", "cannot be read"),
+        ("down.0.conv1(x)", "down.0.conv1(x", "is out of place"),
+        ("outside mode 0", "traced graph", "cannot be read"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(recorded: TracedGraph, old: str, new: str, what: str) -> None:
+    text = str(recorded).replace("float32[8, 3", "float32[3, 3")
+    damaged = text.replace(old, new, 1)
+    number = next(i for i, (a, b) in enumerate(zip(text.splitlines(), damaged.splitlines(), strict=True), 1) if a != b)
+    with pytest.raises(InputError) as caught:
+        parse_graph(damaged)
+    assert what in str(caught.value)
+    if "dtype" not in what:
+        assert f"line {number}" in caught.value.where
+
+
+def test_a_text_without_nodes_is_no_graph() -> None:
+    with pytest.raises(InputError, match="holds no traced graph"):
+        parse_graph("traced graph Net, training\n")
