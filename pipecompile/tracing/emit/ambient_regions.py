@@ -1,7 +1,7 @@
 """Regions of grad mode and autocast: the nodes that set again the state in which each call was recorded.
 
     recorded                          in the graph
-    with torch.no_grad():             before = is_grad_enabled()
+    with torch.no_grad():             before = enabled()
         y = f(x)                      _set_grad_enabled(False)
     z = g(y)                          y = f(x)
                                       _set_grad_enabled(before)
@@ -23,6 +23,14 @@ from pipecompile.tracing.node_facts import NodeFacts, Role, set_facts
 __all__ = ["Regions"]
 
 _SWITCH = NodeFacts(role=Role.SWITCH)
+
+
+_is_grad_enabled = torch.is_grad_enabled  # while a model is recorded, torch has another function under this name
+
+
+def enabled() -> bool:
+    """Return whether gradients are recorded. The name of this function stands in the fingerprints of plans."""
+    return _is_grad_enabled()
 
 
 class Regions:
@@ -65,10 +73,10 @@ class Regions:
                 entered.append(self._switch(enter_autocast, kind, kept, dtype is not None, cache))
         self._open.append((ambient, entered))
 
-    def _set_grad(self, enabled: bool) -> None:
+    def _set_grad(self, grad: bool) -> None:
         if self._before is None:
-            self._before = self._switch(torch.is_grad_enabled)
-        self._switch(set_grad_enabled, self._before if enabled == self.outside.grad else enabled)
+            self._before = self._switch(enabled)
+        self._switch(set_grad_enabled, self._before if grad == self.outside.grad else grad)
 
     def _switch(self, function: object, *args: object) -> fx.Node:
         node = self.graph.call_function(function, args)  # type: ignore[arg-type]
