@@ -23,17 +23,17 @@ takes ((leaf,), {})
 gives (leaf, leaf)
 guard s > 2 | FILE:LINE in Net.forward
 module layer = torch.nn.modules.linear.Linear('in_features=4, out_features=2, bias=False', {'weight': float32[2, 4].grad}, {})
-tie layer add_
-before layer add_
+tie layer add
+before layer add
 
 x = placeholder x() | float32[s, 4] | memory 0
 size = call_method size(x, 0) | s | batch_size
 layer = call_module layer(x) | float32[s, 2] | mode 0 | memory 1 | reads 2 | at FILE:LINE in Net.forward
 enabled = call_function pipecompile.tracing.emit.ambient_regions.enabled() | None | switch
 _set_grad_enabled = call_function torch._C._set_grad_enabled(False) | None | switch
-add_ = call_method add_(layer, 1.0) | float32[s, 2] | mode 1 | memory 1 | writes 1 | at FILE:LINE in Net.forward
+add = call_method add_(layer, 1.0) | float32[s, 2] | mode 1 | memory 1 | writes 1 | at FILE:LINE in Net.forward
 _set_grad_enabled_1 = call_function torch._C._set_grad_enabled(enabled) | None | switch
-output = output output((add_, size)) | (float32[s, 2], s)
+output = output output((add, size)) | (float32[s, 2], s)
 """
 
 
@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 def test_every_part_of_the_text() -> None:
     graph = trace(Net().eval(), torch.randn(3, 4))
-    graph.facts = replace(graph.facts, ties=Ties((("layer", "add_"),), (("layer", "add_"),)))
+    graph.facts = replace(graph.facts, ties=Ties((("layer", "add"),), (("layer", "add"),)))
     symbol, text = str(graph.facts.symbol), str(graph)
     lines = [line.partition(__file__) for line in text.replace(symbol, "s").splitlines()]
     told = [f"{head}FILE:LINE in {place.partition(' in ')[2]}" if file else head for head, file, place in lines]
