@@ -18,7 +18,7 @@ from torch import nn
 from pipecompile.torch_private.modules import CALL_MACHINERY
 from pipecompile.tracing.user_source import frames
 
-__all__ = ["PieceHandler", "Piece", "same_class_pieces", "add_candidate", "candidates", "piece_calls_intercepted"]
+__all__ = ["Piece", "PieceHandler", "add_candidate", "candidates", "piece_calls_intercepted", "same_class_pieces"]
 
 
 @dataclass(frozen=True, slots=True)

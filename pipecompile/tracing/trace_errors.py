@@ -16,7 +16,7 @@ from pipecompile.torch_private.modes import (
 )
 from pipecompile.tracing.user_source import frames, raiser
 
-__all__ = ["is_unsupported_by_fakes", "as_trace_error", "eager_failure", "needs_values"]
+__all__ = ["as_trace_error", "eager_failure", "is_unsupported_by_fakes", "needs_values"]
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 

@@ -1,4 +1,4 @@
-"""What every case is held to: the recorded graph, and the pipeline, cut everywhere, do what the model does."""
+"""The comparison of a case: the recorded graph, and the pipeline cut everywhere, do what the model does."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Make = Callable[[nn.Module, Case], Callable[..., Any]]
 
 
 def agrees(case: Case, make: Make, count: int, sizes: tuple[int, ...]) -> None:
-    """What `make` makes of the model gives, call after call, what the loop over `count` micro-batches gives; or is refused."""
+    """Fail unless `make(model)` gives, call after call, what the loop over `count` micro-batches gives, or refuses the model."""
     model, eager = _fresh(case), _fresh(case)
     if case.refused:
         with pytest.raises(pc.PipecompileError, match=case.refused):
             called(model, make(model, case), case, sizes)
         return
     expected = called(eager, looped(eager, count), case, sizes)
-    made = called(model, make(model, case), case, sizes)
-    assert not difference(made, expected, case.tolerance)
+    actual = called(model, make(model, case), case, sizes)
+    assert not difference(actual, expected, case.tolerance)
 
 
 def _fresh(case: Case) -> nn.Module:
@@ -38,7 +38,7 @@ def _fresh(case: Case) -> nn.Module:
 
 
 def recorded(model: nn.Module, case: Case) -> Callable[..., Any]:
-    """One graph per mode, recorded at another batch size than it is called with."""
+    """Return a call that records one graph per mode, at another batch size than that of the call."""
     graphs: dict[bool, fx.GraphModule] = {}
 
     def call(*args: Any) -> Any:
@@ -50,7 +50,7 @@ def recorded(model: nn.Module, case: Case) -> Callable[..., Any]:
 
 
 def piped(model: nn.Module, case: Case, *, n_stages: int = 99, dispatch: str = "inline") -> pc.Pipeline:
-    """A pipeline of two micro-batches, and of as many stages as the model has pieces."""
+    """Return a pipeline of 2 micro-batches, with as many stages as the model has pieces, at most `n_stages`."""
     with case.around():
         graph = prepare(pc.trace(model, *case.inputs(2)))
     pieces = len(compute_nodes(graph)) - sum(len(group) - 1 for group in ties_of(graph).groups)

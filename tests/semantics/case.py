@@ -1,4 +1,4 @@
-"""A small model that is easily recorded wrong, how to call it, and what there is to see of it afterwards."""
+"""Cases: a small model that is easily recorded wrong, its calls, and what they leave on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Inputs = Callable[[int], tuple[Any, ...]]
 
 
 def rows(*shape: int, requires_grad: bool = False) -> Inputs:
-    """One tensor of so many samples, always the same one."""
+    """Return a function of the number of samples, which returns one tensor `(samples, *shape)`, the same for each number."""
     shape = shape or (4,)
 
     def inputs(size: int) -> tuple[torch.Tensor]:
@@ -26,15 +26,18 @@ def rows(*shape: int, requires_grad: bool = False) -> Inputs:
 
 
 def nothing(model: nn.Module) -> Any:
-    """What a model without a state of its own leaves."""
+    """Return None: the model leaves nothing on itself."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`build` makes the model anew, `left` tells what calls leave on it besides buffers and gradients.
+    """One case.
 
-    `refused` is what the message says when nobody can pipeline it; `around` is where it is called; `modes` are the modes that
-    it is called in, one after the other.
+    build    makes the model anew
+    left     returns what calls leave on the model besides buffers and gradients
+    refused  a pattern of the message with which the model is refused; "" if it is not
+    around   a context for the calls
+    modes    the training modes of the calls, one after the other
     """
 
     build: Callable[[], nn.Module]
@@ -48,7 +51,7 @@ class Case:
 
 
 class Body(nn.Module):
-    """Three linear layers of width 4, and what the case does with them."""
+    """Three linear layers of width 4, and a forward of the case's own."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
         super().__init__()
@@ -59,7 +62,7 @@ class Body(nn.Module):
 
 
 class Pair(Body):
-    """The same, with two inputs."""
+    """A Body with two inputs."""
 
     def forward(self, x: Any, k: Any) -> Any:
         return self.body(self, x, k)

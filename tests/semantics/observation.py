@@ -1,4 +1,4 @@
-"""What can be seen of a model that is called: outputs, gradients, buffers, modes, and what it keeps on itself."""
+"""Observations of a model that is called: outputs, gradients, buffers, modes, and the state that it keeps on itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tests.semantics.case import Case
 
-__all__ = ["Seen", "called", "difference", "looped"]
+__all__ = ["Observations", "called", "difference", "looped"]
 
 Call = Callable[..., Any]
 
@@ -20,8 +20,8 @@ ASPECTS = ("outputs", "gradients", "buffers", "state")
 
 
 @dataclass
-class Seen:
-    """Per aspect, what was seen, call after call; the random numbers that follow are part of the state."""
+class Observations:
+    """One entry a call and aspect. The next random number is part of the state."""
 
     outputs: list[Any] = field(default_factory=list)
     gradients: list[Any] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Seen:
 
 
 def looped(call: Call, count: int) -> Call:
-    """The plain loop over micro-batches, its outputs put together."""
+    """Return a call that loops over `count` micro-batches and concatenates their outputs."""
 
     def loop(*args: Any) -> Any:
         parts = [torch.tensor_split(a, count) if _batched(a) else (a,) * count for a in args]
@@ -47,12 +47,12 @@ def _batched(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def called(model: nn.Module, call: Call, case: Case, sizes: Sequence[int]) -> Seen:
-    """Call in every mode and size of the case, with backward wherever there is a gradient, and look.
+def called(model: nn.Module, call: Call, case: Case, sizes: Sequence[int]) -> Observations:
+    """Call in every mode and size, run a backward wherever an output has a gradient, and return the observations.
 
-    `model` is what the user holds: its mode is switched, its gradients and buffers are looked at.
+    `model` is the user's model, whose mode is switched, and whose gradients and buffers are observed.
     """
-    seen = Seen()
+    observed = Observations()
     switch = call if isinstance(call, nn.Module) else model
     for mode in case.modes:
         for size in sizes:
@@ -63,39 +63,39 @@ def called(model: nn.Module, call: Call, case: Case, sizes: Sequence[int]) -> Se
             with case.around():
                 made = call(*args)
             _backward(made)
-            seen.outputs.append(_values(made))
+            observed.outputs.append(_values(made))
             gradients = [[p.grad for p in model.parameters()], [a.grad for a in args if _batched(a)]]
-            seen.gradients.append([_wanted(made), _frozen(gradients)])
-            seen.buffers.append(_frozen(dict(model.named_buffers())))
-            seen.state.append([_frozen(case.left(model)), float(torch.rand(()))])
-            seen.modes.append(mode)
-    return seen
+            observed.gradients.append([_requires_grad(made), _frozen(gradients)])
+            observed.buffers.append(_frozen(dict(model.named_buffers())))
+            observed.state.append([_frozen(case.left(model)), float(torch.rand(()))])
+            observed.modes.append(mode)
+    return observed
 
 
 def _backward(made: Any) -> None:
-    wanted = [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
-    if wanted:
-        torch.stack([(t.abs().float() ** 2).sum() for t in wanted]).sum().backward()
+    outputs = [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if outputs:
+        torch.stack([(t.abs().float() ** 2).sum() for t in outputs]).sum().backward()
 
 
 def _values(structure: Any) -> Any:
     return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, structure)
 
 
-def _wanted(structure: Any) -> list[bool]:
-    """Which of its tensors want a gradient."""
+def _requires_grad(structure: Any) -> list[bool]:
+    """Return, per tensor, whether it requires a gradient."""
     return [leaf.requires_grad for leaf in pytree.tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
 
 
 def _frozen(structure: Any) -> Any:
-    """A copy of everything in it, as it is now; of a tensor also whether it wants a gradient."""
+    """Return a copy, with each tensor as (content, requires_grad)."""
     return pytree.tree_map(
         lambda leaf: (leaf.detach().clone(), leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf, structure
     )
 
 
-def difference(made: Seen, expected: Seen, tolerance: float) -> str:
-    """The first thing that differs, empty if nothing does. Sums in another order are the same."""
+def difference(made: Observations, expected: Observations, tolerance: float) -> str:
+    """Return the first difference, "" if there is none. `tolerance` is relative, for sums in another order."""
     for aspect in ASPECTS:
         pairs = zip(getattr(made, aspect), getattr(expected, aspect), strict=True)
         for index, (one, other) in enumerate(pairs):

@@ -1,4 +1,4 @@
-"""Models that are easily recorded wrong: their graph does what they do, and their pipeline what the plain loop does."""
+"""Models that are easily recorded wrong: the graph does what the model does, the pipeline what the plain loop does."""
 
 from __future__ import annotations
 

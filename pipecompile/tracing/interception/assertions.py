@@ -19,7 +19,7 @@ import torch
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.operators import torch_assert
 
-__all__ = ["holds", "asserted_truth"]
+__all__ = ["asserted_truth", "holds"]
 
 _Statement: TypeAlias = ast.If | ast.Assert
 

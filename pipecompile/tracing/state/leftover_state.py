@@ -34,13 +34,13 @@ from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 __all__ = [
     "StateChange",
     "StateWatch",
-    "recorded_alike",
-    "constant_nodes",
-    "hooks_of",
     "change_keys",
-    "effects_muted",
-    "without_keys",
+    "constant_nodes",
     "effect_function",
+    "effects_muted",
+    "hooks_of",
+    "recorded_alike",
+    "without_keys",
 ]
 
 _muted = False

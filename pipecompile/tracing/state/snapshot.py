@@ -22,7 +22,7 @@ from torch import nn
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
 from pipecompile.tracing.reachable_code import names_in
 
-__all__ = ["Place", "can_hold", "content_of", "contents_restored", "places_of", "tensors_of", "model_restored"]
+__all__ = ["Place", "can_hold", "content_of", "contents_restored", "model_restored", "places_of", "tensors_of"]
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque, CellType)
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}

@@ -25,7 +25,7 @@ class Round(Function):
 
 
 class Two(Function):
-    """Two outputs, one of them integer, an argument that is no tensor, and gradients that are nobody else's."""
+    """Two outputs, one of them integer, an argument that is no tensor, and gradients that differ from those of its forward."""
 
     @staticmethod
     def forward(ctx, x, scale, *, _unused=None):
@@ -83,7 +83,7 @@ class InPlace(Function):
 
 
 class Sometimes(Function):
-    """Asks which inputs need a gradient."""
+    """Reads which inputs need a gradient."""
 
     @staticmethod
     def forward(ctx, x, weight):

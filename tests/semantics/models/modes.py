@@ -1,4 +1,4 @@
-"""Whatever asks `self.training`, draws random numbers or keeps running statistics."""
+"""Models that read `self.training`, draw random numbers or keep running statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CASES"]
 
 
 class Partly(nn.Module):
-    """A frozen BatchNorm stays in evaluation mode, whatever the model is told."""
+    """A frozen BatchNorm stays in evaluation mode when the model is switched."""
 
     def __init__(self):
         super().__init__()

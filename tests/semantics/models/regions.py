@@ -1,4 +1,4 @@
-"""Grad mode and autocast, switched inside `forward` or around it."""
+"""Models that switch grad mode or autocast inside `forward`, or are called with a mode switched."""
 
 from __future__ import annotations
 

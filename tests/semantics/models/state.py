@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 
 class Shows(Net):
-    """Keeps an activation for others to look at."""
+    """Keeps an activation for other code to read."""
 
     def start(self):
         self.latest, self.found = None, {}
@@ -101,7 +101,7 @@ class CountsInside(nn.Sequential):
 
 
 class Warms(Net):
-    """Its counter matters."""
+    """Computes with its counter of calls."""
 
     def start(self):
         self.calls = 0
@@ -117,7 +117,7 @@ class WarmsInside(nn.Sequential):
 
 
 class First(Net):
-    """Does something else in its first call."""
+    """Computes something else in its first call."""
 
     def start(self):
         self.ready = False
@@ -131,7 +131,7 @@ class First(Net):
 
 
 class Remembers(Net):
-    """What the last call left takes part in this one."""
+    """Computes with what the last call left."""
 
     def start(self):
         self.last = torch.zeros(4)
@@ -162,7 +162,7 @@ class Cached(Net):
 
 
 class Normalised(Net):
-    """Data-dependent initialisation, as in ActNorm: what the first micro-batch was decides for ever."""
+    """Data-dependent initialisation, as in ActNorm: the first micro-batch decides the parameters for all calls."""
 
     def start(self):
         self.scale = None
@@ -257,7 +257,7 @@ class Renormalised(nn.Module):
 
 
 class Globally(Net):
-    """Its state is in a list that is not on the model."""
+    """Keeps its state in a list that is not on the model."""
 
     def start(self):
         self.kept = LIST

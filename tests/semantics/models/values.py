@@ -1,4 +1,4 @@
-"""What crosses a cut: integers, values without gradients, values used in many stages, inputs and parameters shared."""
+"""Values that cross a cut: integers, values without gradients, values used in many stages, shared inputs and parameters."""
 
 from __future__ import annotations
 
