@@ -27,7 +27,7 @@ from pipecompile.costs import analytic_costs, spec_for
 from pipecompile.costs.problem_builder import build_problem
 from pipecompile.partitioners import Partition, Problem
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.dp.linear_order import cut_order
+from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 

@@ -26,7 +26,7 @@ class Progress:
     """The state of a search, as reported to the user. `incumbent` and `bound` are in seconds; `incumbent` is infinite until a
     cut is found. `phase` is one of
 
-        orders          dynamic program along linear orders (dp/linear_order.py)
+        orders          dynamic program along linear orders (dp/chain_partition.py)
         moves           local search (local_search.py)
         down-sets       dynamic program over all down-sets (dp/down_sets.py)
         windows         stage windows of a target bottleneck (bounds/stage_windows.py)

@@ -16,8 +16,8 @@ from time import monotonic
 from pipecompile.partitioners.bounds.contraction import contract
 from pipecompile.partitioners.bounds.stage_windows import StageWindows, compute_windows
 from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.down_sets import MAX_PAIRS, cut_down_sets, enumerate_down_sets
-from pipecompile.partitioners.dp.linear_order import cut_order
 from pipecompile.partitioners.dp.topological_orders import candidate_orders, order_by_key
 from pipecompile.partitioners.incumbent import SolverState
 from pipecompile.partitioners.local_search import descend

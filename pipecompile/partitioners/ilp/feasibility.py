@@ -18,7 +18,7 @@ from pipecompile.partitioners.bounds.reachability import transitive_reduction
 from pipecompile.partitioners.bounds.stage_windows import StageWindows, compute_windows
 from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.constraints import stage_ranges
-from pipecompile.partitioners.dp.linear_order import cut_order
+from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.topological_orders import candidate_orders
 from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
 from pipecompile.partitioners.ilp.memory_rows import MemoryRows
