@@ -45,15 +45,10 @@ def dump(
 ) -> list[Path]:
     """Write one file per argument that is not None and return the paths.
 
-    <<<<<<< HEAD
     plan.json, schedule.csv, program.txt, passes.txt, phases.txt, report.html, timeline.json, timeline.svg (with
-    matplotlib), graph.py, graph.dot, and graph.svg if Graphviz' `dot` is installed. All texts are computed before the first file is
-    =======
-    plan.json, schedule.csv, program.txt, passes.txt, report.html, timeline.json, timeline.svg (with matplotlib),
-    graph.txt (of a traced graph), graph.py, graph.dot, and graph.svg if Graphviz' `dot` is installed. All texts are computed before the first file is
-    >>>>>>> 2ebc212 (Write graph.txt, verify inputs, outputs and ties of a traced graph, and test its text, parser and facts)
-    written, and a file appears whole or not at all. `seconds` False: times are in the unit of the costs. Raise
-    InputError if the directory cannot be written.
+    matplotlib), graph.txt (of a traced graph), graph.py, graph.dot, and graph.svg if Graphviz' `dot` is installed. All
+    texts are computed before the first file is written, and a file appears whole or not at all. `seconds` False: times
+    are in the unit of the costs. Raise InputError if the directory cannot be written.
     """
     texts = {} if graph is None else _graph_texts(graph, plan)
     if predicted is not None:
