@@ -26,8 +26,8 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.driver.backend import ProcessBackend
+from pipecompile.graph import backward_split as divided
 from pipecompile.ir import Op, Program
-from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.runtime.stream_events import Place, launches
 from pipecompile.schedules import CATALOGUE
 

@@ -86,7 +86,7 @@ def counted(pipe: pc.Pipeline) -> Iterator[Ledger]:
 
 def peaks(pipe: pc.Pipeline, step: Callable[[pc.Pipeline], object]) -> list[tuple[float, float]]:
     """Per device the simulated bytes, and the measured ones of a second step, with backwards divided as side by side."""
-    with patch.object(interpreter, "joins_halves", lambda *_: False):
+    with patch.object(interpreter, "may_join_backward", lambda *_: False):
         step(pipe)
         with counted(pipe) as ledger:
             step(pipe)

@@ -28,11 +28,11 @@ from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options, load_schedule
 from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
 from pipecompile.partitioners import Problem
-from pipecompile.runtime.autograd_call import Call, pipelined
+from pipecompile.runtime.autograd_call import PipelineCall, run_with_autograd
 from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.executable import Executable
-from pipecompile.runtime.input_gradients import return_input_gradients
 from pipecompile.runtime.registers import Spans
+from pipecompile.runtime.results import return_input_gradients
 from pipecompile.schedules import Builder
 from pipecompile.show import pipeline_html, render, stage_table
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -74,7 +74,7 @@ class Pipeline(ModelProxy):
         executable = call_executable(specialization, len(batch.sizes), with_backward=with_backward)
         outputs = specialization.outputs
         if with_backward:
-            values = pipelined(Call(executable, outputs, specialization.inputs, batch))
+            values = run_with_autograd(PipelineCall(executable, outputs, specialization.inputs, batch))
         else:
             frame = executable.frame(batch.sizes, specialization.arrivals(batch))
             executable.run(executable.inline, frame)
@@ -106,7 +106,7 @@ class Pipeline(ModelProxy):
         arrivals[LOSS, True] = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
         with torch.set_grad_enabled(has_backward):
             frame = executable.frame(sizes, arrivals, threaded=threaded)
-            executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.crew)
+            executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.workers)
         self._dispatcher.settle(frame.spans)
         self._last = executable, frame.spans
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))

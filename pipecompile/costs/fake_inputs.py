@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from pipecompile.torch_private.dtensors import like, part_of
 from pipecompile.tracing.fakes.unknown_data import with_unknown_data
 
-__all__ = ["OneDevice", "FakeTwins"]
+__all__ = ["FakeTwins", "OneDevice"]
 
 
 class FakeTwins:

@@ -18,7 +18,7 @@ from pipecompile.errors import InputError
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.state.preserved_run import state_tensors
 
-__all__ = ["select_cost_model", "node_costs"]
+__all__ = ["node_costs", "select_cost_model"]
 
 NAMES = ("auto", "analytic", "profile")
 

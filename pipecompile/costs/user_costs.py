@@ -12,7 +12,7 @@ from pipecompile.errors import InputError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import named
 
-__all__ = ["UserCosts", "with_user_costs", "costs_from_provider"]
+__all__ = ["UserCosts", "costs_from_provider", "with_user_costs"]
 
 UserCosts = Mapping[str, float] | CostProvider
 """Seconds of forward and backward together, by name of module; or a function of (graph, inputs)."""

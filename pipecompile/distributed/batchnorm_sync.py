@@ -17,7 +17,7 @@ from torch import nn
 
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.errors import InputError
-from pipecompile.runtime.cells.deferred_batchnorm import Norms, Seen, speaks
+from pipecompile.runtime.cells.deferred_batchnorm import BatchMoments, DeferredNorms, is_synchronized
 from pipecompile.torch_private.modules import BatchNorm, sync_check_input_dim
 
 __all__ = ["ReplicatedNorms", "check_sync_groups", "sync_batchnorm_layers", "without_sync"]
@@ -26,7 +26,7 @@ __all__ = ["ReplicatedNorms", "check_sync_groups", "sync_batchnorm_layers", "wit
 def sync_batchnorm_layers(model: nn.Module) -> dict[str, nn.SyncBatchNorm]:
     """Return, by name, the layers of a model that exchange statistics with other processes."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)}
-    return {name: layer for name, layer in layers.items() if speaks(layer)}
+    return {name: layer for name, layer in layers.items() if is_synchronized(layer)}
 
 
 def check_sync_groups(layers: dict[str, nn.SyncBatchNorm], replicas: dist.ProcessGroup | None) -> None:
@@ -67,10 +67,10 @@ def without_sync(layers: Sequence[nn.SyncBatchNorm]) -> Iterator[None]:
             layer.__class__ = kind
 
 
-class ReplicatedNorms(Norms):
+class ReplicatedNorms(DeferredNorms):
     """The deferred layers of one build. All `replicas` observe the same layers: those of this rank's stages."""
 
-    def __init__(self, norms: Norms, replicas: CollectiveGroup) -> None:
+    def __init__(self, norms: DeferredNorms, replicas: CollectiveGroup) -> None:
         super().__init__(norms.norms)
         self.replicas = replicas
 
@@ -86,15 +86,15 @@ class ReplicatedNorms(Norms):
         super().settle()
 
 
-def _row(seen: Seen) -> torch.Tensor:
+def _row(seen: BatchMoments) -> torch.Tensor:
     """Return count, means and squared deviations as `(1 + 2 * channels,)`."""
     return torch.cat([seen.mean.new_tensor([seen.count]), seen.mean, seen.spread])
 
 
-def _merged(rows: torch.Tensor) -> Seen:
+def _merged(rows: torch.Tensor) -> BatchMoments:
     """Merge the statistics of one layer, from a row `(replicas, 1 + 2 * channels)` of each replica."""
     channels = rows.shape[1] // 2
     counts, means, spreads = rows.split_with_sizes([1, channels, channels], 1)
     total = float(counts.sum())
     mean = (counts * means).sum(0) / total
-    return Seen(total, mean, spreads.sum(0) + (counts * (means - mean).square()).sum(0))
+    return BatchMoments(total, mean, spreads.sum(0) + (counts * (means - mean).square()).sum(0))

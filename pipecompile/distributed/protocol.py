@@ -10,8 +10,26 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 __all__ = [
-    "ABORT", "CHANGED", "CREDIT", "EXCHANGE", "EXCHANGE_BEGUN", "FAILED", "HEAD_LENGTH", "READERS", "LARGE", "NEW", "PROTOCOL",
-    "SMALL", "WAITS", "Credit", "HeadField", "MessageKind", "Protocol", "StoreKey", "Tag", "tag_of",
+    "ABORT",
+    "CHANGED",
+    "CREDIT",
+    "EXCHANGE",
+    "EXCHANGE_BEGUN",
+    "FAILED",
+    "HEAD_LENGTH",
+    "LARGE",
+    "NEW",
+    "PROTOCOL",
+    "READERS",
+    "SMALL",
+    "WAITS",
+    "Credit",
+    "HeadField",
+    "MessageKind",
+    "Protocol",
+    "StoreKey",
+    "Tag",
+    "tag_of",
 ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from pipecompile.options import Options
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned
-from pipecompile.runtime.cells.deferred_batchnorm import Norms, check_alone
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, check_sync_batchnorm
 from pipecompile.runtime.executable import Executable
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -53,7 +53,7 @@ class RankBackend:
         Raises InputError for SyncBatchNorm layers whose process groups would wait for ever in a step.
         """
         if layers := sync_batchnorm_layers(model):
-            check_alone(model, options.batch_norm, options.dispatch)
+            check_sync_batchnorm(model, options.batch_norm, options.dispatch)
             check_sync_groups(layers, self.communicator.ranks.replica_group)
         return without_sync([*layers.values()])
 
@@ -88,7 +88,7 @@ class RankBackend:
             homes.move_unused(model, options.devices[0])
         return copies
 
-    def deferred_norms(self, norms: Norms) -> Norms:
+    def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
         return norms if self.copies is None else ReplicatedNorms(norms, self.copies)
 
     def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:

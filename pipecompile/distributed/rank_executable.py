@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import fx
 
 from pipecompile.distributed.collectives import COLLECTIVE_PART
 from pipecompile.distributed.communicator import Communicator
@@ -22,28 +21,26 @@ from pipecompile.distributed.gradient_ready import completed
 from pipecompile.distributed.row_messages import Departure, departures, incoming, sending_action, summary
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Instruction, Program
-from pipecompile.parameters.tied_mirrors import Mirrors
-from pipecompile.runtime.cells.deferred_batchnorm import Norms
-from pipecompile.runtime.cells.forward_backward import Run
-from pipecompile.runtime.dispatch import Crew, Failure, run_inline
-from pipecompile.runtime.executable import Executable
-from pipecompile.runtime.interpreter import Binder, Cell, Code
-from pipecompile.runtime.registers import Frame
-from pipecompile.runtime.run_errors import explained
-from pipecompile.runtime.streams import DeviceStreams
-from pipecompile.torch_private.devices import to_device
+from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.dispatch import run_inline
+from pipecompile.runtime.executable import Executable, ProgramBinding
+from pipecompile.runtime.interpreter import Code, CodeBuilder
+from pipecompile.runtime.registers import Frame, Run
+from pipecompile.runtime.run_errors import InstructionFailure, run_error
+from pipecompile.runtime.worker_threads import WorkerThreads
+from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.ambient_modes import contained
 
 __all__ = ["RankExecutable"]
 
 
-class RankBinder(Binder):
+class RankCodeBuilder(CodeBuilder):
     """Binds SEND and RECV between devices to the communicator, and those of the host to frames."""
 
     def __init__(
         self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], communicator: Communicator
     ) -> None:
-        super().__init__(program, cells, devices, DeviceStreams(devices), threaded=False)
+        super().__init__(program, cells, devices)
         self.communicator = communicator
 
     def send(self, instruction: Instruction, device: int) -> Run:
@@ -87,37 +84,32 @@ class RankExecutable(Executable):
 
     def __init__(
         self,
-        program: Program,
-        cells: Sequence[Cell],
-        devices: Sequence[torch.device],
-        graph: fx.GraphModule,
-        mirrors: Mirrors,
-        norms: Norms | None = None,
+        binding: ProgramBinding,
         *,
         communicator: Communicator,
         placement: tuple[int, ...],
         replicas: Replicas,
         tied: frozenset[int],
     ) -> None:
-        if program.placement != placement:
+        if binding.program.placement != placement:
             raise ScheduleError(
-                f"the schedule puts stages on ranks {program.placement}",
+                f"the schedule puts stages on ranks {binding.program.placement}",
                 why=f"the plan has them on {placement}, and their parameters are there",
                 hint="compile(..., schedule=...) with this schedule",
             )
-        super().__init__(program, cells, devices, graph, mirrors, norms)
+        super().__init__(binding)
         self.communicator, self.device, self._is_agreed = communicator, communicator.ranks.index, False
         self.replicas, self.tied = replicas, tied
 
     @cached_property
     def inline(self) -> Code:
-        binder = RankBinder(self.program, self.cells, self.devices, self.communicator)
+        builder = RankCodeBuilder(self.program, self.cells, self.devices, self.communicator)
         row = tuple(
-            self._then_reduce(binder.run(instruction, self.device), self._complete.get(index))
+            self._then_reduce(builder.run(instruction, self.device), self._complete.get(index))
             for index, instruction in enumerate(self.program.rows[self.device])
         )
         order = tuple((self.device, index) for index in range(len(row)))
-        return Code(self.program, (row,), order, row, len(binder.registers), 0, threaded=False)
+        return Code(self.program, (row,), order, row, len(builder.registers), 0, threaded=False)
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """Return a frame. Before the first, the ranks agree on the program and open their channels."""
@@ -129,9 +121,9 @@ class RankExecutable(Executable):
             self.replicas.agree(self._summary)
             return super().frame(sizes, arrivals, threaded=threaded)
 
-    def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
+    def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:
         """Run the row, then share the departures. Raises RunError for a failure of this rank, RankLost for another rank's."""
-        assert crew is None
+        assert workers is None
         error: BaseException | None = None
         with self._blaming():
             try:
@@ -140,7 +132,7 @@ class RankExecutable(Executable):
                         self.communicator.expect(source, names)
                     run_inline(code, frame)
                     self._share(frame)
-            except Failure as failure:
+            except InstructionFailure as failure:
                 error = self._explained(failure)
             if error is not None:
                 raise error
@@ -159,11 +151,11 @@ class RankExecutable(Executable):
         except RankLost as lost:
             raise lost if lost.is_posted else RankLost(self._blamed(lost.report, is_begun), is_posted=False) from None
 
-    def _explained(self, failure: Failure) -> BaseException:
+    def _explained(self, failure: InstructionFailure) -> BaseException:
         instruction = self.program.rows[failure.device][failure.index]
         if not isinstance(failure.error, RankLost):
             self.communicator.action = f"at {instruction.action or instruction}"
-            return explained(failure, self.program, self.graph)
+            return run_error(failure, self.program, self.graph)
         return failure.error
 
     def _blamed(self, report: FailureReport, is_begun: bool) -> FailureReport:
@@ -204,7 +196,7 @@ class RankExecutable(Executable):
         """By index in the row, the ids of the weights whose gradients can be reduced after it."""
         if self.replicas.group is None:
             return {}
-        return completed(self.program.rows[self.device], [cell.weights - self.tied for cell in self.cells])
+        return completed(self.program.rows[self.device], [cell.parameters - self.tied for cell in self.cells])
 
     @cached_property
     def _summary(self) -> str:

@@ -19,7 +19,7 @@ from pipecompile.options import Options
 from pipecompile.parameters.placement import Homes, place_stages
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned
-from pipecompile.runtime.cells.deferred_batchnorm import Norms
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -55,7 +55,7 @@ class Backend(Protocol):
     ) -> Mirrors:
         """Move parameters and buffers to their homes. Return the mirrors of tensors that several devices use."""
 
-    def deferred_norms(self, norms: Norms) -> Norms:
+    def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
         """Return the deferred BatchNorm statistics of a step over all copies of the pipeline."""
 
     def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:
@@ -101,7 +101,7 @@ class ProcessBackend:
         """Return the memory of each stage: stages with equal memories use the same tensor objects."""
         return devices
 
-    def deferred_norms(self, norms: Norms) -> Norms:
+    def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
         return norms
 
     def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:  # noqa: ARG002

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pipecompile.errors import InputError
-from pipecompile.torch_private.devices import requested_device
+from pipecompile.torch_private.device_functions import requested_device
 from pipecompile.torch_private.modules import apply_to_tensors
 
 __all__ = ["ModelProxy"]

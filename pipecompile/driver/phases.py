@@ -42,8 +42,8 @@ from pipecompile.planning.cost_table import CostTable, MeasuredCosts, measure_co
 from pipecompile.planning.joint_search import search_plan
 from pipecompile.planning.microbatch_counts import too_small
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
-from pipecompile.runtime.cells.deferred_batchnorm import Norms, check_alone, defer_norms, updating_norms
-from pipecompile.runtime.model_output import Outputs
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, check_sync_batchnorm, defer_norms, norms_by_node
+from pipecompile.runtime.results import Outputs
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_plan
@@ -60,7 +60,7 @@ def specialize(
     Raises TraceError, InputError, CostError, PartitionError, PlanError or VerifyError.
     """
     log, backend = PhaseLog(), context.backend
-    check_alone(context.model, options.batch_norm, options.dispatch)
+    check_sync_batchnorm(context.model, options.batch_norm, options.dispatch)
     with backend.without_collectives(context.model, options):
         graph = log.run("record", _record, request, context, describe=_nodes)
         graph = log.run("prepare", tie_aliases, graph, verify=verify_graph, describe=_nodes)
@@ -123,7 +123,7 @@ def check_division(graph: TracedGraph, options: Options, context: CompileContext
     check_sequences(graph)
     context.warnings.mixed(meetings(graph))
     if options.batch_norm is None:
-        layers = {id(layer) for layer in updating_norms(graph, context.model).values()}
+        layers = {id(layer) for layer in norms_by_node(graph, context.model).values()}
         context.warnings.normalised(len(layers))
 
 
@@ -177,11 +177,11 @@ def _split(graph: TracedGraph, planned: Planned, options: Options) -> tuple[tupl
 
 def _place(
     graph: TracedGraph, stages: Sequence[Stage], planned: Planned, options: Options, context: CompileContext
-) -> tuple[Mirrors, Norms]:
+) -> tuple[Mirrors, DeferredNorms]:
     """Move parameters and buffers, initialise those that were on meta, and defer BatchNorm statistics if asked for."""
     mirrors = context.backend.place(context.model, graph, stages, planned.plan, options, context.homes)
     context.meta_init.fill()
-    norms = defer_norms(stages, context.model) if options.batch_norm == "deferred" else Norms()
+    norms = defer_norms(stages, context.model) if options.batch_norm == "deferred" else DeferredNorms()
     return mirrors, context.backend.deferred_norms(norms)
 
 

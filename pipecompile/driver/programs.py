@@ -11,9 +11,9 @@ from pipecompile.ir.training_routes import training_routes
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.planning.schedule_choice import make_schedule
-from pipecompile.runtime.cuda_graphs.stage_graphs import graphed
-from pipecompile.runtime.executable import Executable, loss_cells, plain_cells
-from pipecompile.runtime.interpreter import Cell
+from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
+from pipecompile.runtime.cuda_graphs.stage_graphs import with_cuda_graphs
+from pipecompile.runtime.executable import Executable, ProgramBinding
 
 __all__ = ["call_executable", "step_executable", "step_schedule"]
 
@@ -99,12 +99,13 @@ def _graphed(specialization: Specialization, cells: Sequence[Cell]) -> Sequence[
     """Return the cells as CUDA graphs if the options ask for graphs."""
     if not specialization.options.cuda_graphs:
         return cells
-    return graphed(cells, specialization.stages, specialization.stage_devices)
+    return with_cuda_graphs(cells, specialization.stages, specialization.stage_devices)
 
 
 def _bind(specialization: Specialization, program: Program, cells: Sequence[Cell]) -> Executable:
     devices, norms = specialization.options.devices, specialization.norms
-    return specialization.executable(program, cells, devices, specialization.graph, specialization.mirrors, norms)
+    binding = ProgramBinding(program, cells, devices, specialization.graph, specialization.mirrors, norms)
+    return specialization.executable(binding)
 
 
 def _instructions(program: Program) -> str:

@@ -23,11 +23,11 @@ from pipecompile.ir import Route, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.tied_mirrors import Mirrors
-from pipecompile.runtime.cells.deferred_batchnorm import Norms
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.runtime.cells.torch_compiled import stage_codes
 from pipecompile.runtime.executable import Executable
-from pipecompile.runtime.model_output import Outputs, own_loss
+from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -53,7 +53,7 @@ class Specialization:
     stages: tuple[Stage, ...]
     outputs: Outputs
     mirrors: Mirrors
-    norms: Norms
+    norms: DeferredNorms
     executable: Callable[..., Executable]
     log: PhaseLog
     calls: int = 0

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.torch_private.devices import device_constructors
+from pipecompile.torch_private.device_functions import device_constructors
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.tracing.node_facts import value_of
 

@@ -22,7 +22,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.options import Options
 from pipecompile.planning.progress import working
-from pipecompile.torch_private.devices import to_device
+from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["CostTable", "MeasuredCosts", "by_distance_to_default", "measure_costs", "samples_of"]

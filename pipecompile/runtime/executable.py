@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from queue import SimpleQueue
 from typing import Any
@@ -11,158 +11,82 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.errors import InputError
-from pipecompile.graph.stages import Stage
-from pipecompile.ir import AUX, HOST, LOSS, TARGET, Kind, Op, Program, Route
+from pipecompile.ir import HOST, Instruction, Kind, Op, Program
 from pipecompile.parameters.tied_mirrors import Mirrors
-from pipecompile.runtime.cells.deferred_batchnorm import Norms
-from pipecompile.runtime.cells.recompute import Footprints
-from pipecompile.runtime.cells.stage_call import StageCode
-from pipecompile.runtime.dispatch import Crew, Failure, run_inline
-from pipecompile.runtime.interpreter import Cell, Code, bind
-from pipecompile.runtime.model_output import Outputs, own_loss
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
+from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.dispatch import run_inline
+from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.registers import Frame
-from pipecompile.runtime.run_errors import explained
-from pipecompile.torch_private import pytree
+from pipecompile.runtime.run_errors import InstructionFailure, run_error
+from pipecompile.runtime.worker_threads import WorkerThreads
 from pipecompile.tracing.ambient_modes import contained
 
-__all__ = ["Executable", "loss_cells", "plain_cells"]
-
-Function = Callable[..., Any]
+__all__ = ["Executable", "ProgramBinding"]
 
 
-def plain_cells(stages: Sequence[Stage], codes: Sequence[StageCode]) -> list[Cell]:
-    """Each stage as it is."""
-    return [
-        Cell(code.run, stage.inputs, stage.outputs, stage.sized, Footprints.of(stage), code.look, _weights(stage))
-        for stage, code in zip(stages, codes, strict=True)
-    ]
+@dataclass(frozen=True, slots=True)
+class ProgramBinding:
+    """A program, with the cells and devices that it runs on, and the tensors that runs share."""
 
-
-def _weights(stage: Stage) -> frozenset[int]:
-    return frozenset(map(id, stage.module.parameters()))
-
-
-def loss_cells(
-    stages: Sequence[Stage],
-    codes: Sequence[StageCode],
-    routes: Sequence[Route],
-    outputs: Outputs,
-    loss_fn: Function | None,
-) -> list[Cell]:
-    """Each stage as it is, the last one followed by the loss."""
-    last = len(stages) - 1
-    inputs = tuple(route.value for route in routes if last in route.consumers)
-    *others, plain = plain_cells(stages, codes)
-    written = tuple(inputs.index(plain.inputs[place]) for place in plain.prints.inputs)
-    has_aux = any(route.value == AUX for route in routes)
-    function = _with_loss(stages[-1], plain.function, inputs, outputs, _losses(loss_fn, has_aux=has_aux))
-    named = (LOSS, AUX) if has_aux else (LOSS,)
-    return [
-        *others,
-        Cell(function, inputs, named, True, replace(plain.prints, inputs=written), plain.look, plain.weights),
-    ]
-
-
-def _with_loss(stage: Stage, module: Function, inputs: tuple[str, ...], outputs: Outputs, losses: Function) -> Function:
-    position = {name: i for i, name in enumerate(inputs)}
-    taken = [position[name] for name in stage.inputs]
-    target = position.get(TARGET)
-
-    def function(*values: Any) -> tuple[Any, ...]:
-        *given, size = values
-        arguments = [given[i] for i in taken]
-        made = dict(zip(stage.outputs, module(*arguments, size) if stage.sized else module(*arguments), strict=True))
-        output = outputs.assemble(lambda name: made[name] if name in made else given[position[name]], size)
-        found: tuple[Any, ...] = losses(output) if target is None else losses(output, given[target])
-        return found
-
-    return function
-
-
-def _losses(loss_fn: Function | None, *, has_aux: bool) -> Function:
-    """The loss as a tuple, with what comes beside it, which keeps no graph."""
-    if not has_aux:
-        loss_of = loss_fn or (lambda output, *_: own_loss(output))
-        return lambda *given: (_scalar(loss_of(*given)),)
-    assert loss_fn is not None
-
-    def with_aux(*given: Any) -> tuple[Any, ...]:
-        pair = loss_fn(*given)
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise InputError(f"loss_fn gave a {type(pair).__name__}", hint="(loss, aux), as has_aux=True says")
-        loss, aux = pair
-        return _scalar(loss), pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, aux)
-
-    return with_aux
-
-
-def _scalar(loss: Any) -> torch.Tensor:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        what = (
-            f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-        )
-        hint = "loss_fn(output, target) must return the mean over its samples"
-        if isinstance(loss, tuple):
-            hint += "; compile(..., has_aux=True) if it returns (loss, aux)"
-        raise InputError(f"the loss is {what}, not a scalar", hint=hint)
-    return loss if loss.dim() == 0 else loss.reshape(())
+    program: Program
+    cells: Sequence[Cell]
+    devices: Sequence[torch.device]
+    graph: fx.GraphModule
+    mirrors: Mirrors
+    norms: DeferredNorms = field(default_factory=DeferredNorms)
 
 
 class Executable:
-    """One program, ready to run any number of times. Frames are kept for the next run; a failed one is thrown away."""
+    """One program, ready to run any number of times. Frames of runs that succeeded serve again; others are dropped."""
 
-    def __init__(
-        self,
-        program: Program,
-        cells: Sequence[Cell],
-        devices: Sequence[torch.device],
-        graph: fx.GraphModule,
-        mirrors: Mirrors,
-        norms: Norms | None = None,
-    ) -> None:
-        self.program, self.cells, self.devices, self.graph = program, cells, tuple(devices), graph
-        self.mirrors, self.norms = mirrors, norms or Norms()
+    def __init__(self, binding: ProgramBinding) -> None:
+        self.program, self.cells, self.devices = binding.program, binding.cells, tuple(binding.devices)
+        self.graph, self.mirrors, self.norms = binding.graph, binding.mirrors, binding.norms
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
 
     @cached_property
     def inline(self) -> Code:
+        """The code for one thread."""
         return bind(self.program, self.cells, self.devices, threaded=False)
 
     @cached_property
     def threaded(self) -> Code:
+        """The code for a thread per device."""
         return bind(self.program, self.cells, self.devices, threaded=True)
 
     @cached_property
     def halves(self) -> tuple[Code, Code]:
-        """The inline code up to the first backward of each device, and from there on."""
-        code = self.inline
-        cut = [_first_backward(row) for row in self.program.rows]
-        walked = list(zip(code.order, code.flat, strict=True))
-        ahead = [(place, run) for place, run in walked if place[1] < cut[place[0]]]
-        after = [(place, run) for place, run in walked if place[1] >= cut[place[0]]]
+        """The inline code up to the first backward of each device, and the inline code from there on."""
+        code, split = self.inline, [_first_backward(row) for row in self.program.rows]
+        pairs = list(zip(code.order, code.flat, strict=True))
         first, second = (
-            replace(code, order=order, flat=flat)
-            for order, flat in (zip(*ahead, strict=True), zip(*after, strict=True))
+            replace(code, order=tuple(place for place, _ in half), flat=tuple(run for _, run in half))
+            for half in (
+                [pair for pair in pairs if pair[0][1] < split[pair[0][0]]],
+                [pair for pair in pairs if pair[0][1] >= split[pair[0][0]]],
+            )
         )
         return first, second
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
-        """A frame for one mini-batch whose micro-batches have these sizes. Mirrors show their homes from now on."""
+        """Return a frame for one mini-batch with micro-batches of these sizes, in samples. Refresh mirrors and cells for the run."""
         self.mirrors.refresh()
         self.norms.forget()
         for cell in self.cells:
-            cell.look()
-        code = self.threaded if threaded else self.inline
-        idle = self._idle[threaded]
-        boxes: list[Any] = [SimpleQueue() if threaded else None for _ in range(code.n_boxes)] if not idle else []
-        frame = idle.pop() if idle else Frame([None] * code.n_registers, boxes)
+            cell.code.refresh()
+        frame = self._idle[threaded].pop() if self._idle[threaded] else self._new_frame(threaded)
         frame.sizes, frame.arrivals, frame.spans = sizes, arrivals, []
         frame.departures = {(n, back): [{} if back else None for _ in sizes] for n, back in self._departing}
         return frame
 
+    def _new_frame(self, threaded: bool) -> Frame:
+        code = self.threaded if threaded else self.inline
+        channels: list[Any] = [SimpleQueue() if threaded else None for _ in range(code.n_channels)]
+        return Frame([None] * code.n_registers, channels)
+
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
-        """Take a frame back after a run that succeeded; what it left on mirrors goes home."""
+        """Take back the frame of a run that succeeded. Write back gradients of mirrors and statistics of deferred layers."""
         self.mirrors.settle()
         self.norms.settle()
         frame.arrivals, frame.departures, frame.events = {}, {}, {}
@@ -170,25 +94,26 @@ class Executable:
 
     @cached_property
     def _departing(self) -> tuple[tuple[str, bool], ...]:
+        """(name, is gradient) of the values that the program sends to the host."""
         sent = [i.reads[0].value for row in self.program.rows for i in row if i.op is Op.SEND and i.peer == HOST]
         return tuple(dict.fromkeys((value.name, value.consumer is not None) for value in sent))
 
-    def run(self, code: Code, frame: Frame, crew: Crew | None = None) -> None:
-        """Run code on a frame, inline or with a crew. Raises RunError naming stage, micro-batch and the user's line."""
+    def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:
+        """Run code on a frame, in this thread or in workers. Raise RunError with stage, micro-batch and the user's line."""
         try:
             with contained():
-                run_inline(code, frame) if crew is None else crew.run(code, frame)
-        except Failure as failure:
-            error = explained(failure, self.program, self.graph)
+                run_inline(code, frame) if workers is None else workers.run(code, frame)
+        except InstructionFailure as failure:
+            error = run_error(failure, self.program, self.graph)
         else:
             return
         raise error
 
 
-def _first_backward(row: Sequence[Any]) -> int:
-    """Where the backward half of a GPipe row begins: at its first backward, or at the first gradient received."""
+def _first_backward(row: Sequence[Instruction]) -> int:
+    """Return the index at which the backward half of a GPipe row begins: its first backward or received gradient."""
     for index, instruction in enumerate(row):
-        gradient = instruction.op is Op.RECV and instruction.writes[0].value.consumer is not None
-        if gradient or (instruction.action is not None and instruction.action.kind is not Kind.FORWARD):
+        is_gradient = instruction.op is Op.RECV and instruction.writes[0].value.consumer is not None
+        if is_gradient or (instruction.action is not None and instruction.action.kind is not Kind.FORWARD):
             return index
     return len(row)

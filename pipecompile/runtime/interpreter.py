@@ -1,64 +1,44 @@
-"""From a program to code: every instruction becomes one Python function of the frame, with all names resolved.
+"""From a program to code: each instruction becomes one Python function of the frame, with all names resolved.
 
-    RECV relu#3[1] from 0     ──►   registers[17] = boxes[42]
+    RECV relu#3[1] from 0     ──►   registers[17] = channels[42]
     1F3 relu#3[1] -> ...      ──►   the cell's forward on registers 17 ...
     FREE relu#3[1]            ──►   registers[17] = None
 
-An operand's register is its (device, name, consumer, slot). A box is one SEND with its RECV. The same code runs inline,
-where a box is a list entry, and in threads, where it is a queue of one.
+An operand's register is its (device, name, consumer, slot). A channel is one SEND with its RECV. The same code runs inline,
+where a channel is a list entry, and in threads, where a channel is a queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Value, recipe, saved, weight_saved
-from pipecompile.runtime.cells.forward_backward import Run, backward_cell, forward_cell, input_cell, weight_cell
-from pipecompile.runtime.cells.recompute import Footprints, Stint, checkpointed_cell, drawing_alone, recompute_cell
-from pipecompile.runtime.cells.split_backward import DividedBackward
-from pipecompile.runtime.host import arrive, depart, depart_gradient
-from pipecompile.runtime.linear_order import joins_halves, merged, with_frees
-from pipecompile.runtime.ports import Ports
-from pipecompile.runtime.registers import Frame
+from pipecompile.runtime import transport
+from pipecompile.runtime.cells.divided_backward import DividedBackward
+from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, weight_cell
+from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, recompute_cell, with_random_lock
+from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.execution_order import frees_after, may_join_backward, merged
+from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import launches
-from pipecompile.runtime.streams import Act, DeviceStreams, Streams, launched
+from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, launched
 from pipecompile.runtime.transport import Link
 
-__all__ = ["Binder", "Cell", "Code", "bind"]
-
-Function = Callable[..., Sequence[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What a stage computes in one program: `function(*inputs, [size])` gives the tuple of `outputs`; `prints` says what
-    running it leaves behind, and `look()` comes before a run of the program. With `slots`, micro-batches in a slot have a
-    function of their own, and those of which nothing is kept the one for None.
-    """
-
-    function: Function
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    sized: bool
-    prints: Footprints
-    look: Callable[[], None]
-    weights: frozenset[int]
-    slots: Callable[[int | None], Function] | None = None
-
-    def at(self, slot: int | None) -> Function:
-        return self.function if self.slots is None else self.slots(slot)
+__all__ = ["Code", "CodeBuilder", "bind"]
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """`rows[d][i]` runs instruction i of device d. `flat` are functions that run them all in one thread, in a legal order, and
-    `order` says which instruction each begins with: a FREE runs together with what comes before it on its device.
+    """A program as Python functions of a frame.
+
+    `rows[d][i]` runs instruction i of device d. `flat` are functions that run all instructions in one thread, in a legal order;
+    `order` names the (device, index in its row) that each of them begins with, since a FREE runs together with the
+    instruction before it on its device.
     """
 
     program: Program
@@ -66,7 +46,7 @@ class Code:
     order: tuple[tuple[int, int], ...]
     flat: tuple[Run, ...]
     n_registers: int
-    n_boxes: int
+    n_channels: int
     threaded: bool
 
 
@@ -78,47 +58,49 @@ def bind(
     threaded: bool,
     streams: Streams | None = None,
 ) -> Code:
-    """Resolve a program for `devices` (one per pipeline device) and their streams. Linear in its instructions."""
-    beside = DeviceStreams(devices)
-    is_alone = not threaded and streams is None and all(device.type == "cpu" for device in devices)
-    joins = is_alone and joins_halves(program, [cell.weights for cell in cells])
-    binder = Binder(program, cells, devices, streams or beside, threaded, joins=joins)
-    rows = tuple(tuple(binder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
-    if is_apart := streams is not None or beside.overlap:
-        rows = binder.launched(rows)
+    """Resolve a program for `devices`, one per pipeline device, and their streams. Linear in the number of instructions."""
+    device_streams = DeviceStreams(devices)
+    is_serial = not threaded and streams is None and all(device.type == "cpu" for device in devices)
+    joins = is_serial and may_join_backward(program, [cell.parameters for cell in cells])
+    builder = CodeBuilder(program, cells, devices, streams or device_streams, threaded=threaded, joins=joins)
+    rows = tuple(tuple(builder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
+    if has_streams := streams is not None or device_streams.overlap:
+        rows = builder.launched(rows)
     walk = merged(program)
-    freed = dict.fromkeys(walk, ()) if is_apart else with_frees(program, walk)
-    flat = tuple(_then_free(rows[d][i], [binder.register(o, d) for o in frees]) for (d, i), frees in freed.items())
-    return Code(program, rows, tuple(freed), flat, len(binder.registers), len(binder.boxes), threaded)
+    freed = dict.fromkeys(walk, ()) if has_streams else frees_after(program, walk)
+    flat = tuple(_then_free(rows[d][i], [builder.register(o, d) for o in frees]) for (d, i), frees in freed.items())
+    return Code(program, rows, tuple(freed), flat, len(builder.registers), len(builder.channels), threaded)
 
 
-class Binder:
-    """`joins`: I does all of a backward, and W nothing."""
+class CodeBuilder:
+    """Makes the functions of a program's instructions. With `joins`, I runs the whole backward and W does nothing."""
 
     def __init__(
         self,
         program: Program,
         cells: Sequence[Cell],
         devices: Sequence[torch.device],
-        streams: Streams,
-        threaded: bool,
+        streams: Streams | None = None,
         *,
+        threaded: bool = False,
         joins: bool = False,
     ) -> None:
-        self.program, self.cells, self.devices, self.threaded = program, cells, devices, threaded
-        self.streams, self.joins = streams, joins
+        self.program, self.cells, self.devices = program, cells, devices
+        self.streams, self.threaded, self.joins = streams or DeviceStreams(devices), threaded, joins
         self.registers: dict[tuple[int, str, int | None, int | None], int] = {}
-        self.boxes: dict[tuple[Value, int, int], int] = {}
+        self.channels: dict[tuple[Value, int, int], int] = {}
         self.links: dict[tuple[int, int], Link] = {}
-        self.divisions: dict[int, DividedBackward] = {}
+        self.divided: dict[int, DividedBackward] = {}
         actions = (instruction.action for row in program.rows for instruction in row)
         self.recomputes = any(action is not None and action.kind is Kind.RECOMPUTE for action in actions)
 
     def register(self, operand: Operand, device: int) -> int:
+        """Return the register of an operand on a device, a new one at the first request."""
         key = (device, operand.value.name, operand.value.consumer, operand.slot)
         return self.registers.setdefault(key, len(self.registers))
 
     def run(self, instruction: Instruction, device: int) -> Run:
+        """Return the function of an instruction."""
         match instruction.op:
             case Op.COMPUTE:
                 return self.compute(instruction, device)
@@ -132,139 +114,114 @@ class Binder:
                 raise AssertionError("within one process, mirrors refresh and sum tied parameters")
 
     def launched(self, rows: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
-        """Every instruction on its stream, after the events that it waits for."""
+        """Return the functions such that each runs on its stream, after the events that it waits for."""
+        planned = launches(self.program, self.streams.apart)
         return tuple(
             tuple(
-                launched(self.act(run, d, i), launch, self.streams.stream(launch.lane))
-                for i, (run, launch) in enumerate(zip(row, found, strict=True))
+                launched(self.task(run, d, i), launch, self.streams.stream(launch.lane))
+                for i, (run, launch) in enumerate(zip(row, row_launches, strict=True))
             )
-            for d, (row, found) in enumerate(zip(rows, launches(self.program, self.streams.apart), strict=True))
+            for d, (row, row_launches) in enumerate(zip(rows, planned, strict=True))
         )
 
-    def act(self, run: Run, device: int, index: int) -> Act:
+    def task(self, run: Run, device: int, index: int) -> StreamTask:
+        """Return an instruction's function with its place and its registers."""
         instruction = self.program.rows[device][index]
         reads, writes = (
             tuple(self.register(operand, device) for operand in side)
             for side in (instruction.reads, instruction.writes)
         )
-        return Act((device, index), instruction.op, run, reads, writes)
+        return StreamTask((device, index), instruction.op, run, reads, writes)
 
     # -- compute --------------------------------------------------------------------------------------------------
 
     def compute(self, instruction: Instruction, device: int) -> Run:
+        """Return the function of a compute instruction, which notes its times."""
         action = instruction.action
         assert action is not None
-        run = _timed(self.action(instruction, action, device), device, str(action))
+        registers = CellRegisters(instruction, partial(self.register, device=device))
+        is_forward = action.kind in (Kind.FORWARD, Kind.RECOMPUTE)
+        run = (self.forward if is_forward else self.backward)(action, registers, self.devices[device])
+        run = _timed(run, device, str(action))
         return _on_gpu(run, self.devices[device]) if self.devices[device].type == "cuda" else run
 
-    def action(self, instruction: Instruction, action: Action, device: int) -> Run:
-        s, m, place = action.stage, action.microbatch, self.devices[device]
-        cell, ports = self.cells[s], Ports(instruction, partial(self.register, device=device))
-        kept, left, way = saved(s, m).name, weight_saved(s, m).name, recipe(s, m).name
-        slot = next((operand.slot for operand in instruction.writes if operand.value == saved(s, m)), None)
-        ran = Stint(cell.at(slot), m if cell.sized else None, cell.prints, place)
-        inputs = [ports.reads[name] for name in cell.inputs if action.kind in (Kind.FORWARD, Kind.RECOMPUTE)]
-        outputs = [ports.writes[name] for name in cell.outputs if action.kind is Kind.FORWARD]
-        gradients, sent = ports.gradients(cell.outputs), ports.sent(cell.inputs)
-        match action.kind:
-            case Kind.FORWARD if way in ports.writes:
-                return checkpointed_cell(ran, inputs, outputs, ports.writes[way])
-            case Kind.FORWARD:
-                kept_in, casts = ports.writes.get(kept), cell.prints.casts
-                run = forward_cell(ran.stage, inputs, outputs, kept_in, ran.size_of, casts=casts)
-                return drawing_alone(run) if cell.prints.draws and self.recomputes and place.type == "cpu" else run
-            case Kind.RECOMPUTE:
-                return recompute_cell(ran, inputs, ports.reads[way], ports.writes[kept])
-            case Kind.BACKWARD:
-                return backward_cell(ports.reads[kept], gradients, sent)
-            case Kind.INPUT_GRAD if self.joins:
-                return backward_cell(ports.reads[kept], gradients, sent)
-            case Kind.WEIGHT_GRAD if self.joins:
-                return _nothing
-            case Kind.INPUT_GRAD:
-                return input_cell(ports.reads[kept], gradients, sent, ports.writes[left], self.divided(s, place))
-            case Kind.WEIGHT_GRAD:
-                return weight_cell(ports.reads[left], self.divided(s, place))
+    def forward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
+        """Return the function of an F or an R."""
+        s, m = action.stage, action.microbatch
+        cell, saved_state, recipe_name = self.cells[s], saved(s, m), recipe(s, m).name
+        function = cell.code.for_slot(registers.slot_of(saved_state))
+        stage = StageRun(function, m if cell.is_sized else None, cell.effects, device)
+        inputs = [registers.reads[name] for name in cell.inputs]
+        if action.kind is Kind.RECOMPUTE:
+            return recompute_cell(stage, inputs, registers.reads[recipe_name], registers.writes[saved_state.name])
+        outputs = [registers.writes[name] for name in cell.outputs]
+        if recipe_name in registers.writes:
+            return checkpointed_cell(stage, inputs, outputs, registers.writes[recipe_name])
+        save_to, casts = registers.writes.get(saved_state.name), cell.effects.casts
+        run = forward_cell(function, inputs, outputs, save_to, stage.size_of, casts=casts)
+        is_locked = cell.effects.draws and self.recomputes and device.type == "cpu"
+        return with_random_lock(run) if is_locked else run
 
-    def divided(self, stage: int, device: torch.device) -> DividedBackward:
-        return self.divisions.setdefault(stage, DividedBackward(device.type))
+    def backward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
+        """Return the function of a B, I or W."""
+        s, m = action.stage, action.microbatch
+        cell, remainder = self.cells[s], weight_saved(s, m).name
+        divided = self.divided.setdefault(s, DividedBackward(device.type))
+        if action.kind is Kind.WEIGHT_GRAD:
+            return _nothing if self.joins else weight_cell(registers.reads[remainder], divided)
+        saved_state = registers.reads[saved(s, m).name]
+        gradients, sent = registers.output_gradients(cell.outputs), registers.input_gradients(cell.inputs)
+        if action.kind is Kind.BACKWARD or self.joins:
+            return backward_cell(saved_state, gradients, sent)
+        return input_cell(saved_state, gradients, sent, registers.writes[remainder], divided)
 
     # -- transfers ------------------------------------------------------------------------------------------------
 
     def send(self, instruction: Instruction, device: int) -> Run:
+        """Return the function of a SEND."""
         (operand,), peer = instruction.reads, instruction.peer
-        index, value = self.register(operand, device), operand.value
+        register, value = self.register(operand, device), operand.value
         if peer == HOST:
             if value.consumer is not None:
-                return depart_gradient((value.name, True), value.microbatch, index, value.consumer)
-            return depart((value.name, False), value.microbatch, index)
+                return transport.depart_gradient((value.name, True), value.microbatch, register, value.consumer)
+            return transport.depart((value.name, False), value.microbatch, register)
         assert peer is not None
-        return self.put(index, self.box(value, device, peer), self.between(device, peer))
+        channel = self.channel(value, device, peer)
+        return transport.send(register, channel, self.link(device, peer), threaded=self.threaded)
 
     def receive(self, instruction: Instruction, device: int) -> Run:
+        """Return the function of a RECV."""
         (operand,), peer = instruction.writes, instruction.peer
-        index, value = self.register(operand, device), operand.value
+        register, value = self.register(operand, device), operand.value
         if peer == HOST:
-            return arrive((value.name, value.consumer is not None), value.microbatch, index, self.devices[device])
+            key = value.name, value.consumer is not None
+            return transport.arrive(key, value.microbatch, register, self.devices[device])
         assert peer is not None
-        return self.take(index, self.box(value, peer, device), self.between(peer, device))
+        channel = self.channel(value, peer, device)
+        return transport.receive(register, channel, self.link(peer, device), threaded=self.threaded)
 
-    def box(self, value: Value, source: int, target: int) -> int:
-        return self.boxes.setdefault((value, source, target), len(self.boxes))
+    def channel(self, value: Value, source: int, target: int) -> int:
+        """Return the channel of a value between two devices, a new one at the first request."""
+        return self.channels.setdefault((value, source, target), len(self.channels))
 
-    def between(self, source: int, target: int) -> Link:
+    def link(self, source: int, target: int) -> Link:
+        """Return the link between two devices."""
         if (source, target) not in self.links:
             self.links[source, target] = self.streams.link(source, target)
         return self.links[source, target]
 
-    def put(self, index: int, box: int, way: Link) -> Run:
-        send = None if type(way) is Link else way.send
-
-        def inline(frame: Frame) -> None:
-            value = frame.registers[index]
-            frame.boxes[box] = value if send is None else send(value)
-
-        def threaded(frame: Frame) -> None:
-            value = frame.registers[index]
-            frame.boxes[box].put(value if send is None else send(value))
-
-        return threaded if self.threaded else inline
-
-    def take(self, index: int, box: int, way: Link) -> Run:
-        receive = None if type(way) is Link else way.receive
-
-        def inline(frame: Frame) -> None:
-            parcel, frame.boxes[box] = frame.boxes[box], None
-            frame.registers[index] = parcel if receive is None else receive(parcel)
-
-        def threaded(frame: Frame) -> None:
-            parcel = frame.boxes[box].get()
-            if parcel is ABORT:
-                raise Aborted
-            frame.registers[index] = parcel if receive is None else receive(parcel)
-
-        return threaded if self.threaded else inline
-
-
-class Aborted(Exception):
-    """Another device failed; this one stops."""
-
-
-ABORT = object()
-"""What a failing device puts into every box."""
-
 
 def _nothing(_frame: Frame) -> None:
-    """Of a W whose work I did; of a FREE before it frees."""
+    """Do nothing: a W whose work I did, or a FREE before it frees."""
 
 
-def _then_free(run: Run, indices: Sequence[int]) -> Run:
+def _then_free(run: Run, registers: Sequence[int]) -> Run:
     def run_and_free(frame: Frame) -> None:
         run(frame)
-        for index in indices:
+        for index in registers:
             frame.registers[index] = None
 
-    return run_and_free if indices else run
+    return run_and_free if registers else run
 
 
 def _timed(run: Run, device: int, name: str) -> Run:

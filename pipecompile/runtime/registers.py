@@ -1,28 +1,73 @@
-"""The state of one mini-batch on its way through a program. All else a runner holds is made once."""
+"""Registers: the state of one mini-batch while a program runs, and the registers of one compute instruction."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Frame", "Spans"]
+from pipecompile.ir import HOST, Instruction, Operand, Value
+
+__all__ = ["CellRegisters", "Frame", "Run", "Spans"]
 
 Spans = list[tuple[int, str, float, float]]
-"""(device, action, start, end) of compute instructions as they ran, in seconds."""
+"""(device index, action, start, end) per compute instruction, in the order in which they ended; times in seconds."""
 
 
 @dataclass(slots=True)
 class Frame:
-    """Registers hold what instructions read and write, boxes what is between a SEND and its RECV.
+    """State of one mini-batch while a program runs. Everything else of a program is made once and serves all runs.
 
-    `arrivals` are what the host sends and `departures` what it gets back: per name, one entry per micro-batch;
-    of a gradient one per stage that it comes from. `events` are those that were recorded, by launch.
+    registers     values that instructions read and write
+    channels      one per SEND with its RECV: the value on its way (inline), or a queue of values (threads)
+    sizes         samples per micro-batch
+    arrivals      (name, is gradient) ──► per micro-batch the value that the host sends
+    departures    (name, is gradient) ──► per micro-batch the value for the host; of a gradient {consuming stage: gradient}
+    spans         times of the compute instructions
+    events        (device, index in its row) ──► event recorded after that instruction
     """
 
     registers: list[Any]
-    boxes: list[Any]
+    channels: list[Any]
     sizes: tuple[int, ...] = ()
     arrivals: dict[tuple[str, bool], Any] = field(default_factory=dict)
     departures: dict[tuple[str, bool], list[Any]] = field(default_factory=dict)
     spans: Spans = field(default_factory=list)
     events: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+
+Run = Callable[[Frame], None]
+"""One instruction as a function of the frame, with all names resolved to registers."""
+
+
+class CellRegisters:
+    """Registers of one compute instruction, by the names of its operands.
+
+    `reads` and `writes` map activations and saved state; gradients have methods of their own.
+    """
+
+    def __init__(self, instruction: Instruction, register: Callable[[Operand], int]) -> None:
+        self._instruction = instruction
+        self._read = [(operand.value, register(operand)) for operand in instruction.reads]
+        self._written = [(operand.value, register(operand)) for operand in instruction.writes]
+        self.reads = {value.name: index for value, index in self._read if value.consumer is None}
+        self.writes = {value.name: index for value, index in self._written if value.consumer is None}
+
+    def slot_of(self, value: Value) -> int | None:
+        """Return the buffer slot that `value` is written to, or None."""
+        return next((operand.slot for operand in self._instruction.writes if operand.value == value), None)
+
+    def output_gradients(self, outputs: Sequence[str]) -> list[tuple[int, list[int]]]:
+        """Return (output, registers of its gradients) pairs, gradients by falling consumer; the host counts as the last stage."""
+        ranked: dict[str, list[tuple[float, int]]] = {}
+        for value, index in self._read:
+            if value.consumer is not None:
+                rank = float("inf") if value.consumer == HOST else float(value.consumer)
+                ranked.setdefault(value.name, []).append((rank, index))
+        return [
+            (outputs.index(name), [index for _, index in sorted(pairs, reverse=True)]) for name, pairs in ranked.items()
+        ]
+
+    def input_gradients(self, inputs: Sequence[str]) -> list[tuple[int, int]]:
+        """Return (register, input) pairs for the gradients that the instruction writes."""
+        return [(index, inputs.index(value.name)) for value, index in self._written if value.consumer is not None]

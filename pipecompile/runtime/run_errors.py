@@ -1,4 +1,4 @@
-"""What the user sees when a stage fails while it runs: the stage, the micro-batch and the line of the model's file."""
+"""Errors of a run: which instruction failed, and the RunError with stage, micro-batch and the line of the model's file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from torch import fx
 
 from pipecompile.errors import RunError
 from pipecompile.ir import Instruction, Kind, Program
-from pipecompile.runtime.dispatch import Failure
 from pipecompile.tracing.node_facts import facts
 
-__all__ = ["explained"]
+__all__ = ["InstructionFailure", "run_error"]
 
-_VERBS = {
+
+class InstructionFailure(Exception):
+    """Instruction `index` of `device` raised `error`."""
+
+    def __init__(self, device: int, index: int, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.device, self.index, self.error = device, index, error
+
+
+_PHASES = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
     Kind.INPUT_GRAD: "input gradient",
@@ -24,15 +32,15 @@ _VERBS = {
 }
 
 
-def explained(failure: Failure, program: Program, graph: fx.GraphModule) -> BaseException:
-    """The error to raise for a failure, its cause the original. Ctrl-C and the like stay what they are."""
+def run_error(failure: InstructionFailure, program: Program, graph: fx.GraphModule) -> BaseException:
+    """Return the error to raise for a failure; its cause is the original. KeyboardInterrupt and the like are returned as they are."""
     error = failure.error
     if not isinstance(error, Exception):
         return error
     instruction = program.rows[failure.device][failure.index]
-    who, stage, microbatch = _subject(instruction, failure.device)
+    subject, stage, microbatch = _subject(instruction, failure.device)
     where = _user_line(error.__traceback__, {node.name: facts(node).source for node in graph.graph.nodes})
-    what = f"{who} of micro-batch {microbatch}: {type(error).__name__}: {error}"
+    what = f"{subject} of micro-batch {microbatch}: {type(error).__name__}: {error}"
     result = RunError(
         what, stage=stage, microbatch=microbatch, where=where or f"device {failure.device}, {instruction}"
     )
@@ -41,22 +49,25 @@ def explained(failure: Failure, program: Program, graph: fx.GraphModule) -> Base
 
 
 def _subject(instruction: Instruction, device: int) -> tuple[str, int | None, int]:
-    """Who failed in what, the stage (None when the device was moving a value), and the micro-batch."""
+    """Return a phrase for what failed, the stage (None if the device was moving a value), and the micro-batch."""
     if instruction.action is not None:
-        stage, doing = instruction.action.stage, _VERBS[instruction.action.kind]
-        return f"stage {stage} failed in {doing}", stage, instruction.action.microbatch
+        stage, phase = instruction.action.stage, _PHASES[instruction.action.kind]
+        return f"stage {stage} failed in {phase}", stage, instruction.action.microbatch
     value = (*instruction.reads, *instruction.writes)[0].value
     return f"device {device} failed in {instruction.op.value} of {value.name}", None, value.microbatch
 
 
 def _user_line(step: TracebackType | None, sources: Mapping[str, str]) -> str:
-    """Generated stage code assigns each node to a variable of its name: the failing line names the node."""
-    found = ""
+    """Return the user's line of the innermost failing node, or "".
+
+    Generated stage code assigns each node to a variable of the node's name, so a line of the traceback names the node.
+    """
+    line = ""
     while step is not None:
         code = step.tb_frame.f_code
         text = linecache.getline(code.co_filename, step.tb_lineno)
         name = text.split("=")[0].split(":")[0].strip()
         if code.co_name == "forward" and name in sources:
-            found = sources[name]
+            line = sources[name]
         step = step.tb_next
-    return found
+    return line

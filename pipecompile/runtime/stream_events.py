@@ -1,12 +1,12 @@
-"""On which stream each instruction runs, and what it waits for, where copies run beside compute.
+"""Plan of streams and events: on which stream each instruction runs and what it waits for, where copies run beside compute.
 
-    device 0, compute     0F0 ■──────────────┐ 0F1              ┌─ FREE v#0: given back by compute, after the copy
+    device 0, compute     0F0 ■──────────────┐ 0F1              ┌─ FREE v#0: memory returned to compute, after the copy
     copies from 0 to 1        └─► SEND v#0 ■─┼──────────────────┘
     device 1, compute                        └─► RECV v#0  1F0 ...  1B0 ■──┐
-    copies from 0 to 1                                                     └─► FREE v#0: given back by the copies
+    copies from 0 to 1                                                     └─► FREE v#0: memory returned to the copies
 
-A stream runs its launches in their order, so who waits for a launch has waited for those before it. ■ is an event, recorded
-after a launch that others wait for. Who is launched waits for events only, so the host waits for nobody.
+A stream runs its launches in order, so a wait for a launch includes the launches before it. ■ is an event, recorded after a
+launch that others wait for. Launches wait only for events of launches before them, so the host never waits.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pipecompile.ir import HOST, Op, Program, Value
 __all__ = ["Lane", "Launch", "Place", "launches"]
 
 Lane = tuple[int, int]
-"""A stream: (d, d) computes on device d, (d, e) copies from d to e."""
+"""A stream: (d, d) computes on device d, (d, e) copies from device d to device e."""
 
 Place = tuple[int, int]
-"""A launch: the device, and the place in its row."""
+"""A launch: (device, index of the instruction in the device's row)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`waits` are the launches that must be over; `is_awaited`, whether somebody waits for this one."""
+    """Launch of one instruction on `lane`, after the launches `waits`. `is_awaited`: another launch waits for it."""
 
     lane: Lane
     waits: tuple[Place, ...] = ()
@@ -35,16 +35,18 @@ class Launch:
 
 
 def launches(program: Program, apart: Callable[[int, int], bool]) -> tuple[tuple[Launch, ...], ...]:
-    """A launch per instruction. `apart` says between which devices copies have a stream of their own. Linear."""
-    found = _Walk(program, apart).run()
-    awaited = {place for row in found for launch in row for place in launch.waits}
+    """Return a launch per instruction. `apart(d, e)`: copies from d to e have a stream of their own. Linear in the instructions."""
+    planned = _LaunchPlan(program, apart).run()
+    awaited = {place for row in planned for launch in row for place in launch.waits}
     return tuple(
         tuple(Launch(launch.lane, launch.waits, (d, i) in awaited) for i, launch in enumerate(row))
-        for d, row in enumerate(found)
+        for d, row in enumerate(planned)
     )
 
 
-class _Walk:
+class _LaunchPlan:
+    """Plans launches device by device. `sends` maps (value, sender, receiver) to the launch of its SEND."""
+
     def __init__(self, program: Program, apart: Callable[[int, int], bool]) -> None:
         self.program, self.apart = program, apart
         self.sends = {
@@ -58,37 +60,46 @@ class _Walk:
         return [self.row(device) for device in range(self.program.n_devices)]
 
     def row(self, d: int) -> list[Launch]:
-        made: dict[Value, Place] = {}
-        origin: dict[Value, Lane] = {}
+        """Plan one device's row.
+
+        computed     value ──► launch that computed it
+        lent_by      received value ──► lane whose memory holds it, and to which its FREE returns the memory
+        copies       sent value ──► launches that copy it, after which it may be freed
+        """
+        computed: dict[Value, Place] = {}
+        lent_by: dict[Value, Lane] = {}
         copies: dict[Value, list[Place]] = {}
-        last, found = (d, -1), list[Launch]()
+        last, planned = (d, -1), list[Launch]()
         known: dict[tuple[Lane, int, Lane], int] = {}
         for index, instruction in enumerate(self.program.rows[d]):
             lane, waits = (d, d), list[Place]()
             peer = instruction.peer if instruction.peer not in (None, HOST) else None
             if instruction.op is Op.COMPUTE:
-                made |= dict.fromkeys((operand.value for operand in instruction.writes), (d, index))
+                computed |= dict.fromkeys((operand.value for operand in instruction.writes), (d, index))
                 last = d, index
             elif instruction.op is Op.SEND and peer is not None and self.apart(d, peer):
                 value = instruction.reads[0].value
-                lane, waits = (d, peer), [made[value]]
+                lane, waits = (d, peer), [computed[value]]
                 copies.setdefault(value, []).append((d, index))
             elif instruction.op is Op.RECV and peer is not None and self.apart(peer, d):
                 value = instruction.writes[0].value
-                waits, origin[value] = [self.sends[value, peer, d]], (peer, d)
+                waits, lent_by[value] = [self.sends[value, peer, d]], (peer, d)
             elif instruction.op is Op.FREE:
                 value = instruction.reads[0].value
-                lane = origin.pop(value, lane)
+                lane = lent_by.pop(value, lane)
                 waits = [last] if lane != (d, d) else copies.pop(value, [])
-            found.append(Launch(lane, tuple(self.news(lane, waits, found, known, d))))
-        return found
+            planned.append(Launch(lane, tuple(self.new_waits(lane, waits, planned, known, d))))
+        return planned
 
-    def news(
-        self, lane: Lane, waits: list[Place], found: list[Launch], known: dict[tuple[Lane, int, Lane], int], d: int
+    def new_waits(
+        self, lane: Lane, waits: list[Place], planned: list[Launch], known: dict[tuple[Lane, int, Lane], int], d: int
     ) -> Iterator[Place]:
-        """The waits that do not follow from earlier ones of this stream; `known` is how far those went."""
+        """Yield the waits that do not follow from earlier waits of the same stream.
+
+        `known` maps (waiting lane, device, awaited lane) to the largest index that the lane has waited for.
+        """
         for device, index in waits:
-            there = found[index].lane if device == d else (device, d)
-            if index > known.get((lane, device, there), -1):
-                known[lane, device, there] = index
+            awaited = planned[index].lane if device == d else (device, d)
+            if index > known.get((lane, device, awaited), -1):
+                known[lane, device, awaited] = index
                 yield device, index

@@ -1,9 +1,10 @@
-"""Who stands still in one thread, and where: a thread that glances now and then at what runs inline.
+"""Watchdog: warns when a run in one thread makes no progress, and names the instruction.
 
     run_inline   ... 0F0 1F0 2F0 ──────────────────────►
-    glances                      ▲ at 2F0    ▲ at 2F0 still: told once
+    checks                       ▲ at 2F0    ▲ still at 2F0: one warning
 
-It reads the position from Python's own frames, so a run does nothing for it. With a thread per device the caller waits, and looks itself.
+The watchdog's thread reads the position from Python's own frames, so a run spends nothing on it. With a thread per device
+the caller waits for the threads and checks their positions (worker_threads.py).
 """
 
 from __future__ import annotations
@@ -15,44 +16,43 @@ from threading import Thread
 from time import sleep
 from types import CodeType, FrameType
 
-__all__ = ["PATIENCE", "Watchdog", "told"]
+__all__ = ["PATIENCE", "Watchdog", "warn_stalled"]
 
 PATIENCE = 60.0
-"""Seconds in which a step comes no further, until that is told."""
+"""Seconds without progress after which a step counts as stalled. Longer than any cell of the benchmarks takes."""
 
 
-def told(where: str) -> None:
-    """Warn that a step stands still."""
+def warn_stalled(where: str) -> None:
+    """Warn that a step makes no progress."""
     text = f"the step has stood still for {PATIENCE:.3g} s: {where}"
     warnings.warn(f"{text}. Ctrl-C ends it and leaves the pipeline usable", RuntimeWarning, stacklevel=3)
 
 
 class Watchdog:
-    """Watches all calls of one function: `describe` says of the frame of a call which one it is, and where."""
+    """Watches all calls of one function. `describe` maps the frame of a call to a key of the call and a phrase for its position."""
 
     def __init__(self, code: CodeType, describe: Callable[[FrameType], tuple[object, str]]) -> None:
         self.code, self.describe = code, describe
-        self._seen, self._told = set[tuple[object, str]](), set[tuple[object, str]]()
-        self._thread: Thread | None = None
+        self.thread: Thread | None = None
+        self._seen, self._warned = set[tuple[object, str]](), set[tuple[object, str]]()
 
     def start(self) -> None:
-        """The thread, if it does not run yet."""
-        if self._thread is None or not self._thread.is_alive():  # none does after a fork
-            self._thread = Thread(target=self._watch, name="pipecompile-watchdog", daemon=True)
-            self._thread.start()
+        """Start the thread."""
+        self.thread = Thread(target=self._watch, name="pipecompile-watchdog", daemon=True)
+        self.thread.start()
 
-    def glance(self) -> None:
-        """Tell of calls that are where they were at the last glance, once."""
+    def check(self) -> None:
+        """Warn, once each, of calls that are where they were at the last check."""
         now = set(map(self.describe, self._calls()))
-        still = now & self._seen
-        for _, where in still - self._told:
-            told(where)
-        self._seen, self._told = now, still
+        stalled = now & self._seen
+        for _, where in stalled - self._warned:
+            warn_stalled(where)
+        self._seen, self._warned = now, stalled
 
     def _watch(self) -> None:
         while True:
             sleep(PATIENCE)
-            self.glance()
+            self.check()
 
     def _calls(self) -> Iterator[FrameType]:
         for top in sys._current_frames().values():

@@ -9,7 +9,7 @@ from pipecompile.ir import HOST, Kind, Route, Schedule, Value
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
-__all__ = ["DeviceTransfer", "tasks_of_schedule", "device_transfers"]
+__all__ = ["DeviceTransfer", "device_transfers", "tasks_of_schedule"]
 
 
 @dataclass(frozen=True, slots=True)

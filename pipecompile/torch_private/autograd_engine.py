@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "FunctionNode",
     "accumulate",
     "hooks_of_tensor",
+    "hooks_registered",
     "input_shape",
     "raw_saved_names",
     "saved_tensor_hooks",
@@ -49,6 +51,10 @@ hooks_of_tensor: Callable[[torch.Tensor], dict[int, Any] | None] = attrgetter("_
 
 saved_tensor_hooks: Callable[[], object] = partial(torch._C._autograd._top_saved_tensors_default_hooks, False)
 """Return the innermost `torch.autograd.graph.saved_tensors_hooks` that is active, or None. 2.11."""
+
+
+hooks_registered: Callable[[], int] = partial(getattr, RemovableHandle, "next_id")
+"""Return a count that grows with each hook registered on a tensor, node or module. 2.11; bound, because each F reads it twice."""
 
 
 def input_shape(node: Any) -> Sequence[int]:

@@ -27,6 +27,7 @@ __all__ = [
     "has_any_global_hook",
     "has_backward_hooks",
     "has_forward_hooks",
+    "hook_tables_of",
     "is_compiled",
     "is_hooked",
     "non_persistent_of",
@@ -76,6 +77,11 @@ is_compiled: Callable[[nn.Module], Any] = attrgetter("_compiled_call_impl")
 sync_check_input_dim = nn.SyncBatchNorm._check_input_dim
 """Raise ValueError for an input that SyncBatchNorm refuses. 2.11."""
 
+hook_tables_of: Callable[[nn.Module], tuple[dict[int, Any], ...]] = attrgetter(
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)
+"""Return the tables of a module's own hooks. 2.11; bound, because each step looks at each layer."""
+
 
 def forward_hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
     """Return the tables of a module's own hooks that run with its forward. 2.11."""
@@ -98,9 +104,8 @@ def has_backward_hooks(module: nn.Module) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Return True if a call of the module runs more than its forward. 2.11; called for each layer in each step."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks)
+    """Return True if a call of the module runs more than its forward. 2.11."""
+    return any(hook_tables_of(module))
 
 
 def apply_to_tensors(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:

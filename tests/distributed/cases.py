@@ -23,8 +23,8 @@ import pipecompile as pc
 from pipecompile.distributed.clock_sync import read_clocks
 from pipecompile.driver.backend import ProcessBackend
 from pipecompile.errors import PlanError
+from pipecompile.graph import backward_split as divided
 from pipecompile.pipeline import Pipeline
-from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.schedules import CATALOGUE
 from tests.distributed import torch_cases
 from tests.distributed.case_models import Example, distance, gpt2, mean_square, mixed, resnet18, t5, unet

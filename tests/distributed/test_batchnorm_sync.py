@@ -17,7 +17,7 @@ from pipecompile.distributed.batchnorm_sync import (
 )
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.errors import InputError
-from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorm, Norm, Norms
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredBatchNorm, DeferredNorm, DeferredNorms
 
 
 def test_statistics_of_parts_of_unequal_sizes_are_merged() -> None:
@@ -50,9 +50,9 @@ def test_running_statistics_of_the_last_replica_are_those_of_the_whole_batch() -
     samples, group = torch.randn(10, 3).double(), Replayed()
     whole, last = nn.BatchNorm1d(3).double(), nn.BatchNorm1d(3).double()
     for layer, part in ((copy.deepcopy(last), samples[:4]), (last, samples[4:])):
-        norm = Norm(layer)
-        DeferredNorm(norm)(part)
-        ReplicatedNorms(Norms([norm]), group).settle()
+        norm = DeferredNorm(layer)
+        DeferredBatchNorm(norm)(part)
+        ReplicatedNorms(DeferredNorms([norm]), group).settle()
     whole(samples)
     torch.testing.assert_close(last.running_mean, whole.running_mean)
     torch.testing.assert_close(last.running_var, whole.running_var)
@@ -60,7 +60,7 @@ def test_running_statistics_of_the_last_replica_are_those_of_the_whole_batch() -
 
 def test_nothing_is_sent_if_no_layer_has_run() -> None:
     group = Replayed()
-    ReplicatedNorms(Norms([Norm(nn.BatchNorm1d(3))]), group).settle()
+    ReplicatedNorms(DeferredNorms([DeferredNorm(nn.BatchNorm1d(3))]), group).settle()
     assert not group.rows
 
 

@@ -15,7 +15,7 @@ from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.parameters.placement import Homes
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned
-from pipecompile.runtime.cells.deferred_batchnorm import Norms
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from tests.distributed.rank_threads import run_communicators
 
 SAMPLES = torch.randn(4, 3)
@@ -69,7 +69,7 @@ def test_ranks_that_are_to_cut_differently_disagree(what: str) -> None:
 
 
 def test_without_replicas_norms_are_those_of_the_rank_and_nothing_is_sharded() -> None:
-    (backend, _), norms = on_ranks(lambda backend: backend), Norms()
+    (backend, _), norms = on_ranks(lambda backend: backend), DeferredNorms()
     assert backend.deferred_norms(norms) is norms
     assert backend.replicas.group is None
     assert backend.shards.is_known

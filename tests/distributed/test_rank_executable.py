@@ -13,6 +13,7 @@ from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Route
 from pipecompile.passes import lower
+from pipecompile.runtime.executable import ProgramBinding
 from pipecompile.schedules import build_schedule
 
 ROUTES = (Route("x", HOST, (0,)), Route("h", 0, (1,)), Route("loss", 1, (HOST,)))
@@ -27,8 +28,8 @@ def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1)) -> RankEx
     graph: Any = None
     devices = [torch.device("cpu")] * 2
     return RankExecutable(
-        PROGRAM, (), devices, graph, mirrors, None, communicator=communicator, placement=placement, replicas=replicas,
-        tied=frozenset(),
+        ProgramBinding(PROGRAM, (), devices, graph, mirrors), communicator=communicator, placement=placement,
+        replicas=replicas, tied=frozenset(),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.runtime import dispatch
-from pipecompile.runtime.dispatch import choose
+from pipecompile.runtime.dispatch import choose_dispatch
 from tests.support.eager import square_loss
 
 CPU = torch.device("cpu")
@@ -17,11 +17,11 @@ CPU = torch.device("cpu")
 def test_auto_takes_threads_for_large_cells_on_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert choose(1e-2, (CPU, CPU)) == "threads"
-    assert choose(1e-5, (CPU, CPU)) == "inline"
-    assert choose(1e-2, (CPU,)) == "inline"
+    assert choose_dispatch(1e-2, (CPU, CPU)) == "threads"
+    assert choose_dispatch(1e-5, (CPU, CPU)) == "inline"
+    assert choose_dispatch(1e-2, (CPU,)) == "inline"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert choose(1e-2, (CPU, CPU)) == "inline"
+    assert choose_dispatch(1e-2, (CPU, CPU)) == "inline"
 
 
 def test_auto_settles_at_the_second_step() -> None:

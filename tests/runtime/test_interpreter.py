@@ -11,7 +11,7 @@ from tests.support.eager import square_loss
 
 
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
-def test_registers_and_boxes_are_empty_after_a_step(dispatch: str) -> None:
+def test_registers_and_channels_are_empty_after_a_step(dispatch: str) -> None:
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
     pipe = pc.compile(model, 4, loss_fn=square_loss, cost="analytic", dispatch=dispatch, devices=["cpu"] * 4)
     for _ in range(2):
@@ -19,7 +19,7 @@ def test_registers_and_boxes_are_empty_after_a_step(dispatch: str) -> None:
     assert pipe._last is not None
     (frame,) = pipe._last[0]._idle[dispatch == "threads"]
     assert all(register is None for register in frame.registers)
-    assert all(box is None if dispatch == "inline" else box.empty() for box in frame.boxes)
+    assert all(channel is None if dispatch == "inline" else channel.empty() for channel in frame.channels)
     assert not frame.arrivals
     assert not frame.departures
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.driver.backend import ProcessBackend
+from pipecompile.graph import backward_split as divided
 from pipecompile.ir import Action, Kind
 from pipecompile.runtime import interpreter
-from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.schedules import CATALOGUE
 from tests.support.eager import accumulate, assert_same, square_loss
 from tests.support.models import ZOO, deterministic
@@ -28,7 +28,7 @@ TRAINING = [*(name for name in CATALOGUE if name != "forward"), "auto"]
 @pytest.fixture(autouse=True)
 def _every_weight_is_worth_a_w(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(divided.WORTH, "cpu", 0.0)
-    monkeypatch.setattr(interpreter, "joins_halves", lambda *_: False)
+    monkeypatch.setattr(interpreter, "may_join_backward", lambda *_: False)
 
 
 def devices_of(name: str) -> list[int]:

@@ -12,9 +12,9 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.driver.backend import ProcessBackend
+from pipecompile.graph import backward_split as divided
 from pipecompile.ir import Op, Program
 from pipecompile.passes import lower
-from pipecompile.runtime.cells import split_backward as divided
 from pipecompile.runtime.stream_events import Place, launches
 from tests.support.eager import square_loss
 from tests.support.emulated import EmulatedExecutable

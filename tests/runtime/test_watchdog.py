@@ -43,18 +43,18 @@ def test_a_step_that_stands_still_inline_says_where() -> None:
         warnings.simplefilter("error")
         for _ in range(3):  # one step after another, each at its end
             pipe.step(x)
-            WATCHDOG.glance()
+            WATCHDOG.check()
     model.reached.clear()
     model.free.clear()
     stuck = Thread(target=pipe.step, args=(x,))
     stuck.start()
     assert model.reached.wait(20)
-    WATCHDOG.glance()
+    WATCHDOG.check()
     with pytest.warns(RuntimeWarning, match=r"stood still for 60 s: device 0 at 0B0"):
-        WATCHDOG.glance()
+        WATCHDOG.check()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        WATCHDOG.glance()  # it was told
+        WATCHDOG.check()  # it was told
     model.free.set()
     stuck.join()
     pipe.step(x)

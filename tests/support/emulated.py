@@ -27,11 +27,12 @@ from pipecompile.ir import Op, Program
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.passes import lower
 from pipecompile.runtime import interpreter
-from pipecompile.runtime.executable import Executable, loss_cells
+from pipecompile.runtime.cells.stage_cells import loss_cells
+from pipecompile.runtime.executable import Executable, ProgramBinding
 from pipecompile.runtime.interpreter import bind
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.stream_events import Lane, Place, launches
-from pipecompile.runtime.streams import Act
+from pipecompile.runtime.streams import StreamTask
 from pipecompile.runtime.transport import Link
 from tests.support.launch_mutants import Launches, Mutant
 
@@ -118,26 +119,26 @@ class EmulatedStream:
         self.queue: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=_work, args=(self.queue, streams), daemon=True).start()
 
-    def run(self, act: Act, frame: Frame) -> None:
-        given = {index: frame.registers[index] for index in act.reads}
-        if act.op is Op.FREE:
-            (index,) = act.reads
+    def run(self, task: StreamTask, frame: Frame) -> None:
+        given = {index: frame.registers[index] for index in task.reads}
+        if task.op is Op.FREE:
+            (index,) = task.reads
             frame.registers[index] = None
-            self._later(act, lambda: self._give_back(given[index]))
+            self._later(task, lambda: self._give_back(given[index]))
             return
-        made = {index: Handle() for index in act.writes}
+        made = {index: Handle() for index in task.writes}
         for index, handle in made.items():
             frame.registers[index] = handle
 
         def late() -> None:
             device = Device({index: handle.value for index, handle in given.items()}, frame)
-            act.run(device)  # type: ignore[arg-type]
+            task.run(device)  # type: ignore[arg-type]
             for index, handle in made.items():
                 handle.value = device.registers[index]
                 if handle.is_given_back:
                     _overwrite(handle.value)
 
-        self._later(act, late)
+        self._later(task, late)
 
     def _give_back(self, handle: Handle) -> None:
         """Overwrite the memory. What a device sent may be part of what its stage saved, and is not given back then."""
@@ -145,9 +146,9 @@ class EmulatedStream:
         if not (self.is_compute and _is_held(handle)):
             _overwrite(handle.value)
 
-    def _later(self, act: Act, work: Any) -> None:
+    def _later(self, task: StreamTask, work: Any) -> None:
         delay = (
-            self.streams.slow.get(act.place, 0.0) + (0.5 + self.chance.random() ** 3) * self.pace * self.streams.most
+            self.streams.slow.get(task.place, 0.0) + (0.5 + self.chance.random() ** 3) * self.pace * self.streams.most
         )
         self.queue.put(lambda: (sleep(delay) if delay else None, work()))
 
@@ -198,7 +199,7 @@ class EmulatedExecutable(Executable):
         program = sound if damage is None else damage(sound)
         self.was_harmed = program != sound
         cells = loss_cells(build.stages, build.codes, ways, build.outputs, pipe._options.loss_fn)
-        super().__init__(program, cells, pipe.devices, build.graph, build.mirrors)
+        super().__init__(ProgramBinding(program, cells, pipe.devices, build.graph, build.mirrors))
         self.streams, self.key = EmulatedStreams(), ("step", count, False)
         build.executables[self.key] = self
         self.n_runs = 0
@@ -215,8 +216,8 @@ class EmulatedExecutable(Executable):
         self.bind(mutant.launches)
         self.streams.delay(mutant.late(self.program), seconds)
 
-    def run(self, code: Any, frame: Frame, crew: Any = None) -> None:
+    def run(self, code: Any, frame: Frame, workers: Any = None) -> None:
         self.n_runs += 1
-        super().run(code, frame, crew)
+        super().run(code, frame, workers)
         self.streams.finish()
         assert not any(register is not None for register in frame.registers), "something was not freed"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from pipecompile.errors import VerifyError
 from pipecompile.ir import Instruction, Op, Program
-from pipecompile.runtime.linear_order import merged
+from pipecompile.runtime.execution_order import merged
 from pipecompile.runtime.stream_events import Lane, Launch, Place
 from pipecompile.verifiers import verify
 

@@ -24,7 +24,7 @@ import numpy as np
 import pulp
 from numpy.typing import NDArray
 
-__all__ = ["LinearExpr", "Mip", "MipResult", "MipCallback"]
+__all__ = ["LinearExpr", "Mip", "MipCallback", "MipResult"]
 
 MipCallback = Callable[[float, float], None]
 """Called repeatedly while a program is solved, with (objective of the incumbent, proven lower bound)."""

@@ -1,11 +1,11 @@
-"""What a device computes for one cell, a stage on a micro-batch. Each cell is a cut of its own in the autograd graph.
+"""Forward and backward of a cell: one stage on one micro-batch. Each cell has an autograd graph of its own.
 
       received ──detach──► leaf ─► stage ─► out ──► sent          F
                             │                ▲
           sent ◄── gradient ┘                └── gradients        B, or I; then W for the weights
 
-Parameters get their gradients as in any backward. What lies between forward and backward is one value of the program,
-`@stage#microbatch`: the leaves, and where the graph of each output begins. Outputs themselves are not kept.
+Parameters get their gradients as in any backward. One value of the program, `@stage#microbatch`, connects F with B: the leaves,
+and the node of the graph at which the gradient of each output enters. The outputs themselves are not kept.
 """
 
 from __future__ import annotations
@@ -17,33 +17,48 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pipecompile.runtime.cells.split_backward import DividedBackward, hooks_registered
-from pipecompile.runtime.registers import Frame
-from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate
+from pipecompile.runtime.cells.divided_backward import DividedBackward
+from pipecompile.runtime.registers import Frame, Run
+from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate, hooks_registered
 from pipecompile.torch_private.modes import is_any_autocast_enabled
 
-__all__ = ["Run", "Saved", "attached", "backward_cell", "edge_of", "forward_cell", "input_cell", "weight_cell"]
+__all__ = [
+    "Function",
+    "SavedGraph",
+    "backward_cell",
+    "edge_of",
+    "forward_cell",
+    "forward_with_graph",
+    "input_cell",
+    "weight_cell",
+]
 
-Run = Callable[[Frame], None]
+Function = Callable[..., Sequence[Any]]
+"""A stage: its inputs, and the number of samples if it needs that, to the tuple of its outputs."""
 
-Gradients = Sequence[tuple[int, Sequence[int]]]
-"""Per output, the registers of its gradients, the last consumer's first."""
+OutputGradients = Sequence[tuple[int, Sequence[int]]]
+"""(output, registers of its gradients by falling consumer)."""
 
-Sent = Sequence[tuple[int, int]]
-"""Per gradient of an input: its register, and which input."""
+InputGradients = Sequence[tuple[int, int]]
+"""(register, input whose gradient goes there)."""
 
 
 @dataclass(slots=True)
-class Saved:
-    """`leaves` are the inputs that want a gradient, `edges` the outputs that have one; None in the place of others."""
+class SavedGraph:
+    """The autograd graph of a cell between F and B.
+
+    leaves       per input, its leaf; None if the input requires no gradient
+    edges        per output, where its gradient enters the graph; None if the output has no gradient
+    has_hooks    the stage registered a hook on a tensor or a node while it ran
+    """
 
     leaves: list[torch.Tensor | None]
     edges: list[GradientEdge | None]
-    is_hooked: bool
+    has_hooks: bool
 
 
 def forward_cell(
-    stage: Callable[..., Sequence[Any]],
+    stage: Function,
     inputs: Sequence[int],
     outputs: Sequence[int],
     saved: int | None,
@@ -51,10 +66,10 @@ def forward_cell(
     *,
     casts: bool,
 ) -> Run:
-    """Run the stage on registers `inputs` into registers `outputs`; `saved` keeps what the backward needs.
+    """Return the function of an F. Inputs, outputs and `saved` are registers; without `saved` (inference) nothing is detached.
 
-    Without `saved` (inference) nothing is detached. `size_of` is the micro-batch whose size the stage takes, if it does;
-    `casts`, whether it has autocast regions.
+    `size_of` is the micro-batch whose size (samples) is the last argument, None for no size; `casts`: the stage has
+    autocast regions.
     """
 
     def forward(frame: Frame) -> None:
@@ -62,21 +77,21 @@ def forward_cell(
         values = [registers[index] for index in inputs]
         size = () if size_of is None else (frame.sizes[size_of],)
         if saved is None:
-            made = stage(*values, *size)
+            results = stage(*values, *size)
         else:
-            made, registers[saved] = attached(stage, values, size, casts=casts)
-        for index, value in zip(outputs, made, strict=True):
+            results, registers[saved] = forward_with_graph(stage, values, size, casts=casts)
+        for index, value in zip(outputs, results, strict=True):
             registers[index] = value
 
     return forward
 
 
-def attached(
-    stage: Callable[..., Sequence[Any]], values: list[Any], size: tuple[int, ...], *, casts: bool
-) -> tuple[Sequence[Any], Saved]:
-    """Run the stage on leaves of its own; the outputs, and what their backward needs.
+def forward_with_graph(
+    stage: Function, values: list[Any], size: tuple[int, ...], *, casts: bool
+) -> tuple[Sequence[Any], SavedGraph]:
+    """Run a stage on leaves made from `values`, which are replaced in place. Return the outputs and the graph.
 
-    Autocast takes leaves for weights and casts them once, however often they are used: it is given views of them.
+    Autocast treats leaves as weights: it casts each once and caches the result. Therefore it gets views of the leaves.
     """
     leaves: list[torch.Tensor | None] = [None] * len(values)
     is_cast = casts or is_any_autocast_enabled()
@@ -85,79 +100,83 @@ def attached(
             leaf = leaves[place] = value.detach().requires_grad_()
             values[place] = leaf.view_as(leaf) if is_cast else leaf
     before = hooks_registered()
-    made = stage(*values, *size)
-    edges = [edge_of(v) if isinstance(v, torch.Tensor) and v.requires_grad else None for v in made]
-    return made, Saved(leaves, edges, hooks_registered() != before)
+    results = stage(*values, *size)
+    edges = [edge_of(value) if isinstance(value, torch.Tensor) and value.requires_grad else None for value in results]
+    return results, SavedGraph(leaves, edges, hooks_registered() != before)
 
 
-def edge_of(made: torch.Tensor) -> GradientEdge | None:
-    """Where its gradient goes. A view made without gradients says that it requires them, and leads nowhere."""
-    node = made.grad_fn
+def edge_of(output: torch.Tensor) -> GradientEdge | None:
+    """Return where the gradient of an output enters the graph; None for a view made without grad, which leads to no node."""
+    node = output.grad_fn
     if node is None:
         with torch.enable_grad():
-            viewed = made.view_as(made).grad_fn
-        if viewed is None or viewed.next_functions[0][0] is None:
+            view_node = output.view_as(output).grad_fn
+        if view_node is None or view_node.next_functions[0][0] is None:
             return None
     elif not isinstance(node, FunctionNode):
-        return GradientEdge(node, made.output_nr)  # what `get_gradient_edge` makes, in half the time
-    return get_gradient_edge(made)
+        return GradientEdge(node, output.output_nr)  # what `get_gradient_edge` returns, in half the time
+    return get_gradient_edge(output)
 
 
-def backward_cell(saved: int, gradients: Gradients, sent: Sent) -> Run:
-    """B."""
+def backward_cell(saved: int, gradients: OutputGradients, sent: InputGradients) -> Run:
+    """Return the function of a B, or of an I that also does the work of W."""
 
     def backward(frame: Frame) -> None:
         registers = frame.registers
-        kept: Saved = registers[saved]
-        roots, given = _given(registers, kept, gradients)
+        graph: SavedGraph = registers[saved]
+        roots, root_gradients = _roots(registers, graph, gradients)
         if roots:
-            accumulate(roots, given)
-        for index, position in sent:
-            leaf = kept.leaves[position]
+            accumulate(roots, root_gradients)
+        for index, place in sent:
+            leaf = graph.leaves[place]
             registers[index] = None if leaf is None else leaf.grad
 
     return backward
 
 
-def input_cell(saved: int, gradients: Gradients, sent: Sent, left: int, divided: DividedBackward) -> Run:
-    """I. What is left for W goes into the register `left`."""
+def input_cell(
+    saved: int, gradients: OutputGradients, sent: InputGradients, remainder: int, divided: DividedBackward
+) -> Run:
+    """Return the function of an I; what remains for W goes into the register `remainder`."""
 
     def input_grad(frame: Frame) -> None:
         registers = frame.registers
-        kept: Saved = registers[saved]
-        roots, given = _given(registers, kept, gradients)
-        places = [place for place, leaf in enumerate(kept.leaves) if leaf is not None]
-        leaves = [leaf for leaf in kept.leaves if leaf is not None]
-        found, registers[left] = divided.inward(leaves, roots, given, is_hooked=kept.is_hooked)
+        graph: SavedGraph = registers[saved]
+        roots, root_gradients = _roots(registers, graph, gradients)
+        places = [place for place, leaf in enumerate(graph.leaves) if leaf is not None]
+        leaves = [leaf for leaf in graph.leaves if leaf is not None]
+        found, registers[remainder] = divided.input_half(leaves, roots, root_gradients, has_hooks=graph.has_hooks)
         gradient_of = dict(zip(places, found, strict=True))
-        for index, position in sent:
-            registers[index] = gradient_of.get(position)
+        for index, place in sent:
+            registers[index] = gradient_of.get(place)
 
     return input_grad
 
 
-def weight_cell(left: int, divided: DividedBackward) -> Run:
-    """W."""
+def weight_cell(remainder: int, divided: DividedBackward) -> Run:
+    """Return the function of a W."""
 
     def weight_grad(frame: Frame) -> None:
-        divided.outward(frame.registers[left])
+        divided.weight_half(frame.registers[remainder])
 
     return weight_grad
 
 
-def _given(registers: list[Any], kept: Saved, gradients: Gradients) -> tuple[list[GradientEdge], list[torch.Tensor]]:
-    """The outputs that got a gradient, and these gradients."""
-    roots, given = [], []
+def _roots(
+    registers: list[Any], graph: SavedGraph, gradients: OutputGradients
+) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+    """Return the edges of the outputs that got a gradient, and these gradients."""
+    roots, root_gradients = [], []
     for output, indices in gradients:
-        root = kept.edges[output]
-        if root is not None and (gradient := _sum(registers, indices)) is not None:
-            roots.append(root)
-            given.append(gradient)
-    return roots, given
+        edge = graph.edges[output]
+        if edge is not None and (gradient := _sum(registers, indices)) is not None:
+            roots.append(edge)
+            root_gradients.append(gradient)
+    return roots, root_gradients
 
 
 def _sum(registers: list[Any], indices: Sequence[int]) -> torch.Tensor | None:
-    """In the order in which eager autograd adds: the last use first."""
+    """Add the gradients of an output in the order of eager autograd: that of the last use first."""
     total = None
     for index in indices:
         gradient = registers[index]

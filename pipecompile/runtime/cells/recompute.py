@@ -1,17 +1,18 @@
-"""Checkpointing: a forward that keeps nothing but how to run it again, and the recomputation that gives what it would have kept.
+"""Recomputation: a forward that keeps only how to run it again, and the recomputation that restores what it did not keep.
 
-    F   inputs ─► stage ─► outputs             random state, surroundings and what the stage will overwrite: the recipe
-    R   inputs, recipe ─► stage ─► @s          the same numbers from the same calls; outputs are dropped
+    F   inputs ─► stage ─► outputs             keeps a recipe: random state, autocast, buffers and inputs that the stage writes
+    R   inputs, recipe ─► stage ─► @s          the same numbers from the same calls; the outputs are dropped
 
-F records a graph like any forward, so that the same kernels run and the outputs say truly whether they want a gradient, and
-drops it when it is over: R holds as much later, so that makes no peak. R begins with the buffers that F found and leaves those
-that it found itself: running statistics are updated once. While R runs, `is_recomputing()` holds, and what the model notes on
-itself is not noted again.
+F records an autograd graph as any forward does, and drops it at its end. So the same kernels run, and the outputs have the right
+`requires_grad`. The dropped graph does not raise the memory peak, since R holds as much later.
+
+R starts from the buffers as F found them, and restores those that R itself found: running statistics are updated once.
+While R runs, `is_recomputing()` is true, and state that the model keeps on itself is not written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock
@@ -22,47 +23,53 @@ from torch import fx
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.graph.stages import Stage
-from pipecompile.runtime.cells.forward_backward import Run, Saved, attached
-from pipecompile.runtime.registers import Frame
+from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph
+from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.recompute_flag import recomputation
 
-__all__ = ["Footprints", "Stint", "checkpointed_cell", "drawing_alone", "recompute_cell"]
+__all__ = ["Recipe", "SideEffects", "StageRun", "checkpointed_cell", "recompute_cell", "with_random_lock"]
 
-_DRAWING = RLock()
-"""The CPU has one random state for all threads: who notes it draws from it alone until done."""
+_CPU_RANDOM = RLock()
+"""Lock of the CPU's random state, which all threads share: held from saving the state until the cell has drawn its numbers."""
 
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
+"""(device type, dtype, is enabled) per device type."""
 
 
 @dataclass(frozen=True, slots=True)
-class Footprints:
-    """What a run of a stage leaves in the world: it draws random numbers, writes buffers, and writes its inputs. `casts`: it
-    has autocast regions.
+class SideEffects:
+    """Side effects of running a stage, found in its graph.
+
+    draws             the stage draws random numbers
+    written_buffers   tensors of the model that it may write
+    written_inputs    places of the inputs that it writes in place
+    casts             it has autocast regions
     """
 
     draws: bool = False
-    buffers: tuple[torch.Tensor, ...] = ()
-    inputs: tuple[int, ...] = ()
+    written_buffers: tuple[torch.Tensor, ...] = ()
+    written_inputs: tuple[int, ...] = ()
     casts: bool = False
 
     @classmethod
-    def of(cls, stage: Stage) -> Footprints:
-        ports = [node for node in stage.module.graph.nodes if node.op == "placeholder"][: len(stage.inputs)]
+    def of(cls, stage: Stage) -> SideEffects:
+        """Return the side effects of a stage."""
+        inputs = [node for node in stage.module.graph.nodes if node.op == "placeholder"][: len(stage.inputs)]
         nodes = [node for node in stage.module.graph.nodes if node.op != "placeholder"]
         written = {storage for node in nodes for storage in facts(node).mutates}
         return cls(
             any(facts(node).draws for node in nodes),
-            tuple({id(tensor): tensor for tensor in _lasting(stage.module, nodes, written)}.values()),
-            tuple(place for place, port in enumerate(ports) if written & facts(port).storages),
+            tuple({id(tensor): tensor for tensor in _written_tensors(stage.module, nodes, written)}.values()),
+            tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
             any(node.target is enter_autocast for node in nodes),
         )
 
 
-def _lasting(module: fx.GraphModule, nodes: Sequence[fx.Node], written: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors of the model that the nodes of a stage may write."""
+def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: set[int]) -> Iterator[torch.Tensor]:
+    """Yield the tensors of the model that the nodes of a stage may write."""
     for node in nodes:
         if node.op == "call_module" and facts(node).mutates:
             yield from module.get_submodule(str(node.target)).buffers()
@@ -73,138 +80,141 @@ def _lasting(module: fx.GraphModule, nodes: Sequence[fx.Node], written: set[int]
 
 @dataclass(slots=True)
 class Recipe:
-    """How a forward was begun. `written` are the inputs that it changed, by place, as they were."""
+    """State in which a forward began: random state, autocast, buffers, and the inputs that it then wrote, by place."""
 
     random: torch.Tensor | None
     autocast: Autocast
     buffers: list[torch.Tensor]
-    written: dict[int, torch.Tensor]
+    inputs: dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Stint:
-    """A stage on a device. `size_of` is the micro-batch whose size it takes, if it does."""
+class StageRun:
+    """A stage's function on a device. `size_of` is the micro-batch whose size (samples) is the last argument; None for no size."""
 
-    stage: Callable[..., Sequence[Any]]
+    function: Function
     size_of: int | None
-    prints: Footprints
+    effects: SideEffects
     device: torch.device
 
-    def attached(self, frame: Frame, values: list[Any]) -> tuple[Sequence[Any], Saved]:
+    def forward(self, frame: Frame, values: list[Any]) -> tuple[Sequence[Any], SavedGraph]:
+        """Return the outputs and what their backward needs."""
         size = () if self.size_of is None else (frame.sizes[self.size_of],)
-        return attached(self.stage, values, size, casts=self.prints.casts)
+        return forward_with_graph(self.function, values, size, casts=self.effects.casts)
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """Device types whose autocast applies."""
+        return ("cpu",) if self.device.type == "cpu" else ("cpu", self.device.type)
 
 
-def checkpointed_cell(ran: Stint, inputs: Sequence[int], outputs: Sequence[int], recipe: int) -> Run:
-    """F of a cell that will be recomputed: `recipe` is the register of what R needs beside the inputs."""
-    prints, kinds = ran.prints, _kinds(ran.device)
+def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[int], recipe: int) -> Run:
+    """Return the function of an F that will be recomputed. Inputs, outputs and `recipe` are registers."""
+    effects, device_types = stage.effects, stage.device_types
 
     def forward(frame: Frame) -> None:
         registers = frame.registers
         values = [registers[index] for index in inputs]
-        with _DRAWING if prints.draws else nullcontext():
-            registers[recipe] = _noted(values, prints, ran.device, kinds)
-            with _held_plainly():
-                made = ran.attached(frame, values)[0]
-        for index, value in zip(outputs, made, strict=True):
+        with _CPU_RANDOM if effects.draws else nullcontext():
+            registers[recipe] = _recipe(values, effects, stage.device, device_types)
+            with _without_user_hooks():
+                results = stage.forward(frame, values)[0]
+        for index, value in zip(outputs, results, strict=True):
             is_tensor = isinstance(value, torch.Tensor)
             registers[index] = value.detach().requires_grad_(value.requires_grad) if is_tensor else value
 
     return forward
 
 
-def _held_plainly() -> AbstractContextManager[None]:
-    """Hooks of the user on what autograd saves are for what it will use: not for a graph that is dropped."""
-    hooked = saved_tensor_hooks() is not None
-    return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved) if hooked else nullcontext()
+def _without_user_hooks() -> AbstractContextManager[None]:
+    """Shield the user's `saved_tensors_hooks` from tensors of a graph that is dropped."""
+    if saved_tensor_hooks() is None:
+        return nullcontext()
+    return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
 
 
-def drawing_alone(run: Run) -> Run:
-    """A forward that is not run again, beside others whose random state is noted."""
+def with_random_lock(run: Run) -> Run:
+    """Return `run` under the lock of the CPU's random state: an F without recomputation, in a program that has others."""
 
     def forward(frame: Frame) -> None:
-        with _DRAWING:
+        with _CPU_RANDOM:
             run(frame)
 
     return forward
 
 
-def recompute_cell(ran: Stint, inputs: Sequence[int], recipe: int, saved: int) -> Run:
-    """R: what the forward of an ordinary cell would have left in the register `saved`."""
-    kinds = _kinds(ran.device)
+def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: int) -> Run:
+    """Return the function of an R, which writes to the register `saved` what an F without recomputation would have written."""
+    device_types = stage.device_types
 
     def recompute(frame: Frame) -> None:
         registers = frame.registers
-        noted: Recipe = registers[recipe]
-        values = [noted.written.get(place, registers[index]) for place, index in enumerate(inputs)]
-        with recomputation(), torch.enable_grad(), _surroundings(noted, ran, kinds):
-            _, registers[saved] = ran.attached(frame, values)
+        before: Recipe = registers[recipe]
+        values = [before.inputs.get(place, registers[index]) for place, index in enumerate(inputs)]
+        with recomputation(), torch.enable_grad(), _restored(before, stage, device_types):
+            _, registers[saved] = stage.forward(frame, values)
 
     return recompute
 
 
-def _surroundings(noted: Recipe, ran: Stint, kinds: Sequence[str]) -> AbstractContextManager[None]:
-    """Of the forward, for the length of a block; most stages find all as it was."""
-    autocast = noted.autocast if noted.autocast != _autocast(kinds) else ()
-    is_at_home = not autocast and noted.random is None and not ran.prints.buffers
-    return nullcontext() if is_at_home else _restored(noted, autocast, ran)
+def _restored(before: Recipe, stage: StageRun, device_types: Sequence[str]) -> AbstractContextManager[None]:
+    """Return a context in which the state of the forward holds; for most stages nothing differs."""
+    autocast = before.autocast if before.autocast != _autocast(device_types) else ()
+    is_same = not autocast and before.random is None and not stage.effects.written_buffers
+    return nullcontext() if is_same else _state_restored(before, autocast, stage)
 
 
 @contextmanager
-def _restored(noted: Recipe, autocast: Autocast, ran: Stint) -> Iterator[None]:
+def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iterator[None]:
     with ExitStack() as stack:
         for kind, dtype, enabled in autocast:
             stack.enter_context(torch.autocast(kind, dtype, enabled))
-        stack.enter_context(_as_it_was(noted, ran.prints, ran.device))
+        stack.enter_context(_tensors_restored(before, stage.effects, stage.device))
         yield
 
 
-def _noted(values: Sequence[Any], prints: Footprints, device: torch.device, kinds: Sequence[str]) -> Recipe:
+@contextmanager
+def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device) -> Iterator[None]:
+    """Set random state and buffers to those of the forward, and at the end back to the present ones."""
+    with _CPU_RANDOM if effects.draws else nullcontext():
+        buffers = [buffer.detach().clone() for buffer in effects.written_buffers]
+        random = _random_state(device) if effects.draws else None
+        try:
+            _write(effects.written_buffers, before.buffers)
+            _set_random_state(before.random, device)
+            yield
+        finally:
+            _write(effects.written_buffers, buffers)
+            _set_random_state(random, device)
+
+
+def _recipe(values: Sequence[Any], effects: SideEffects, device: torch.device, device_types: Sequence[str]) -> Recipe:
     return Recipe(
-        _random(device) if prints.draws else None,
-        _autocast(kinds),
-        [buffer.detach().clone() for buffer in prints.buffers],
-        {place: _copied(values[place]) for place in prints.inputs if isinstance(values[place], torch.Tensor)},
+        _random_state(device) if effects.draws else None,
+        _autocast(device_types),
+        [buffer.detach().clone() for buffer in effects.written_buffers],
+        {place: _copy(values[place]) for place in effects.written_inputs if isinstance(values[place], torch.Tensor)},
     )
 
 
-def _copied(value: torch.Tensor) -> torch.Tensor:
+def _copy(value: torch.Tensor) -> torch.Tensor:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-@contextmanager
-def _as_it_was(noted: Recipe, prints: Footprints, device: torch.device) -> Iterator[None]:
-    """Random state and buffers of the forward, for the length of the block; then those of now again."""
-    with _DRAWING if prints.draws else nullcontext():
-        now = [buffer.detach().clone() for buffer in prints.buffers]
-        random = _random(device) if prints.draws else None
-        try:
-            _put(prints.buffers, noted.buffers)
-            _set_random(noted.random, device)
-            yield
-        finally:
-            _put(prints.buffers, now)
-            _set_random(random, device)
-
-
-def _put(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Through `.data`: autograd may have saved them, and does not mind, as it does not where forwards follow each other."""
+def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Write through `.data`, which leaves version counters alone: autograd may have saved the buffers."""
     for buffer, value in zip(buffers, values, strict=True):
         buffer.data.copy_(value)
 
 
-def _random(device: torch.device) -> torch.Tensor:
+def _random_state(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def _set_random(state: torch.Tensor | None, device: torch.device) -> None:
+def _set_random_state(state: torch.Tensor | None, device: torch.device) -> None:
     if state is not None:
         torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
 
 
-def _kinds(device: torch.device) -> tuple[str, ...]:
-    return ("cpu",) if device.type == "cpu" else ("cpu", device.type)
-
-
-def _autocast(kinds: Sequence[str]) -> Autocast:
-    return tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
+def _autocast(device_types: Sequence[str]) -> Autocast:
+    return tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in device_types)

@@ -1,75 +1,164 @@
-"""The layers of a stage where its code finds them at once.
+"""The function of a stage: its layers called without the overhead of `nn.Module.__call__` and `__getattr__`; the loss behind the last.
 
     stage.module.forward    self.layer ─► nn.Module.__getattr__ ─► layer     layer(x) ─► any hooks? ─► layer.forward(x)
     the same code, here     self.layer ──────────────────────────────────────────────► layer.forward(x)
 
-The code that was generated for a stage runs with another `self`. Children are plain attributes of it, which Python looks for first,
-and before every run each layer is asked whether it has hooks: one that has none is called by its forward. For small layers that
-is a fifth of their time. All else is the stage module's own.
+The code that fx generated for a stage runs with another `self`, whose children are plain attributes, which Python finds first.
+Before each run every layer is checked for hooks, and a layer without hooks is called by its forward. For small layers that saves a
+fifth of their time (benchmarks/overhead.py). All other attributes are the stage module's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from pipecompile.torch_private.modules import has_any_global_hook, is_compiled, is_hooked
+from pipecompile.errors import InputError
+from pipecompile.graph.stages import Stage
+from pipecompile.ir import TARGET
+from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.runtime.results import Outputs, own_loss
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modules import has_any_global_hook, hook_tables_of, is_compiled
 
-__all__ = ["StageCode"]
+__all__ = ["LossCode", "StageCode", "with_loss"]
 
 
 @dataclass(frozen=True, slots=True)
 class StageCode:
-    """What computes a stage. `look()` comes before every run; of `layers` it knows where they are held, their names and themselves."""
+    """The function of a stage. `layers` are (attributes that hold the layer, its name there, the layer)."""
 
     run: Callable[..., Any]
     layers: tuple[tuple[dict[str, Any], str, nn.Module], ...] = ()
 
     @classmethod
     def of(cls, stage: fx.GraphModule) -> StageCode:
-        """The code of a stage that is not rewritten any more."""
+        """Return the code of a stage. The stage must not be rewritten later."""
         nodes = [node for node in stage.graph.nodes if node.op in ("call_module", "get_attr")]
         called = {str(node.target) for node in nodes if node.op == "call_module"}
-        entered = {around for node in nodes for around in _around(str(node.target))}
+        entered = {parent for node in nodes for parent in _parents(str(node.target))}
         layers: list[tuple[dict[str, Any], str, nn.Module]] = []
-        children = _within_reach(stage, "", called - entered, layers)
+        children = _direct_children(stage, "", called - entered, layers)
         return cls(MethodType(type(stage).forward, children), tuple(layers))
 
-    def look(self) -> None:
-        """Call layers by their forward from now on, but those with hooks."""
-        is_watched = has_any_global_hook()
+    def refresh(self) -> None:
+        """Bind each layer's `forward` if the layer has no hooks, else the layer. Run before every step: hooks may have changed."""
+        has_global_hook = has_any_global_hook()
         for attributes, name, layer in self.layers:
-            is_plain = not (is_watched or is_hooked(layer) or is_compiled(layer))
+            is_plain = not (has_global_hook or any(hook_tables_of(layer)) or is_compiled(layer))
             attributes[name] = layer.forward if is_plain else layer
 
+    def for_slot(self, slot: int | None) -> Callable[..., Any]:  # noqa: ARG002 one function serves all slots
+        """Return the function."""
+        return self.run
 
-def _around(target: str) -> Iterator[str]:
-    """The modules that are passed on the way: of `a.b.c` these are `a` and `a.b`."""
+
+def _parents(target: str) -> Iterator[str]:
+    """Yield the modules on the way to a target: of `a.b.c` these are `a` and `a.b`."""
     return (target[:place] for place, letter in enumerate(target) if letter == ".")
 
 
-def _within_reach(
+def _direct_children(
     module: nn.Module, path: str, called: set[str], layers: list[tuple[dict[str, Any], str, nn.Module]]
 ) -> _Children:
-    """The children of the stage, or of an empty module that leads to others."""
+    """Return the children of a stage, or of an empty module that leads to others, as plain attributes."""
     children = _Children(module)
     for name, child in module.named_children():
         is_empty = type(child) is nn.Module
-        children.__dict__[name] = _within_reach(child, f"{path}{name}.", called, layers) if is_empty else child
+        children.__dict__[name] = _direct_children(child, f"{path}{name}.", called, layers) if is_empty else child
         if path + name in called and type(child).__call__ is nn.Module.__call__:
             layers.append((children.__dict__, name, child))
     return children
 
 
 class _Children:
-    """Stands for a module; what is not put into it is that module's."""
+    """Stand-in for a module: attributes that are not set here are the module's."""
 
     def __init__(self, module: nn.Module) -> None:
         self.__dict__["(module)"] = module  # no name that a child can have
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["(module)"], name)
+
+
+# -- the loss ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LossCode:
+    """Code of the last stage, followed by the loss."""
+
+    stage: StageCode
+    function: Function
+
+    def refresh(self) -> None:
+        """Refresh the stage."""
+        self.stage.refresh()
+
+    def for_slot(self, slot: int | None) -> Function:  # noqa: ARG002 one function serves all slots
+        """Return the function."""
+        return self.function
+
+
+def with_loss(
+    stage: Stage,
+    run: Function,
+    inputs: tuple[str, ...],
+    outputs: Outputs,
+    loss_fn: Callable[..., Any] | None,
+    *,
+    has_aux: bool,
+) -> Function:
+    """Return a function of the cell's inputs and the number of samples that gives the loss, and the auxiliary value if any."""
+    losses = _losses(loss_fn, has_aux=has_aux)
+    position = {name: place for place, name in enumerate(inputs)}
+    stage_inputs = [position[name] for name in stage.inputs]
+    target = position.get(TARGET)
+
+    def function(*values: Any) -> Sequence[Any]:
+        *given, size = values
+        arguments = [given[place] for place in stage_inputs]
+        results = run(*arguments, size) if stage.sized else run(*arguments)
+        made = dict(zip(stage.outputs, results, strict=True))
+        output = outputs.assemble(lambda name: made[name] if name in made else given[position[name]], size)
+        return losses(output) if target is None else losses(output, given[target])
+
+    return function
+
+
+def _losses(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Function:
+    """Return a function of output and target that gives (loss,), or (loss, aux) with `aux` detached."""
+    if not has_aux:
+        loss_of = loss_fn or (lambda output, *_: own_loss(output))
+        return lambda *arguments: (_scalar(loss_of(*arguments)),)
+    assert loss_fn is not None
+
+    def with_aux(*arguments: Any) -> Sequence[Any]:
+        pair = loss_fn(*arguments)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InputError(
+                f"loss_fn returned a {type(pair).__name__}",
+                why="has_aux=True expects a pair",
+                hint="return (loss, aux) from loss_fn",
+            )
+        loss, aux = pair
+        return _scalar(loss), pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, aux)
+
+    return with_aux
+
+
+def _scalar(loss: Any) -> torch.Tensor:
+    """Return the loss without dimensions. Raise InputError if it has not exactly one element."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss if loss.dim() == 0 else loss.reshape(())
+    is_tensor = isinstance(loss, torch.Tensor)
+    what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
+    hint = "loss_fn(output, target) must return the mean over its samples"
+    if isinstance(loss, tuple):
+        hint += "; compile(..., has_aux=True) if it returns (loss, aux)"
+    raise InputError(f"the loss is {what}, not a scalar", hint=hint)

@@ -1,7 +1,7 @@
-"""Stages through `torch.compile`: one compiled function a stage, made at its first call and kept for all programs of a build.
+"""Stages through `torch.compile`: one compiled function a stage, made at its first call, for all programs of a build.
 
-The backward of a compiled region is one node of the autograd graph, so a schedule that splits backwards has all of it in I.
-What notes things as it runs (a piece kept whole, a BatchNorm that defers) runs as it is, between two regions.
+The backward of a compiled region is one node of the autograd graph, so in a schedule that splits backwards I does all of it.
+Modules that keep notes as they run (opaque calls, deferred BatchNorm) run uncompiled, between two compiled regions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
-from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorm
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredBatchNorm
 from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 
@@ -27,7 +27,7 @@ def check_backend(choice: bool | str) -> None:
 
 
 def stage_codes(stages: Sequence[Stage], choice: bool | str) -> tuple[StageCode, ...]:
-    """What computes each stage: its code, or that compiled."""
+    """Return the code of each stage, compiled if `choice` is True (inductor) or names a backend."""
     if not choice:
         return tuple(StageCode.of(stage.module) for stage in stages)
     return tuple(StageCode(_compiled(stage, "inductor" if choice is True else choice)) for stage in stages)
@@ -35,10 +35,10 @@ def stage_codes(stages: Sequence[Stage], choice: bool | str) -> tuple[StageCode,
 
 def _compiled(stage: Stage, backend: str) -> Callable[..., Any]:
     for module in stage.module.modules():
-        if isinstance(module, (OpaqueModule, DeferredNorm)):
+        if isinstance(module, (OpaqueModule, DeferredBatchNorm)):
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign, no-untyped-call]
     for node in stage.module.graph.nodes:
-        if getattr(node.target, "__module__", None) == DeferredNorm.__module__:
+        if getattr(node.target, "__module__", None) == DeferredBatchNorm.__module__:
             node.target = torch.compiler.disable(node.target)  # type: ignore[no-untyped-call]
     stage.module.recompile()
     return torch.compile(stage.module.forward, backend=backend)

@@ -1,9 +1,9 @@
-"""How a device captures what it is made to launch, so that it can be launched again at once.
+"""Capture of a run's kernels as a CUDA graph.
 
-    capture(run)    run() ─► launches, noted and not executed ─► a CUDA graph      replay()    all of them, in one launch
+    capture(run)    run() ─► kernels, recorded and not executed ─► a CUDA graph      replay()    all of them, in one launch
 
-The memory that the run took stays its own: a replay reads and writes where the run would have. CUDA's way is here; the tests
-emulate another.
+The memory that the run allocated stays the graph's: a replay reads and writes at the same addresses. This file has CUDA's
+way; the tests emulate another on a CPU.
 """
 
 from __future__ import annotations
@@ -15,59 +15,61 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-__all__ = ["CudaTape", "Tape", "tapes_on"]
+__all__ = ["CudaGraphCapture", "GraphCapture", "graph_captures"]
 
 T = TypeVar("T")
 
 
-class Tape(Protocol):
-    """Captures runs that follow each other, and are replayed in that order."""
+class GraphCapture(Protocol):
+    """Captures runs that follow each other; replays must follow the same order."""
 
     def rehearse(self, run: Callable[[], T]) -> tuple[T, str | None]:
-        """Run as it is. Why it cannot be captured, if that shows."""
+        """Run uncaptured. Return the result, and a reason why the run cannot be captured, or None."""
 
     def capture(self, run: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """What the run returns, whose tensors have values after each replay, and the replay. Raises what cannot be captured."""
+        """Return the run's result, whose tensors get values by each replay, and the replay. Raise if the run cannot be captured."""
 
     def drain(self) -> None:
-        """Wait for replays that were launched: their memory is about to be given back."""
+        """Wait for launched replays, before their memory is released."""
 
 
-def tapes_on(device: torch.device) -> Callable[[], Tape] | None:
-    """What makes tapes; None for a device that has no graphs."""
-    return partial(CudaTape, device) if device.type == "cuda" else None
+def graph_captures(device: torch.device) -> Callable[[], GraphCapture] | None:
+    """Return the constructor of captures for a device, or None for a device without graphs."""
+    return partial(CudaGraphCapture, device) if device.type == "cuda" else None
 
 
-class CudaTape:
-    """CUDA graphs that share a pool of memory."""
+class CudaGraphCapture:
+    """CUDA graphs that share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
 
     def rehearse(self, run: Callable[[], T]) -> tuple[T, str | None]:
-        """A host that waits for the device breaks a capture, so it is found out before."""
+        """Run uncaptured, and look for a synchronization of the host with the device, which would break a capture."""
         before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                made = run()
+                result = run()
             finally:
                 torch.cuda.set_sync_debug_mode(before)
-        waits = [each for each in told if "synchronizing CUDA operation" in str(each.message)]
-        for each in told:
+        waits = [each for each in caught if "synchronizing CUDA operation" in str(each.message)]
+        for each in caught:
             if each not in waits and "Synchronization debug mode" not in str(each.message):
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        return made, f"the host waits for the device ({waits[0].filename}:{waits[0].lineno})" if waits else None
+        return result, f"the host waits for the device ({waits[0].filename}:{waits[0].lineno})" if waits else None
 
     def capture(self, run: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Capture the run on a side stream. Other threads may go on using CUDA meanwhile."""
         graph = torch.cuda.CUDAGraph()
-        around = torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local")
-        with torch.cuda.device(self.device), around:
-            made = run()
+        capturing = torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local")
+        with torch.cuda.device(self.device), capturing:
+            result = run()
         self._pool = graph.pool()
-        return made, graph.replay
+        return result, graph.replay
 
     def drain(self) -> None:
+        """Synchronize with the device."""
         torch.cuda.synchronize(self.device)

@@ -1,9 +1,10 @@
 """A captured stage: its forward and its backward for the micro-batches of one slot, as one operation of autograd.
 
-    F   inputs ──copied──► ports ═ replay ═► outputs ──copied──► registers
-    B   gradients ──copied──► ports ═ replay ═► gradients of inputs and weights ──► added up by autograd, hooks and all
+    F   inputs ──copied──► static inputs ═ replay ═► static outputs ──copied──► registers
+    B   gradients ──copied──► static gradients ═ replay ═► gradients of inputs and weights ──► accumulated by autograd
 
-Between the two, what the backward needs lies in the graphs' own memory.
+"Static" tensors keep their addresses, which the graphs contain. Between F and B, what the backward needs lies in the memory
+of the graphs. So a slot must not be replayed forward again before its backward; `generation` checks that.
 """
 
 from __future__ import annotations
@@ -19,155 +20,171 @@ from torch.autograd.function import once_differentiable
 
 from pipecompile.errors import InputError
 from pipecompile.graph.backward_split import explore
-from pipecompile.runtime.cells.forward_backward import edge_of
-from pipecompile.runtime.cuda_graphs.capture import Tape
+from pipecompile.runtime.cells.forward_backward import Function, edge_of
+from pipecompile.runtime.cuda_graphs.capture import GraphCapture
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import hooks_of_tensor
 from pipecompile.torch_private.storages import foreach_copy
 
-__all__ = ["Captured", "Function", "said"]
-
-Function = Callable[..., Sequence[Any]]
+__all__ = ["CapturedBackward", "CapturedStage", "summary_of"]
 
 
-class Captured:
-    """The graphs of one slot for inputs of one kind. `turn` counts what was replayed."""
+class CapturedStage:
+    """The graphs of one slot for inputs of one signature.
+
+    inputs, outputs    static tensors
+    edges              per output, where its gradient enters the captured autograd graph; None if it has no gradient
+    weights            leaves of that graph other than the inputs
+    generation         number of forward replays so far
+    """
 
     def __init__(
-        self, run: Function, tape: Tape, leaves: Sequence[Any], spec: pytree.TreeSpec, refuse: Callable[[str], None]
+        self,
+        run: Function,
+        capture: GraphCapture,
+        leaves: Sequence[Any],
+        spec: pytree.TreeSpec,
+        refuse: Callable[[str], None],
     ) -> None:
-        self.tape, self.refuse, self.turn = tape, refuse, 0
-        own = [_own(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.capture, self.refuse, self.generation = capture, refuse, 0
+        own = [_static(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.inputs = [leaf for leaf in own if isinstance(leaf, torch.Tensor)]
         with _uncached_autocast():
-            made, self.replay = tape.capture(lambda: run(*pytree.tree_unflatten(own, spec)))
-        self.made, self.form = pytree.tree_flatten(made)
-        self.outputs = [leaf for leaf in self.made if isinstance(leaf, torch.Tensor)]
-        self.roots = [edge_of(output) if output.requires_grad else None for output in self.outputs]
-        self.weights = self._other_leaves()
-        self.back: Back | None = None
-        weakref.finalize(self, tape.drain)
+            result, self.replay = capture.capture(lambda: run(*pytree.tree_unflatten(own, spec)))
+        self.output_leaves, self.output_spec = pytree.tree_flatten(result)
+        self.outputs = [leaf for leaf in self.output_leaves if isinstance(leaf, torch.Tensor)]
+        self.edges = [edge_of(output) if output.requires_grad else None for output in self.outputs]
+        self.weights = self._weights()
+        self.captured_backward: CapturedBackward | None = None
+        weakref.finalize(self, capture.drain)
 
-    def _other_leaves(self) -> list[torch.Tensor]:
-        """What gets gradients beside the inputs."""
-        nodes, _ = explore([root for root in self.roots if root is not None], frozenset())
+    def _weights(self) -> list[torch.Tensor]:
+        nodes, _ = explore([edge for edge in self.edges if edge is not None], frozenset())
         leaves = (getattr(node, "variable", None) for node in nodes)
         own = set(map(id, self.inputs))
         return [leaf for leaf in leaves if leaf is not None and id(leaf) not in own]
 
     def run(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """The outputs, in memory of the caller."""
-        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        made = iter(_Replayed.apply(self, *given, *self.weights) if any(self.roots) else self.forward(given))
-        found: Sequence[Any] = pytree.tree_unflatten(
-            [next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.made], self.form
+        """Return the outputs of the stage for the leaves of its inputs, in memory of the caller."""
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        needs_grad = any(edge is not None for edge in self.edges)
+        outputs = iter(_Replay.apply(self, *tensors, *self.weights) if needs_grad else self.forward(tensors))
+        result: Sequence[Any] = pytree.tree_unflatten(
+            [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.output_leaves], self.output_spec
         )
-        return found
+        return result
 
-    def forward(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Replay F."""
-        _put(self.inputs, given)
-        self.turn += 1
+    def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Replay F on these inputs."""
+        _write(self.inputs, inputs)
+        self.generation += 1
         self.replay()
         return [output.detach().clone() for output in self.outputs]
 
-    def backward(self, given: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-        """Replay B: gradients of the inputs and of the weights. One that cannot be captured runs as it is, on the same memory."""
-        which = tuple(gradient is not None for gradient in given)
-        gradients = [gradient for gradient in given if gradient is not None]
-        if self.back is None:
+    def backward(self, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+        """Replay B and return the gradients of the inputs and weights. If B cannot be captured, run it on the same memory."""
+        which = tuple(gradient is not None for gradient in gradients)
+        present = [gradient for gradient in gradients if gradient is not None]
+        if self.captured_backward is None:
             try:
-                self.back = Back.capture(self, which, gradients)
+                self.captured_backward = CapturedBackward.capture(self, which, present)
             except Exception as error:
-                self.refuse(f"its backward: {said(error)}")
-                return self.gradients(which, gradients)
-        if self.back.which != which:
+                self.refuse(f"its backward: {summary_of(error)}")
+                return self.gradients(which, present)
+        if self.captured_backward.which != which:
             raise InputError(
                 "other outputs of a stage got gradients than when it was captured",
                 why="a CUDA graph is for those alone",
                 hint="compile(..., cuda_graphs=False)",
             )
-        _put(self.back.ports, gradients)
-        self.back.replay()
-        return [*map(_handed_on, (*self.inputs, *self.weights), self.back.found)]
+        _write(self.captured_backward.output_gradients, present)
+        self.captured_backward.replay()
+        return [*map(_released, (*self.inputs, *self.weights), self.captured_backward.results)]
 
     def gradients(self, which: Sequence[bool], gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        """By autograd, on what the last replay left."""
-        roots = [root for root, is_given in zip(self.roots, which, strict=True) if is_given and root is not None]
+        """Return the gradients of inputs and weights by autograd, from the state that the last forward replay left."""
+        edges = [edge for edge, is_given in zip(self.edges, which, strict=True) if is_given and edge is not None]
         tensors = (*self.inputs, *self.weights)
-        wanted = [tensor for tensor in tensors if tensor.requires_grad]
-        with _unhooked(self.weights):
-            found = iter(torch.autograd.grad(roots, wanted, gradients, retain_graph=True, allow_unused=True))
+        required = [tensor for tensor in tensors if tensor.requires_grad]
+        with _without_hooks(self.weights):
+            found = iter(torch.autograd.grad(edges, required, gradients, retain_graph=True, allow_unused=True))
         return tuple(next(found) if tensor.requires_grad else None for tensor in tensors)
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
-    """A captured backward: `which` outputs have gradients, the `ports` for these, and what is `found` after a replay."""
+class CapturedBackward:
+    """A captured backward.
+
+    which               per output, whether it has a gradient
+    output_gradients    static tensors for these gradients
+    results             gradients of inputs and weights, with values after a replay
+    """
 
     which: tuple[bool, ...]
-    ports: list[torch.Tensor]
+    output_gradients: list[torch.Tensor]
     replay: Callable[[], None]
-    found: tuple[torch.Tensor | None, ...]
+    results: tuple[torch.Tensor | None, ...]
 
     @classmethod
-    def capture(cls, captured: Captured, which: tuple[bool, ...], gradients: Sequence[torch.Tensor]) -> Back:
-        """After the replay of the forward."""
-        ports = [_own(gradient) for gradient in gradients]
+    def capture(
+        cls, stage: CapturedStage, which: tuple[bool, ...], gradients: Sequence[torch.Tensor]
+    ) -> CapturedBackward:
+        """Capture the backward of a stage whose forward was replayed just before."""
+        static = [_static(gradient) for gradient in gradients]
         with _uncached_autocast():
-            found, replay = captured.tape.capture(lambda: captured.gradients(which, ports))
-        return cls(which, ports, replay, found)
+            results, replay = stage.capture.capture(lambda: stage.gradients(which, static))
+        return cls(which, static, replay, results)
 
 
-class _Replayed(torch.autograd.Function):
+class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, captured: Captured, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made = captured.forward(tensors[: len(captured.inputs)])
-        ctx.captured, ctx.turn = captured, captured.turn
+    def forward(ctx: Any, stage: CapturedStage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = stage.forward(tensors[: len(stage.inputs)])
+        ctx.stage, ctx.generation = stage, stage.generation
         ctx.set_materialize_grads(False)
-        pairs = zip(made, captured.roots, strict=True)
-        ctx.mark_non_differentiable(*[output for output, root in pairs if root is None])
-        return tuple(made)
+        pairs = zip(outputs, stage.edges, strict=True)
+        ctx.mark_non_differentiable(*[output for output, edge in pairs if edge is None])
+        return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        assert ctx.turn == ctx.captured.turn, "a slot was used again before its backward"
-        return None, *ctx.captured.backward(gradients)
+        assert ctx.generation == ctx.stage.generation, "a slot was used again before its backward"
+        return None, *ctx.stage.backward(gradients)
 
 
 @contextmanager
-def _unhooked(weights: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Hooks of weights are called when autograd adds the gradients up, which is later."""
-    hooked = [hooks for weight in weights if (hooks := hooks_of_tensor(weight))]
-    before = [dict(hooks) for hooks in hooked]
-    for hooks in hooked:
+def _without_hooks(weights: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Take the hooks off the weights: they run later, when autograd accumulates the gradients."""
+    tables = [hooks for weight in weights if (hooks := hooks_of_tensor(weight))]
+    before = [dict(hooks) for hooks in tables]
+    for hooks in tables:
         hooks.clear()
     try:
         yield
     finally:
-        for hooks, was in zip(hooked, before, strict=True):
-            hooks.update(was)
+        for hooks, content in zip(tables, before, strict=True):
+            hooks.update(content)
 
 
-def _handed_on(tensor: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """In memory of its own, but what is only added to a gradient that is there."""
+def _released(tensor: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a gradient in memory outside the graph; without a copy if it is only added to an existing `.grad`."""
     is_added = tensor.grad is not None and not hooks_of_tensor(tensor)
     return gradient if gradient is None or is_added else gradient.clone()
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
+def _static(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _put(ports: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Through `.data`, since autograd has saved them, and is to find what is put there."""
-    if ports:
-        foreach_copy([port.data for port in ports], list(values))
+def _write(static: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copy through `.data`, which leaves version counters alone: autograd saved these tensors and must find the new values."""
+    if static:
+        foreach_copy([tensor.data for tensor in static], list(values))
 
 
 class _uncached_autocast:  # noqa: N801 used as a context, as a function is
-    """Weights that autocast casts are cast in the graph, not taken from before."""
+    """Context in which autocast casts weights within the graph, instead of using casts from outside."""
 
     def __enter__(self) -> None:
         self.before = torch.is_autocast_cache_enabled()
@@ -177,5 +194,6 @@ class _uncached_autocast:  # noqa: N801 used as a context, as a function is
         torch.set_autocast_cache_enabled(self.before)
 
 
-def said(error: Exception) -> str:
+def summary_of(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

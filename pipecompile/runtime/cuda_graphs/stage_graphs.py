@@ -1,10 +1,10 @@
-"""Stages as CUDA graphs: what a stage launches is captured once per slot and kind of inputs, and then replayed.
+"""Stages as CUDA graphs: the kernels of a stage are captured once per slot and signature of inputs, and then replayed.
 
-    run 1   0F0 0F1 0B0 0F2 ...                            as it is: it warms up
+    run 1   0F0 0F1 0B0 0F2 ...                            uncaptured: warms up
     run 2   0F0, captured [slot 0]  0F1, captured [slot 1]  0B0, captured [slot 0]  0F2, replayed [slot 0] ...
 
-A slot is one micro-batch in flight, so none is replayed before its backward. A stage that cannot be captured runs as it is, and
-a warning says why. Python of layers and of the loss runs when a stage is captured, and not again.
+A slot holds one micro-batch in flight, so a graph is not replayed before the backward of its last replay. A stage that cannot
+be captured runs uncaptured, and a warning names the reason. Python code of layers and of the loss runs during the capture only.
 """
 
 from __future__ import annotations
@@ -19,52 +19,57 @@ from torch import fx, nn
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.graph.stages import Stage
-from pipecompile.runtime.cells.deferred_batchnorm import speaks
-from pipecompile.runtime.cuda_graphs import capture as tapes
-from pipecompile.runtime.cuda_graphs.capture import Tape
-from pipecompile.runtime.cuda_graphs.replay import Captured, Function, said
-from pipecompile.runtime.interpreter import Cell
+from pipecompile.runtime.cells.deferred_batchnorm import is_synchronized
+from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.cuda_graphs import capture as captures
+from pipecompile.runtime.cuda_graphs.capture import GraphCapture
+from pipecompile.runtime.cuda_graphs.replay import CapturedStage, summary_of
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modules import has_any_global_hook, is_hooked
 
-__all__ = ["graphed"]
+__all__ = ["StageGraphs", "with_cuda_graphs"]
 
-KINDS = 4
-"""Of inputs that a stage is captured for. Each has memory of its own, and most have one, or two where batches are uneven."""
+MAX_SIGNATURES = 4
+"""Signatures of inputs that a stage is captured for. Each takes memory; most stages have 1, or 2 where batches are uneven."""
 
-MOVES = 3
-"""So often weights may move, or be frozen, after the stage was captured: each time it is captured anew."""
+MAX_RECAPTURES = 3
+"""Times that a stage is captured anew because its weights moved or were frozen. After that it runs uncaptured."""
 
 
-def graphed(cells: Sequence[Cell], stages: Sequence[Stage], devices: Sequence[torch.device]) -> list[Cell]:
-    """The cells of one program, captured from its second run on."""
-    found = []
+def with_cuda_graphs(cells: Sequence[Cell], stages: Sequence[Stage], devices: Sequence[torch.device]) -> list[Cell]:
+    """Return the cells of one program, captured from its second run on. Cells on devices without graphs stay as they are."""
+    captured = []
     for cell, stage, device in zip(cells, stages, devices, strict=True):
-        if (make := tapes.tapes_on(device)) is not None:
-            graphs = StageGraphs(cell, stage, device, make)
-            cell = replace(cell, look=graphs.look, slots=graphs.at)  # noqa: PLW2901
-        found.append(cell)
-    return found
+        make = captures.graph_captures(device)
+        captured.append(cell if make is None else replace(cell, code=StageGraphs(cell, stage, device, make)))
+    return captured
 
 
 class StageGraphs:
-    """`reason` is why the stage runs as it is; None as long as it can be captured."""
+    """Code of a cell that replays CUDA graphs. `reason` says why the stage runs uncaptured; None while it can be captured.
 
-    def __init__(self, cell: Cell, stage: Stage, device: torch.device, make: Callable[[], Tape]) -> None:
-        self.cell, self.stage, self.device, self.tape = cell, stage, device, make
+    _first_run    signature ──► run in which it was seen first: that run rehearses, the next captures
+    _captured     (slot, signature) ──► graphs
+    _memory       (address, requires_grad) of weights and buffers; graphs contain the addresses
+    """
+
+    def __init__(self, cell: Cell, stage: Stage, device: torch.device, make: Callable[[], GraphCapture]) -> None:
+        self.cell, self.stage, self.device, self.new_capture = cell, stage, device, make
+        self.uncaptured = cell.code.for_slot(None)
         self.reason: str | None = None
-        self._runs, self._is_watched, self._is_full = 0, False, False
-        self._moves, self._memory = 0, list[tuple[int, bool]]()
-        self._first: dict[Any, int] = {}
-        self._captured: dict[tuple[int | None, Any], Captured] = {}
-        self._layers = _called(stage.module)
-        if (reason := _against(stage, cell)) is not None:
+        self._runs, self._has_hooks, self._is_full = 0, False, False
+        self._recaptures, self._memory = 0, list[tuple[int, bool]]()
+        self._first_run: dict[Any, int] = {}
+        self._captured: dict[tuple[int | None, Any], CapturedStage] = {}
+        self._layers = _called_layers(stage.module)
+        if (reason := _obstacle(stage, cell)) is not None:
             self._refuse(reason)
 
-    def look(self) -> None:
-        """Before a run: are weights and buffers where they were, and does nobody watch the layers?"""
-        self.cell.look()
+    def refresh(self) -> None:
+        """Before a run, drop the graphs if weights or buffers moved, and suspend replays if hooks would be passed over."""
+        self.cell.code.refresh()
         if self.reason is not None:
             return
         self._runs += 1
@@ -72,56 +77,58 @@ class StageGraphs:
         memory = [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors]
         if memory != self._memory:
             self._memory = memory
-            self._moves += bool(self._captured)
+            self._recaptures += bool(self._captured)
             self._captured.clear()
-            if self._moves > MOVES:
+            if self._recaptures > MAX_RECAPTURES:
                 self._refuse("its weights are in other memory again and again")
-        if (is_watched := _is_watched(self._layers)) and not self._is_watched:
+        if (has_hooks := _has_hooks(self._layers)) and not self._has_hooks:
             self._warn("runs without CUDA graphs as long as there are hooks on its layers, or on what autograd saves")
-        self._is_watched = is_watched
+        self._has_hooks = has_hooks
 
-    def at(self, slot: int | None) -> Function:
-        """The stage for micro-batches in this slot; None for those of which nothing is kept."""
+    def for_slot(self, slot: int | None) -> Function:
+        """Return the function for micro-batches in this slot; None for those whose state is not kept."""
 
         def run(*values: Any) -> Sequence[Any]:
-            if self.reason is not None or self._is_watched:
-                return self.cell.function(*values)
+            if self.reason is not None or self._has_hooks:
+                return self.uncaptured(*values)
             leaves, spec = pytree.tree_flatten(values)
-            marks = [_mark(leaf, self.device) for leaf in leaves]
-            kind = (spec, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *marks)
-            if None in marks:
-                self._refuse(f"it is given a {type(leaves[marks.index(None)]).__name__} that a graph cannot be")
-            elif (slot, kind) in self._captured:
-                return self._captured[slot, kind].run(leaves)
-            elif self._is_known(kind):
-                if self._first[kind] == self._runs:
+            leaf_signatures = [_leaf_signature(leaf, self.device) for leaf in leaves]
+            signature = (spec, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *leaf_signatures)
+            if None in leaf_signatures:
+                kind = type(leaves[leaf_signatures.index(None)]).__name__
+                self._refuse(f"it is given a {kind} that a graph cannot be")
+            elif (slot, signature) in self._captured:
+                return self._captured[slot, signature].run(leaves)
+            elif self._is_admitted(signature):
+                if self._first_run[signature] == self._runs:
                     return self._rehearsed(values)
-                if self._capture(slot, kind, leaves, spec):
-                    return self._captured[slot, kind].run(leaves)
-            return self.cell.function(*values)
+                if self._capture(slot, signature, leaves, spec):
+                    return self._captured[slot, signature].run(leaves)
+            return self.uncaptured(*values)
 
         return run
 
-    def _is_known(self, kind: Any) -> bool:
-        """Is there room for graphs of this kind?"""
-        if kind not in self._first and len(self._first) < KINDS:
-            self._first[kind] = self._runs
-        elif kind not in self._first and not self._is_full:
+    def _is_admitted(self, signature: Any) -> bool:
+        """Return whether the signature is one of the first MAX_SIGNATURES. Warn once of another."""
+        if signature not in self._first_run and len(self._first_run) < MAX_SIGNATURES:
+            self._first_run[signature] = self._runs
+        elif signature not in self._first_run and not self._is_full:
             self._is_full = True
-            self._warn(f"runs without CUDA graphs for more than {KINDS} kinds of inputs (shapes, numbers)")
-        return kind in self._first
+            self._warn(f"runs without CUDA graphs for more than {MAX_SIGNATURES} kinds of inputs (shapes, numbers)")
+        return signature in self._first_run
 
     def _rehearsed(self, values: Sequence[Any]) -> Sequence[Any]:
-        made, reason = self.tape().rehearse(lambda: self.cell.function(*values))
+        result, reason = self.new_capture().rehearse(lambda: self.uncaptured(*values))
         if reason is not None:
             self._refuse(reason)
-        return made
+        return result
 
-    def _capture(self, slot: int | None, kind: Any, leaves: list[Any], spec: pytree.TreeSpec) -> bool:
+    def _capture(self, slot: int | None, signature: Any, leaves: list[Any], spec: pytree.TreeSpec) -> bool:
         try:
-            self._captured[slot, kind] = Captured(self.cell.function, self.tape(), leaves, spec, self._refuse)
+            captured = CapturedStage(self.uncaptured, self.new_capture(), leaves, spec, self._refuse)
+            self._captured[slot, signature] = captured
         except Exception as error:
-            self._refuse(said(error))
+            self._refuse(summary_of(error))
         return self.reason is None
 
     def _refuse(self, reason: str) -> None:
@@ -132,8 +139,8 @@ class StageGraphs:
         warnings.warn(f"stage {self.stage.index} {what}", RecordingWarning, stacklevel=2)
 
 
-def _mark(leaf: Any, device: torch.device) -> Any:
-    """What a graph depends on; None for what cannot be copied into its memory, and is no plain value."""
+def _leaf_signature(leaf: Any, device: torch.device) -> Any:
+    """Return what a graph depends on; None for a leaf that is neither copied into static memory nor a plain value."""
     if isinstance(leaf, torch.Tensor):
         is_plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided
         return (
@@ -145,36 +152,34 @@ def _mark(leaf: Any, device: torch.device) -> Any:
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
-def _called(module: fx.GraphModule) -> list[nn.Module]:
-    """The layers that the stage calls, and those in them."""
+def _called_layers(module: fx.GraphModule) -> list[nn.Module]:
+    """Return the layers that the stage calls, and the layers inside them."""
     targets = dict.fromkeys(str(node.target) for node in module.graph.nodes if node.op == "call_module")
     return [layer for target in targets for layer in module.get_submodule(target).modules()]
 
 
-def _is_watched(layers: Sequence[nn.Module]) -> bool:
-    """Would a replay pass over hooks?"""
-    if has_any_global_hook() or saved_tensor_hooks() is not None:
-        return True
-    return any(map(is_hooked, layers))
+def _has_hooks(layers: Sequence[nn.Module]) -> bool:
+    """Return whether a replay would pass over hooks."""
+    return has_any_global_hook() or saved_tensor_hooks() is not None or any(map(is_hooked, layers))
 
 
-def _against(stage: Stage, cell: Cell) -> str | None:
-    """Why replays would not do what the stage does."""
-    if cell.prints.inputs:
+def _obstacle(stage: Stage, cell: Cell) -> str | None:
+    """Return why replays would differ from runs of the stage, or None."""
+    if cell.effects.written_inputs:
         return "it writes into its inputs"
-    for layer in _called(stage.module):
-        if isinstance(layer, nn.SyncBatchNorm) and speaks(layer):
+    for layer in _called_layers(stage.module):
+        if isinstance(layer, nn.SyncBatchNorm) and is_synchronized(layer):
             return "SyncBatchNorm waits for other processes"
-        if type(layer).__module__.startswith(_OURS):
+        if type(layer).__module__.startswith(_OWN_MODULES):
             return f"Python runs in {type(layer).__name__}, every time"
     for node in stage.module.graph.nodes:
-        made_by = str(getattr(node.target, "__module__", ""))
-        if node.op == "call_function" and made_by.startswith(_OURS) and made_by not in _HARMLESS:
+        module = str(getattr(node.target, "__module__", ""))
+        if node.op == "call_function" and module.startswith(_OWN_MODULES) and module not in _REPLAYABLE:
             return f"Python runs at {node.name}, every time"
     return None
 
 
-_OURS = "pipecompile."
+_OWN_MODULES = "pipecompile."
 
-_HARMLESS = ("pipecompile.tracing.ambient_modes", "pipecompile.tracing.emit.value_nodes")
-"""Whose functions do the same every time."""
+_REPLAYABLE = ("pipecompile.tracing.ambient_modes", "pipecompile.tracing.emit.value_nodes")
+"""Own modules whose functions launch the same kernels in each run."""

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import pipecompile as pc
-from pipecompile.runtime.cuda_graphs import capture as runtime_tapes
-from tests.support.emulated_tape import EmulatedTapes
+from pipecompile.runtime.cuda_graphs import capture as capture_module
+from tests.support.emulated_capture import EmulatedCaptures
 from tests.support.models import UNet
 from tests.test_pipeline import Net, batch
 
@@ -33,9 +33,9 @@ SCHEDULES: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def tapes(monkeypatch: pytest.MonkeyPatch) -> EmulatedTapes:
-    made = EmulatedTapes()
-    monkeypatch.setattr(runtime_tapes, "tapes_on", lambda _device: made)
+def captures(monkeypatch: pytest.MonkeyPatch) -> EmulatedCaptures:
+    made = EmulatedCaptures()
+    monkeypatch.setattr(capture_module, "graph_captures", lambda _device: made)
     return made
 
 
@@ -110,32 +110,32 @@ def equal(mine: list[Tensor], theirs: list[Tensor]) -> bool:
 @pytest.mark.parametrize("options", SCHEDULES, ids=str)
 @pytest.mark.parametrize("case", [net, dropped, resnet, unet, gpt2])
 def test_the_numbers_of_stages_as_they_are(
-    tapes: EmulatedTapes, case: Callable[[], Case], options: dict[str, Any]
+    captures: EmulatedCaptures, case: Callable[[], Case], options: dict[str, Any]
 ) -> None:
     graphs, plain, made = both(case, **options)
     assert equal(trained(graphs, made, 5), trained(plain, made, 5))
-    assert tapes.captured
-    assert tapes.replayed > 2 * tapes.captured
+    assert captures.captured
+    assert captures.replayed > 2 * captures.captured
 
 
 @pytest.mark.smoke
-def test_each_slot_is_captured_once_forward_and_backward(tapes: EmulatedTapes) -> None:
+def test_each_slot_is_captured_once_forward_and_backward(captures: EmulatedCaptures) -> None:
     graphs, _, (_, (x,), _, _, target) = both(resnet, schedule="1f1b")
     counts = []
     for _ in range(4):
         graphs.step(x, target=target)
-        counts.append((tapes.captured, tapes.replayed))
+        counts.append((captures.captured, captures.replayed))
     assert counts == [(0, 0), (6, 16), (6, 32), (6, 48)]  # 2 and 1 in flight; 2 stages, 4 micro-batches, there and back
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(tapes: EmulatedTapes, dtype: torch.dtype) -> None:
+def test_autocast(captures: EmulatedCaptures, dtype: torch.dtype) -> None:
     graphs, plain, made = both(gpt2, checkpoint="except_last")
     assert equal(trained(graphs, made, 4, dtype=dtype), trained(plain, made, 4, dtype=dtype))
-    assert tapes.replayed
+    assert captures.replayed
 
 
-def test_what_autocast_casts_is_cast_by_the_graph_that_uses_it(tapes: EmulatedTapes) -> None:
+def test_what_autocast_casts_is_cast_by_the_graph_that_uses_it(captures: EmulatedCaptures) -> None:
     """Micro-batches of 3 and 2 samples are captured side by side, and then only those of 2 are replayed."""
     graphs, plain, (_, (x,), _, _, target) = both(dropped)
     assert target is not None
@@ -150,30 +150,30 @@ def test_what_autocast_casts_is_cast_by_the_graph_that_uses_it(tapes: EmulatedTa
         return losses
 
     assert equal(stepped(graphs), stepped(plain))
-    assert tapes.captured == 2 * (1 + 2) + 2 * (1 + 1)  # of 3 and of 2 samples: slots of stage 0, of stage 1
+    assert captures.captured == 2 * (1 + 2) + 2 * (1 + 1)  # of 3 and of 2 samples: slots of stage 0, of stage 1
 
 
-def test_outputs_without_gradients_are_the_callers_own(tapes: EmulatedTapes) -> None:
+def test_outputs_without_gradients_are_the_callers_own(captures: EmulatedCaptures) -> None:
     graphs, plain, (_, (x,), _, _, _) = both(dropped)
     for mode in (torch.no_grad, torch.inference_mode):
         graphs.eval(), plain.eval()
         with mode():
             outputs = [graphs(x + step) for step in range(4)]
             assert equal(outputs, [plain(x + step) for step in range(4)])
-    assert tapes.captured == 2 * 2 * 2  # modes, stages, sizes of micro-batches
-    assert tapes.replayed
+    assert captures.captured == 2 * 2 * 2  # modes, stages, sizes of micro-batches
+    assert captures.replayed
 
 
-def test_a_call_with_a_backward_to_come_runs_as_it_is(tapes: EmulatedTapes) -> None:
+def test_a_call_with_a_backward_to_come_runs_as_it_is(captures: EmulatedCaptures) -> None:
     graphs, plain, (_, (x,), _, _, _) = both(net)
     for pipe in (graphs, plain):
         for step in range(3):  # two calls before their backwards
             (pipe(x).sum() * pipe(x + step).sum()).backward()
     assert equal(*([p.grad for p in pipe.parameters() if p.grad is not None] for pipe in (graphs, plain)))  # type: ignore[arg-type]
-    assert not tapes.captured
+    assert not captures.captured
 
 
-def test_weights_that_move_or_freeze_are_captured_anew(tapes: EmulatedTapes) -> None:
+def test_weights_that_move_or_freeze_are_captured_anew(captures: EmulatedCaptures) -> None:
     graphs, plain, made = both(dropped)
     counts = []
     for change in range(3):
@@ -184,11 +184,11 @@ def test_weights_that_move_or_freeze_are_captured_anew(tapes: EmulatedTapes) -> 
             elif change == 2:
                 last.requires_grad_(False)
         assert equal(trained(graphs, made, 3), trained(plain, made, 3))
-        counts.append(tapes.captured)
+        counts.append(captures.captured)
     assert counts[0] < counts[1] < counts[2]
 
 
-def test_weights_that_always_move(tapes: EmulatedTapes) -> None:
+def test_weights_that_always_move(captures: EmulatedCaptures) -> None:
     graphs, plain, made = both(dropped)
 
     def trained_moving(pipe: pc.Pipeline) -> list[Tensor]:
@@ -205,7 +205,7 @@ def test_weights_that_always_move(tapes: EmulatedTapes) -> None:
     assert equal(mine, trained_moving(plain))
 
 
-def test_hooks_of_layers_are_called(tapes: EmulatedTapes) -> None:
+def test_hooks_of_layers_are_called(captures: EmulatedCaptures) -> None:
     graphs, _, made = both(net)
     trained(graphs, made, 2)
     seen: list[object] = []
@@ -213,13 +213,13 @@ def test_hooks_of_layers_are_called(tapes: EmulatedTapes) -> None:
     with pytest.warns(pc.RecordingWarning, match="stage 1 .* as long as there are hooks on its layers"):
         graphs.step(*made[1], target=made[4])
     handle.remove()
-    before = tapes.replayed
+    before = captures.replayed
     graphs.step(*made[1], target=made[4])
     assert len(seen) == 4
-    assert tapes.replayed == before + 16
+    assert captures.replayed == before + 16
 
 
-def test_hooks_of_weights_get_gradients_that_stay(tapes: EmulatedTapes) -> None:
+def test_hooks_of_weights_get_gradients_that_stay(captures: EmulatedCaptures) -> None:
     graphs, plain, made = both(net)
     found = []
     for pipe in (graphs, plain):
@@ -233,7 +233,7 @@ def test_hooks_of_weights_get_gradients_that_stay(tapes: EmulatedTapes) -> None:
         found.append([*losses, *kept])
     assert len(kept) == 3 * 4 * 3
     assert equal(*found)
-    assert tapes.replayed
+    assert captures.replayed
 
 
 class Gate(nn.Module):
@@ -282,13 +282,13 @@ def stern(made: Tensor, target: Tensor) -> Tensor:
     [
         (Gate(), F.cross_entropy, {}, "stage 0 .*Python runs in OpaqueModule"),
         (Noting(), F.cross_entropy, {}, "stage . .*Python runs at keep"),
-        (nn.BatchNorm1d(8), F.cross_entropy, {"batch_norm": "deferred"}, "stage 0 .*Python runs in DeferredNorm"),
+        (nn.BatchNorm1d(8), F.cross_entropy, {"batch_norm": "deferred"}, "stage 0 .*Python runs in DeferredBatchNorm"),
         (nn.Identity(), waiting, {}, "stage 1 .*the host waits for _local_scalar_dense"),
         (nn.Identity(), stern, {}, "stage 1 .*its backward: RuntimeError: operation not permitted when stream is cap"),
     ],
 )
 def test_a_stage_that_cannot_be_captured_says_why(
-    tapes: EmulatedTapes, between: nn.Module, loss: Callable[..., Tensor], options: dict[str, Any], reason: str
+    captures: EmulatedCaptures, between: nn.Module, loss: Callable[..., Tensor], options: dict[str, Any], reason: str
 ) -> None:
     x, target = batch(8)
 
@@ -301,10 +301,10 @@ def test_a_stage_that_cannot_be_captured_says_why(
         mine = trained(graphs, made, 4)
     assert len([each for each in told if "CUDA" in str(each.message)]) == 1
     assert equal(mine, trained(plain, made, 4))
-    assert tapes.replayed  # the other stage
+    assert captures.replayed  # the other stage
 
 
-def test_inputs_of_many_kinds(tapes: EmulatedTapes) -> None:
+def test_inputs_of_many_kinds(captures: EmulatedCaptures) -> None:
     graphs, plain, (_, (x,), _, _, target) = both(lambda: (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), *net()[1:]))
 
     def stepped(pipe: pc.Pipeline) -> list[Tensor]:

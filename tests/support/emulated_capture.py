@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["EmulatedTapes"]
+__all__ = ["EmulatedCaptures"]
 
 T = TypeVar("T")
 
@@ -25,19 +25,19 @@ WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique2", "equal")
 
 
 @dataclass
-class EmulatedTapes:
-    """Makes tapes, and counts what they do."""
+class EmulatedCaptures:
+    """Makes captures, and counts what they do."""
 
     captured: int = 0
     replayed: int = 0
 
-    def __call__(self) -> Tape:
-        return Tape(self)
+    def __call__(self) -> EmulatedCapture:
+        return EmulatedCapture(self)
 
 
 @dataclass
-class Tape:
-    tapes: EmulatedTapes
+class EmulatedCapture:
+    captures: EmulatedCaptures
 
     def rehearse(self, run: Callable[[], T]) -> tuple[T, str | None]:
         with Listener() as heard:
@@ -50,10 +50,10 @@ class Tape:
             made = run()
         notes.undo()
         torch.set_rng_state(state)
-        self.tapes.captured += 1
+        self.captures.captured += 1
 
         def replay() -> None:
-            self.tapes.replayed += 1
+            self.captures.replayed += 1
             notes.replay()
 
         return made, replay

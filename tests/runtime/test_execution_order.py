@@ -7,7 +7,7 @@ import pytest
 import pipecompile as pc
 from pipecompile.ir import HOST, Instruction, Op, Route
 from pipecompile.passes import lower
-from pipecompile.runtime.linear_order import joins_halves, merged, with_frees
+from pipecompile.runtime.execution_order import frees_after, may_join_backward, merged
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h2", "interleaved"])
@@ -37,7 +37,7 @@ def test_a_schedule_may_run_stages_out_of_order_where_no_value_asks_for_it() -> 
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])
 def test_frees_follow_what_comes_before_them_on_their_device(name: str) -> None:
     program = lower(pc.build_schedule(name, 4, 4, n_devices=2 if name == "zbv" else 4), [Route("v", 0, (1, 3))])
-    freed = with_frees(program, merged(program))
+    freed = frees_after(program, merged(program))
     for device, row in enumerate(program.rows):
         again = []
         for index, operands in ((i, operands) for (d, i), operands in freed.items() if d == device):
@@ -51,6 +51,6 @@ def test_halves_are_joined_where_no_sum_changes() -> None:
         for late in ("0W0,0W1", "0W1,0W0")
     )
     apart, tied = [frozenset({1}), frozenset({2, 3})], [frozenset({1, 2}), frozenset({2})]
-    assert joins_halves(program, apart)
-    assert not joins_halves(swapped, apart), "the weights of stage 0 add up in another order"
-    assert not joins_halves(program, tied), "a weight adds up what two stages give"
+    assert may_join_backward(program, apart)
+    assert not may_join_backward(swapped, apart), "the weights of stage 0 add up in another order"
+    assert not may_join_backward(program, tied), "a weight adds up what two stages give"

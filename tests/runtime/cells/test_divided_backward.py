@@ -19,7 +19,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from pipecompile.runtime.cells.split_backward import DividedBackward, Left, hooks_registered
+from pipecompile.runtime.cells.divided_backward import DividedBackward, Remainder
+from pipecompile.torch_private.autograd_engine import hooks_registered
 
 WIDTH = 4
 HEAVY = ("mm", "bmm", "convolution_backward", "norm", "rnn", "gelu", "softmax")
@@ -83,22 +84,22 @@ def eager(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor | None, Count
 
 def halves(
     model: nn.Module, x: torch.Tensor, divided: DividedBackward | None = None
-) -> tuple[torch.Tensor | None, Counter[str], Counter[str], Left]:
+) -> tuple[torch.Tensor | None, Counter[str], Counter[str], Remainder]:
     """The same as I and W; what either computed, and what was left in between."""
     divided = divided or DividedBackward()
     divided.least = 0
     leaf = x.detach().clone().requires_grad_(x.requires_grad)
     before = hooks_registered()
     made = [value for value in model(leaf) if value.requires_grad]
-    is_hooked = hooks_registered() != before
+    has_hooks = hooks_registered() != before
     gradients = [torch.full_like(value, 0.5) for value in made]
     edges = [get_gradient_edge(value) for value in made]
     del made
     with Counting() as inward:
-        found, left = divided.inward([leaf] * leaf.requires_grad, edges, gradients, is_hooked=is_hooked)
+        found, left = divided.input_half([leaf] * leaf.requires_grad, edges, gradients, has_hooks=has_hooks)
     del edges
     with Counting() as outward:
-        divided.outward(left)
+        divided.weight_half(left)
     return (found[0] if found else None), inward.seen, outward.seen, left
 
 
@@ -324,11 +325,11 @@ def test_what_only_i_needs_is_freed_by_i() -> None:
     held = ledger.storages(made[0].grad_fn)
     del made
     assert ledger.alive(held) == held.keys()
-    _, left = divided.inward([leaf], edges, [torch.ones(6, WIDTH)], is_hooked=False)
+    _, left = divided.input_half([leaf], edges, [torch.ones(6, WIDTH)], has_hooks=False)
     del edges
     gc.collect()
     assert ledger.alive(held) == {"AddmmBackward0.mat1"}, "of gelu and sigmoid nothing is left"
-    divided.outward(left)
+    divided.weight_half(left)
     del left
     assert not ledger.alive(held)
 
@@ -366,14 +367,14 @@ def test_a_tensor_written_in_place_meanwhile_is_noticed() -> None:
     with torch.no_grad():
         written[-1].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        divided.inward([leaf], [get_gradient_edge(made)], [torch.ones(6, WIDTH)], is_hooked=False)
+        divided.input_half([leaf], [get_gradient_edge(made)], [torch.ones(6, WIDTH)], has_hooks=False)
 
 
 def test_small_weights_are_not_worth_a_second_way() -> None:
     stage = Stage(lambda m, x: m.b(m.a(x)), a=linear(), b=linear())
     leaf = rows()
     (made,) = stage(leaf)
-    _, left = DividedBackward().inward([leaf], [get_gradient_edge(made)], [torch.ones(6, WIDTH)], is_hooked=False)
+    _, left = DividedBackward().input_half([leaf], [get_gradient_edge(made)], [torch.ones(6, WIDTH)], has_hooks=False)
     assert not left.forks
     assert stage.a.weight.grad is not None
 

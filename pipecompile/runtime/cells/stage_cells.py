@@ -1,0 +1,78 @@
+"""Cells of a program: what each stage computes, the last stage with its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from pipecompile.graph.stages import Stage
+from pipecompile.ir import AUX, LOSS, Route
+from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.runtime.cells.recompute import SideEffects
+from pipecompile.runtime.cells.stage_call import LossCode, StageCode, with_loss
+from pipecompile.runtime.results import Outputs
+
+__all__ = ["Cell", "CellCode", "loss_cells", "plain_cells"]
+
+
+class CellCode(Protocol):
+    """Code of a cell: a stage as it is, a stage followed by the loss, or a stage captured as CUDA graphs."""
+
+    def refresh(self) -> None:
+        """Take note of hooks and weights that changed. Called before each run of the program."""
+
+    def for_slot(self, slot: int | None) -> Function:
+        """Return the function for micro-batches whose state is kept in `slot`; None if no state is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a stage computes in one program.
+
+    `code` maps `inputs`, and the number of samples if `is_sized`, to the tuple of `outputs`. `parameters` are the ids of
+    the stage's parameters.
+    """
+
+    code: CellCode
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    is_sized: bool
+    effects: SideEffects
+    parameters: frozenset[int]
+
+
+def plain_cells(stages: Sequence[Stage], codes: Sequence[StageCode]) -> list[Cell]:
+    """Return the cells of a program without loss."""
+    return [
+        Cell(code, stage.inputs, stage.outputs, stage.sized, SideEffects.of(stage), _parameters(stage))
+        for stage, code in zip(stages, codes, strict=True)
+    ]
+
+
+def _parameters(stage: Stage) -> frozenset[int]:
+    return frozenset(map(id, stage.module.parameters()))
+
+
+def loss_cells(
+    stages: Sequence[Stage],
+    codes: Sequence[StageCode],
+    routes: Sequence[Route],
+    outputs: Outputs,
+    loss_fn: Callable[..., Any] | None,
+) -> list[Cell]:
+    """Return the cells of a training program: the last stage assembles the model's output and computes the loss."""
+    inputs = tuple(route.value for route in routes if len(stages) - 1 in route.consumers)
+    *others, last = plain_cells(stages, codes)
+    has_aux = any(route.value == AUX for route in routes)
+    function = with_loss(stages[-1], codes[-1].run, inputs, outputs, loss_fn, has_aux=has_aux)
+    written = tuple(inputs.index(last.inputs[place]) for place in last.effects.written_inputs)
+    cell = replace(
+        last,
+        code=LossCode(codes[-1], function),
+        inputs=inputs,
+        outputs=(LOSS, AUX) if has_aux else (LOSS,),
+        is_sized=True,
+        effects=replace(last.effects, written_inputs=written),
+    )
+    return [*others, cell]

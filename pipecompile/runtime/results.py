@@ -1,0 +1,158 @@
+"""Results of a run: the model's output, and gradients of its inputs, put together from those of the micro-batches.
+
+micro-batches   departures["y", False] = [y0, y1, ...]      ──gather──►  y  ──output structure──►  {"logits": y, ...}
+gradients       departures["x", True] = [{stage: dx0}, ...]  ──sum, cat──►  x.grad, or backward into what made x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from pipecompile.batching.microbatches import MergeKind, MergeRule, MiniBatch, gather
+from pipecompile.errors import InputError
+from pipecompile.runtime.registers import Frame
+from pipecompile.torch_private import pytree
+from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.traced_graph import TracedGraph
+
+__all__ = ["OutputLeaf", "Outputs", "input_gradients", "own_loss", "return_input_gradients"]
+
+# -- the model's output ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLeaf:
+    """One leaf of the output: a named value of the graph, or a constant or expression known without running it."""
+
+    value: str | None
+    constant: Any = None
+    expression: sympy.Basic | None = None
+    kind: type = int
+
+    def known(self, size: int, symbol: sympy.Symbol) -> Any:
+        """Return the constant, or the expression's number for a batch of `size` samples."""
+        return self.constant if self.expression is None else self.kind(self.expression.subs({symbol: size}))
+
+
+class Outputs:
+    """Structure of the output of one traced graph, and once `join` was called, the merge rule of each leaf."""
+
+    def __init__(self, graph: TracedGraph) -> None:
+        self.spec: pytree.TreeSpec = graph.facts.out_spec
+        self.symbol: sympy.Symbol = graph.facts.symbol
+        node = graph.graph.output_node()
+        arguments: Any = node.args[0]
+        self.leaves = tuple(map(_leaf, arguments, value_of(node)))
+        self.joins: tuple[MergeRule, ...] | None = None
+        self.names = tuple(dict.fromkeys(leaf.value for leaf in self.leaves if leaf.value is not None))
+        self.example = pytree.tree_unflatten(value_of(node), self.spec)
+
+    def assemble(self, value_named: Callable[[str], Any], size: int) -> Any:
+        """Return the output of a batch of `size` samples from its values by name."""
+        flat = [
+            value_named(leaf.value) if leaf.value is not None else leaf.known(size, self.symbol) for leaf in self.leaves
+        ]
+        return pytree.tree_unflatten(flat, self.spec)
+
+    def whole(self, gathered: Mapping[str, Any], sizes: Sequence[int]) -> Any:
+        """Return the output of the mini-batch from the result of `gathered`; sizes of micro-batches in samples."""
+        if not any(join.kind is MergeKind.LISTED for join in self.joins or ()):
+            return self.assemble(gathered.__getitem__, sum(sizes))
+        lists = [self.assemble(lambda name, m=m: gathered[name][m], size) for m, size in enumerate(sizes)]  # type: ignore[misc]
+        return list(chain.from_iterable(lists))
+
+    def join(self, joins: Sequence[MergeRule]) -> None:
+        """Set the merge rule of each leaf. Raise InputError for a leaf that cannot be merged."""
+        self.joins = tuple(joins)
+        for index, (leaf, join) in enumerate(zip(self.leaves, joins, strict=True)):
+            if join.kind is MergeKind.REFUSED:
+                self.joins = None
+                raise InputError(
+                    f"the model's output cannot be put together from micro-batches: leaf {index}",
+                    where=f"{leaf.value or leaf.constant!r}",
+                    why=join.reason,
+                    hint="n_microbatches=1, or a model that returns one row (or one number of rows) for each sample; step is not concerned",
+                )
+
+    def gathered(self, parts: Mapping[str, Sequence[Any]], sizes: Sequence[int]) -> dict[str, Any]:
+        """Return the values of the mini-batch from those of its micro-batches, whose sizes are in samples."""
+        return {name: gather(parts[name], self.join_of(name), sizes) for name in self.names}
+
+    def join_of(self, name: str) -> MergeRule:
+        """Return the merge rule of a value; SAME if `join` was not called, as for a single micro-batch."""
+        places = {leaf.value: place for place, leaf in enumerate(self.leaves)}
+        return MergeRule(MergeKind.SAME) if self.joins is None else self.joins[places[name]]
+
+
+def _leaf(argument: Any, value: Any) -> OutputLeaf:
+    if isinstance(argument, fx.Node) and argument.op == "get_attr":  # neither tensor nor number
+        return OutputLeaf(None, constant=value)
+    if isinstance(argument, fx.Node) and not facts(argument).is_size:
+        return OutputLeaf(argument.name)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return OutputLeaf(None, expression=sympy.sympify(value.node.expr), kind=value.node.pytype)
+    return OutputLeaf(None, constant=argument)
+
+
+def own_loss(output: Any) -> Any:
+    """Return the loss that a model computes itself: its output if that is a scalar, else `output.loss` or `output["loss"]`."""
+    if isinstance(output, torch.Tensor):
+        return output if output.numel() == 1 else None
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss if isinstance(loss, torch.Tensor) else None
+
+
+# -- gradients of the inputs -------------------------------------------------------------------------------------------
+
+
+def return_input_gradients(names: Sequence[str], batch: MiniBatch, frame: Frame) -> None:
+    """After a step, run backward from the inputs that require a gradient into the computation that made them."""
+    leaves = batch.whole.leaves
+    if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+        return
+    gradients = input_gradients(frame, names, batch)
+    pairs = [(leaf, g) for leaf, g in zip(leaves, gradients, strict=True) if g is not None and leaf.requires_grad]
+    if pairs:
+        torch.autograd.backward([leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])
+
+
+def input_gradients(frame: Frame, names: Sequence[str], batch: MiniBatch) -> list[torch.Tensor | None]:
+    """Return the gradient of each leaf of the inputs. `names` are those of the leaves of a micro-batch."""
+    leaves, origins = batch.whole.leaves, batch.origins
+    gradients: list[torch.Tensor | None] = [None] * len(leaves)
+    for place, (name, dim) in enumerate(zip(names, batch.dims, strict=True)):
+        leaf = leaves[origins[0][place]]
+        if not isinstance(leaf, torch.Tensor) or (name, True) not in frame.departures:
+            continue
+        parts = [_sum(by_stage, leaf.device) for by_stage in frame.departures[name, True]]
+        if dim is list:
+            for origin, part in zip(origins, parts, strict=True):
+                gradients[origin[place]] = part
+        elif leaf.requires_grad:
+            gradients[origins[0][place]] = _whole(parts, leaf, dim)
+    return gradients
+
+
+def _whole(parts: Sequence[torch.Tensor | None], leaf: torch.Tensor, dim: Any) -> torch.Tensor | None:
+    """Return the micro-batches' gradients concatenated along `dim`, or their sum if all micro-batches share the input."""
+    if all(part is None for part in parts):
+        return None
+    if dim is None:
+        return torch.stack([part for part in parts if part is not None]).sum(0)
+    slices = torch.tensor_split(leaf.detach(), len(parts), dim)
+    return torch.cat([torch.zeros_like(s) if p is None else p for p, s in zip(parts, slices, strict=True)], dim)
+
+
+def _sum(by_stage: Mapping[int, torch.Tensor | None], device: torch.device) -> torch.Tensor | None:
+    """Add the gradients from the last stage to the first, the order in which autograd adds them."""
+    gradients = [by_stage[stage] for stage in sorted(by_stage, reverse=True)]
+    present = [gradient.to(device) for gradient in gradients if gradient is not None]
+    return reduce(torch.add, present) if present else None
