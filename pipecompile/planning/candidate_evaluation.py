@@ -7,7 +7,7 @@ from functools import partial
 from time import monotonic
 
 from pipecompile.costs import NodeCost
-from pipecompile.errors import InfeasibleError, PipecompileError, ScheduleError
+from pipecompile.errors import InfeasibleError, InputError, PipecompileError, ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.candidates import Candidate, Considered
 from pipecompile.ir.training_routes import training_routes
@@ -85,6 +85,7 @@ class CandidateEvaluator:
     has_fit: bool = False
     _cuts: dict[tuple[object, ...], tuple[Partition, Problem]] = field(default_factory=dict)
     _refusals: list[_Refusal] = field(default_factory=list)
+    _barred: list[Point] = field(default_factory=list)
 
     @property
     def budget(self) -> float:
@@ -110,6 +111,8 @@ class CandidateEvaluator:
     def _ruled_out(self, point: Point) -> Evaluated:
         if point.error is not None:
             self._refusals.append(_Refusal((point.count, 0.0, ""), point.error, point))
+        else:
+            self._barred.append(point)
         name = str(point.options.schedule) if isinstance(point.error, ScheduleError) else ""
         return Evaluated(Candidate(point.count, name, left_out=point.reason), point)
 
@@ -206,7 +209,12 @@ class CandidateEvaluator:
         return planned(self.graph, draft, problem, costs, self.options, point.samples, considered)
 
     def nothing_fits(self) -> PipecompileError:
-        """Return the error of the point that needs the least memory: most micro-batches, fewest of them in flight."""
+        """Return the error of the point that needs the least memory: most micro-batches, fewest of them in flight.
+
+        Return an InputError with the first reason if the recording serves none of the numbers of micro-batches.
+        """
+        if not self._refusals:
+            return _none_served(self._barred[0], self.n_counts)
         infeasible = [refusal for refusal in self._refusals if isinstance(refusal.error, InfeasibleError)]
         refusal = max(infeasible or self._refusals, key=lambda refusal: refusal.key)
         (count, _, schedule), error, point = refusal.key, refusal.error, refusal.point
@@ -219,6 +227,16 @@ class CandidateEvaluator:
             hint=error.hint,
         )
         return with_enough_stages(error, partial(problem_for, self.graph, self._costs(point), count), point.options)
+
+
+def _none_served(first: Point, n_counts: int) -> InputError:
+    count = first.options.default_microbatches
+    return InputError(
+        f'n_microbatches="auto": the recording serves none of {n_counts} numbers of micro-batches',
+        where=f"{first.count} micro-batches, the largest of {first.samples} samples",
+        why=first.reason,
+        hint=f"n_microbatches={count}: a number that is not compared with others may be recorded several times",
+    )
 
 
 def _step_seconds(draft: Draft, schedule: Schedule, options: Options) -> float:

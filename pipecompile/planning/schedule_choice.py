@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: the one asked for, or with "auto" one that is search_schedule for under the costs in its plan."""
+"""The schedule of a pipeline: the one that the options name, or with "auto" the result of a search under the costs in the plan."""
 
 from __future__ import annotations
 

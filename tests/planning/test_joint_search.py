@@ -177,6 +177,28 @@ def test_numbers_that_the_recording_does_not_serve_are_left_out() -> None:
     assert "branches on the batch size" in str(considered(pipe))
 
 
+class OfTwo(nn.Module):
+    """Branches so that a recording of 2 samples serves no other size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) if x.shape[0] == 2 else self.body(x) * 2
+
+
+def test_a_recording_that_serves_none_of_the_numbers_is_an_error_with_a_way_out() -> None:
+    model, x = OfTwo(), torch.randn(14, 4)  # recorded in 7 micro-batches, and 7 is not among 1, 2, 3, 4, 6, 8, 12
+    with pytest.raises(pc.InputError, match="serves none of 7 numbers of micro-batches") as caught:
+        compiled(model, x=x)
+    assert caught.value.where == "8 micro-batches, the largest of 2 samples"
+    assert "branches on the batch size: Eq(batch_size, 2)" in caught.value.why
+    assert caught.value.hint.startswith("n_microbatches=8:")
+    with pytest.warns(pc.RecordingWarning, match="7 micro-batches instead of 8"):
+        assert compiled(model, x=x, n_microbatches=8).step(x) == pytest.approx(square_loss(model.body(x)).item())
+
+
 def test_micro_batches_too_small_for_the_model_are_left_out() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 4))
     pipe = compiled(model, 2, torch.randn(4, 4), devices=["cpu"] * 2)
