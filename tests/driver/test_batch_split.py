@@ -1,0 +1,116 @@
+"""Sizes of micro-batches, in samples, without a compilation: a stand-in for the compile cache finds specializations."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.batching.call_inputs import FlatInputs, flatten
+from pipecompile.driver.batch_split import candidate_batches, first_batch, on_one_side, split_sizes
+from pipecompile.driver.warnings_once import WarningsOnce
+from pipecompile.errors import InputError, RecordingWarning
+from pipecompile.tracing.fakes.batch_symbol import Guard
+from tests.support.compilations import mini_batch, options_of
+
+MODEL = nn.Identity()
+SIZE = sympy.Symbol("s", integer=True, positive=True)
+ABOVE_TWO = Guard(SIZE, SIZE > 2, "net.py:7 in forward")
+
+
+def inputs_of(samples: int, **batch_dims: Any) -> FlatInputs:
+    def forward(x: Any, texts: Any = None) -> None: ...
+
+    texts = {"texts": list(range(samples))} if batch_dims else {}
+    return flatten(forward, (torch.zeros(samples, 4),), texts, batch_dims)
+
+
+@pytest.mark.parametrize(
+    ("samples", "keywords", "expected"),
+    [
+        (8, {"n_microbatches": 4}, (2, 2, 2, 2)),
+        (7, {"n_microbatches": 4}, (2, 2, 2, 1)),
+        (3, {"n_microbatches": 4}, (1, 1, 1)),
+        (8, {}, (2, 2, 2, 2)),  # twice the number of devices
+        (6, {"schedule": pc.build_schedule("gpipe", 2, 3)}, (2, 2, 2)),
+    ],
+)
+def test_there_are_as_many_micro_batches_as_the_options_say_or_as_samples(
+    samples: int, keywords: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    assert split_sizes(inputs_of(samples), options_of(**keywords), WarningsOnce()) == expected
+
+
+def test_inputs_without_a_batch_are_one_micro_batch() -> None:
+    inputs = flatten(MODEL.forward, (torch.zeros(4),), {}, {"input": None})
+    assert inputs.samples is None
+    options = options_of(n_microbatches="auto")
+    assert split_sizes(inputs, options, WarningsOnce()) == (1,)
+    assert [batch.sizes for batch in candidate_batches(inputs, options, WarningsOnce())] == [(1,)]
+
+
+def test_lists_go_into_equally_long_micro_batches_with_one_warning() -> None:
+    inputs, once = inputs_of(9, texts=list), WarningsOnce()
+    assert inputs.lists
+    with pytest.warns(RecordingWarning, match="lists of 9 samples go into 3 micro-batches instead of 4"):
+        assert split_sizes(inputs, options_of(n_microbatches=4), once) == (3, 3, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert split_sizes(inputs, options_of(n_microbatches=4), once) == (3, 3, 3)
+        assert split_sizes(inputs_of(8, texts=list), options_of(n_microbatches=4), WarningsOnce()) == (2, 2, 2, 2)
+
+
+def test_auto_compares_several_splits_and_records_an_even_one() -> None:
+    options = options_of(n_microbatches="auto")
+    candidates = candidate_batches(inputs_of(10), options, WarningsOnce())
+    assert [batch.sizes for batch in candidates][:3] == [(10,), (5, 5), (4, 3, 3)]
+    assert [len(batch.sizes) for batch in candidates] == [1, 2, 3, 4, 6, 8]
+    assert first_batch(candidates, options).sizes == (5, 5)  # the most equal micro-batches, at most the default of 4
+
+
+def test_a_number_or_lists_leave_nothing_to_compare() -> None:
+    options = options_of(n_microbatches=3)
+    candidates = candidate_batches(inputs_of(8), options, WarningsOnce())
+    assert [batch.sizes for batch in candidates] == [(3, 3, 2)]
+    assert first_batch(candidates, options) is candidates[0]
+    auto = options_of(n_microbatches="auto")
+    assert [b.sizes for b in candidate_batches(inputs_of(8, texts=list), auto, WarningsOnce())] == [(2, 2, 2, 2)]
+
+
+def test_fewer_micro_batches_are_served_by_the_first_specialization_that_accepts_their_sizes() -> None:
+    tried: list[tuple[int, ...]] = []
+    served: Any = object()
+
+    def find(sizes: tuple[int, ...]) -> Any:
+        tried.append(sizes)
+        return served if min(sizes) > 2 else None
+
+    batch = mini_batch(MODEL, 4, torch.zeros(11, 4))
+    with pytest.warns(RecordingWarning, match=r"net.py:7 .*11 samples go into 3 micro-batches instead of 4, of 2 and 3"):
+        specialization, fewer = on_one_side(batch, ABOVE_TWO, options_of(), WarningsOnce(), find)
+    assert specialization is served
+    assert fewer.sizes == (4, 4, 3)
+    assert fewer.whole is batch.whole
+    assert tried == [(4, 4, 3)]
+
+
+def test_without_a_specialization_micro_batches_get_one_size() -> None:
+    batch = mini_batch(MODEL, 4, torch.zeros(10, 4))
+    with pytest.warns(RecordingWarning, match="10 samples go into 2 micro-batches instead of 4"):
+        specialization, fewer = on_one_side(batch, ABOVE_TWO, options_of(), WarningsOnce(), lambda sizes: None)
+    assert specialization is None
+    assert fewer.sizes == (5, 5)
+
+
+def test_a_schedule_of_a_fixed_number_is_refused() -> None:
+    batch = mini_batch(MODEL, 4, torch.zeros(11, 4))
+    options = options_of(schedule=pc.build_schedule("gpipe", 2, 4))
+    with pytest.raises(InputError, match="branches on the batch size: batch_size > 2") as caught:
+        on_one_side(batch, ABOVE_TWO, options, WarningsOnce(), lambda sizes: None)
+    assert caught.value.where == "net.py:7 in forward, and micro-batches of 2 and 3 samples"
+    assert "multiple of 4 samples" in caught.value.hint

@@ -1,0 +1,91 @@
+"""A module that acts as another: names, values and modes are those of the model, and only its place is fixed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.driver.model_proxy import ModelProxy
+from pipecompile.errors import InputError
+
+
+class Proxy(ModelProxy):
+    forgotten = 0
+
+    def _forget(self) -> None:
+        self.forgotten += 1
+
+    def _place_names(self) -> str:
+        return "stage 0: cpu"
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+
+def test_names_are_those_of_the_model_without_a_prefix() -> None:
+    inner = model()
+    proxy = Proxy(inner)
+    assert list(proxy.state_dict()) == list(inner.state_dict())
+    assert dict(proxy.named_parameters()) == dict(inner.named_parameters())
+    assert [name for name, _ in proxy.named_buffers()] == [name for name, _ in inner.named_buffers()]
+    assert [*proxy.named_modules()] == [*inner.named_modules()]
+    assert [*proxy.named_children()] == [*inner.named_children()]
+    assert [name for name, _ in nn.Sequential(proxy).named_parameters()] == [f"0.{name}" for name, _ in inner.named_parameters()]  # fmt: skip
+
+
+def test_modes_and_functions_go_to_every_module_of_the_model() -> None:
+    inner, seen = model().eval(), []
+    proxy = Proxy(inner)
+    assert not proxy.training
+    assert proxy.train() is proxy
+    assert all(module.training for module in (proxy, *inner.modules()))
+    assert not any(module.training for module in (proxy.eval(), *inner.modules()))
+    assert proxy.apply(seen.append) is proxy
+    assert seen == [inner[0], inner[1], inner]
+
+
+def test_a_loaded_state_is_in_the_models_own_tensors() -> None:
+    inner = model()
+    proxy, weight = Proxy(inner), inner[0].weight
+    state = {name: value + 1 for name, value in inner.state_dict().items()}
+    assert str(proxy.load_state_dict(state)) == "<All keys matched successfully>"
+    assert inner[0].weight is weight
+    assert torch.equal(weight, state["0.weight"])
+    with pytest.raises(RuntimeError, match="Missing key"):
+        proxy.load_state_dict({})
+    assert proxy.load_state_dict({}, strict=False).missing_keys[:2] == ["0.weight", "0.bias"]
+    assert proxy.forgotten == 0
+
+
+def test_assigned_and_converted_tensors_drop_what_depends_on_the_old() -> None:
+    inner = model()
+    proxy = Proxy(inner)
+    proxy.load_state_dict({name: value.clone() for name, value in inner.state_dict().items()}, assign=True)
+    assert proxy.forgotten == 1
+    assert proxy.to(torch.float64) is proxy
+    assert (inner[0].weight.dtype, proxy.forgotten) == (torch.float64, 2)
+    proxy.float()
+    assert (inner[0].weight.dtype, proxy.forgotten) == (torch.float32, 3)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [lambda p: p.to("cpu"), lambda p: p.to(device="meta"), lambda p: p.to(torch.ones(1)), lambda p: p.cpu(), lambda p: p.cuda()],
+)  # fmt: skip
+def test_a_device_is_refused_with_the_places_of_the_stages(move: Any) -> None:
+    proxy = Proxy(model())
+    with pytest.raises(InputError, match="cannot be moved to a device") as caught:
+        move(proxy)
+    assert caught.value.where == "stage 0: cpu"
+    assert proxy.forgotten == 0
+
+
+def test_without_a_pipeline_there_is_nothing_to_drop_and_no_place() -> None:
+    proxy = ModelProxy(model())
+    assert proxy._place_names() == ""
+    assert proxy.double() is proxy

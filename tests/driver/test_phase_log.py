@@ -1,0 +1,58 @@
+"""The hook between phases: seconds and a line per phase, in the order of the phases, and the verifier of each result."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+
+from pipecompile.driver.phase_log import PhaseLog
+
+
+def fail(result: int) -> None:
+    raise ValueError(f"illegal {result}")
+
+
+def test_a_phase_gives_its_result_verified_and_described() -> None:
+    log, verified = PhaseLog(), []
+    assert log.run("add", int.__add__, 2, 3, verify=verified.append, describe=lambda result: f"{result} nodes") == 5
+    assert verified == [5]
+    assert log.lines == {"add": "5 nodes"}
+    assert 0 <= log.seconds["add"] < 1
+
+
+def test_an_illegal_result_has_seconds_and_no_line() -> None:
+    log = PhaseLog()
+    with pytest.raises(ValueError, match="illegal 5"):
+        log.run("add", int.__add__, 2, 3, verify=fail)
+    assert list(log.seconds) == ["add"]
+    assert not log.lines
+
+
+def test_a_phase_that_fails_leaves_no_entry() -> None:
+    log = PhaseLog()
+    with pytest.raises(ZeroDivisionError):
+        log.run("divide", int.__floordiv__, 1, 0)
+    assert not log.seconds
+    assert str(log) == "\n"
+
+
+def test_the_text_has_a_line_per_phase_in_order_and_a_repeated_phase_once() -> None:
+    log = PhaseLog()
+    log.run("record", int)
+    log.run("lower", int, describe=lambda _: "first")
+    log.run("lower", int, describe=lambda _: "second")
+    first, second = str(log).splitlines()
+    assert re.fullmatch(r"record {5} +\d+\.\d{3} ms", first)
+    assert re.fullmatch(r"lower {6} +\d+\.\d{3} ms   second", second)
+
+
+def test_seconds_are_shown_as_milliseconds() -> None:
+    assert str(PhaseLog({"cost": 1.5}, {"cost": "2 sizes"})) == "cost           1500.000 ms   2 sizes\n"
+
+
+def test_phases_are_logged_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "pipecompile.phases"):
+        PhaseLog().run("split", int, describe=lambda _: "2 stages")
+    assert re.fullmatch(r"split: \d\.\d{3} s, 2 stages", caplog.messages[0])
