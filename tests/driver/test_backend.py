@@ -15,7 +15,7 @@ from pipecompile.graph.stages import routes, split
 from pipecompile.parameters.placement import Homes
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned
-from pipecompile.runtime.cells.deferred_batchnorm import Norms
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
 from tests.support.compilations import options_of
 
@@ -23,7 +23,7 @@ PLAN = pc.Plan("f", 2, ("cpu",) * 2, (0, 1), {"a": 0, "b": 1}, (), (), 1.0, 1.0,
 
 
 def test_one_process_plans_and_shares_nothing() -> None:
-    backend, planned, norms = ProcessBackend(), Planned(PLAN, None, 2), Norms()
+    backend, planned, norms = ProcessBackend(), Planned(PLAN, None, 2), DeferredNorms()
     assert backend.is_planner
     assert backend.share_plan(planned) is planned
     assert backend.deferred_norms(norms) is norms

@@ -85,7 +85,7 @@ def test_modes_are_breadth_first_and_a_shared_module_counts_once() -> None:
 
 
 def test_arrays_of_other_libraries_are_refused_and_their_numbers_are_not() -> None:
-    with pytest.raises(InputError, match="an input is a numpy.ndarray") as caught:
+    with pytest.raises(InputError, match=r"an input is a numpy\.ndarray") as caught:
         signature(X, np.zeros(4))
     assert caught.value.hint == "torch.from_numpy(...)"
     assert signature(X, np.float64(1)) == signature(X, np.float64(1))
@@ -94,7 +94,9 @@ def test_arrays_of_other_libraries_are_refused_and_their_numbers_are_not() -> No
 def test_entries_of_lists_must_be_alike_in_all_micro_batches() -> None:
     listed: dict[str, Any] = {"batch_dims": {"texts": list}}
     alike, other = torch.zeros(2), torch.zeros(5)
-    assert signature(X, texts=[alike] * 4, **listed) == signature(torch.zeros(2, 3), texts=[alike] * 2, count=1, **listed)
+    assert signature(X, texts=[alike] * 4, **listed) == signature(
+        torch.zeros(2, 3), texts=[alike] * 2, count=1, **listed
+    )
     with pytest.raises(InputError, match="lists with an entry per sample differ in shape") as caught:
         signature(X, texts=[alike, alike, alike, other], **listed)
     assert "texts" in caught.value.where

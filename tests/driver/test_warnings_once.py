@@ -78,7 +78,9 @@ def test_lists_warn_only_if_they_go_into_fewer_micro_batches() -> None:
 
 def test_samples_that_meet_are_named_by_their_first_line() -> None:
     once = WarningsOnce()
-    (text,) = given(lambda: once.mixed([]), lambda: once.mixed(["net.py:3", "net.py:4"]), lambda: once.mixed(["net.py:5"]))
+    (text,) = given(
+        lambda: once.mixed([]), lambda: once.mixed(["net.py:3", "net.py:4"]), lambda: once.mixed(["net.py:5"])
+    )
     assert "meets every other at net.py:3;" in text
     assert 'batch_dims={"name": 1}' in text
 
