@@ -18,6 +18,7 @@ HEAD = """# The keywords of `compile`
 
 `pipecompile.compile(model, n_stages, **keywords)`. Every keyword is checked before anything is traced, measured or moved; a
 refused one raises InputError, ScheduleError or PlanError with a text to paste. `help(pipecompile.compile)` shows the same text.
+Schedules by name are in [schedules.md](schedules.md), ranks in [distributed.md](distributed.md).
 """
 
 
