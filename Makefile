@@ -49,6 +49,7 @@ schedules: $(VENV)/ready # an hour and a half
 	$(BIN)/python benchmarks/schedules_auto.py --markdown benchmarks/results/schedules_auto.md
 
 docs: $(VENV)/ready
+	$(BIN)/python docs/architecture.py
 	$(BIN)/python docs/schedules.py
 	$(BIN)/python docs/options.py
 

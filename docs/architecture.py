@@ -39,8 +39,8 @@ def page(text: str) -> str:
 def _drawing(path: Path) -> str:
     """Return the first indented block of a module's docstring as a fenced block."""
     lines = _docstring(path).split("\n\n", 1)[1].split("\n")
-    block = [line for line in lines[: next(i for i, line in enumerate(lines) if line and line[0] != " ")]]
-    return "```text\n" + textwrap.dedent("\n".join(block)).strip("\n") + "\n```\n"
+    end = next(number for number, line in enumerate(lines) if line and line[0] != " ")
+    return "```text\n" + textwrap.dedent("\n".join(lines[:end])).strip("\n") + "\n```\n"
 
 
 def _rows() -> Iterator[str]:
@@ -69,7 +69,9 @@ def _modules(name: str) -> list[Path]:
     if name.startswith("__"):
         return []
     module = PACKAGE / f"{name}.py"
-    return [module] if module.exists() else sorted((PACKAGE / name).rglob("__init__.py"), key=lambda path: path.parts[:-1])
+    return (
+        [module] if module.exists() else sorted((PACKAGE / name).rglob("__init__.py"), key=lambda path: path.parts[:-1])
+    )
 
 
 def first_sentence(docstring: str) -> str:
