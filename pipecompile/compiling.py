@@ -147,7 +147,8 @@ def compile(
     args, kwargs = example_inputs(example_args, example_kwargs)
     ranks = RankMesh.of(_checked(mesh), devices)
     options = Options.of(model, n_stages, devices=devices if ranks is None else ranks.devices, **keywords)
-    check_backend(options.compile_stages)
+    if options.compile_stages:
+        check_backend(options.compile_stages)
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, _on_rank(options), ranks)
     if args or kwargs:
         flatten(model.forward, args, kwargs, options.batch_dims)  # raises before anything changes

@@ -96,7 +96,8 @@ class Pipeline(ModelProxy):
         self._cache.check_values()
         sizes = batch.sizes
         specialization.require_loss(target is not None)
-        executable = step_executable(specialization, len(sizes), with_target=target is not None)
+        key = "step", len(sizes), target is not None
+        executable = specialization.executables.get(key) or step_executable(specialization, *key[1:])
         threaded = self._dispatcher.threaded
         arrivals = specialization.arrivals(batch)
         if target is not None:
@@ -194,7 +195,7 @@ class Pipeline(ModelProxy):
         if self._last is not None:
             return self._last[0].program
         with_target = self._options.loss_fn is not None
-        return step_executable(self._cache.latest, self._options.default_microbatches, with_target=with_target).program
+        return step_executable(self._cache.latest, self._options.default_microbatches, with_target).program
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

@@ -95,7 +95,8 @@ class CompileCache:
 
     def check_values(self) -> None:
         """Raise InputError while tensors that were on meta have no values."""
-        if self.context.meta_init.check():
+        meta_init = self.context.meta_init
+        if not meta_init.is_done and meta_init.check():
             self._values_ready(self.latest)
 
     def explain(self) -> Recordings:

@@ -38,9 +38,8 @@ from pipecompile.ir import Route
 from pipecompile.options import Options
 from pipecompile.parameters.placement import move_model
 from pipecompile.parameters.tied_mirrors import Mirrors
-from pipecompile.planning.cost_table import CostTable, MeasuredCosts, measure_costs
+from pipecompile.planning.cost_table import CostTable, MeasuredCosts, hint_at_small_microbatches, measure_costs
 from pipecompile.planning.joint_search import search_plan
-from pipecompile.planning.microbatch_counts import too_small
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, check_sync_batchnorm, defer_norms, norms_by_node
 from pipecompile.runtime.results import Outputs
@@ -74,6 +73,7 @@ def specialize(
         mirrors, norms = log.run("place", _place, graph, stages, planned, options, context)
     specialization = Specialization(
         graph=graph,
+        facts=graph.facts,
         signature=request.signature,
         plan=planned.plan,
         options=options.with_recompute(planned.plan.recompute),
@@ -141,7 +141,7 @@ def _cost(
     options.check_names(graph)
     if decision.plan is None and options.cost != "analytic":
         move_model(context.model, options.devices[0])
-    with too_small(max(request.counts) if len(request.counts) == 1 else 1, request.samples):
+    with hint_at_small_microbatches(max(request.counts) if len(request.counts) == 1 else 1, request.samples):
         return measure_costs(graph, request.candidates, options)
 
 

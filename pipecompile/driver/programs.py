@@ -18,7 +18,7 @@ from pipecompile.runtime.executable import Executable, ProgramBinding
 __all__ = ["call_executable", "step_executable", "step_schedule"]
 
 
-def step_executable(specialization: Specialization, n_microbatches: int, *, with_target: bool) -> Executable:
+def step_executable(specialization: Specialization, n_microbatches: int, with_target: bool) -> Executable:
     """Return what runs a training step: forward, loss and backward under the schedule."""
     key = "step", n_microbatches, with_target
     return specialization.executables.get(key) or _keep(

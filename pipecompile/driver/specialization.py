@@ -30,6 +30,7 @@ from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.tracing.fakes.batch_symbol import Guard
+from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Specialization"]
@@ -44,6 +45,7 @@ class Specialization:
     """
 
     graph: TracedGraph
+    facts: GraphFacts
     signature: Signature
     plan: Plan
     options: Options
@@ -81,13 +83,13 @@ class Specialization:
 
     def accepts(self, signature: Signature, sizes: Sequence[int]) -> bool:
         """Return whether this recording is right for a call with this signature in micro-batches of these sizes."""
-        if signature != self.signature or self.graph.facts.grad_mode not in (None, torch.is_grad_enabled()):
+        if signature != self.signature or self.facts.grad_mode not in (None, torch.is_grad_enabled()):
             return False
         return self.broken_guard(sizes) is None
 
     def broken_guard(self, sizes: Sequence[int]) -> Guard | None:
         """Return the first guard that fails for one of these sizes of micro-batches, in samples."""
-        guards = self.graph.facts.guards
+        guards = self.facts.guards
         return next((guard for guard in guards for size in set(sizes) if not guard.holds(size)), None)
 
     def arrivals(self, batch: MiniBatch) -> dict[tuple[str, bool], Any]:

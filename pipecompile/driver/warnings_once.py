@@ -29,8 +29,9 @@ class WarningsOnce:
     def check_options(self, options: Options) -> None:
         """Warn of options that have no effect together."""
         self.undivided(options)
-        kinds = {device.type for device in options.devices if capture.graph_captures(device) is None}
-        if options.cuda_graphs and kinds:
+        if not options.cuda_graphs:
+            return
+        if kinds := {device.type for device in options.devices if capture.graph_captures(device) is None}:
             _warn(
                 f"cuda_graphs=True: there are no graphs on {' and '.join(sorted(kinds))}, whose stages run as they are"
             )

@@ -6,7 +6,8 @@ in proportion to its samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import log
 from typing import Any
@@ -25,7 +26,14 @@ from pipecompile.planning.progress import working
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["CostTable", "MeasuredCosts", "by_distance_to_default", "measure_costs", "samples_of"]
+__all__ = [
+    "CostTable",
+    "MeasuredCosts",
+    "by_distance_to_default",
+    "hint_at_small_microbatches",
+    "measure_costs",
+    "samples_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +100,15 @@ def _moved(graph: TracedGraph, leaves: Sequence[Any], device: torch.device) -> t
     copy.output(copy.graph_copy(graph.graph, {}))
     placed = follow_device(copy, graph.facts.device, device)
     return fx.GraphModule(graph, placed), [to_device(value, device) for value in leaves]
+
+
+@contextmanager
+def hint_at_small_microbatches(count: int, samples: int | None) -> Iterator[None]:
+    """Add to a CostError that micro-batches of `samples` samples may be too small, if `count` micro-batches are several."""
+    try:
+        yield
+    except CostError as error:
+        if count == 1:
+            raise
+        hint = f"n_microbatches=, fewer than {count}, if a micro-batch of {samples} is too small for the model"
+        raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-from pipecompile.costs.node_cost import CostError
 from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import check_sequences
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["barred", "counts_to_try", "first_count", "too_small"]
+__all__ = ["barred", "counts_to_try", "first_count"]
 
 _PER_DEVICE = 4
 """Micro-batches per device up to which numbers are compared: beyond, the bubble is small."""
@@ -43,15 +41,3 @@ def barred(graph: TracedGraph, parts: Sequence[int]) -> str:
     except InputError as error:
         return error.what
     return ""
-
-
-@contextmanager
-def too_small(count: int, samples: int | None) -> Iterator[None]:
-    """Add to a CostError that micro-batches of `samples` samples may be too small, if `count` micro-batches are several."""
-    try:
-        yield
-    except CostError as error:
-        if count == 1:
-            raise
-        hint = f"n_microbatches=, fewer than {count}, if a micro-batch of {samples} is too small for the model"
-        raise CostError(error.what, where=error.where, why=error.why, hint=hint) from error.__cause__
