@@ -1,0 +1,92 @@
+"""The schedule of a step: from the catalogue, with early recomputation, or searched under the costs of the stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+import pipecompile as pc
+from pipecompile.costs.links import Links
+from pipecompile.ir import HOST, Kind, Route
+from pipecompile.ir.plan import StageSummary
+from pipecompile.planning.schedule_choice import _room, make_schedule, search_schedule, simulation_costs
+from tests.support.compilations import options_of
+
+STAGE = StageSummary(0, "cpu", "a", "b", 1, 1, 4.0, forward=1.0, backward=2.0, saved_bytes=10.0, sent_bytes=0.0, skips_in=0,
+                     skips_out=0, state_bytes=100.0)  # fmt: skip
+STAGES = (STAGE, replace(STAGE, stage=1, received_bytes=4.0))
+ROUTES = (Route("x", HOST, (0,), 8.0, gradient=False), Route("a", 0, (1,), 4.0), Route("b", 1, (HOST,), 4.0))
+
+
+def recomputed(schedule: pc.Schedule) -> set[str]:
+    return {str(action) for row in schedule.rows for action in row if action.kind is Kind.RECOMPUTE}
+
+
+def test_costs_are_per_stage_and_per_route() -> None:
+    stages = (STAGE, replace(STAGES[1], weight=0.5, dividing=0.25, weight_saved_bytes=3.0))
+    assert simulation_costs(stages, ROUTES, Links(1.0, 0.5), (0, 1)) == {
+        "forward": [1.0, 1.0],
+        "input_grad": [1.0, 1.75],
+        "weight_grad": [1.0, 0.5],
+        "backward": [2.0, 2.0],
+        "transfer": {"x": 8.5, "a": 4.5, "b": 4.5},
+        "saved_bytes": [10.0, 14.0],
+        "weight_saved_bytes": [10.0, 3.0],
+    }
+
+
+def test_transfers_are_slower_on_slow_links() -> None:
+    links = Links(1.0, 0.5, ((0.0, 3.0), (1.0, 0.0)))
+    assert simulation_costs(STAGES, ROUTES, links, (0, 1))["transfer"]["a"] == 3 * 4.5
+    assert simulation_costs(STAGES, ROUTES, links, (1, 0))["transfer"]["a"] == 4.5
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_a_named_schedule_is_that_of_the_catalogue(checkpoint: str) -> None:
+    options = options_of(schedule="gpipe", checkpoint=checkpoint)
+    assert make_schedule(options, STAGES, ROUTES, (0, 1), 3) == options.schedule_for(3)
+
+
+def test_recomputation_moves_ahead_of_waiting_times_if_values_may_be_restored_early() -> None:
+    options = options_of(schedule="1f1b", checkpoint="always", restored=2)
+    usual, early = options.schedule_for(4), make_schedule(options, STAGES, ROUTES, (0, 1), 4)
+    assert early != usual
+    assert recomputed(early) == recomputed(usual)
+    pc.verify(early)
+
+
+def test_auto_is_searched_for_the_placement() -> None:
+    schedule = make_schedule(options_of(schedule="auto"), STAGES, ROUTES, (1, 0), 3)
+    assert (schedule.name, schedule.placement, schedule.n_microbatches) == ("auto", (1, 0), 3)
+    pc.verify(schedule)
+
+
+def test_without_a_placement_the_search_chooses_one() -> None:
+    options = options_of(n_stages=4, devices=["cpu"] * 2, schedule="auto")
+    stages = tuple(replace(STAGE, stage=stage) for stage in range(4))
+    routes = tuple(Route(f"v{stage}", stage, (stage + 1,), 4.0) for stage in range(3))
+    schedule = search_schedule(options, stages, routes, 4)
+    assert set(schedule.placement) == {0, 1}
+    pc.verify(schedule)
+
+
+def test_the_last_micro_batch_is_not_recomputed_on_request() -> None:
+    always = search_schedule(options_of(schedule="auto", checkpoint="always"), STAGES, ROUTES, 2, (0, 1))
+    but_last = search_schedule(options_of(schedule="auto", checkpoint="except_last"), STAGES, ROUTES, 2, (0, 1))
+    assert {"0R0", "0R1"} <= recomputed(always)
+    assert recomputed(but_last) == {name for name in recomputed(always) if name.endswith("0")}
+
+
+def test_memory_limits_the_micro_batches_in_flight() -> None:
+    rooms = {limit: _room(options_of(schedule="auto", memory_limit=limit), STAGES, ROUTES, (0, 1), 8) for limit in (None, 120.0)}  # fmt: skip
+    assert rooms[None] is None
+    assert rooms[120.0] == [2.0, 20 / 14]  # 20 bytes beside the state; stage 1 holds 4 received bytes as well
+    assert _room(options_of(memory_limit=120.0), STAGES, ROUTES, None, 8) is None
+    both = _room(options_of(memory_limit=[300.0, 400.0]), STAGES, ROUTES, (1, 1), 8)
+    assert both == [inf, 200 / 24]  # device 0 has no stage, device 1 has both
+    again = _room(options_of(memory_limit=120.0, checkpoint="always"), STAGES, ROUTES, (0, 1), 8)
+    assert again == [inf, 10 / 4]  # the saved bytes once, what is received per micro-batch
+    tight = search_schedule(options_of(schedule="auto", memory_limit=115.0), STAGES, ROUTES, 4, (0, 1))
+    assert [action.microbatch for action in tight.rows[0] if action.kind is not Kind.WEIGHT_GRAD][:2] == [0, 0]
