@@ -36,21 +36,21 @@ class RankPipeline(Pipeline):
 
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh) -> None:
         check_unwrapped(model)
-        self.ranks, self.communicator = ranks, Communicator(ranks)
-        backend = RankBackend(self.communicator)
+        self._ranks, self._communicator = ranks, Communicator(ranks)
+        backend = RankBackend(self._communicator)
         super().__init__(model, options, backend)
-        self.shards, self.replicas = backend.shards, backend.replicas
+        self._shards, self.replicas = backend.shards, backend.replicas
         groups = (ranks.group, ranks.replica_group, ranks.tensor_group)
-        self.groups = tuple(CollectiveGroup(group, self.communicator) for group in groups if group is not None)
+        self._groups = tuple(CollectiveGroup(group, self._communicator) for group in groups if group is not None)
         self.clock_error = 0.0
-        self._state = RankState(model, self._owner, self.communicator)
+        self._state = RankState(model, self._owner, self._communicator)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs, on all ranks together."""
-        self.communicator.begin()
-        with self.communicator.guarded():
+        self._communicator.begin()
+        with self._communicator.guarded():
             super().prepare(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,8 +62,8 @@ class RankPipeline(Pipeline):
                 hint="pipe.step(x, target=...), or torch.no_grad() around it",
             )
         self._require_shards()
-        self.communicator.begin()
-        with self.communicator.guarded(), self.shards.whole():
+        self._communicator.begin()
+        with self._communicator.guarded(), self._shards.whole():
             return super().forward(*args, **kwargs)
 
     def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
@@ -72,24 +72,24 @@ class RankPipeline(Pipeline):
         With copies of the pipeline, each copy gets its own part of the batch; loss and gradients are those of the whole batch.
         """
         self._require_shards()
-        self.communicator.begin()
-        with self.communicator.guarded(), self.shards.whole():
+        self._communicator.begin()
+        with self._communicator.guarded(), self._shards.whole():
             samples = self._flatten(args, kwargs).samples if self._options.loss_reduction == "mean" else None
             with self.replicas.reduced(self._whole_parameters, samples) as loss_of_batch:
                 result = super().step(*args, target=target, scaler=scaler, **kwargs)
                 result = (loss_of_batch(result[0]), result[1]) if self._options.has_aux else loss_of_batch(result)
             if scaler is not None and scaler.is_enabled():
-                spread_infinities(self.parameters(), self.groups)
+                spread_infinities(self.parameters(), self._groups)
             return result
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Clip the gradients of all ranks by the norm of the whole model's gradients, and return that norm, on all ranks together."""
-        self.communicator.begin()
-        with self.communicator.guarded(), torch.no_grad():
+        self._communicator.begin()
+        with self._communicator.guarded(), torch.no_grad():
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-            total = total_norm(gradients, float(norm_type), self.groups[0])
+            total = total_norm(gradients, float(norm_type), self._groups[0])
             if error_if_nonfinite and not total.isfinite():
                 raise RuntimeError(f"the norm of the gradients is {total.item()}")
             scale_to_norm(gradients, total, max_norm)
@@ -97,7 +97,7 @@ class RankPipeline(Pipeline):
 
     def _require_shards(self) -> None:
         """Raise InputError if parameters are to be sharded and have not been: a first compile places them."""
-        if not self.shards.is_known:
+        if not self._shards.is_known:
             raise InputError(
                 "the mesh has dp_shard, and the pipeline is not compiled yet",
                 why="parameters are sharded when the pipeline is compiled, and an optimizer needs the shards",
@@ -112,11 +112,11 @@ class RankPipeline(Pipeline):
         Until the next step, `measured`, `dump` and `report` show this timeline on every rank. Times are of the first rank's clock;
         those of other ranks may be wrong by `clock_error` seconds.
         """
-        self.communicator.begin()
-        with self.communicator.guarded():
-            self.communicator.agree("timelines to gather", "none" if self._last is None else "those of the last step")
+        self._communicator.begin()
+        with self._communicator.guarded():
+            self._communicator.agree("timelines to gather", "none" if self._last is None else "those of the last step")
             if self._last is not None:
-                spans, self.clock_error = gathered_spans(self.communicator, self._last[1])
+                spans, self.clock_error = gathered_spans(self._communicator, self._last[1])
                 self._last = self._last[0], spans
         return self.measured
 
@@ -125,11 +125,11 @@ class RankPipeline(Pipeline):
 
         Raises PlanError with the properties that those schedules do not support: values that skip a stage, tied weights, sizes.
         """
-        return torch_stages(self._cache.latest, self.communicator)
+        return torch_stages(self._cache.latest, self._communicator)
 
     # -- the rank's part of the model -------------------------------------------------------------------------------
 
-    def is_here(self, tensor: torch.Tensor) -> bool:
+    def _is_here(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lives on this rank. Before the first compile, all tensors live on all ranks."""
         return self._state.is_here(tensor)
 
@@ -141,37 +141,37 @@ class RankPipeline(Pipeline):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         self._require_shards()
         named = self.model.named_parameters(prefix, recurse, remove_duplicate)
-        yield from ((name, self.shards.shard_of(parameter)) for name, parameter in named if self.is_here(parameter))
+        yield from ((name, self._shards.shard_of(parameter)) for name, parameter in named if self._is_here(parameter))
 
     def _whole_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters of this rank that are not sharded."""
-        here = (parameter for parameter in self.model.parameters() if self.is_here(parameter))
-        return (parameter for parameter in here if self.shards.shard_of(parameter) is parameter)
+        here = (parameter for parameter in self.model.parameters() if self._is_here(parameter))
+        return (parameter for parameter in here if self._shards.shard_of(parameter) is parameter)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
         named = self.model.named_buffers(prefix, recurse, remove_duplicate)
-        yield from ((name, buffer) for name, buffer in named if self.is_here(buffer))
+        yield from ((name, buffer) for name, buffer in named if self._is_here(buffer))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state that lives on this rank, under the model's own names."""
         state = self._state.keep_own(self.model.state_dict(*args, **kwargs))
-        return self.shards.replace(state, self.model.state_dict(keep_vars=True)) if self.shards else state
+        return self._shards.replace(state, self.model.state_dict(keep_vars=True)) if self._shards else state
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model on every rank, tensors on the CPU. All ranks must call this together."""
-        self.communicator.begin()
-        with self.communicator.guarded(), self.shards.whole():
+        self._communicator.begin()
+        with self._communicator.guarded(), self._shards.whole():
             return self._state.full()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load the whole state or the part of this rank. Raises RuntimeError, as a module does, for missing and unknown keys."""
         if assign:
             self._refuse_for_shards()
-        if self.shards or self.ranks.tensor_group is not None:
+        if self._shards or self._ranks.tensor_group is not None:
             state_dict = fitted(state_dict, self.model.state_dict(keep_vars=True))
-        with self.shards.whole():
+        with self._shards.whole():
             result = self._state.load(state_dict, strict=strict, assign=assign)
         if assign:
             self._forget()
@@ -186,7 +186,7 @@ class RankPipeline(Pipeline):
         return super()._apply(fn, recurse)
 
     def _refuse_for_shards(self) -> None:
-        if self.shards:
+        if self._shards:
             raise InputError(
                 "sharded parameters cannot be copied, replaced, or change their dtype",
                 why="each rank has a shard of each, cut when the pipeline was compiled",

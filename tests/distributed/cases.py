@@ -217,9 +217,9 @@ def gathered() -> Any:
     own, whole, again = pipe.measured, pipe.gathered(), pipe.gathered()
     if dist.get_rank() == 0:
         pipe.dump(Path(os.environ["CASES_OUT"]) / "dump")
-    pipe.communicator.begin()
+    pipe._communicator.begin()
     shift = 5000.0 * dist.get_rank()
-    clocks = read_clocks(pipe.communicator, lambda: perf_counter() + shift)
+    clocks = read_clocks(pipe._communicator, lambda: perf_counter() + shift)
     times = {(span.device, span.name): (span.start, span.end) for span in whole.spans}
     early = [pipe.clock_error + times[stage, f"{stage}F{m}"][0] - times[stage - 1, f"{stage - 1}F{m}"][1]
              for stage in range(1, 4) for m in range(4)]  # fmt: skip

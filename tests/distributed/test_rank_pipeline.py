@@ -97,7 +97,14 @@ def test_tensors_live_on_their_rank() -> None:
     pipe = compiled(layers())
     assert [name for name, _ in pipe.named_parameters()] == [name for name, _ in pipe.model.named_parameters()]
     assert [name for name, _ in pipe.named_buffers()] == [name for name, _ in pipe.model.named_buffers()]
-    assert all(pipe.is_here(tensor) for tensor in pipe.parameters())
+    assert all(pipe._is_here(tensor) for tensor in pipe.parameters())
+
+
+def test_a_user_sees_what_a_pipeline_has_and_what_ranks_add() -> None:
+    pipe = compiled(layers())
+    added = {"gathered", "clock_error", "torch_stages", "full_state_dict", "replicas"}
+    alone = pc.compile(layers(), 1, devices=["cpu"], example_args=(SAMPLES,), n_microbatches=2, batch_norm="each")
+    assert {name for name in set(dir(pipe)) - set(dir(alone)) if not name.startswith("_")} == added
 
 
 def test_a_failed_pipeline_is_to_be_started_again() -> None:
@@ -118,7 +125,7 @@ def test_a_failed_pipeline_is_to_be_started_again() -> None:
 
 def test_a_shard_mesh_of_one_rank_keeps_parameters_whole() -> None:
     pipe = compiled(layers(), ("dp_shard", "pp"))
-    assert not pipe.shards
+    assert not pipe._shards
     assert not any(isinstance(parameter, DTensor) for parameter in pipe.parameters())
 
 
