@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,47 @@ def test_step_is_the_micro_batched_loop_bit_for_bit(dispatch: str, schedule: str
         assert not loss.requires_grad
         assert torch.equal(loss, accumulate(eager, x, 4, F.cross_entropy, target))
         assert_same(model, eager)
+
+
+FACE = ["clip_grad_norm_", "considered", "devices", "dispatch", "dump", "explain", "graph", "load_optimizer_state_dict", "measured",
+        "model", "optimizer_state_dict", "plan", "prepare", "problem", "program", "report", "reschedule", "schedule", "simulate",
+        "stages", "step"]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_user_sees_a_list_of_names_beside_those_of_a_module(is_compiled: bool) -> None:
+    """All other names begin with an underscore, before and after the first call."""
+    pipe = piped(pair()[0])
+    if is_compiled:
+        x, target = batch()
+        pipe.step(x, target=target)
+    added = set(dir(pipe)) - set(dir(nn.Module()))
+    assert sorted(name for name in added if not name.startswith("_")) == FACE
+    assert pipe.model is not None
+    for name in set(FACE) - {"model"}:
+        assert inspect.getdoc(inspect.getattr_static(type(pipe), name)), name
+
+
+def test_every_public_object_is_one_short_line() -> None:
+    pipe = piped(pair()[0], n_microbatches="auto", schedule="1f1b", example_args=batch()[:1])
+    plan, problem, considered = pipe.plan, pipe.problem, pipe.considered
+    assert problem is not None
+    assert considered is not None
+    schedule = pc.build_schedule("1f1b", 2, 64)
+    cut = pc.partition(problem, 3)
+    made = [pipe, plan, problem, considered, considered.best, pipe.program, schedule, pc.simulate(schedule), cut,
+            pc.explain(Net(), batch()[0]), *pc.advise(schedule)]  # fmt: skip
+    errors = [pc.InputError("what", why="why", hint="hint"), pc.RunError("what", stage=1, microbatch=2), pc.CostError("what"),
+              pc.InfeasibleError("what"), pc.PartitionError("what"), pc.PlanError("what"), pc.ScheduleError("what"),
+              pc.PipecompileError("what"), pc.VerifyError("plan", ["a fault"]), pc.TraceError("what"),
+              pc.PartitionWarning("what"), pc.RecordingWarning("what")]  # fmt: skip
+    classes = {name for name in pc.__all__ if isinstance(getattr(pc, name), type)}
+    assert {type(each).__name__ for each in (*made, *errors)} == classes
+    for each in (*made, *errors):
+        text = repr(each)
+        assert "\n" not in text, text
+        assert len(text) < 400, text
+        assert text.startswith(type(each).__name__), text
 
 
 def test_lazy_until_the_first_call() -> None:

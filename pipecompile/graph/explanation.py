@@ -61,6 +61,10 @@ class Explanation:
     risks: tuple[Risk, ...]
     failures: tuple[Failure, ...]
 
+    def __repr__(self) -> str:
+        found = f"n_risks={len(self.risks)}, n_failures={len(self.failures)}"
+        return f"Explanation({self.model}, traced={self.traced}, {found})"
+
     @property
     def traced(self) -> bool:
         """Is there a recording?"""

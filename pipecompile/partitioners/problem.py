@@ -103,6 +103,9 @@ class Problem:
     name: str = ""
     format: str = FORMAT
 
+    def __repr__(self) -> str:
+        return f"Problem({self.name!r}, n_nodes={len(self.nodes)}, n_tensors={len(self.tensors)})"
+
     def to_json(self) -> str:
         """Return the text form."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()

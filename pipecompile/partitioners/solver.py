@@ -41,6 +41,10 @@ class Partition:
     seconds: float
     recompute: tuple[bool, ...] = ()
 
+    def __repr__(self) -> str:
+        figures = f"bottleneck={self.bottleneck:.3g} s, gap={self.gap:.1%}, {self.status}"
+        return f"Partition(n_nodes={len(self.stage_of)}, {figures}, {self.method})"
+
     @property
     def gap(self) -> float:
         """How far the bottleneck may be above the optimum, as a fraction of the bottleneck."""
