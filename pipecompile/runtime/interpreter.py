@@ -212,7 +212,7 @@ class CodeBuilder:
 
 
 def _nothing(_frame: Frame) -> None:
-    """Do nothing: a W whose work I did, or a FREE before it frees."""
+    """Run nothing: the code of a W if I does the whole backward, and of a FREE before it frees."""
 
 
 def _then_free(run: Run, registers: Sequence[int]) -> Run:

@@ -1,4 +1,4 @@
-"""Tensors of which each rank has a part: that part, and the whole around it."""
+"""Sharded tensors (DTensor): this rank's part, the whole tensor, and states of sharded models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["fitted", "gradient_of", "like", "local", "part_of", "whole_of"]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What of it is in this rank's memory."""
+    """Return the part of a tensor in this rank's memory: all of a tensor that is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -24,7 +24,7 @@ def part_of(tensor: DTensor) -> torch.Tensor:
 
 
 def like(pattern: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """The tensor of which each rank has its `own` elements, laid out as `pattern` is."""
+    """Return the tensor of which each rank has its `own` elements, with the shape and sharding of `pattern`."""
     if not isinstance(pattern, DTensor):
         return own.view(pattern.shape)
     shaped, layout = own.view(part_of(pattern).shape), (pattern.device_mesh, pattern.placements)
@@ -32,7 +32,7 @@ def like(pattern: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
-    """Its gradient, or zeros, laid out as the parameter is."""
+    """Return a parameter's gradient, or zeros, sharded as the parameter is."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(parameter)
@@ -42,17 +42,17 @@ def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All of it, on every rank, each of which must ask."""
+    """Return the whole tensor, on every rank. A collective call: every rank must make it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def fitted(state: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """A state for a model with these tensors: in parts what is in parts there, and whole what is whole; all ranks must ask."""
-    found: Any = copy.copy(state)  # with its metadata
+    """Return a state dict in which each tensor is sharded as its namesake in `tensors`. A collective call."""
+    fitted_state: Any = copy.copy(state)  # with its metadata
     for key, value in state.items():
         pattern = tensors.get(key)
         if isinstance(pattern, DTensor) and isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-            found[key] = distribute_tensor(value, pattern.device_mesh, pattern.placements, src_data_rank=None)
+            fitted_state[key] = distribute_tensor(value, pattern.device_mesh, pattern.placements, src_data_rank=None)
         elif isinstance(value, DTensor) and not isinstance(pattern, DTensor):
-            found[key] = value.full_tensor()
-    return found  # type: ignore[no-any-return]
+            fitted_state[key] = value.full_tensor()
+    return fitted_state  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""How much memory a tensor holds."""
+"""Memory of tensors, sparse ones included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["footprint"]
 
 
 def footprint(tensor: torch.Tensor) -> int:
-    """Bytes of its elements; of a sparse tensor those of what it stores."""
+    """Return the bytes of a tensor's elements; of a sparse tensor, the bytes of its stored values and indices."""
     if tensor.layout is torch.strided:
         return tensor.nbytes
     if tensor.layout is torch.sparse_coo:

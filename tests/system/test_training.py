@@ -245,5 +245,5 @@ def test_what_comes_beside_the_loss_has_to_be_asked_for() -> None:
         piped(model, loss_fn=None, has_aux=True)
     with pytest.raises(pc.RunError, match=r"has_aux=True\) if it returns"):
         piped(model, loss_fn=with_metrics, batch_norm="each").step(x, target=target)
-    with pytest.raises(pc.RunError, match="loss_fn gave a Tensor"):
+    with pytest.raises(pc.RunError, match="loss_fn returned a Tensor"):
         piped(model, has_aux=True, batch_norm="each").step(x, target=target)

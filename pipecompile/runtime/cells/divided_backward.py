@@ -27,7 +27,7 @@ Gradients = list[torch.Tensor | None]
 
 @dataclass(slots=True)
 class Remainder:
-    """What I leaves to W: (fork, its gradient, its weights) triples, and roots from which all leads to weights alone."""
+    """Work that I leaves to W: (fork, its gradient, its weights) triples, and roots that lead to weights alone, with their gradients."""
 
     forks: list[tuple[GradientEdge, torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
     roots: list[GradientEdge] = field(default_factory=list)

@@ -28,7 +28,7 @@ class CellCode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a stage computes in one program.
+    """The computation of one stage in one program.
 
     `code` maps `inputs`, and the number of samples if `is_sized`, to the tuple of `outputs`. `parameters` are the ids of
     the stage's parameters.

@@ -1,0 +1,81 @@
+"""The private parts of autograd do what torch's public ones do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+
+from pipecompile.torch_private.autograd_engine import (
+    FunctionNode,
+    accumulate,
+    hooks_of_tensor,
+    hooks_registered,
+    input_shape,
+    raw_saved_names,
+    saved_tensor_hooks,
+    unpacked_name,
+)
+
+pytestmark = pytest.mark.smoke
+
+
+def graph() -> tuple[torch.Tensor, torch.Tensor, GradientEdge]:
+    x, w = torch.tensor([2.0], requires_grad=True), torch.tensor([3.0], requires_grad=True)
+    return x, w, get_gradient_edge(x * w)
+
+
+def test_accumulate_adds_to_all_leaves() -> None:
+    x, w, edge = graph()
+    x.grad = torch.tensor([1.0])
+    accumulate([edge], [torch.tensor([10.0])])
+    assert (x.grad, w.grad) == (torch.tensor([31.0]), torch.tensor([20.0]))
+
+
+def test_accumulate_adds_to_the_named_weights_alone() -> None:
+    x, w, edge = graph()
+    accumulate([edge], [torch.tensor([10.0])], [w])
+    assert (x.grad, w.grad) == (None, torch.tensor([20.0]))
+
+
+def test_a_node_of_a_python_function_is_a_function_node() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    x = torch.ones(1, requires_grad=True)
+    assert isinstance(Double.apply(x).grad_fn, FunctionNode)
+    assert not isinstance((2 * x).grad_fn, FunctionNode)
+
+
+def test_hooks_of_a_tensor_are_seen_until_they_are_removed() -> None:
+    x = torch.ones(1, requires_grad=True)
+    assert not hooks_of_tensor(x)
+    before = hooks_registered()
+    handle = x.register_hook(lambda gradient: gradient)
+    assert hooks_of_tensor(x)
+    assert hooks_registered() > before
+    handle.remove()
+    assert not hooks_of_tensor(x)
+
+
+def test_hooks_on_saved_tensors_are_seen_inside_their_context() -> None:
+    assert saved_tensor_hooks() is None
+    with saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert saved_tensor_hooks() is not None
+    assert saved_tensor_hooks() is None
+
+
+def test_a_node_tells_the_shape_of_its_gradient() -> None:
+    assert tuple(input_shape(torch.ones(2, 3, requires_grad=True).exp().grad_fn)) == (2, 3)
+
+
+def test_each_raw_name_of_a_node_has_an_unpacked_one() -> None:
+    x = torch.ones(2, requires_grad=True)
+    node = (x * x.detach()).grad_fn
+    names = raw_saved_names(node)
+    assert names
+    unpacked = [getattr(node, unpacked_name(name)) for name in names]
+    assert any(isinstance(value, torch.Tensor) for value in unpacked)
+    assert unpacked_name("_raw_saved_tensors") == "saved_tensors"

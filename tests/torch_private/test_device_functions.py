@@ -1,0 +1,33 @@
+"""Values go to a device in nested containers too; arguments of `Module.to` name a device or none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipecompile.torch_private.device_functions import device_constructors, requested_device, to_device
+
+pytestmark = pytest.mark.smoke
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+
+def test_a_tensor_on_the_device_is_returned_itself() -> None:
+    x = torch.ones(2)
+    assert to_device(x, CPU) is x
+
+
+def test_tensors_in_containers_are_moved_and_other_values_stay() -> None:
+    moved = to_device({"a": [torch.ones(2), 3], "b": None}, META)
+    assert moved["a"][0].is_meta
+    assert moved["a"][1:] == [3]
+    assert moved["b"] is None
+
+
+@pytest.mark.parametrize(("arguments", "device"), [(("cpu",), CPU), ((torch.float16,), None), ((torch.ones(1),), CPU)])
+def test_the_device_that_is_requested(arguments: tuple[object, ...], device: torch.device | None) -> None:
+    assert requested_device(*arguments) == device
+
+
+def test_functions_that_make_tensors_take_a_device() -> None:
+    assert {torch.zeros, torch.arange} <= device_constructors()
+    assert torch.add not in device_constructors()

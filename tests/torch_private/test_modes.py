@@ -1,0 +1,93 @@
+"""The private modes of torch, seen through their public effects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipecompile.torch_private.modes import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    active_fake_mode,
+    detect_fake_mode,
+    disable_current_modes,
+    enter_autocast,
+    exit_autocast,
+    is_any_autocast_enabled,
+    is_mkldnn_enabled,
+    is_transformed_tensor,
+    set_grad_enabled,
+    set_mkldnn_enabled,
+    transform_stack,
+    unset_fake_temporarily,
+)
+
+pytestmark = pytest.mark.smoke
+
+
+def test_an_autocast_region_is_two_calls() -> None:
+    entered = enter_autocast("cpu", torch.bfloat16, True, True)
+    try:
+        assert is_any_autocast_enabled()
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+    finally:
+        exit_autocast(entered)
+    assert not is_any_autocast_enabled()
+
+
+def test_grad_mode_is_switched_by_one_call() -> None:
+    set_grad_enabled(False)
+    try:
+        assert not torch.is_grad_enabled()
+    finally:
+        set_grad_enabled(True)
+    assert torch.is_grad_enabled()
+
+
+def test_onednn_can_be_forbidden() -> None:
+    before = is_mkldnn_enabled()
+    set_mkldnn_enabled(False)
+    try:
+        assert not torch.backends.mkldnn.enabled
+    finally:
+        set_mkldnn_enabled(before)
+    assert is_mkldnn_enabled() == before
+
+
+def test_the_fake_mode_on_the_stack_and_that_of_a_tensor() -> None:
+    with FakeTensorMode() as mode:
+        fake = torch.ones(2)
+        assert active_fake_mode() is mode
+        with unset_fake_temporarily():
+            assert active_fake_mode() is None
+    assert active_fake_mode() is None
+    assert detect_fake_mode([fake]) is mode
+
+
+def test_modes_are_taken_off_the_stack() -> None:
+    class Counting(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            Counting.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        torch.ones(1) + 1
+        seen = Counting.calls
+        with disable_current_modes():
+            torch.ones(1) + 1
+        assert Counting.calls == seen > 0
+
+
+def test_tensors_inside_a_transform_are_wrapped() -> None:
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append((is_transformed_tensor(x), transform_stack() is not None))
+        return x * 2
+
+    torch.vmap(function)(torch.ones(3))
+    assert seen == [(True, True)]
+    assert transform_stack() is None
+    assert not is_transformed_tensor(torch.ones(1))

@@ -1,0 +1,106 @@
+"""Tables and hooks of modules."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from pipecompile.torch_private.modules import (
+    GLOBAL_FORWARD_HOOKS,
+    HOOK_TABLES,
+    STATE_TABLES,
+    BatchNorm,
+    NormBase,
+    apply_to_tensors,
+    buffers_of,
+    children_of,
+    copy_metadata,
+    has_any_global_hook,
+    has_backward_hooks,
+    has_forward_hooks,
+    is_compiled,
+    is_hooked,
+    non_persistent_of,
+    parameters_of,
+)
+
+pytestmark = pytest.mark.smoke
+
+Register = Callable[[nn.Module], object]
+FORWARD: list[Register] = [
+    lambda m: m.register_forward_hook(lambda *_: None),
+    lambda m: m.register_forward_pre_hook(lambda *_: None),
+]
+BACKWARD: list[Register] = [
+    lambda m: m.register_full_backward_hook(lambda *_: None),
+    lambda m: m.register_full_backward_pre_hook(lambda *_: None),
+]
+
+
+def test_tables_are_those_of_the_module() -> None:
+    norm = nn.BatchNorm1d(2)
+    norm.register_buffer("scratch", torch.ones(1), persistent=False)
+    assert parameters_of(norm) == dict(norm.named_parameters())
+    assert buffers_of(norm) == dict(norm.named_buffers())
+    assert non_persistent_of(norm) == {"scratch"}
+    assert list(children_of(nn.Sequential(norm)).values()) == [norm]
+    assert all(name in vars(norm) for name in (*STATE_TABLES, *HOOK_TABLES))
+
+
+@pytest.mark.parametrize("register", FORWARD)
+def test_forward_hooks_are_seen(register: Register) -> None:
+    layer = nn.Linear(1, 1)
+    assert not is_hooked(layer)
+    register(layer)
+    assert is_hooked(layer)
+    assert has_forward_hooks(layer)
+    assert not has_backward_hooks(layer)
+
+
+@pytest.mark.parametrize("register", BACKWARD)
+def test_backward_hooks_are_seen(register: Register) -> None:
+    layer = nn.Linear(1, 1)
+    register(layer)
+    assert is_hooked(layer)
+    assert has_backward_hooks(layer)
+    assert not has_forward_hooks(layer)
+
+
+def test_global_hooks_are_seen() -> None:
+    assert not has_any_global_hook()
+    handle = register_module_forward_hook(lambda *_: None)
+    assert has_any_global_hook()
+    assert any(GLOBAL_FORWARD_HOOKS)
+    handle.remove()
+    assert not any(GLOBAL_FORWARD_HOOKS)
+
+
+def test_a_compiled_module_says_so() -> None:
+    layer = nn.Linear(1, 1)
+    assert not is_compiled(layer)
+    layer.compile(backend="eager")
+    assert is_compiled(layer)
+
+
+def test_bases_of_normalisation_layers() -> None:
+    assert issubclass(nn.SyncBatchNorm, BatchNorm)
+    assert issubclass(nn.InstanceNorm1d, NormBase)
+    assert not issubclass(nn.InstanceNorm1d, BatchNorm)
+
+
+def test_a_function_is_applied_to_all_tensors() -> None:
+    norm = nn.Sequential(nn.BatchNorm1d(2))
+    apply_to_tensors(norm, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, True)
+    assert {tensor.dtype for tensor in norm.parameters()} == {torch.float64}
+
+
+def test_metadata_of_a_state_dict_is_copied() -> None:
+    state = nn.BatchNorm1d(2).state_dict()
+    target: OrderedDict[str, torch.Tensor] = OrderedDict()
+    copy_metadata(state, target)
+    assert target._metadata is state._metadata  # type: ignore[attr-defined]

@@ -1,0 +1,41 @@
+"""Stores, backends and meshes of process groups, with one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from pipecompile.torch_private.process_groups import cpu_backend, default_store, flattened, timeout_of
+
+pytestmark = pytest.mark.smoke
+
+
+@pytest.fixture(autouse=True)
+def world(tmp_path: Path) -> Iterator[None]:
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1, timeout=timedelta(seconds=7))
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_default_store_keeps_values() -> None:
+    default_store().set("key", "value")
+    assert default_store().get("key") == b"value"
+
+
+def test_the_timeout_is_that_of_the_process_group() -> None:
+    assert dist.group.WORLD is not None
+    assert timeout_of(dist.group.WORLD) == timedelta(seconds=7)
+    assert cpu_backend(dist.group.WORLD).size() == 1
+
+
+def test_a_mesh_of_two_dimensions_is_flattened() -> None:
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "fsdp"))
+    assert flattened(mesh, "all").mesh.tolist() == [0]
+    assert torch.distributed.get_world_size(flattened(mesh, "all").get_group()) == 1
