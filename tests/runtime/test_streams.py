@@ -1,0 +1,73 @@
+"""Launches on streams: waits before, an event after, and copies of outputs that are views of received memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pipecompile.ir import Op
+from pipecompile.runtime.registers import Frame
+from pipecompile.runtime.stream_events import Launch
+from pipecompile.runtime.streams import DeviceStreams, StreamTask, launched
+
+CPU, GPUS = torch.device("cpu"), (torch.device("cuda:0"), torch.device("cuda:1"))
+
+
+class Noting:
+    """A stream that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+
+    def run(self, task: StreamTask, frame: Frame) -> None:
+        self.notes.append("run")
+        task.run(frame)
+
+    def record(self) -> str:
+        self.notes.append("record")
+        return "event"
+
+    def wait(self, event: Any) -> None:
+        self.notes.append(event)
+
+
+def test_a_launch_waits_runs_and_records() -> None:
+    stream, frame = Noting(), Frame([], [])
+    frame.events[0, 3] = "earlier"
+    task = StreamTask((1, 2), Op.SEND, lambda _: None, (), ())
+    launched(task, Launch((1, 1), ((0, 3),), True), stream)(frame)
+    assert stream.notes == ["earlier", "run", "record"]
+    assert frame.events[1, 2] == "event"
+
+
+def test_no_event_is_recorded_that_no_launch_waits_for() -> None:
+    stream = Noting()
+    launched(StreamTask((0, 0), Op.SEND, lambda _: None, (), ()), Launch((0, 0)), stream)(Frame([], []))
+    assert stream.notes == ["run"]
+
+
+def test_an_output_that_is_a_view_of_an_input_gets_memory_of_its_own() -> None:
+    def compute(frame: Frame) -> None:
+        frame.registers[1], frame.registers[2] = frame.registers[0].view(2, 2), torch.ones(2)
+
+    frame = Frame([torch.arange(4.0), None, None], [])
+    launched(StreamTask((0, 0), Op.COMPUTE, compute, (0,), (1, 2)), Launch((0, 0)), Noting())(frame)
+    received, view, own = frame.registers
+    assert torch.equal(view, received.view(2, 2))
+    assert view.untyped_storage().data_ptr() != received.untyped_storage().data_ptr()
+    assert torch.equal(own, torch.ones(2))
+
+
+def test_only_two_different_gpus_copy_beside_compute() -> None:
+    streams = DeviceStreams((CPU, *GPUS, GPUS[0]))
+    apart = {(a, b) for a in range(4) for b in range(4) if streams.apart(a, b)}
+    assert apart == {(1, 2), (2, 1), (2, 3), (3, 2)}
+    assert streams.overlap
+    assert not DeviceStreams((CPU, GPUS[0])).overlap
+
+
+def test_a_lane_keeps_its_stream() -> None:
+    streams = DeviceStreams((CPU, CPU))
+    assert streams.stream((0, 0)) is streams.stream((0, 0))
+    assert streams.stream((0, 0)).record() is None

@@ -1,0 +1,90 @@
+"""Values between devices, and between a device and the host."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from pipecompile.runtime.registers import Frame
+from pipecompile.runtime.transport import (
+    ABORT,
+    Aborted,
+    BlockingCopy,
+    Link,
+    PeerCopy,
+    arrive,
+    depart,
+    depart_gradient,
+    link,
+    receive,
+    send,
+)
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+GPUS = torch.device("cuda:0"), torch.device("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kind"),
+    [(CPU, CPU, Link), (GPUS[0], GPUS[0], Link), (*GPUS, PeerCopy), (CPU, GPUS[0], BlockingCopy), (GPUS[0], CPU, BlockingCopy)],
+)  # fmt: skip
+def test_the_link_of_two_devices(source: torch.device, target: torch.device, kind: type[Link]) -> None:
+    assert type(link(source, target)) is kind
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("copied", [BlockingCopy(META).receive, PeerCopy(META).send])
+def test_a_copy_is_a_leaf_that_requires_a_gradient_like_the_original(copied, requires_grad: bool) -> None:  # type: ignore[no-untyped-def]
+    value = torch.ones(2, requires_grad=requires_grad) * 1
+    copy = copied(value)
+    assert (copy.device, copy.is_leaf, copy.requires_grad) == (META, True, requires_grad)
+    assert copied(None) is None
+
+
+def test_inline_a_value_passes_through_its_channel_once() -> None:
+    frame, value = Frame([torch.ones(1), None], [None]), torch.ones(1)
+    frame.registers[0] = value
+    send(0, 0, Link(), threaded=False)(frame)
+    assert frame.channels[0] is value
+    receive(1, 0, Link(), threaded=False)(frame)
+    assert frame.registers[1] is value
+    assert frame.channels[0] is None
+
+
+def test_in_threads_a_channel_is_a_queue_and_an_abort_ends_the_wait() -> None:
+    frame = Frame([1, None], [SimpleQueue()])
+    send(0, 0, Link(), threaded=True)(frame)
+    receive(1, 0, Link(), threaded=True)(frame)
+    assert frame.registers == [1, 1]
+    frame.channels[0].put(ABORT)
+    with pytest.raises(Aborted):
+        receive(1, 0, Link(), threaded=True)(frame)
+
+
+def test_inputs_arrive_on_the_device_in_containers_too() -> None:
+    x = torch.ones(1)
+    frame = Frame([None, None], [], arrivals={("x", False): [x], ("y", False): [{"a": x}]})
+    arrive(("x", False), 0, 0, CPU)(frame)
+    arrive(("y", False), 0, 1, META)(frame)
+    assert frame.registers[0] is x
+    assert frame.registers[1]["a"].is_meta
+
+
+def test_an_output_departs_without_its_graph() -> None:
+    y = torch.ones(1, requires_grad=True) * 2
+    frame = Frame([y, 5], [], departures={("y", False): [None], ("n", False): [None]})
+    depart(("y", False), 0, 0)(frame)
+    depart(("n", False), 0, 1)(frame)
+    (made,) = frame.departures["y", False]
+    assert made.is_leaf
+    assert made.requires_grad
+    assert frame.departures["n", False] == [5]
+
+
+def test_gradients_of_an_input_depart_by_consuming_stage() -> None:
+    frame = Frame([torch.ones(1), None], [], departures={("x", True): [{}]})
+    depart_gradient(("x", True), 0, 0, 2)(frame)
+    depart_gradient(("x", True), 0, 1, 0)(frame)
+    assert frame.departures["x", True] == [{2: torch.ones(1), 0: None}]

@@ -1,0 +1,56 @@
+"""A thread per device gives the results of one thread, adopts the caller's state, and is idle again after an error."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+import pipecompile as pc
+from pipecompile.ir import LOSS
+from pipecompile.runtime.worker_threads import ThreadState, WorkerThreads
+from tests.support.hand_cells import CPU, arrivals, executable, weights
+
+
+def test_threads_and_one_thread_give_the_same_gradients() -> None:
+    gradients = []
+    for threaded in (False, True):
+        first, last = weights()
+        bound = executable(first, last, count=4)
+        frame = bound.frame(
+            (1,) * 4, arrivals(torch.randn(4, generator=torch.manual_seed(0)).chunk(4)), threaded=threaded
+        )
+        workers = WorkerThreads((CPU, CPU)) if threaded else None
+        bound.run(bound.threaded if threaded else bound.inline, frame, workers)
+        gradients.append((frame.departures[LOSS, False], first.grad, last.grad))
+        assert len(frame.spans) == 16
+    assert gradients[0] == gradients[1]
+
+
+def test_after_an_error_the_threads_run_again() -> None:
+    first, last = weights()
+    bound, workers = executable(first, last), WorkerThreads((CPU, CPU))
+    with pytest.raises(pc.RunError, match="stage 0 failed in forward of micro-batch 0"):
+        bound.run(bound.threaded, bound.frame((1, 1), arrivals(["a", "b"]), threaded=True), workers)  # type: ignore[list-item]
+    frame = bound.frame((1, 1), arrivals([torch.ones(1), torch.ones(1)]), threaded=True)
+    bound.run(bound.threaded, frame, workers)
+    assert first.grad == torch.tensor(3.0)
+
+
+def test_the_state_of_the_caller_is_adopted_and_given_up() -> None:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        state = ThreadState.of_caller(1, (CPU,))
+    assert torch.is_grad_enabled()
+    with ExitStack() as stack:
+        state.enter(stack)
+        assert not torch.is_grad_enabled()
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_intra_op_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    assert ThreadState.of_caller(2, (CPU, CPU)).threads == 2
+    assert ThreadState.of_caller(8, (CPU,) * 8).threads == 1
