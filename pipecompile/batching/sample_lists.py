@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.errors import InputError
+from pipecompile.torch_private import pytree
 
 __all__ = ["list_length", "listed_names", "lists_of_tensors"]
 

@@ -54,10 +54,12 @@ def own_names(tree: ast.AST) -> set[str]:
 
 def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield line and name of each use of a private name that is not the file's own."""
-    of_torch = OF_TORCH - own_names(tree)
+    own = own_names(tree)
+    of_torch = OF_TORCH - own
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in OF_PYTHON:
-            if not is_ours(node.value) or node.attr in of_torch:
+            is_own = is_ours(node.value) or node.attr in own - OF_TORCH
+            if not is_own or node.attr in of_torch:
                 yield node.lineno, ast.unparse(node)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             path = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
