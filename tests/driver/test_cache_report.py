@@ -80,3 +80,23 @@ def test_the_table_has_every_field_of_every_row() -> None:
 
 def test_a_table_without_recordings_has_its_title() -> None:
     assert "0 of at most 4 recordings" in str(Recordings((), 4, 0, 0, 0))
+
+
+def test_explain_shows_what_is_kept() -> None:
+    pipe = pc.compile(Branch(), 1, devices=["cpu"], n_microbatches=1, cost="analytic")
+    assert "0 of at most 16" in str(pipe.explain())
+    pipe(torch.randn(3, 4))
+    pipe.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        pipe(torch.randn(4, 4, requires_grad=True))
+        pipe(torch.randn(5, 4, requires_grad=True))
+    last, first = pipe.explain().kept
+    assert (first.inputs, first.mode, first.autocast, first.calls) == (("x: float32(B, 4)",), "train", "off", 1)
+    assert (last.inputs, last.mode, last.calls) == (("x: float32(B, 4), requires grad",), "eval", 2)
+    assert last.autocast == "cpu bfloat16"
+    assert last.guards[0].startswith("batch_size > 2 (test_cache_report.py:")
+    assert last.nodes == len(pipe.graph.graph.nodes)
+    assert 0 < last.seconds < 60
+    text = str(pipe.explain())
+    for word in ("x: float32(B, 4)", "train", "eval", "batch_size > 2", "hits 1", "traces 2", "evictions 0"):
+        assert word in text

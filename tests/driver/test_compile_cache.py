@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -245,27 +244,6 @@ def test_the_least_recently_used_goes_and_coming_back_is_told_once() -> None:
         piped(Scaled(), cache_size=0)
 
 
-def test_explain_shows_what_is_kept() -> None:
-    model = Branch(large)
-    pipe = piped(model, n_microbatches=1)
-    assert "0 of at most 16" in str(pipe.explain())
-    pipe(torch.randn(3, 4))
-    pipe.eval()
-    with torch.autocast("cpu", torch.bfloat16):
-        pipe(torch.randn(4, 4, requires_grad=True))
-        pipe(torch.randn(5, 4, requires_grad=True))
-    last, first = pipe.explain().kept
-    assert (first.inputs, first.mode, first.autocast, first.calls) == (("x: float32(B, 4)",), "train", "off", 1)
-    assert (last.inputs, last.mode, last.calls) == (("x: float32(B, 4), requires grad",), "eval", 2)
-    assert last.autocast == "cpu bfloat16"
-    assert last.guards[0].startswith("batch_size > 2 (test_compile_cache.py:")
-    assert last.nodes == len(pipe.graph.graph.nodes)
-    assert 0 < last.seconds < 60
-    text = str(pipe.explain())
-    for word in ("x: float32(B, 4)", "train", "eval", "batch_size > 2", "hits 1", "traces 2", "evictions 0"):
-        assert word in text
-
-
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -274,19 +252,3 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor, scale: float = 1) -> torch.Tensor:
         return self.b(self.a(x.to(self.a.weight.dtype)) + (x * scale).abs())
-
-
-def test_dtypes_and_kinds_of_numbers_are_kinds_of_calls() -> None:
-    model = Scaled().eval()
-    pipe = piped(model)
-    tensors = (torch.ones(4, 3), torch.ones(4, 3).double(), torch.ones(4, 3, dtype=torch.int64))
-    for x, scale in itertools.product(tensors[::2], (1, 1.0, True, 2)):
-        torch.testing.assert_close(pipe(x, scale), model(x, scale))
-    assert pipe.explain().traces == 8
-
-
-def test_a_micro_batch_too_small_for_the_model_is_said_to_be() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    with pytest.raises(pc.PipecompileError, match=r"n_microbatches=, fewer than 4, if a micro-batch of 1 is too small"):
-        piped(model)(torch.randn(4, 4))
-    assert piped(model, n_microbatches=2)(torch.randn(4, 4)).shape == (4, 4)

@@ -133,3 +133,10 @@ def test_deferred_norms_are_those_of_the_backend() -> None:
         backend = Marked()
         compiled(model, backend=backend, batch_norm=batch_norm)
         assert len(backend.calls[-1].norms) == count
+
+
+def test_a_micro_batch_too_small_for_the_model_is_said_to_be() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with pytest.raises(pc.CostError, match=r"n_microbatches=, fewer than 6, if a micro-batch of 1 is too small"):
+        compiled(model, 6, batch_norm="each")
+    assert compiled(model, 3, batch_norm="each")[0].log.lines["cost"] == "1 micro-batch size"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import pipecompile as pc
 from pipecompile.batching.call_inputs import flatten
 from pipecompile.batching.microbatches import MiniBatch, sizes
 from pipecompile.driver.signature import Signature, signature_of, training_modes
@@ -101,3 +103,21 @@ def test_entries_of_lists_must_be_alike_in_all_micro_batches() -> None:
         signature(X, texts=[alike, alike, alike, other], **listed)
     assert "texts" in caught.value.where
     assert caught.value.hint.endswith("n_microbatches=1")
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, scale: float = 1) -> torch.Tensor:
+        return self.a(x.to(self.a.weight.dtype)) + (x * scale).abs()
+
+
+def test_dtypes_and_kinds_of_numbers_are_kinds_of_calls() -> None:
+    model = Scaled().eval()
+    pipe = pc.compile(model, 1, devices=["cpu"], cost="analytic")
+    tensors = (torch.ones(4, 3), torch.ones(4, 3).double(), torch.ones(4, 3, dtype=torch.int64))
+    for x, scale in itertools.product(tensors[::2], (1, 1.0, True, 2)):
+        torch.testing.assert_close(pipe(x, scale), model(x, scale))
+    assert pipe.explain().traces == 8
