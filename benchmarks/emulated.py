@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    divided.WORTH["cpu"] = 0.0
+    divided.MIN_WEIGHT_FLOPS["cpu"] = 0.0
     ProcessBackend.memories = lambda _, devices, placement: range(len(devices))  # type: ignore[assignment,method-assign,misc]  # noqa: ARG005
     start, rows, harms = time.perf_counter(), [], []
     for name, model, inputs in (each for each in models() if each[0] in options.models):

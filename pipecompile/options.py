@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from pipecompile.batching.batch_dims import check_batch_dims
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.graph.module_names import named
+from pipecompile.graph.module_names import nodes_of_module
 from pipecompile.ir import Kind, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.parameters.meta_init import sources_of
@@ -130,7 +130,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         names += [("pin", name) for name, _ in self.steering.pins]
         names += [("costs", name) for name in (self.costs if isinstance(self.costs, Mapping) else ())]
         for keyword, name in names:
-            named(graph, name, keyword)
+            nodes_of_module(graph, name, keyword)
 
     # -- choices left open ------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from pipecompile.costs.saved_bytes import SavedLedger
-from pipecompile.graph.backward_split import INPUT, WORTH, divide, explore
+from pipecompile.graph.backward_split import INPUT, MIN_WEIGHT_FLOPS, divide_backward, explore_backward
 from pipecompile.torch_private.pytree import tree_map
 from pipecompile.torch_private.storages import version_of
 
@@ -158,10 +158,10 @@ class NodeRun:
         """
         if not self.ends:
             return set()
-        nodes, (names, rows, count) = explore(map(get_gradient_edge, self.ends), frozenset())
+        nodes, (names, rows, count) = explore_backward(map(get_gradient_edge, self.ends), frozenset())
         named = tuple(INPUT if name == ROOT else name for name in names)
-        least = WORTH.get(self.ends[0].device.type, WORTH["cuda"])
-        division = divide(nodes, (named, rows, count), least, ours=recorded)
+        least = MIN_WEIGHT_FLOPS.get(self.ends[0].device.type, MIN_WEIGHT_FLOPS["cuda"])
+        division = divide_backward(nodes, (named, rows, count), least, ours=recorded)
         return {nodes[index] for _, weights in division.forks for index in weights}
 
     def seed(self) -> None:

@@ -10,7 +10,7 @@ from torch import fx
 from pipecompile.costs.node_cost import CostProvider, NodeCost
 from pipecompile.errors import InputError
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.module_names import named
+from pipecompile.graph.module_names import nodes_of_module
 
 __all__ = ["UserCosts", "costs_from_provider", "with_user_costs"]
 
@@ -29,7 +29,7 @@ def with_user_costs(
                 f"costs: {name!r} takes {seconds!r} seconds",
                 hint=f"pass seconds of forward and backward together: costs={{{name!r}: 0.01}}",
             )
-        nodes = named(graph, name, "costs")
+        nodes = nodes_of_module(graph, name, "costs")
         total = sum(costs[node].forward + costs[node].backward for node in nodes)
         for node in nodes:
             cost = costs[node]

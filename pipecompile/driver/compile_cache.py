@@ -18,7 +18,7 @@ from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.signature import Signature, signature_of
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
-from pipecompile.graph.output_merging import joins
+from pipecompile.graph.output_merging import join_rules
 from pipecompile.options import Options
 from pipecompile.tracing.recording import another_size
 
@@ -91,7 +91,7 @@ class CompileCache:
                 device = self.context.meta_init.device
                 other = another_size(self.model, specialization.graph, batch.first, device)
             is_mean = self.options.loss_reduction == "mean"
-            specialization.outputs.join(joins(specialization.graph, other, mean=is_mean))
+            specialization.outputs.join(join_rules(specialization.graph, other, mean=is_mean))
 
     def check_values(self) -> None:
         """Raise InputError while tensors that were on meta have no values."""

@@ -10,8 +10,8 @@ from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.signature import Signature
 from pipecompile.driver.warnings_once import WarningsOnce
-from pipecompile.graph.cut_transfer import Cut, verify_as_is
-from pipecompile.graph.fingerprint import check_same
+from pipecompile.graph.cut_transfer import Cut, verify_exact_cut
+from pipecompile.graph.fingerprint import check_fingerprint
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import MetaInit
@@ -58,8 +58,8 @@ class Decision:
         if self.plan is None:
             return None
         if self.cut is None:
-            check_same(self.plan.graph, self.plan.fingerprint, graph)
-            verify_as_is(self.plan.stage_of, graph, self.plan.n_stages)
+            check_fingerprint(self.plan.graph, self.plan.fingerprint, graph)
+            verify_exact_cut(self.plan.stage_of, graph, self.plan.n_stages)
             return Planned(self.plan, None, samples)
         stage_of = self.cut.on(graph)
         return Planned(self.plan, None, samples, stage_of) if stage_of else None

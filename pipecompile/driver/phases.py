@@ -30,9 +30,9 @@ from pipecompile.driver.compile_context import CompileContext, CompileRequest, D
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError, TraceError
-from pipecompile.graph.colocation import compute_nodes, tie_aliases
-from pipecompile.graph.cross_sample import check_sequences, meetings
-from pipecompile.graph.cut_transfer import carried
+from pipecompile.graph.colocation import compute_nodes, note_ties
+from pipecompile.graph.cross_sample import check_batch_first, cross_sample_lines
+from pipecompile.graph.cut_transfer import transfer_cut
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
 from pipecompile.options import Options
@@ -62,7 +62,7 @@ def specialize(
     check_sync_batchnorm(context.model, options.batch_norm, options.dispatch)
     with backend.without_collectives(context.model, options):
         graph = log.run("record", _record, request, context, describe=_nodes)
-        graph = log.run("prepare", tie_aliases, graph, verify=verify_graph, describe=_nodes)
+        graph = log.run("prepare", note_ties, graph, verify=verify_graph, describe=_nodes)
         _check_division(graph, request, options, context)
         planned = decision.on(graph, request.samples)
         if planned is None:
@@ -120,8 +120,8 @@ def _check_division(graph: TracedGraph, request: CompileRequest, options: Option
 
 def check_division(graph: TracedGraph, options: Options, context: CompileContext) -> None:
     """Raise InputError if micro-batches are no batches to the model. Warn if they change what the model computes."""
-    check_sequences(graph)
-    context.warnings.mixed(meetings(graph))
+    check_batch_first(graph)
+    context.warnings.mixed(cross_sample_lines(graph))
     if options.batch_norm is None:
         layers = {id(layer) for layer in norms_by_node(graph, context.model).values()}
         context.warnings.normalised(len(layers))
@@ -169,7 +169,7 @@ def _split(graph: TracedGraph, planned: Planned, options: Options) -> tuple[tupl
     verify_plan(plan)
     if len(plan.devices) != len(options.devices):
         raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
-    stage_of = planned.stage_of or carried(plan.stage_of, graph, plan.n_stages)
+    stage_of = planned.stage_of or transfer_cut(plan.stage_of, graph, plan.n_stages)
     devices = [options.devices[device] for device in plan.placement]
     plan_routes = routes(graph, stage_of, planned.samples)
     return plan_routes, split(graph, plan_routes, stage_of, devices)

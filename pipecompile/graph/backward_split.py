@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge
 
 from pipecompile.torch_private.autograd_engine import input_shape, raw_saved_names
 
-__all__ = ["INPUT", "WORTH", "Division", "divide", "explore"]
+__all__ = ["INPUT", "MIN_WEIGHT_FLOPS", "BackwardDivision", "divide_backward", "explore_backward"]
 
 DIVISIBLE = frozenset(
     f"{name}Backward0"
@@ -35,7 +35,7 @@ DIVISIBLE = frozenset(
 
 INPUT, ACCUMULATE = "input", "torch::autograd::AccumulateGrad"
 
-WORTH = {"cpu": 2e6, "cuda": 2e9}
+MIN_WEIGHT_FLOPS = {"cpu": 2e6, "cuda": 2e9}
 """FLOPs of a weight's gradient, from which on W pays: some 50 us of a CPU's core, some 5 us of a GPU's full speed."""
 
 _WHOLE = frozenset({"CheckpointFunctionBackward", "CompiledFunctionBackward"})
@@ -47,7 +47,7 @@ Structure = tuple[tuple[str, ...], tuple[tuple[int, ...], ...], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class BackwardDivision:
     """Who does what, by numbers of nodes. `forks` are W's, each with the accumulators of its weights; `outer` the roots that
     are W's; `early` accumulators whose gradients I brings along; `spent` nodes that nobody needs after I.
     """
@@ -63,7 +63,7 @@ class Division:
         return not self.forks and not self.outer
 
 
-def explore(roots: Iterable[GradientEdge], inputs: frozenset[int]) -> tuple[list[Any], Structure]:
+def explore_backward(roots: Iterable[GradientEdge], inputs: frozenset[int]) -> tuple[list[Any], Structure]:
     """The nodes behind `roots`, and their structure. `inputs` are the ids of the stage's own leaves. Linear."""
     nodes: list[Any] = list(dict.fromkeys([root.node for root in roots]))
     count = len(nodes)
@@ -86,7 +86,9 @@ def explore(roots: Iterable[GradientEdge], inputs: frozenset[int]) -> tuple[list
     return nodes, (tuple(names), tuple(rows), count)
 
 
-def divide(nodes: Sequence[Any], structure: Structure, least: float, *, ours: bool = False) -> Division:
+def divide_backward(
+    nodes: Sequence[Any], structure: Structure, least: float, *, ours: bool = False
+) -> BackwardDivision:
     """Divide a structure; of `nodes` only sizes are asked. `least` is the FLOPs from which on a weight's gradient waits.
     What a node saved may have been packed by somebody else, which keeps it from waiting, unless they were `ours`.
 
@@ -95,7 +97,7 @@ def divide(nodes: Sequence[Any], structure: Structure, least: float, *, ours: bo
     names, rows, n_roots = structure
     inward = _inward(names, rows)
     if inward and not _WHOLE.isdisjoint(names):
-        return Division((), (), (), ())
+        return BackwardDivision((), (), (), ())
     late, early = {}, set[int]()
     for fork in sorted(inward):
         outward = [follower for follower in rows[fork] if follower >= 0 and follower not in inward]
@@ -110,7 +112,7 @@ def divide(nodes: Sequence[Any], structure: Structure, least: float, *, ours: bo
     late |= {-1: _below(rows, outer)} if outer else {}
     early = _settled(late, early)
     remains = -1 in late
-    return Division(
+    return BackwardDivision(
         tuple((fork, _weights(names, reached)) for fork, reached in late.items() if fork >= 0),
         tuple(outer) if remains else (),
         _weights(names, early),

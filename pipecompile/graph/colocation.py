@@ -23,18 +23,18 @@ from pipecompile.tracing.node_facts import Role, facts, value_of
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["aliasing", "compute_nodes", "tie_aliases", "ties_of"]
+__all__ = ["compute_ties", "compute_nodes", "note_ties", "ties_of"]
 
 
-def tie_aliases(graph: TracedGraph) -> TracedGraph:
+def note_ties(graph: TracedGraph) -> TracedGraph:
     """Note the ties of the graph in its facts, and return the graph."""
-    graph.facts = replace(graph.facts, ties=aliasing(graph))
+    graph.facts = replace(graph.facts, ties=compute_ties(graph))
     return graph
 
 
 def ties_of(graph: TracedGraph) -> Ties:
     """Return the ties noted in a graph; compute them for a graph that is not prepared."""
-    return graph.facts.ties or aliasing(graph)
+    return graph.facts.ties or compute_ties(graph)
 
 
 def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
@@ -43,7 +43,7 @@ def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
     return [n for n in graph.graph.nodes if n.op in called and facts(n).role is Role.VALUE]
 
 
-def aliasing(graph: fx.GraphModule) -> Ties:
+def compute_ties(graph: fx.GraphModule) -> Ties:
     """Groups from structures (a tuple and its items), shared modules with buffers, gradients taken, random states set, and memory written."""
     nodes = compute_nodes(graph)
     ties: nx.Graph[str] = nx.Graph()

@@ -13,15 +13,15 @@ from torch import fx, nn
 
 from pipecompile.errors import InputError
 from pipecompile.graph.row_order import batch_dims_of
-from pipecompile.tracing.emit.node_target import said
+from pipecompile.tracing.emit.node_target import model_path
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["check_sequences", "meetings"]
+__all__ = ["check_batch_first", "cross_sample_lines"]
 
 
-def meetings(graph: TracedGraph) -> list[str]:
+def cross_sample_lines(graph: TracedGraph) -> list[str]:
     """The lines of the user's at which every sample meets every other: values with the batch in two dimensions."""
     symbol = graph.facts.symbol
     return [
@@ -31,7 +31,7 @@ def meetings(graph: TracedGraph) -> list[str]:
     ]
 
 
-def check_sequences(graph: TracedGraph) -> None:
+def check_batch_first(graph: TracedGraph) -> None:
     """Raise InputError for a recurrent or attention layer that takes the batch for time: a micro-batch would be a piece of
     every sequence.
     """
@@ -42,7 +42,7 @@ def check_sequences(graph: TracedGraph) -> None:
             moved = ", ".join(f'"{name}": 1' for name in names)
             kind = type(module).__name__
             raise InputError(
-                f"{said(str(node.target))} takes the batch for time: micro-batches would cut the sequences",
+                f"{model_path(str(node.target))} takes the batch for time: micro-batches would cut the sequences",
                 where=facts(node).source,
                 why=f"{kind}(batch_first={module.batch_first}) gets {value.dim()} dimensions, of which the first is the batch",
                 hint=f"batch_dims={{{moved}}} if the batch is dimension 1; {kind}(batch_first=True) if it is 0",

@@ -16,16 +16,16 @@ from torch import fx, nn
 
 from pipecompile.errors import InputError
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.module_names import module_of, named
+from pipecompile.graph.module_names import module_of, nodes_of_module
 from pipecompile.partitioners import Problem
 
-__all__ = ["Steering"]
+__all__ = ["CutConstraints"]
 
 Together = str | type[nn.Module] | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class CutConstraints:
     """What is forced, by names of modules; `balanced` are the children of the model with their stages. False when nothing is."""
 
     split_before: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Steering:
         keep_together: Sequence[Together],
         pins: Mapping[str, int],
         balance: Sequence[int] | None,
-    ) -> Steering:
+    ) -> CutConstraints:
         """Return the constraints of arguments that settings/cut_settings.py has checked: classes become their modules, and a balance
         the stages of the model's children.
         """
@@ -57,14 +57,15 @@ class Steering:
         """The problem with what is forced. Raises InputError for names that the graph does not have."""
         pins = dict(problem.pins)
         for name, stage in self.pins:
-            pins |= dict.fromkeys(named(graph, name, "pin"), stage)
+            pins |= dict.fromkeys(nodes_of_module(graph, name, "pin"), stage)
         ran = {module_of(node).split(".")[0] for node in compute_nodes(graph)}
         for name, stage in self.balanced:
             if name in ran:  # one that does not run has no stage
-                pins |= dict.fromkeys(named(graph, name, "balance"), stage)
+                pins |= dict.fromkeys(nodes_of_module(graph, name, "balance"), stage)
         apart = [pair for name in self.split_before for pair in _entering(graph, problem, name)]
         groups = [
-            tuple(node for name in names for node in named(graph, name, "keep_together")) for names in self.together
+            tuple(node for name in names for node in nodes_of_module(graph, name, "keep_together"))
+            for names in self.together
         ]
         return replace(
             problem, pins=pins, apart=(*problem.apart, *dict.fromkeys(apart)),
@@ -77,9 +78,9 @@ class Steering:
         for name, stage in self.pins:
             marks[stage].append(f"pin {name}")
         for name in self.split_before:
-            marks[stage_of[named(graph, name, "split_before")[0]]].append(f"split before {name}")
+            marks[stage_of[nodes_of_module(graph, name, "split_before")[0]]].append(f"split before {name}")
         for names in self.together:
-            marks[stage_of[named(graph, names[0], "keep_together")[0]]].append(f"together {', '.join(names)}")
+            marks[stage_of[nodes_of_module(graph, names[0], "keep_together")[0]]].append(f"together {', '.join(names)}")
         for stage in sorted({stage for _, stage in self.balanced}):
             marks[stage].append("balance")
         return tuple(tuple(dict.fromkeys(words)) for words in marks)
@@ -102,7 +103,7 @@ def _balanced(model: nn.Module, balance: Sequence[int]) -> Iterable[tuple[str, i
 
 def _entering(graph: fx.GraphModule, problem: Problem, name: str) -> list[tuple[str, str]]:
     """The edges into a module. Raises InputError when there are none: nothing would be split off."""
-    inside = set(named(graph, name, "split_before"))
+    inside = set(nodes_of_module(graph, name, "split_before"))
     pairs = [(a, b) for a, b in problem.precedence if b in inside and a not in inside]
     if not pairs:
         raise InputError(f"split_before: nothing runs before {name!r}", why="a stage before it would be empty")

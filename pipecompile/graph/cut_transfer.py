@@ -20,12 +20,12 @@ from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_cut
 
-__all__ = ["Cut", "carried", "verify_as_is"]
+__all__ = ["Cut", "transfer_cut", "verify_exact_cut"]
 
 Kind = tuple[str, str, str]
 
 
-def carried(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int) -> dict[str, int]:
+def transfer_cut(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int) -> dict[str, int]:
     """The cut of a plan on a graph: nodes keep their stage by name, one that is new goes where its inputs are.
 
     Raises PlanError when hardly any node is known.
@@ -41,7 +41,7 @@ def carried(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int) -> d
     return _legal({node.name: stage_of.get(node.name, 0) for node in nodes}, graph, n_stages)
 
 
-def verify_as_is(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int) -> None:
+def verify_exact_cut(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int) -> None:
     """Raise PlanError, or VerifyError with every fault, unless this is a legal cut of just this graph."""
     differ = stage_of.keys() ^ {node.name for node in compute_nodes(graph)}
     if differ:

@@ -23,11 +23,11 @@ from pipecompile.tracing.recording_report import RecordingReport, WholeModule, s
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import raiser
 
-__all__ = ["Explanation", "Failure", "explain"]
+__all__ = ["Explanation", "TraceFailure", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class TraceFailure:
     """Why something could not be recorded: a stable code, the user's line, and what to try. `page` documents the code."""
 
     code: str
@@ -42,7 +42,7 @@ class Failure:
     text: str
 
     @classmethod
-    def of(cls, error: TraceError) -> Failure:
+    def of(cls, error: TraceError) -> TraceFailure:
         return cls(error.code, error.what, error.file, error.line, error.function, error.source, error.why, error.hint,
                    error.page, str(error))  # fmt: skip
 
@@ -59,7 +59,7 @@ class Explanation:
     seconds: float
     report: RecordingReport | None
     risks: tuple[Risk, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[TraceFailure, ...]
 
     def __repr__(self) -> str:
         found = f"n_risks={len(self.risks)}, n_failures={len(self.failures)}"
@@ -120,24 +120,24 @@ def explain(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None
 
 def _attempt(
     model: Any, args: Any, kwargs: Any, batch_dims: BatchDims | None
-) -> tuple[TracedGraph | None, tuple[Failure, ...]]:
+) -> tuple[TracedGraph | None, tuple[TraceFailure, ...]]:
     try:
         return trace(model, *args, batch_dims=batch_dims, **kwargs), ()
     except TraceError as error:
-        return None, (Failure.of(error),)
+        return None, (TraceFailure.of(error),)
     except InputError as error:
         fault = TraceError(error.what, code="PC109", where=error.where, why=error.why, hint=error.hint)
-        return None, (Failure.of(fault),)
+        return None, (TraceFailure.of(fault),)
     except Exception as error:
         return None, (_unforeseen(error),)
 
 
-def _unforeseen(error: Exception) -> Failure:
+def _unforeseen(error: Exception) -> TraceFailure:
     try:
         what = f"{type(error).__name__}: {error}"
     except Exception:
         what = type(error).__name__
-    return Failure.of(TraceError(f"cannot trace: {what}", where=raiser(error)))
+    return TraceFailure.of(TraceError(f"cannot trace: {what}", where=raiser(error)))
 
 
 def _indented(text: str) -> str:

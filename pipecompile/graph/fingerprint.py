@@ -10,7 +10,7 @@ from torch import fx
 
 from pipecompile.errors import PlanError
 
-__all__ = ["check_same", "fingerprint", "node_lines"]
+__all__ = ["check_fingerprint", "fingerprint", "node_lines"]
 
 _SHOWN = 3
 
@@ -30,7 +30,7 @@ def fingerprint(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def check_same(planned: Sequence[str], mark: str, graph: fx.GraphModule) -> None:
+def check_fingerprint(planned: Sequence[str], mark: str, graph: fx.GraphModule) -> None:
     """Raise PlanError with the first nodes that differ, unless the plan was made for this graph."""
     lines = node_lines(graph)
     if fingerprint(lines) == mark:

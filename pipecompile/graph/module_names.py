@@ -8,13 +8,13 @@ from torch import fx
 
 from pipecompile.errors import InputError
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.tracing.emit.node_target import said
+from pipecompile.tracing.emit.node_target import model_path
 from pipecompile.tracing.node_facts import facts
 
-__all__ = ["module_of", "named"]
+__all__ = ["module_of", "nodes_of_module"]
 
 
-def named(graph: fx.GraphModule, name: str, option: str) -> list[str]:
+def nodes_of_module(graph: fx.GraphModule, name: str, option: str) -> list[str]:
     """The compute nodes of a module, in graph order; of a node's own name that node. Raises InputError when there is none."""
     nodes = compute_nodes(graph)
     found = [node.name for node in nodes if module_of(node) == name or module_of(node).startswith(f"{name}.")]
@@ -31,4 +31,4 @@ def named(graph: fx.GraphModule, name: str, option: str) -> list[str]:
 
 def module_of(node: fx.Node) -> str:
     """The module that a node calls, or in whose forward it is."""
-    return said(str(node.target)) if node.op == "call_module" else facts(node).module
+    return model_path(str(node.target)) if node.op == "call_module" else facts(node).module

@@ -22,7 +22,7 @@ from pipecompile.graph.row_order import batch_dims_of, by_sample, rows_each, wor
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["joins"]
+__all__ = ["join_rules"]
 
 _COUNTS = ("sum", "count_nonzero", "bincount", "histc", "nansum")
 _MEANS = ("mean", "nanmean", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
@@ -31,7 +31,7 @@ _CASTS = ("to", "type", "float", "double", "half", "bfloat16", "int", "long", "c
           "reshape", "view", "squeeze", "unsqueeze", "neg")  # fmt: skip
 
 
-def joins(graph: TracedGraph, other: TracedGraph | None = None, *, mean: bool = True) -> tuple[MergeRule, ...]:
+def join_rules(graph: TracedGraph, other: TracedGraph | None = None, *, mean: bool = True) -> tuple[MergeRule, ...]:
     """One MergeRule per leaf of the output. `other` is a recording for another batch size, where each is for one size alone:
     what differs is the batch. `mean` is how a number is joined when the graph does not show whether it is a mean.
     """

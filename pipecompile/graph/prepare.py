@@ -12,22 +12,22 @@ from functools import partial
 import torch
 from torch import fx
 
-from pipecompile.graph.colocation import tie_aliases
+from pipecompile.graph.colocation import note_ties
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.ir.pass_manager import Pass, PassManager, watch
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.traced_graph import verify_graph
 
-__all__ = ["prepare", "settle"]
+__all__ = ["prepare", "place_on_device"]
 
 
 def prepare(graph: TracedGraph, *, dump: Callable[[str], object] | None = None) -> TracedGraph:
     """A traced graph made ready to be cut: its ties are noted. Raises VerifyError for a graph that is not legal."""
-    prepared: TracedGraph = PassManager((Pass("aliasing", tie_aliases, verify_graph),)).run(graph, watch(dump))
+    prepared: TracedGraph = PassManager((Pass("aliasing", note_ties, verify_graph),)).run(graph, watch(dump))
     return prepared
 
 
-def settle(graph: fx.Graph, recorded: torch.device, device: torch.device) -> fx.Graph:
+def place_on_device(graph: fx.Graph, recorded: torch.device, device: torch.device) -> fx.Graph:
     """A stage's graph, recorded on one device, made ready to run on another."""
     follow = partial(follow_device, recorded=recorded, device=device)
     settled: fx.Graph = PassManager((Pass("follow_device", follow, fx.Graph.lint),)).run(graph, watch())

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.cross_sample import meetings
+from pipecompile.graph.cross_sample import cross_sample_lines
 from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.torch_private.modules import BatchNorm, is_hooked
-from pipecompile.tracing.emit.node_target import said
+from pipecompile.tracing.emit.node_target import model_path
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
@@ -57,7 +57,7 @@ def _of_graph(model: nn.Module, graph: TracedGraph) -> Iterator[tuple[str, str, 
     nodes = compute_nodes(graph)
     drawn = [_place(node) for node in nodes if facts(node).draws and not _idle(node)]
     yield "randomness", "draws numbers once per micro-batch, in the order of the schedule", drawn
-    yield "samples that meet", "in micro-batches, only those of the same one", meetings(graph)
+    yield "samples that meet", "in micro-batches, only those of the same one", cross_sample_lines(graph)
     owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
     written = [_place(node) for node in nodes if facts(node).mutates & owned]
     yield "in-place writes", "of buffers or parameters, once per micro-batch", written
@@ -90,5 +90,5 @@ def _idle(node: fx.Node) -> bool:
 
 def _place(node: fx.Node) -> str:
     if node.op == "call_module":
-        return said(str(node.target))
+        return model_path(str(node.target))
     return line_of(facts(node).source) or node.name

@@ -19,7 +19,7 @@ from pipecompile.ir.candidates import Considered
 from pipecompile.ir.plan import Plan, StageSummary
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
-from pipecompile.tracing.emit.node_target import said
+from pipecompile.tracing.emit.node_target import model_path
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -168,6 +168,6 @@ def _timed(
 def _label(node: fx.Node) -> str:
     """Return a node's module as the user writes it, with the call if the node is not the module itself."""
     if node.op == "call_module":
-        return said(str(node.target))
+        return model_path(str(node.target))
     word = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return f"{facts(node).module}.{word}".strip(".")

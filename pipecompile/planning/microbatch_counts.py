@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipecompile.errors import InputError
-from pipecompile.graph.cross_sample import check_sequences
+from pipecompile.graph.cross_sample import check_batch_first
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["barred", "counts_to_try", "first_count"]
@@ -37,7 +37,7 @@ def barred(graph: TracedGraph, parts: Sequence[int]) -> str:
     if only is not None and set(parts) != {only}:
         return f"the recording is for micro-batches of {only} samples alone"
     try:
-        check_sequences(graph) if len(parts) > 1 else None
+        check_batch_first(graph) if len(parts) > 1 else None
     except InputError as error:
         return error.what
     return ""

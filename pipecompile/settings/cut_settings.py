@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from torch import nn
 
 from pipecompile.errors import InputError
-from pipecompile.graph.cut_constraints import Steering
+from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.ir.plan import Plan
 from pipecompile.settings.group import Group
 from pipecompile.settings.value_checks import choice, entries, near, number, refusal, shown, whole_number
@@ -38,7 +38,7 @@ class CutSettings(Group):
     time_limit: Annotated[float, number(30, zero=True, finite=False)]
     plan: Annotated[Plan | None, _plan]
     tied: Annotated[str, choice("auto", "together", "apart")]
-    steering: Steering
+    steering: CutConstraints
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +51,7 @@ class CutSettings(Group):
 
 def resolve_constraints(
     model: nn.Module, n_stages: int, *, split_before: Any, keep_together: Any, pin: Any, balance: Any
-) -> Steering:
+) -> CutConstraints:
     """Return the constraints that the keywords force on the cut. Raise InputError for wrong types, stages that do not exist, and
     names that neither a module nor a node of the recording can have.
     """
@@ -63,7 +63,7 @@ def resolve_constraints(
     for option, names in (("split_before", before), ("keep_together", _flat(together)), ("pin", pins)):
         for name in names:
             check_module_name(option, name, model)
-    return Steering.of(model, split_before=before, keep_together=together, pins=pins, balance=counts)
+    return CutConstraints.of(model, split_before=before, keep_together=together, pins=pins, balance=counts)
 
 
 def check_module_name(option: str, name: str, model: nn.Module) -> None:

@@ -31,10 +31,15 @@ from pipecompile.torch_private.modules import has_backward_hooks
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.ambient_regions import Regions
-from pipecompile.tracing.emit.effects import asks_grad_mode, only_asks, reads_gradient, silently_changed
-from pipecompile.tracing.emit.graph_module import finished
-from pipecompile.tracing.emit.node_target import Spelling, attribute, decides_rank, spelled
-from pipecompile.tracing.emit.value_nodes import Values, storages, tensors_in
+from pipecompile.tracing.emit.effects import (
+    accesses_gradient,
+    depends_on_grad_mode,
+    is_metadata_query,
+    undeclared_writes,
+)
+from pipecompile.tracing.emit.graph_module import assemble_graph
+from pipecompile.tracing.emit.node_target import NodeCall, decides_rank, graph_path, node_call
+from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.fakes.unknown_data import with_unknown_data
@@ -71,7 +76,7 @@ class Recorder(TorchFunctionMode):
         self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
         self.dispatcher = DispatchRecorder(self)
         self.twins = Twins(self.fake, device)
-        self.values = Values(self.graph, symbol, self.twins)
+        self.values = ValueNodes(self.graph, symbol, self.twins)
         self.regions = Regions(self.graph, Ambient.now(grad=grad))
         self.names = {id(module): name for name, module in model.named_modules()}
         self.reach = reachable(model)
@@ -83,9 +88,9 @@ class Recorder(TorchFunctionMode):
     # -- one recording, from top to bottom ------------------------------------------------------------------------
 
     def record(self, inputs: FlatInputs) -> TracedGraph:
-        self.values.own(self.model)
+        self.values.replace_by_fakes(self.model)
         self.module_snapshots = ModuleSnapshots(self.model)
-        self.leftovers = RecordingLeftovers(self.model, self.values.stands_for)
+        self.leftovers = RecordingLeftovers(self.model, self.values.is_fake_of)
         given = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
         leaves = [self._placeholder(name, leaf, dim) for name, leaf, dim in given]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
@@ -101,7 +106,7 @@ class Recorder(TorchFunctionMode):
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
                 record_state_changes(self, inputs)
-            return finished(self, inputs, output)
+            return assemble_graph(self, inputs, output)
         except Exception as error:
             raise as_trace_error(error, self.model) from error
 
@@ -130,10 +135,10 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.asked_grad_mode |= self.is_listening and asks_grad_mode(func, args)
-        if not self.is_listening or only_asks(func):
+        self.asked_grad_mode |= self.is_listening and depends_on_grad_mode(func, args)
+        if not self.is_listening or is_metadata_query(func):
             return func(*args, **kwargs)
-        if reads_gradient(func):
+        if accesses_gradient(func):
             self.refuse_gradient_read()
         if func is torch.Tensor.__iter__:
             with self:
@@ -145,7 +150,7 @@ class Recorder(TorchFunctionMode):
         ) in self.opaque_calls.opaque.reasons:
             return self._opaque_call(piece, func, args, kwargs)
         try:
-            return self.call(func, args, kwargs, lambda given: spelled(func, given))
+            return self.call(func, args, kwargs, lambda given: node_call(func, given))
         except DataDependentOutputException:
             expected = asserted_truth(func, sys._getframe(1))
             if expected is None:
@@ -183,12 +188,12 @@ class Recorder(TorchFunctionMode):
         func: Callable[..., Any],
         args: Any,
         kwargs: Any,
-        spell: Callable[[Any], Spelling],
+        spell: Callable[[Any], NodeCall],
         written: Sequence[torch.Tensor] = (),
         held: Sequence[torch.Tensor] = (),
     ) -> Any:
         """Make the call, and write it down if tensors came out of it or were changed by it, as `written` are. It reads `held`."""
-        args, kwargs = self.values.faked((args, kwargs))
+        args, kwargs = self.values.with_fakes((args, kwargs))
         reached = (*tensors_in((args, kwargs)), *held)
         given = [(tensor, version_of(tensor)) for tensor in reached if not tensor.is_inference()]
         ambient, drawn = Ambient.now(), self.draws.count
@@ -196,13 +201,13 @@ class Recorder(TorchFunctionMode):
         with self.paused(), nullcontext() if decides_rank(func) else self.symbol.lenient():
             result = with_unknown_data(func, args, kwargs)(*args, **kwargs)
         changed = [tensor for tensor, version in given if version_of(tensor) != version]
-        changed += [*written, *silently_changed(func, args, kwargs)]
+        changed += [*written, *undeclared_writes(func, args, kwargs)]
         if changed or tensors_in(result):
             node = self._write(spell(args), kwargs, result, changed, ambient)
             note(node, reads=storages(held), draws=self.draws.count > drawn, mutates=facts(node).mutates | before)
         return result
 
-    def _write(self, spelling: Spelling, kwargs: Any, result: Any, changed: list[Any], ambient: Ambient) -> fx.Node:
+    def _write(self, spelling: NodeCall, kwargs: Any, result: Any, changed: list[Any], ambient: Ambient) -> fx.Node:
         op, function, args = spelling
         arguments, keywords = self.values.argument(tuple(args)), self.values.argument(dict(kwargs))
         self.regions.enter(ambient)
@@ -242,7 +247,7 @@ class Recorder(TorchFunctionMode):
         """The call of a piece that cannot be recorded: one node, whose result is imagined."""
         if not self.is_listening:
             return run(*args, **kwargs)
-        args, kwargs = self.values.faked((args, kwargs))
+        args, kwargs = self.values.with_fakes((args, kwargs))
         with self.paused(), self.symbol.lenient():
             call = self.opaque_calls.call(piece, run, (args, kwargs), self.twins.of)
         self.values.roots[call.target] = call.module
@@ -251,7 +256,7 @@ class Recorder(TorchFunctionMode):
         return call.result
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        target = attribute(name)
+        target = graph_path(name)
         self.values.roots[target] = module
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ from tests.support.eager import looped, off
 from tests.support.models import UNet
 
 warnings.simplefilter("ignore")
-divided.WORTH["cpu"] = 0.0  # every weight is worth a W
+divided.MIN_WEIGHT_FLOPS["cpu"] = 0.0  # every weight is worth a W
 ProcessBackend.memories = lambda _, devices, placement: placement  # one process with a memory per device
 
 COUNT = 5

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pipecompile.graph.colocation import aliasing
+from pipecompile.graph.colocation import compute_ties
 from pipecompile.tracing import trace
 
 
@@ -25,7 +25,7 @@ class Body(nn.Module):
 
 
 def ties(body, *, training: bool = True):
-    found = aliasing(trace(Body(body).train(training), torch.randn(3, 4)))
+    found = compute_ties(trace(Body(body).train(training), torch.randn(3, 4)))
     return [" ".join(group) for group in found.groups], list(found.precedence)
 
 

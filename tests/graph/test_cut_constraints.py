@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.graph.cut_constraints import Steering
+from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.partitioners import ConstraintCost
 from pipecompile.tracing.node_facts import facts
 from tests.support.eager import square_loss
@@ -59,7 +59,7 @@ def test_nothing_forced_has_no_marks_and_no_price() -> None:
     plan = compiled().plan
     assert plan.price is None
     assert all(stage.forced == () for stage in plan.stages)
-    assert not Steering()
+    assert not CutConstraints()
 
 
 def test_a_pin_is_kept_marked_and_priced() -> None:

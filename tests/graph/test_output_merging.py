@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import pipecompile as pc
 from pipecompile.batching.microbatches import MergeKind
-from pipecompile.graph.output_merging import joins
+from pipecompile.graph.output_merging import join_rules
 from pipecompile.graph.prepare import prepare
 
 
@@ -146,5 +146,5 @@ def test_what_cannot_come_together_is_refused_and_trains_all_the_same(name: str)
 
 def test_a_number_of_unknown_making_is_what_the_loss_is() -> None:
     graph = prepare(pc.trace(Head(lambda y: (y.sum() / y.abs().sum(), y.logsumexp((0, 1)))), torch.randn(4, 3)))
-    assert [join.kind for join in joins(graph)] == [MergeKind.AVERAGED] * 2
-    assert [join.kind for join in joins(graph, mean=False)] == [MergeKind.ADDED] * 2
+    assert [join.kind for join in join_rules(graph)] == [MergeKind.AVERAGED] * 2
+    assert [join.kind for join in join_rules(graph, mean=False)] == [MergeKind.ADDED] * 2

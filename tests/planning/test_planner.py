@@ -12,7 +12,7 @@ import pipecompile as pc
 from pipecompile.costs import analytic_costs
 from pipecompile.costs.problem_builder import build_problem
 from pipecompile.errors import PlanError, VerifyError
-from pipecompile.graph.cut_transfer import carried
+from pipecompile.graph.cut_transfer import transfer_cut
 from pipecompile.graph.fingerprint import fingerprint, node_lines
 from pipecompile.graph.held_tensors import held_tensors
 from pipecompile.graph.prepare import prepare
@@ -93,11 +93,11 @@ def test_fingerprints_tell_graphs_apart() -> None:
 def test_a_cut_is_carried_by_name_and_made_legal() -> None:
     graph = prepare(pc.trace(Tied(), X))
     known = {"a": 0, "norm": 0, "relu": 1, "b": 0}
-    assert carried(known, graph, 2) == {"a": 0, "norm": 1, "relu": 1, "b": 1, "mul": 1}
+    assert transfer_cut(known, graph, 2) == {"a": 0, "norm": 1, "relu": 1, "b": 1, "mul": 1}
     with pytest.raises(PlanError, match="another model"):
-        carried({"a": 0}, graph, 2)
+        transfer_cut({"a": 0}, graph, 2)
     with pytest.raises(VerifyError, match="in stage 3 of 2"):
-        carried(dict.fromkeys(known, 3), graph, 2)
+        transfer_cut(dict.fromkeys(known, 3), graph, 2)
 
 
 def test_a_large_model_is_planned_without_its_weights() -> None:

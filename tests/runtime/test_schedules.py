@@ -27,7 +27,7 @@ TRAINING = [*(name for name in CATALOGUE if name != "forward"), "auto"]
 
 @pytest.fixture(autouse=True)
 def _every_weight_is_worth_a_w(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(divided.WORTH, "cpu", 0.0)
+    monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
     monkeypatch.setattr(interpreter, "may_join_backward", lambda *_: False)
 
 

@@ -89,7 +89,7 @@ def piped(model: nn.Module, x: torch.Tensor, **options: Any) -> pc.Pipeline:
 def test_random_timings_give_what_one_thread_gives(
     schedule: str, n_devices: int, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(divided.WORTH, "cpu", 0.0)
+    monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
     monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
     torch.manual_seed(0)
     model, x = UNet(depth=2, width=4).eval(), torch.randn(6, 3, 8, 8)
@@ -103,7 +103,7 @@ def test_random_timings_give_what_one_thread_gives(
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_views_of_what_was_received(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(divided.WORTH, "cpu", 0.0)
+    monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
     torch.manual_seed(0)
     for model, shape in (
         (Turns(), (8, 4)),

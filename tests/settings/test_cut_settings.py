@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from pipecompile.errors import InputError
-from pipecompile.graph.cut_constraints import Steering
+from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints
 
 MODEL = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2), nn.Linear(2, 2))
@@ -17,10 +17,10 @@ MODEL = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2)
 
 def settings(**changes: Any) -> CutSettings:
     usual = {"n_stages": 2, "partitioner": "auto", "time_limit": 30.0, "plan": None, "tied": "auto"}
-    return CutSettings(**(usual | {"steering": Steering()} | changes))
+    return CutSettings(**(usual | {"steering": CutConstraints()} | changes))
 
 
-def constraints(**changes: Any) -> Steering:
+def constraints(**changes: Any) -> CutConstraints:
     usual: dict[str, Any] = {"split_before": (), "keep_together": (), "pin": None, "balance": None}
     return resolve_constraints(MODEL, 2, **(usual | changes))
 

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from pipecompile.graph.prepare import prepare
 from pipecompile.tracing import trace
-from pipecompile.tracing.emit.node_target import attribute
+from pipecompile.tracing.emit.node_target import graph_path
 from pipecompile.tracing.graph_parser import parse_graph
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.traced_graph import verify_graph
@@ -130,7 +130,7 @@ def test_graphs_differ_when_a_call_differs() -> None:
 
 def test_a_submodule_may_be_called_like_an_attribute_of_the_class() -> None:
     own = {name for name in vars(TracedGraph) if not name.startswith("_")}
-    assert all(attribute(name) != name for name in own)
+    assert all(graph_path(name) != name for name in own)
     model = nn.Sequential()
     model.facts = nn.Linear(4, 4)
     x = torch.randn(3, 4)

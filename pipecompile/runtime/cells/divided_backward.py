@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-from pipecompile.graph.backward_split import WORTH, Division, Structure, divide, explore
+from pipecompile.graph.backward_split import (
+    MIN_WEIGHT_FLOPS,
+    BackwardDivision,
+    Structure,
+    divide_backward,
+    explore_backward,
+)
 from pipecompile.torch_private.autograd_engine import accumulate, hooks_of_tensor, raw_saved_names, unpacked_name
 
 __all__ = ["DividedBackward", "Remainder"]
@@ -42,8 +48,8 @@ class DividedBackward:
     """
 
     def __init__(self, device_type: str = "cpu") -> None:
-        self.least = WORTH.get(device_type, WORTH["cuda"])
-        self._divisions: dict[Structure, Division] = {}
+        self.least = MIN_WEIGHT_FLOPS.get(device_type, MIN_WEIGHT_FLOPS["cuda"])
+        self._divisions: dict[Structure, BackwardDivision] = {}
         self._undivided: set[tuple[torch.Size, ...]] = set()
 
     def input_half(
@@ -60,10 +66,10 @@ class DividedBackward:
             return _whole(leaves, roots, gradients), Remainder()
         if not leaves:
             return [], Remainder(roots=[*roots], gradients=[*gradients])
-        nodes, structure = explore(roots, frozenset(map(id, leaves)))
+        nodes, structure = explore_backward(roots, frozenset(map(id, leaves)))
         division = self._divisions.get(structure)
         if division is None:
-            division = self._divisions[structure] = divide(nodes, structure, self.least)
+            division = self._divisions[structure] = divide_backward(nodes, structure, self.least)
         if division.is_whole:
             self._undivided.add(shapes)
         if division.is_whole or any(hooks_of_tensor(nodes[index].variable) for index in division.early):
@@ -88,7 +94,7 @@ def _whole(
 
 
 def _divided(
-    division: Division,
+    division: BackwardDivision,
     nodes: Sequence[Any],
     leaves: Sequence[torch.Tensor],
     pairs: Sequence[tuple[GradientEdge, torch.Tensor]],

@@ -19,7 +19,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from pipecompile.errors import InputError
-from pipecompile.graph.backward_split import explore
+from pipecompile.graph.backward_split import explore_backward
 from pipecompile.runtime.cells.forward_backward import Function, edge_of
 from pipecompile.runtime.cuda_graphs.capture import GraphCapture
 from pipecompile.torch_private import pytree
@@ -59,7 +59,7 @@ class CapturedStage:
         weakref.finalize(self, capture.drain)
 
     def _weights(self) -> list[torch.Tensor]:
-        nodes, _ = explore([edge for edge in self.edges if edge is not None], frozenset())
+        nodes, _ = explore_backward([edge for edge in self.edges if edge is not None], frozenset())
         leaves = (getattr(node, "variable", None) for node in nodes)
         own = set(map(id, self.inputs))
         return [leaf for leaf in leaves if leaf is not None and id(leaf) not in own]

@@ -18,13 +18,13 @@ from torch import fx
 
 from pipecompile.torch_private.modules import buffers_of
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.value_nodes import Values, storages
+from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
 from pipecompile.tracing.node_facts import facts, note, set_facts, value_of
 
-__all__ = ["write_back"]
+__all__ = ["write_back_buffers"]
 
 
-def write_back(values: Values, ambient: Ambient) -> None:
+def write_back_buffers(values: ValueNodes, ambient: Ambient) -> None:
     """Append the writes to the graph, outside of all regions. The twins are still in the model's tables."""
     for twin, new in _replaced(values):
         source, attribute = values.node(new), values.node(twin)
@@ -34,7 +34,7 @@ def write_back(values: Values, ambient: Ambient) -> None:
         note(_call("copy_", attribute, ambient, kept), mutates=storages([twin]))
 
 
-def _replaced(values: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _replaced(values: ValueNodes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for module, key, twin in values.buffers:
         new = buffers_of(module).get(key)
         if new is not None and new is not twin and (new.shape, new.dtype) == (twin.shape, twin.dtype):

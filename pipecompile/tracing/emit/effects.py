@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pipecompile.torch_private.modes import set_grad_enabled
 from pipecompile.tracing.user_source import is_foreign
 
-__all__ = ["asks_grad_mode", "only_asks", "reads_gradient", "silently_changed"]
+__all__ = ["depends_on_grad_mode", "is_metadata_query", "accesses_gradient", "undeclared_writes"]
 
 _ATTRIBUTES = "shape dtype device ndim is_cuda is_meta layout requires_grad is_leaf itemsize nbytes is_sparse grad_fn"
 _METHODS = (
@@ -43,12 +43,12 @@ _STATISTICS: dict[Any, tuple[int, str, bool]] = {
 """Where the running mean stands, with the variance after it; the flag, in all four the argument at 5, and its default."""
 
 
-def only_asks(func: Any) -> bool:
+def is_metadata_query(func: Any) -> bool:
     """Is the answer never a tensor, so that there is nothing to write down?"""
     return func in _QUESTIONS
 
 
-def asks_grad_mode(func: Any, args: Any) -> bool:
+def depends_on_grad_mode(func: Any, args: Any) -> bool:
     """Does what the model does here depend on whether gradients are recorded around it?
 
     It asks a tensor, or turns gradients on itself; `no_grad` that puts back what was there does not.
@@ -62,12 +62,12 @@ def asks_grad_mode(func: Any, args: Any) -> bool:
     return func in _OF_GRADIENTS and not is_foreign(sys._getframe(2))
 
 
-def reads_gradient(func: Any) -> bool:
+def accesses_gradient(func: Any) -> bool:
     """Does the user ask for `.grad`, or run a backward?"""
     return func in _LEAVES_GRADIENTS and not is_foreign(sys._getframe(2))
 
 
-def silently_changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+def undeclared_writes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Tensors among the arguments that are changed in a way of their own."""
     if func in _STATISTICS:
         first, flag, default = _STATISTICS[func]

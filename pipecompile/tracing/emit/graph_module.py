@@ -14,7 +14,7 @@ from pipecompile.batching.containers import with_shells
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
-from pipecompile.tracing.emit.buffer_writeback import write_back
+from pipecompile.tracing.emit.buffer_writeback import write_back_buffers
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -22,15 +22,15 @@ from pipecompile.tracing.traced_graph import TracedGraph
 if TYPE_CHECKING:
     from pipecompile.tracing.recorder import Recorder
 
-__all__ = ["finished"]
+__all__ = ["assemble_graph"]
 
 
-def finished(recorder: Recorder, inputs: FlatInputs, output: Any) -> TracedGraph:
+def assemble_graph(recorder: Recorder, inputs: FlatInputs, output: Any) -> TracedGraph:
     """The graph that was recorded, with `output` as its outputs."""
     graph, regions, symbol = recorder.graph, recorder.regions, recorder.symbol
     flat, spec = pytree.tree_flatten(with_shells(output))
     regions.close()
-    write_back(recorder.values, regions.outside)
+    write_back_buffers(recorder.values, regions.outside)
     result = graph.output(tuple(_result(recorder, leaf) for leaf in flat))
     set_facts(result, NodeFacts(), tuple(flat))
     _drop_unused_items(graph)

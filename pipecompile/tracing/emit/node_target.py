@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-__all__ = ["Spelling", "attribute", "decides_rank", "said", "spelled"]
+__all__ = ["NodeCall", "graph_path", "decides_rank", "model_path", "node_call"]
 
-Spelling = tuple[str, Any, Any]
+NodeCall = tuple[str, Any, Any]
 """The opcode, the target and the arguments of a node."""
 
 _OF_MODEL, _KEYWORD = "_of_model", "_is_keyword"
 _TAKEN = frozenset({*dir(fx.GraphModule(nn.Module(), fx.Graph())), "facts"})
 
 
-def attribute(name: str) -> str:
+def graph_path(name: str) -> str:
     """The path at which a GraphModule holds what the model calls `name`: it has a `graph`, a `code` ... of its own, and its
     code cannot say `self.heads.global`.
     """
@@ -28,7 +28,7 @@ def attribute(name: str) -> str:
     return ".".join([_OF_MODEL, *(f"{atom}{_KEYWORD}" if iskeyword(atom) else atom for atom in atoms)])
 
 
-def said(target: str) -> str:
+def model_path(target: str) -> str:
     """What the model calls that."""
     return ".".join(atom.removesuffix(_KEYWORD) for atom in target.split(".") if atom != _OF_MODEL)
 
@@ -66,7 +66,7 @@ def decides_rank(func: Any) -> bool:
     return str(func.__name__).strip("_").startswith(_BY_SIZE)
 
 
-def spelled(func: Any, args: Any) -> Spelling:
+def node_call(func: Any, args: Any) -> NodeCall:
     """The node for a call that reached a TorchFunctionMode."""
     name = _METHODS.get(func) or func.__name__
     if name in ("__get__", "__set__"):

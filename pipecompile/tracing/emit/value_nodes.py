@@ -19,13 +19,13 @@ from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.node_target import attribute
+from pipecompile.tracing.emit.node_target import graph_path
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts
 from pipecompile.tracing.user_source import caller
 
-__all__ = ["PLAIN", "Values", "storages", "tensors_in"]
+__all__ = ["PLAIN", "ValueNodes", "storages", "tensors_in"]
 
 PLAIN = (
     int,
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-class Values:
+class ValueNodes:
     """Tensors by identity. Every tensor seen is kept alive, so that no two of them ever share an id."""
 
     def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins) -> None:
@@ -77,7 +77,7 @@ class Values:
         self._attributes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
 
-    def own(self, model: nn.Module) -> None:
+    def replace_by_fakes(self, model: nn.Module) -> None:
         """Put twins in the place of all parameters and buffers. The caller restores."""
         for path, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):  # keeps its tensors in C++, and computes on no others
@@ -90,7 +90,7 @@ class Values:
             self.buffers += [(module, key, twin) for key, twin in buffers_of(module).items() if twin is not None]
 
     @contextmanager
-    def as_found(self) -> Iterator[None]:
+    def original_buffers(self) -> Iterator[None]:
         """The model's tables hold the twins that were put there, for as long as the block lasts, and these stand for what the
         model owns: a call such as `weight.float()` may give the very twin that it got, which then stands for its result.
         """
@@ -105,17 +105,17 @@ class Values:
             for module, key, value in now:
                 buffers_of(module)[key] = value
 
-    def stands_for(self, twin: object, tensor: object) -> bool:
+    def is_fake_of(self, twin: object, tensor: object) -> bool:
         """Is `twin` the one of this parameter, buffer or constant?"""
         return id(twin) in self._owned and self._owned[id(twin)][1] is tensor
 
-    def faked(self, structure: Any) -> Any:
+    def with_fakes(self, structure: Any) -> Any:
         """The structure with twins for the real tensors in it: constants that the model holds outside its tables."""
         if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(structure)):
             return structure
-        return pytree.tree_map_only(torch.Tensor, self._faked, structure)
+        return pytree.tree_map_only(torch.Tensor, self._fake_of, structure)
 
-    def _faked(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor
         twin = self.twins.of(tensor)
@@ -185,13 +185,13 @@ class Values:
         raise TraceError(f"cannot trace: the model returns a {kind}, which cannot be taken apart into tensors", code="PC105",
                          hint="return tuples, lists, dicts or objects with tensors among their attributes")  # fmt: skip
 
-    def knows(self, tensor: torch.Tensor) -> bool:
+    def has_node_for(self, tensor: torch.Tensor) -> bool:
         """Did a recorded call make it, or does the model own it?"""
         return id(tensor) in self._nodes or id(tensor) in self._owned
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node of a tensor: what made it, or the parameter, buffer or constant that it is."""
-        tensor = self._faked(tensor)
+        tensor = self._fake_of(tensor)
         if id(tensor) not in self._nodes:
             if id(tensor) not in self._owned:
                 raise TraceError(code="PC107", where=caller())
@@ -201,7 +201,7 @@ class Values:
         return self._nodes[id(tensor)]
 
     def _attribute(self, name: str | None, value: Any, seen: Any) -> fx.Node:
-        target = attribute(name) if name else f"_constant_{len(self.roots)}"
+        target = graph_path(name) if name else f"_constant_{len(self.roots)}"
         self.roots[target] = value
         with self.graph.inserting_before(self._first()):
             node = self.graph.get_attr(target)

@@ -13,7 +13,7 @@ import torch
 
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.errors import TraceError
-from pipecompile.tracing.emit.node_target import Spelling, attribute
+from pipecompile.tracing.emit.node_target import NodeCall, graph_path
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
@@ -45,7 +45,7 @@ class OpaqueCall:
     held: tuple[torch.Tensor, ...]
     draws_random: bool
 
-    def spelling(self, args: tuple[Any, ...]) -> Spelling:
+    def spelling(self, args: tuple[Any, ...]) -> NodeCall:
         """Return opcode, target and arguments of the node."""
         return "call_module", self.target, (self.number, self.size, *args)
 
@@ -117,4 +117,4 @@ class OpaqueCalls:
 
     def _target(self, piece: Piece) -> str:
         """Return the node's target; for a function, a path that nothing in the model has. Saved plans contain it."""
-        return attribute(f"{piece.name}_kept_{list(self.modules).index(piece)}" if piece.line else piece.name)
+        return graph_path(f"{piece.name}_kept_{list(self.modules).index(piece)}" if piece.line else piece.name)

@@ -21,7 +21,7 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.ambient_regions import Regions
-from pipecompile.tracing.emit.value_nodes import Values
+from pipecompile.tracing.emit.value_nodes import ValueNodes
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import Role, facts
 from pipecompile.tracing.state.leftover_state import (
@@ -52,7 +52,7 @@ class RecordedCall(Protocol):
     """The recording of the first call, as far as the second call needs it."""
 
     model: nn.Module
-    values: Values
+    values: ValueNodes
     regions: Regions
     leftovers: RecordingLeftovers
 
@@ -119,7 +119,7 @@ def _record_again(recording: RecordedCall, inputs: FlatInputs) -> list[StateChan
         if isinstance(twin, torch.Tensor):
             recording.values.bind(twin, node)
     args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
-    with recording.values.as_found(), recording.call_counts_restored():
+    with recording.values.original_buffers(), recording.call_counts_restored():
         since = StateWatch(recording.model)
         recording.model(*args, **kwargs)
         recording.regions.close()
@@ -135,9 +135,9 @@ def _tensor_keys(changes: Sequence[StateChange]) -> set[tuple[int, Any, int]]:
     }
 
 
-def _is_constant(change: StateChange, values: Values, constants: set[fx.Node]) -> bool:
+def _is_constant(change: StateChange, values: ValueNodes, constants: set[fx.Node]) -> bool:
     """Return whether only constants are left: a table that every run may make anew."""
-    return all(values.knows(tensor) and values.node(tensor) in constants for tensor in change.tensors)
+    return all(values.has_node_for(tensor) and values.node(tensor) in constants for tensor in change.tensors)
 
 
 def _computing_nodes(graph: fx.Graph) -> list[fx.Node]:
@@ -157,12 +157,12 @@ def _erase_second_call(graph: fx.Graph, first: set[fx.Node]) -> None:
 def _record_change(
     change: StateChange,
     later: Sequence[StateChange],
-    values: Values,
+    values: ValueNodes,
     constants: set[fx.Node],
     recording: RecordedCall,
 ) -> bool:
     """Record a node that makes the change, unless a run makes it anyway. Return False if no node can make it."""
-    if not all(map(values.knows, change.tensors)):
+    if not all(map(values.has_node_for, change.tensors)):
         return False
     if change.tensors and _is_constant(change, values, constants):
         return True
