@@ -1,75 +1,93 @@
-"""The end of a recording: what the forward returned becomes the outputs, and the graph a GraphModule that knows all about it."""
+"""The end of a recording: what the forward returned becomes the output node, and the graph a TracedGraph with its facts."""
 
 from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.containers import with_shells
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
+from pipecompile.tracing.emit.ambient_regions import Regions
 from pipecompile.tracing.emit.buffer_writeback import write_back_buffers
+from pipecompile.tracing.emit.value_nodes import ValueNodes
+from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
+from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts, value_of
+from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.traced_graph import TracedGraph
 
-if TYPE_CHECKING:
-    from pipecompile.tracing.recorder import Recorder
-
-__all__ = ["assemble_graph"]
+__all__ = ["RecordedForward", "assemble_graph"]
 
 
-def assemble_graph(recorder: Recorder, inputs: FlatInputs, output: Any) -> TracedGraph:
-    """The graph that was recorded, with `output` as its outputs."""
-    graph, regions, symbol = recorder.graph, recorder.regions, recorder.symbol
+class RecordedForward(Protocol):
+    """The recorder after the forward, as far as the graph needs it."""
+
+    model: nn.Module
+    values: ValueNodes
+    regions: Regions
+    symbol: BatchSymbol
+    twins: Twins
+    opaque_calls: OpaqueCalls
+
+
+def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) -> TracedGraph:
+    """Return the recorded graph with `output` as its output."""
+    values, regions, symbol = recording.values, recording.regions, recording.symbol
+    graph = values.graph
     flat, spec = pytree.tree_flatten(with_shells(output))
     regions.close()
-    write_back_buffers(recorder.values, regions.outside)
-    result = graph.output(tuple(_result(recorder, leaf) for leaf in flat))
+    write_back_buffers(values, regions.outside)
+    result = graph.output(tuple(_output_argument(recording, leaf) for leaf in flat))
     set_facts(result, NodeFacts(), tuple(flat))
     _drop_unused_items(graph)
     graph.set_codegen(PyTreeCodeGen(PyTreeInfo(list(inputs.arguments), inputs.spec, spec)))
-    recorder.opaque_calls.set_conditions()
+    recording.opaque_calls.set_conditions()
     noted = GraphFacts(
         guards=symbol.guards(), symbol=symbol.symbol, batch_size=symbol.fixed,
         in_spec=inputs.spec, out_spec=spec, names=inputs.names, dims=inputs.dims,
-        outside=regions.outside, device=recorder.twins.device, kept=recorder.opaque_calls.reasons(),
+        outside=regions.outside, device=recording.twins.device, kept=recording.opaque_calls.reasons(),
     )  # fmt: skip
-    module = TracedGraph(recorder.values.roots, graph, noted, type(recorder.model).__name__)
-    module.training = recorder.model.training
-    module.register_forward_pre_hook(_check_leaves, with_kwargs=True)
+    module = TracedGraph(values.roots, graph, noted, type(recording.model).__name__)
+    module.training = recording.model.training
+    module.register_forward_pre_hook(_check_leaf_count, with_kwargs=True)
     return module
 
 
-def _check_leaves(graph: TracedGraph, args: Any, kwargs: Any) -> None:
-    """Of a list that is longer, fx itself would take what it knows and say nothing."""
-    given, known = len(pytree.tree_leaves(with_shells((args, kwargs)))), graph.facts.in_spec.num_leaves
-    if given != known:
+def _check_leaf_count(graph: TracedGraph, args: Any, kwargs: Any) -> None:
+    """Raise InputError for inputs with another number of leaves: fx would drop the rest of a longer list in silence."""
+    count, expected = len(pytree.tree_leaves(with_shells((args, kwargs)))), graph.facts.in_spec.num_leaves
+    if count != expected:
         raise InputError(
-            f"the graph was recorded with {known} values in its inputs, and is given {given}",
+            f"the graph was recorded with {expected} value{'s' * (expected != 1)} in its inputs, and the call has {count}",
             why="a list of another length, or an argument more or less, is another recording",
             hint="pc.trace with these inputs; pc.compile does so by itself",
         )
 
 
-def _result(recorder: Recorder, leaf: Any) -> Any:
-    """An output leaf; an input or a parameter that is returned as it is gets a node of its own, so a stage makes it."""
-    node = recorder.values.result(leaf)
+def _output_argument(recording: RecordedForward, leaf: Any) -> Any:
+    """Return the node of an output leaf.
+
+    An input or parameter that is returned unchanged gets a node of its own, so that a stage produces the output.
+    """
+    node = recording.values.result(leaf)
     if not isinstance(leaf, torch.Tensor) or node.op not in ("placeholder", "get_attr"):
         return node
-    alias = recorder.graph.call_method("view_as", (node, node))
-    set_facts(alias, replace(facts(node), ambient=recorder.regions.outside), value_of(node))
+    alias = recording.values.graph.call_method("view_as", (node, node))
+    set_facts(alias, replace(facts(node), ambient=recording.regions.outside), value_of(node))
     return alias
 
 
 def _drop_unused_items(graph: fx.Graph) -> None:
+    """Erase items of tuples, attributes and sizes without users."""
     for node in reversed(graph.nodes):
-        scalar = facts(node).is_size
-        if not node.users and (node.target is operator.getitem or node.op == "get_attr" or scalar):
+        is_size = facts(node).is_size
+        if not node.users and (node.target is operator.getitem or node.op == "get_attr" or is_size):
             graph.erase_node(node)

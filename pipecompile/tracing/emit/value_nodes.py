@@ -144,7 +144,14 @@ class ValueNodes:
         for key, item in items:
             if tensors_in(item) or shell_of(item):
                 child = self.graph.call_function(take, (node, key))
-                noted = replace(facts(node), storages=storages(tensors_in(item)), mutates=_NOTHING)
+                noted = replace(
+                    facts(node),
+                    storages=storages(tensors_in(item)),
+                    mutates=_NOTHING,
+                    reads=_NOTHING,
+                    draws=False,
+                    seeds=False,
+                )
                 set_facts(child, noted, item)
                 self.bind_result(item, child)
 

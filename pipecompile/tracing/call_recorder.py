@@ -1,0 +1,258 @@
+"""Calls of torch, of modules and of opaque pieces, each recorded as a node while a model runs on fake tensors.
+
+A call is made on the fake tensors first. It becomes a node if tensors come out of it or if tensors change: the versions of all
+tensors that the call reaches are compared before and after, and `effects` names the writes that versions do not show.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+
+from pipecompile.errors import TraceError
+from pipecompile.torch_private.modes import DataDependentOutputException, FakeTensorMode
+from pipecompile.torch_private.modules import has_backward_hooks
+from pipecompile.torch_private.storages import version_of
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.emit.ambient_regions import Regions
+from pipecompile.tracing.emit.effects import (
+    accesses_gradient,
+    depends_on_grad_mode,
+    is_metadata_query,
+    undeclared_writes,
+)
+from pipecompile.tracing.emit.node_target import NodeCall, decides_rank, graph_path, node_call
+from pipecompile.tracing.emit.node_writer import NodeWriter
+from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
+from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
+from pipecompile.tracing.fakes.fake_tensors import Twins
+from pipecompile.tracing.fakes.unknown_data import with_unknown_data
+from pipecompile.tracing.interception.assertions import asserted_truth, holds
+from pipecompile.tracing.interception.dispatcher import DispatchRecorder, is_transformed
+from pipecompile.tracing.interception.randomness import RandomDrawCounter, rng_function
+from pipecompile.tracing.leaf_modules import cheap_forward, is_leaf
+from pipecompile.tracing.model_pieces import Piece, add_candidate
+from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
+from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.module_snapshots import ModuleSnapshots
+from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
+from pipecompile.tracing.trace_errors import is_unsupported_by_fakes
+from pipecompile.tracing.user_source import caller
+
+__all__ = ["CallRecorder"]
+
+
+class CallRecorder(TorchFunctionMode):
+    """Records the calls of its own thread, except calls inside a call that is one node. `Recorder` runs the model."""
+
+    module_snapshots: ModuleSnapshots
+    leftovers: RecordingLeftovers
+
+    def __init__(
+        self, model: nn.Module, symbol: BatchSymbol, device: torch.device, opaque_calls: OpaqueCalls, *, grad: bool
+    ) -> None:
+        super().__init__()
+        self.model, self.symbol, self.opaque_calls, self.graph = model, symbol, opaque_calls, fx.Graph()
+        self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
+        self.dispatcher = DispatchRecorder(self)
+        self.twins = Twins(self.fake, device)
+        self.values = ValueNodes(self.graph, symbol, self.twins)
+        self.regions = Regions(self.graph, Ambient.now(grad=grad))
+        self.writer = NodeWriter(self.values, self.regions)
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.reach = reachable(model)
+        self.draws = RandomDrawCounter()
+        self.is_paused = self.asked_grad_mode = False
+        self.thread = get_ident()
+
+    # -- calls of torch -------------------------------------------------------------------------------------------
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether calls of this thread are recorded at this moment."""
+        return not self.is_paused and get_ident() == self.thread
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.asked_grad_mode |= self.is_listening and depends_on_grad_mode(func, args)
+        if not self.is_listening or is_metadata_query(func):
+            return func(*args, **kwargs)
+        if accesses_gradient(func):
+            self.refuse_gradient_read()
+        if func is torch.Tensor.__iter__:
+            with self:
+                return iter(torch.unbind(args[0]))
+        if is_transformed(tensors_in((args, kwargs))):
+            return self._under_transform(func, args, kwargs)
+        if (piece := self._opaque_piece(func)) is not None:
+            return self._opaque_call(piece, func, args, kwargs)
+        try:
+            return self.call(func, args, kwargs, lambda faked: node_call(func, faked))
+        except DataDependentOutputException:
+            expected = asserted_truth(func, sys._getframe(1))
+            if expected is None:
+                raise
+            return self._assertion(args[0], expected)
+        except Exception as error:
+            if is_unsupported_by_fakes(error):
+                add_candidate(error, self._piece_of(func))
+            raise
+
+    def _assertion(self, tensor: torch.Tensor, expected: bool) -> bool:
+        """Record that the truth of a tensor is `expected`, which each run checks."""
+        self.writer.write(("call_function", holds, (tensor, expected, caller())), {}, None, Ambient.now())
+        return expected
+
+    def _piece_of(self, func: Any) -> Piece:
+        """Return the call of a function on the user's current line, as a piece of its own."""
+        return Piece(self.writer.path[-1], func.__name__, caller())
+
+    def _opaque_piece(self, func: Any) -> Piece | None:
+        """Return the piece of this call if the call must be opaque."""
+        if (self.writer.path[-1], func.__name__) not in self.opaque_calls.function_names:
+            return None
+        piece = self._piece_of(func)
+        return piece if piece in self.opaque_calls.opaque.reasons else None
+
+    def _under_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function on tensors that `torch.func` wraps; the dispatcher records the operators behind the call."""
+        self.dispatcher.is_detaching = func.__name__ in ("detach", "detach_")
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.dispatcher.is_detaching = False
+
+    def record_operator(self, func: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
+        """Make the call of an operator and record it; it writes `written` in place."""
+        return self.call(func, args, kwargs, lambda faked: ("call_function", func, faked), written)
+
+    def tensor_class(self, tensor: torch.Tensor) -> type:
+        """Return the class of the tensor that a fake tensor stands for."""
+        return self.twins.tensor_class(tensor)
+
+    def bind_alias(self, value: torch.Tensor, alias: torch.Tensor) -> None:
+        """Let the node of `value` stand for `alias` as well."""
+        self.values.bind(alias, self.values.node(value))
+
+    def call(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        form: Callable[[Any], NodeCall],
+        written: Sequence[torch.Tensor] = (),
+        held: Sequence[torch.Tensor] = (),
+    ) -> Any:
+        """Make a call, and record it if tensors come out of it or change.
+
+        `form` gives the node for the faked arguments, `written` are tensors that the call writes in place beyond those whose
+        version changes, `held` the parameters and buffers inside the called module.
+        """
+        args, kwargs = self.values.with_fakes((args, kwargs))
+        reached = (*tensors_in((args, kwargs)), *held)
+        versions = [(tensor, version_of(tensor)) for tensor in reached if not tensor.is_inference()]
+        ambient, drawn = Ambient.now(), self.draws.count
+        exchanged = storages(args[:1]) if func.__name__ == "__set__" else frozenset()  # x.data = y exchanges the memory
+        with self.paused(), nullcontext() if decides_rank(func) else self.symbol.lenient():
+            result = with_unknown_data(func, args, kwargs)(*args, **kwargs)
+        changed = [tensor for tensor, version in versions if version_of(tensor) != version]
+        changed += [*written, *undeclared_writes(func, args, kwargs)]
+        if changed or tensors_in(result):
+            draws = self.draws.count > drawn
+            self.writer.write(
+                form(args), kwargs, result, ambient, changed=changed, exchanged=exchanged, held=held, draws=draws
+            )
+        return result
+
+    # -- modules, opaque pieces and functions that are one node ---------------------------------------------------
+
+    def record_module_call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a module: record a leaf as one node, and record through any other module."""
+        name = self.names.get(id(module), "")
+        is_plain = bool(name) and is_leaf(module) and not is_transformed(tensors_in((args, kwargs)))
+        if is_plain and self.module_snapshots.is_unchanged(module):
+            return self._leaf(name, original, module, args, kwargs)
+        if has_backward_hooks(module):
+            what = f"{name} is changed by forward" if name else "the hook is on the whole model"
+            raise TraceError(code="PC106", where=caller(), why=what)
+        self.writer.path.append(name or self.writer.path[-1])
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            self.writer.path.pop()
+
+    def _opaque_call(self, piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record the call of an opaque piece as one node; its result is that of the trial runs, on fake tensors."""
+        if not self.is_listening:
+            return run(*args, **kwargs)
+        args, kwargs = self.values.with_fakes((args, kwargs))
+        with self.paused(), self.symbol.lenient():
+            call = self.opaque_calls.call(piece, run, (args, kwargs), self.twins.of)
+        self.values.roots[call.target] = call.module
+        self.writer.write(
+            call.spelling(args),
+            kwargs,
+            call.result,
+            Ambient.now(),
+            changed=call.written,
+            held=call.held,
+            draws=call.draws_random,
+        )
+        return call.result
+
+    def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        target = graph_path(name)
+        self.values.roots[target] = module
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return original(module, *args, **kwargs)
+
+        written = list(module.buffers()) if module.training else []
+        held = [*module.parameters(), *module.buffers()]
+        with self.leftovers.leaf_call(module):
+            result = self.call(
+                cheap_forward(module, call), args, kwargs, lambda faked: ("call_module", target, faked), written, held
+            )
+        self.module_snapshots.update(module)
+        return result
+
+    def record_single_call(
+        self, shape_function: Callable[..., Any], target: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Record a custom autograd function or a scripted function as one node; `shape_function` computes its fake result."""
+        return self.call(shape_function, args, kwargs, lambda faked: ("call_function", target, faked))
+
+    def record_rng_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record a node that reads or sets the state of the random number generator, and return what the call returns."""
+        function_node = rng_function(function)
+        with self.paused():
+            state = function_node(*args, **kwargs)
+        call = ("call_function", function_node, args)
+        self.writer.write(call, kwargs, state, Ambient.now(), draws=True, seeds=True)
+        return torch.default_generator if function.__name__ == "manual_seed" else state
+
+    # -- reads of gradients, and pauses ----------------------------------------------------------------------------
+
+    def note_grad_mode_read(self) -> None:
+        """Note that the model reads whether gradients are on."""
+        self.asked_grad_mode = True
+
+    def refuse_gradient_read(self) -> None:
+        """Raise TraceError, because the model reads `.grad` or runs a backward."""
+        raise TraceError(code="PC113", where=caller())
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing inside the block."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
