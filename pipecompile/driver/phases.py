@@ -42,7 +42,6 @@ from pipecompile.planning.cost_table import CostTable, MeasuredCosts, hint_at_sm
 from pipecompile.planning.joint_search import search_plan
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, check_sync_batchnorm, defer_norms, norms_by_node
-from pipecompile.runtime.results import Outputs
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_plan
@@ -67,21 +66,19 @@ def specialize(
         planned = decision.on(graph, request.samples)
         if planned is None:
             costs = log.run("cost", _cost, graph, request, options, decision, context, describe=_models)
-            planned = log.run("partition", _partition, graph, request, options, decision, costs, context)
+            planned = log.run(
+                "partition", _partition, graph, request, options, decision, costs, context, describe=_solution
+            )
         options = options if decision.plan else options.with_choice_of(planned.plan)
         plan_routes, stages = log.run("split", _split, graph, planned, options, describe=_crossings)
         mirrors, norms = log.run("place", _place, graph, stages, planned, options, context)
     specialization = Specialization(
         graph=graph,
-        facts=graph.facts,
         signature=request.signature,
         plan=planned.plan,
         options=options.with_recompute(planned.plan.recompute),
-        inputs=tuple(node.name for node in graph.graph.nodes if node.op == "placeholder"),
-        stage_devices=tuple(options.devices[device] for device in planned.plan.placement),
         routes=plan_routes,
         stages=stages,
-        outputs=Outputs(graph),
         mirrors=mirrors,
         norms=norms,
         executable=backend.executable(planned.plan, mirrors),
@@ -195,6 +192,11 @@ def _nodes(graph: TracedGraph) -> str:
 def _models(table: CostTable) -> str:
     sizes = [samples for samples, costs in table.items() if isinstance(costs, MeasuredCosts)]
     return f"{len(sizes)} micro-batch size" + "s" * (len(sizes) != 1)
+
+
+def _solution(planned: Planned) -> str:
+    plan = planned.plan
+    return f"{plan.status} cut into {plan.n_stages} stages by {plan.method}, gap {plan.gap:.2%}"
 
 
 def _crossings(result: tuple[tuple[Route, ...], tuple[Stage, ...]]) -> str:

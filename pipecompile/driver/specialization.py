@@ -45,15 +45,11 @@ class Specialization:
     """
 
     graph: TracedGraph
-    facts: GraphFacts
     signature: Signature
     plan: Plan
     options: Options
-    inputs: tuple[str, ...]
-    stage_devices: tuple[torch.device, ...]
     routes: tuple[Route, ...]
     stages: tuple[Stage, ...]
-    outputs: Outputs
     mirrors: Mirrors
     norms: DeferredNorms
     executable: Callable[..., Executable]
@@ -62,7 +58,17 @@ class Specialization:
     is_divided: bool = False
     executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     schedules: dict[int, Schedule] = field(default_factory=dict)
+    facts: GraphFacts = field(init=False)
+    inputs: tuple[str, ...] = field(init=False)
+    stage_devices: tuple[torch.device, ...] = field(init=False)
+    outputs: Outputs = field(init=False)
     _codes: tuple[StageCode, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.facts = self.graph.facts
+        self.inputs = tuple(node.name for node in self.graph.graph.nodes if node.op == "placeholder")
+        self.stage_devices = tuple(self.options.devices[device] for device in self.plan.placement)
+        self.outputs = Outputs(self.graph)
 
     @property
     def cut(self) -> Cut:

@@ -9,7 +9,7 @@ A cut takes some hundredths of a second (dynamic programming alone). An order is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -106,23 +106,19 @@ def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:
 
     The problem has one time per node. That time is divided into forward and backward as in the node's stage of the plan.
     """
-    free = replace(
-        problem,
-        memory_limit=None,
-        in_flight=None,
-        speed=None,
-        links=None,
-        placement=None,
-        recompute=None,
-        pins={},
-        apart=(),
-    )
+    unlimited = replace(problem, memory_limit=None, in_flight=None, recompute=None)
+    free = replace(unlimited, speed=None, links=None, placement=None, pins={}, apart=())
     try:
         stage_of = partition(free, n_stages, method="dp", time_limit=2.0).stage_of
     except (PartitionError, VerifyError):
         return None
     if len(set(stage_of.values())) < n_stages:
         return None
+    return _summed(plan, problem, stage_of, n_stages)
+
+
+def _summed(plan: Plan, problem: Problem, stage_of: Mapping[str, int], n_stages: int) -> StageCosts:
+    """Return the costs of the stages, summed over the nodes and tensors of the problem."""
     ahead = [stage.forward / ((stage.forward + stage.backward) or 1.0) for stage in plan.stages]
     forward, back, saved, sent = ([0.0] * n_stages for _ in range(4))
     for node in problem.nodes:
