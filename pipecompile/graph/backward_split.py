@@ -1,17 +1,17 @@
-"""Where the backward of a cell parts in two: the gradients of its inputs, which somebody waits for, and those of its weights.
+"""The split of a cell's backward into I, gradients of the inputs, on which the stage before waits, and W, gradients of the weights.
 
     out ─► relu ─► linear ─► relu ─► linear ─► input         I goes along this line
                      └► weight, bias   └► weight, bias       W goes down from the forks
 
-A node of the autograd graph is *inward* when it leads to an input of the stage. An inward node that leads to weights too is a
-*fork*. Matrix products and convolutions compute either gradient alone: I asks them for the inward one, W later for the other,
-and no work is done twice. Every other fork (a norm, a recurrent layer, a custom function, a compiled or checkpointed region)
-computes its gradients in one go, so I takes what its weights get as well: they are *early*. Early is also
+A node of the autograd graph is *inward* when it leads to an input of the stage. An inward node that leads to weights as well is a
+*fork*. A matrix product or convolution computes either gradient alone: I computes the inward gradient, W later the other
+gradient, and no work is done twice. Any other fork (a norm, a recurrent layer, a custom function, a compiled or checkpointed
+region) computes all its gradients at once, so I computes the gradients of its weights as well: these are *early*. Also early are
 
-- what several forks share, such as a weight that is used twice: its gradient is summed, and its hooks run, once;
-- a fork whose weights take less time than going back to it would.
+- weights that several forks share, such as a weight that is used twice: its gradient is summed, and its hooks run, once;
+- the weights of a fork whose W would take less time than the return to the fork.
 
-What no inward node leads to is left to W altogether; in a first stage that is everything.
+Nodes that no inward node leads to belong to W; in a first stage these are all nodes.
 """
 
 from __future__ import annotations
@@ -31,25 +31,30 @@ DIVISIBLE = frozenset(
     f"{name}Backward0"
     for name in "Addmm Mm Bmm Baddbmm Addbmm Mv Addmv Convolution ConvolutionOverrideable Linear Trilinear".split()
 )
-"""Nodes whose derivatives are separate kernels, asked for one by one."""
+"""Autograd nodes whose derivatives are separate kernels: autograd runs one of them without the others."""
 
 INPUT, ACCUMULATE = "input", "torch::autograd::AccumulateGrad"
 
 MIN_WEIGHT_FLOPS = {"cpu": 2e6, "cuda": 2e9}
-"""FLOPs of a weight's gradient, from which on W pays: some 50 us of a CPU's core, some 5 us of a GPU's full speed."""
+"""Least FLOPs of a weight's gradient for which a W pays, per device type: about 50 us on a CPU core, 5 us on a GPU at full speed."""
 
 _WHOLE = frozenset({"CheckpointFunctionBackward", "CompiledFunctionBackward"})
-"""A reentrant checkpoint refuses to be asked for some gradients only; a compiled region may write into what it saved, so that
-its backward must be the last one.
+"""Autograd nodes that forbid a split. A reentrant checkpoint refuses to compute some gradients only; a compiled region may write
+into its saved tensors, so that its backward can run once.
 """
+
 Structure = tuple[tuple[str, ...], tuple[tuple[int, ...], ...], int]
-"""Names of the nodes, the numbers of those that follow each (-1: nothing), and how many of them are roots."""
+"""Names of the nodes, per node the numbers of its next nodes (-1: none), and the number of roots, which come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardDivision:
-    """Who does what, by numbers of nodes. `forks` are W's, each with the accumulators of its weights; `outer` the roots that
-    are W's; `early` accumulators whose gradients I brings along; `spent` nodes that nobody needs after I.
+    """Numbers of nodes by what computes their gradients.
+
+    forks  forks whose weight gradients W computes, each with the gradient accumulators of its weights
+    outer  roots that belong to W
+    early  gradient accumulators that I fills
+    spent  nodes that W does not need, so that I may free their saved tensors
     """
 
     forks: tuple[tuple[int, tuple[int, ...]], ...]
@@ -59,12 +64,12 @@ class BackwardDivision:
 
     @property
     def is_whole(self) -> bool:
-        """Is nothing left for W?"""
+        """Whether I computes all gradients, so that W is empty."""
         return not self.forks and not self.outer
 
 
 def explore_backward(roots: Iterable[GradientEdge], inputs: frozenset[int]) -> tuple[list[Any], Structure]:
-    """The nodes behind `roots`, and their structure. `inputs` are the ids of the stage's own leaves. Linear."""
+    """Return the autograd nodes behind `roots` and their structure. `inputs` are the ids of the stage's input leaves. Linear."""
     nodes: list[Any] = list(dict.fromkeys([root.node for root in roots]))
     count = len(nodes)
     number = {node: index for index, node in enumerate(nodes)}
@@ -89,10 +94,12 @@ def explore_backward(roots: Iterable[GradientEdge], inputs: frozenset[int]) -> t
 def divide_backward(
     nodes: Sequence[Any], structure: Structure, least: float, *, ours: bool = False
 ) -> BackwardDivision:
-    """Divide a structure; of `nodes` only sizes are asked. `least` is the FLOPs from which on a weight's gradient waits.
-    What a node saved may have been packed by somebody else, which keeps it from waiting, unless they were `ours`.
+    """Return the division of a structure; `nodes` are read for sizes only.
 
-    Forks that share anything with another become early, until no two share anything. Linear in practice.
+    `least` is the least FLOPs of a weight gradient that is left to W. A fork whose saved tensors were packed by hooks is
+    early, since unpacking may compute; with `ours`, the hooks are pipecompile's own and do not count.
+
+    Forks that share a node with another fork become early until no two share a node. Linear in practice.
     """
     names, rows, n_roots = structure
     inward = _inward(names, rows)
@@ -121,34 +128,35 @@ def divide_backward(
 
 
 def _inward(names: Sequence[str], rows: Sequence[Sequence[int]]) -> set[int]:
+    """Return the nodes that lead to an input of the stage."""
     before: dict[int, list[int]] = {}
     for node, row in enumerate(rows):
         for follower in row:
             before.setdefault(follower, []).append(node)
     waiting = [node for node, name in enumerate(names) if name == INPUT]
-    found = set(waiting)
+    inward = set(waiting)
     while waiting:
         for node in before.get(waiting.pop(), ()):
-            if node not in found:
-                found.add(node)
+            if node not in inward:
+                inward.add(node)
                 waiting.append(node)
-    return found
+    return inward
 
 
 def _below(rows: Sequence[Sequence[int]], start: Iterable[int]) -> frozenset[int]:
-    """What can be reached from nodes that are not inward."""
+    """Return the nodes that can be reached from `start`, which are not inward."""
     waiting = list(start)
-    found = set(waiting)
+    reached = set(waiting)
     while waiting:
         for follower in rows[waiting.pop()]:
-            if follower >= 0 and follower not in found:
-                found.add(follower)
+            if follower >= 0 and follower not in reached:
+                reached.add(follower)
                 waiting.append(follower)
-    return frozenset(found)
+    return frozenset(reached)
 
 
 def _settled(late: dict[int, frozenset[int]], early: set[int]) -> set[int]:
-    """Take out of `late` what shares nodes with others; returns all that is early then."""
+    """Remove the forks that share nodes from `late`, and return all early nodes."""
     while True:
         users: dict[int, int] = {}
         for reached in late.values():
@@ -166,10 +174,10 @@ def _weights(names: Sequence[str], reached: Iterable[int]) -> tuple[int, ...]:
 
 
 def _pays(nodes: Sequence[Any], names: Sequence[str], fork: int, reached: Iterable[int], least: float) -> bool:
-    """Is the gradient of these weights worth going back for? Of a product: twice the output times each weight's share."""
+    """Return whether the largest weight gradient has at least `least` FLOPs: 2 * output elements * weight elements / channels."""
     try:
         shape = tuple(map(int, input_shape(nodes[fork])))
-    except (AttributeError, IndexError, RuntimeError, TypeError):  # sizes are not told everywhere
+    except (AttributeError, IndexError, RuntimeError, TypeError):  # not every node has sizes
         return True
     channels = shape[1] if names[fork].startswith("Convolution") else shape[-1]
     weights = [nodes[node].variable.shape for node in _weights(names, reached)]
@@ -178,6 +186,6 @@ def _pays(nodes: Sequence[Any], names: Sequence[str], fork: int, reached: Iterab
 
 
 def _is_packed(node: Any) -> bool:
-    """Did somebody else pack what the node saved? Then unpacking may compute, as `torch.utils.checkpoint` does."""
+    """Return whether hooks packed the saved tensors; unpacking may compute, as in `torch.utils.checkpoint`."""
     raw = [getattr(node, name) for name in raw_saved_names(node)]
     return any(getattr(saved, "unpack_hook", None) is not None for saved in raw)

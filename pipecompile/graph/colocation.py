@@ -1,10 +1,10 @@
-"""Graph pass: which nodes must share a stage because they share memory, and which must not come after a write.
+"""Graph pass: nodes that must share a stage because they share memory, and nodes that must not come after a write.
 
     y = bn(x)         one group {bn, relu_}: relu_ writes y's memory, and a write never crosses a cut
     z = conv(y)  ──►  conv reads before the write: stage(conv) <= stage(relu_)
     relu_(y)
 
-Storages and writes were recorded with the graph (NodeFacts), so no list of in-place operators is kept here.
+Storages and writes come from the recording (NodeFacts), so this module has no list of in-place operators.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def ties_of(graph: TracedGraph) -> Ties:
 
 
 def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
-    """The nodes that a stage is made of, in order: no inputs, attributes, sizes, region switches or output."""
+    """Return the nodes that have a stage, in graph order: no inputs, attributes, sizes, mode switches or output."""
     called = ("call_module", "call_function", "call_method")
     return [n for n in graph.graph.nodes if n.op in called and facts(n).role is Role.VALUE]
 
 
 def compute_ties(graph: fx.GraphModule) -> Ties:
-    """Groups from structures (a tuple and its items), shared modules with buffers, gradients taken, random states set, and memory written."""
+    """Return the ties of tuples and their items, of modules with state called twice, of `autograd.grad`, random states and memory written."""
     nodes = compute_nodes(graph)
     ties: nx.Graph[str] = nx.Graph()
     _tie_items(nodes, ties)
@@ -61,8 +61,9 @@ def _tie(ties: nx.Graph[str], nodes: Iterable[fx.Node]) -> None:
 
 
 def _tie_items(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
-    """Only tensors cross a cut: an item stays with the tuple, list, dict or object that it is taken from, and whoever
-    uses a size that the data decide stays with what reads it.
+    """Tie each node to the sources that are no tensors, since only tensors cross a cut.
+
+    An item stays with its tuple, list, dict or object, and the user of a size that the data decide with the node that reads the size.
     """
     made = set(nodes)
     for node in nodes:
@@ -82,7 +83,7 @@ def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.
 
 
 def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
-    """`autograd.grad(outputs, inputs)` needs the way from one to the other uncut."""
+    """Tie all nodes between the inputs and outputs of `autograd.grad(outputs, inputs)`: autograd needs their graph in one piece."""
     for i, node in enumerate(nodes):
         if node.target is torch.autograd.grad:
             on_the_way: set[fx.Node] = set()
@@ -94,7 +95,7 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
 
 
 def _tie_draws(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
-    """Random numbers are drawn in the order of the model; what sets their state stays with all who draw."""
+    """Return the pairs that keep random draws in the order of the model; tie all draws if a node sets the generator's state."""
     drawing = [node for node in nodes if facts(node).draws]
     if any(facts(node).seeds for node in drawing):
         _tie(ties, drawing)
@@ -102,10 +103,10 @@ def _tie_draws(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str
 
 
 def _tie_writes(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
-    """Tie what makes or writes the same memory; who only reads it before a write is not later than the writer.
+    """Tie the nodes that make or write the same memory, and return pairs (reader, writer) for reads before the last write.
 
-    Parameters, buffers and constants outlive the micro-batch, and the next one may write them again while a later stage
-    still reads: all their readers are tied to the writer. So are those who read an input that somebody writes.
+    Parameters, buffers and constants outlive the micro-batch, and the next micro-batch may write them again while a later stage
+    still reads: all their readers are tied to the writer. So are the readers of an input that a node writes.
     """
     last_write = {storage: i for i, node in enumerate(nodes) for storage in facts(node).mutates}
     lasting = {storage for node in graph.graph.nodes if node.op == "get_attr" for storage in facts(node).storages}

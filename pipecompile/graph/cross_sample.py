@@ -1,7 +1,7 @@
-"""Where samples meet: calls whose result for one sample depends on others, so that micro-batches change it.
+"""Calls that mix samples of a batch: their result for one sample depends on other samples, so micro-batches change it.
 
-nn.LSTM on (B, T, C), batch_first=False     takes the batch for time: certainly a mistake
-x @ x.T, (B, B)                             every sample meets every other: within its micro-batch only
+nn.LSTM on (B, T, C), batch_first=False     treats the batch as time: certainly a mistake
+x @ x.T, (B, B)                             all samples meet: in micro-batches, only those of one micro-batch
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_batch_first", "cross_sample_lines"]
 
 
 def cross_sample_lines(graph: TracedGraph) -> list[str]:
-    """The lines of the user's at which every sample meets every other: values with the batch in two dimensions."""
+    """Return the user's lines at which all samples meet: values with the batch in two dimensions."""
     symbol = graph.facts.symbol
     return [
         line_of(facts(node).source) or node.name
@@ -32,9 +32,7 @@ def cross_sample_lines(graph: TracedGraph) -> list[str]:
 
 
 def check_batch_first(graph: TracedGraph) -> None:
-    """Raise InputError for a recurrent or attention layer that takes the batch for time: a micro-batch would be a piece of
-    every sequence.
-    """
+    """Raise InputError for a recurrent or attention layer that treats the batch as time: a micro-batch would cut all sequences."""
     for node, module in _sequential(graph):
         value = value_of(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
         if isinstance(value, torch.Tensor) and _time_is_batch(module, value, graph):

@@ -1,7 +1,7 @@
-"""What the user forces on the cut, in names of modules, and what that means for the nodes of a graph.
+"""Constraints of the user on the cut, in names of modules, and their translation to the nodes of a graph.
 
 split_before=["layer3.0"]    stage(a) < stage(b) for every edge a ─▶ b into layer3.0
-keep_together=["layer2"]     all its nodes are a group
+keep_together=["layer2"]     all its nodes share a stage
 pin={"head": 3}              all its nodes are in stage 3
 balance=[3, 4, 2]            the first three children of the model are in stage 0, the next four in stage 1 ...
 """
@@ -26,7 +26,7 @@ Together = str | type[nn.Module] | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class CutConstraints:
-    """What is forced, by names of modules; `balanced` are the children of the model with their stages. False when nothing is."""
+    """Constraints by names of modules. `balanced` are (child of the model, stage). False without constraints."""
 
     split_before: tuple[str, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
@@ -54,13 +54,13 @@ class CutConstraints:
         return bool(self.split_before or self.together or self.pins or self.balanced)
 
     def on(self, graph: fx.GraphModule, problem: Problem) -> Problem:
-        """The problem with what is forced. Raises InputError for names that the graph does not have."""
+        """Return the problem with the constraints. Raise InputError for names that the graph does not have."""
         pins = dict(problem.pins)
         for name, stage in self.pins:
             pins |= dict.fromkeys(nodes_of_module(graph, name, "pin"), stage)
         ran = {module_of(node).split(".")[0] for node in compute_nodes(graph)}
         for name, stage in self.balanced:
-            if name in ran:  # one that does not run has no stage
+            if name in ran:  # a child that does not run has no stage
                 pins |= dict.fromkeys(nodes_of_module(graph, name, "balance"), stage)
         apart = [pair for name in self.split_before for pair in _entering(graph, problem, name)]
         groups = [
@@ -73,7 +73,7 @@ class CutConstraints:
         )  # fmt: skip
 
     def marks(self, graph: fx.GraphModule, stage_of: Mapping[str, int], n_stages: int) -> tuple[tuple[str, ...], ...]:
-        """Per stage what was forced on it, as words for the table."""
+        """Return per stage its constraints, as words for the table."""
         marks: list[list[str]] = [[] for _ in range(n_stages)]
         for name, stage in self.pins:
             marks[stage].append(f"pin {name}")
@@ -102,7 +102,7 @@ def _balanced(model: nn.Module, balance: Sequence[int]) -> Iterable[tuple[str, i
 
 
 def _entering(graph: fx.GraphModule, problem: Problem, name: str) -> list[tuple[str, str]]:
-    """The edges into a module. Raises InputError when there are none: nothing would be split off."""
+    """Return the edges into a module. Raise InputError if there are none: the stage before would be empty."""
     inside = set(nodes_of_module(graph, name, "split_before"))
     pairs = [(a, b) for a, b in problem.precedence if b in inside and a not in inside]
     if not pairs:

@@ -1,9 +1,9 @@
-"""A cut carried over to another recording of the same model: another shape, another mode, a loop of another length.
+"""Transfer of a cut to another recording of the same model: another shape, another mode, a loop of another length.
 
     recorded at 4 steps     cell cell │ cell cell          at 6 steps     cell cell cell │ cell cell cell
 
-Calls are alike that do the same in the same module. What is done as often as before stays where it was, in order; what
-is done more or less often is dealt out in proportion. Then stages are raised until precedence and ties hold.
+Calls are alike if they have the same opcode, target and module. The n calls of a kind are mapped to the m calls of the first recording
+in order, call i to call i * m // n, and take its stage. Then stages are raised until precedence and ties hold.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Kind = tuple[str, str, str]
 
 
 def transfer_cut(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int) -> dict[str, int]:
-    """The cut of a plan on a graph: nodes keep their stage by name, one that is new goes where its inputs are.
+    """Return the cut of a plan on a graph: nodes keep their stage by name, and a new node takes the stage of its inputs.
 
-    Raises PlanError when hardly any node is known.
+    Raise PlanError if the plan does not have half of the nodes.
     """
     nodes = compute_nodes(graph)
     unknown = [node.name for node in nodes if node.name not in stage_of]
@@ -42,7 +42,7 @@ def transfer_cut(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int)
 
 
 def verify_exact_cut(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: int) -> None:
-    """Raise PlanError, or VerifyError with every fault, unless this is a legal cut of just this graph."""
+    """Raise PlanError unless the cut covers exactly the nodes of this graph, and VerifyError with every fault unless it is legal."""
     differ = stage_of.keys() ^ {node.name for node in compute_nodes(graph)}
     if differ:
         raise PlanError(
@@ -54,7 +54,7 @@ def verify_exact_cut(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A cut of one recording, kept without it: per kind of call the stages of its calls, in graph order."""
+    """The cut of one recording without the recording: per kind of call the stages of its calls, in graph order."""
 
     stages: Mapping[Kind, tuple[int, ...]]
     n_stages: int
@@ -67,7 +67,7 @@ class Cut:
         return cls({kind: tuple(stages) for kind, stages in found.items()}, n_stages)
 
     def on(self, graph: TracedGraph) -> dict[str, int] | None:
-        """The same cut on another graph; None when most of its calls were never seen."""
+        """Return the same cut on another graph; None if the cut does not have half of the graph's calls."""
         nodes = compute_nodes(graph)
         now, seen, stages = Counter(map(_kind, nodes)), Counter[Kind](), dict[str, int]()
         for node in nodes:
@@ -85,7 +85,7 @@ def _kind(node: fx.Node) -> Kind:
 
 
 def _legal(stages: dict[str, int], graph: TracedGraph, n_stages: int) -> dict[str, int]:
-    """Stages raised until no edge goes back and what is tied shares a stage."""
+    """Return the stages, raised until no edge goes back and tied nodes share a stage."""
     edges, groups = _edges(graph), ties_of(graph).groups
     while True:
         before = dict(stages)
@@ -99,7 +99,7 @@ def _legal(stages: dict[str, int], graph: TracedGraph, n_stages: int) -> dict[st
 
 
 def _edges(graph: TracedGraph) -> list[tuple[str, str]]:
-    """All pairs (a, b) with stage(a) <= stage(b)."""
+    """Return all pairs (a, b) with stage(a) <= stage(b)."""
     nodes = compute_nodes(graph)
     names = {node.name for node in nodes}
     read = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in names]

@@ -1,11 +1,10 @@
-"""Graph pass: tensors created in `forward` are made on their stage's device.
+"""Graph pass: create the tensors that `forward` makes on the device of their stage.
 
     zeros((4, 1))                 ──►   zeros((4, 1), device="cuda:1")      a factory that used the device of the recording
     x.to("cpu"), x.cpu()          ──►   x.to("cuda:1")                      a move to the device of the recording
     autocast("cpu", bfloat16)     ──►   autocast("cuda", bfloat16)          autocast of the device of the recording
 
-What was put on another device than that of the recording stays there. Nothing changes when the stage runs where the model
-was recorded.
+Tensors that the model puts on another device stay there. Nothing changes if the stage runs on the device of the recording.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def follow_device(graph: fx.Graph, recorded: torch.device, device: torch.device)
 
 
 def _same(one: torch.device, other: torch.device) -> bool:
-    """Equal, where a device without an index is any of its kind."""
+    """Return whether two devices are equal; a device without an index equals any of its type."""
     return one.type == other.type and (one.index == other.index or None in (one.index, other.index))
 
 
@@ -54,7 +53,7 @@ def _is_on(node: fx.Node, recorded: torch.device) -> bool:
 
 
 def _follow(node: fx.Node, device: torch.device) -> None:
-    """Say the device where the call itself does not."""
+    """Pass the device to a call that has none."""
     if node.op == "call_method" and node.target in ("cpu", "cuda"):
         node.target, node.args, node.kwargs = "to", (node.args[0], device), {}
     elif node.target in device_constructors() and node.kwargs.get("device") is None:

@@ -1,4 +1,4 @@
-"""`explain`: what a recording of a model is like, or why there is none. It never raises.
+"""`explain`: a report on the recording of a model, or the reason why there is none. It never raises.
 
 MoE (training): recorded as 18 nodes of 9 modules, 702 parameters, in 0.4 s
 kept whole      r1   PC103 ... model.py:9 in Router.forward:  rows = (idx == i).nonzero()
@@ -28,7 +28,7 @@ __all__ = ["Explanation", "TraceFailure", "explain"]
 
 @dataclass(frozen=True, slots=True)
 class TraceFailure:
-    """Why something could not be recorded: a stable code, the user's line, and what to try. `page` documents the code."""
+    """A reason why the model cannot be recorded: a stable code, the user's line and a hint. `page` documents the code."""
 
     code: str
     what: str
@@ -52,7 +52,7 @@ class TraceFailure:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `explain` found. `report` is None when there is no recording; `failures` says why."""
+    """The result of `explain`. `report` is None if there is no recording; `failures` has the reasons."""
 
     model: str
     training: bool
@@ -67,12 +67,12 @@ class Explanation:
 
     @property
     def traced(self) -> bool:
-        """Is there a recording?"""
+        """Whether there is a recording."""
         return self.report is not None
 
     @property
     def kept_whole(self) -> tuple[WholeModule, ...]:
-        """The modules that are one node each, and why."""
+        """The modules that are one node each, with the reason."""
         return () if self.report is None else self.report.kept_whole
 
     @property
@@ -86,7 +86,7 @@ class Explanation:
 
     def __str__(self) -> str:
         mode = "training" if self.training else "evaluation"
-        outcome = f"recorded as {self.report.summary}, in" if self.report else "cannot be recorded, found out in"
+        outcome = f"recorded as {self.report.summary}, in" if self.report else "cannot be recorded, tried for"
         parts = [f"{self.model} ({mode}): {outcome} {self.seconds:.2f} s"]
         for title, entries in (
             ("kept whole", self.kept_whole),
@@ -100,22 +100,22 @@ class Explanation:
 
 
 def explain(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, **kwargs: Any) -> Explanation:
-    """Record `model` on these inputs, as `trace` does, and tell what came of it. The model is left exactly as it was found.
+    """Record `model` on these inputs, as `trace` does, and return a report. The model does not change.
 
-    Never raises, whatever the model and the inputs are; only KeyboardInterrupt and its like pass.
+    Never raises an Exception, whatever the model and the inputs are; KeyboardInterrupt and SystemExit pass.
     """
     start = perf_counter()
     graph, failures = _attempt(model, args, kwargs, batch_dims)
     seconds = perf_counter() - start
-    told: RecordingReport | None = None
+    recording: RecordingReport | None = None
     found: tuple[Risk, ...] = ()
     try:
-        told = None if graph is None else summarize_recording(graph)
+        recording = None if graph is None else summarize_recording(graph)
         found = risks(model, graph) if isinstance(model, nn.Module) else ()
     except Exception as error:
         failures += (_unforeseen(error),)
     training = bool(getattr(model, "training", False))
-    return Explanation(type(model).__name__, training, seconds, told, found, failures)
+    return Explanation(type(model).__name__, training, seconds, recording, found, failures)
 
 
 def _attempt(

@@ -1,4 +1,4 @@
-"""What a plan is for: the nodes of a graph as lines, their hash, and where two graphs begin to differ."""
+"""The identity of a graph in plan files: its nodes as lines, their hash, and the first differences of two graphs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pipecompile.errors import PlanError
 __all__ = ["check_fingerprint", "fingerprint", "node_lines"]
 
 _SHOWN = 3
+"""Differences in an error message."""
 
 
 def node_lines(graph: fx.GraphModule) -> tuple[str, ...]:
-    """One line per node: name, operation and inputs. Shapes and values of constants are left out: a plan serves all."""
+    """Return one line per node: name, operation and inputs. Shapes and constants are left out, since a plan serves all of them."""
     return tuple(map(_line, graph.graph.nodes))
 
 
@@ -26,23 +27,23 @@ def _line(node: fx.Node) -> str:
 
 
 def fingerprint(lines: Sequence[str]) -> str:
-    """A hash of the lines of a graph."""
+    """Return the hash of the lines of a graph, 16 hexadecimal digits."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def check_fingerprint(planned: Sequence[str], mark: str, graph: fx.GraphModule) -> None:
+def check_fingerprint(planned: Sequence[str], expected: str, graph: fx.GraphModule) -> None:
     """Raise PlanError with the first nodes that differ, unless the plan was made for this graph."""
     lines = node_lines(graph)
-    if fingerprint(lines) == mark:
+    if fingerprint(lines) == expected:
         return
     differ = [
-        (number, a, b) for number, (a, b) in enumerate(zip_longest(planned, lines, fillvalue="nothing")) if a != b
+        (number, a, b) for number, (a, b) in enumerate(zip_longest(planned, lines, fillvalue="no node")) if a != b
     ]
     shown = "; ".join(f"node {number}: the plan has {a}, the model {b}" for number, a, b in differ[:_SHOWN])
     raise PlanError(
         "the plan is for another graph"
         + (f": {len(differ)} of {max(len(planned), len(lines))} nodes differ" if planned else ""),
         where=shown,
-        why=f"the plan's fingerprint is {mark}, the model's {fingerprint(lines)}",
+        why=f"the plan's fingerprint is {expected}, the model's {fingerprint(lines)}",
         hint="compile without plan= to make a new one",
     )

@@ -1,11 +1,11 @@
-"""How each output of a recording is put together from those of micro-batches, read off its graph.
+"""Rules to merge each output of a model from the outputs of micro-batches, derived from the graph.
 
-(B, C), (T, B), (3B, C)     joined along the batch dimension, if the rows of a sample are together
+(B, C), (T, B), (3B, C)     concatenated along the batch dimension, if the rows of each sample are adjacent
 a sum over the batch        added
-a mean, any other number    averaged by the micro-batches' sizes
-what samples do not enter   the same for all
-a list, an entry a sample   joined by entries
-(B, B), B + 1 rows ...      refused, when there is more than one micro-batch
+a mean, any other number    averaged, weighted by the sizes of the micro-batches
+independent of the samples   the value of any micro-batch
+a list, one entry a sample  concatenated as a list
+(B, B), B + 1 rows ...      refused if there is more than one micro-batch
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _reduced(node: fx.Node, value: torch.Tensor, symbol: sympy.Symbol, *, mean: 
 
 
 def _reduction(node: fx.Node, symbol: sympy.Symbol) -> str | None:
-    """Whether the samples were added up or averaged on the way to a value that has no batch dimension; None: unknown."""
+    """Return "sum" or "mean" for a value without a batch dimension, by how the samples were reduced; None if unknown."""
     word = word_of(node)
     sources = [source for source in node.all_input_nodes if isinstance(value_of(source), torch.Tensor)]
     here = any(batch_dims_of(value_of(source), symbol) for source in sources)
@@ -100,7 +100,7 @@ def _reduction(node: fx.Node, symbol: sympy.Symbol) -> str | None:
 
 
 def _sampled(graph: TracedGraph) -> set[fx.Node]:
-    """The nodes that a sample enters, through arguments or through memory written in place. Sizes do not count."""
+    """Return the nodes that depend on samples, through arguments or through memory written in place. Sizes do not count."""
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     found = {node for node, dim in zip(placeholders, graph.facts.dims, strict=True) if dim is not None}
     written: set[int] = set()
@@ -140,7 +140,7 @@ def _fixed(
 
 
 def _per_sample(graph: TracedGraph) -> bool:
-    """Is the output a list with as many entries as there are samples?"""
+    """Return whether the output is a list with one entry per sample."""
     spec = graph.facts.out_spec
     return spec.type is list and spec.num_children == graph.facts.batch_size
 
@@ -159,7 +159,7 @@ def _compared(argument: Any, value: Any, other: Any, ratio: Any, sampled: set[fx
 
 
 def _guessed(argument: Any, value: Any, size: int, sampled: set[fx.Node], *, mean: bool) -> MergeRule:
-    """Without another recording to compare with, the first dimension as long as the batch is taken for the batch."""
+    """Return the rule without another recording: the first dimension as long as the batch counts as the batch."""
     if not isinstance(value, torch.Tensor) or (argument not in sampled) or not value.dim():
         return _number(argument, value, sampled, mean=mean)
     dim = next((dim for dim, length in enumerate(value.shape) if length == size), None)

@@ -22,13 +22,13 @@ __all__ = ["prepare", "place_on_device"]
 
 
 def prepare(graph: TracedGraph, *, dump: Callable[[str], object] | None = None) -> TracedGraph:
-    """A traced graph made ready to be cut: its ties are noted. Raises VerifyError for a graph that is not legal."""
+    """Note the ties of a traced graph, so that it can be cut. Raise VerifyError for an illegal graph; `dump` gets the text of each pass."""
     prepared: TracedGraph = PassManager((Pass("aliasing", note_ties, verify_graph),)).run(graph, watch(dump))
     return prepared
 
 
 def place_on_device(graph: fx.Graph, recorded: torch.device, device: torch.device) -> fx.Graph:
-    """A stage's graph, recorded on one device, made ready to run on another."""
+    """Rewrite a stage's graph, recorded on one device, for another device."""
     follow = partial(follow_device, recorded=recorded, device=device)
     settled: fx.Graph = PassManager((Pass("follow_device", follow, fx.Graph.lint),)).run(graph, watch())
     return settled

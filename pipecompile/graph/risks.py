@@ -1,4 +1,4 @@
-"""What is recorded right and may still surprise whoever runs it in micro-batches."""
+"""Risks of a model that is recorded right: effects that differ between micro-batches and the whole batch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from pipecompile.tracing.user_source import line_of
 __all__ = ["Risk", "risks"]
 
 _SHOWN = 4
+"""Places in the text of a risk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """One kind of surprise: how many places there are, what happens, and the places."""
+    """One kind of risk: the number of places, the effect, and the places."""
 
     kind: str
     count: int
@@ -39,7 +40,7 @@ class Risk:
 
 
 def risks(model: nn.Module, graph: TracedGraph | None = None) -> tuple[Risk, ...]:
-    """The risks of a model, and of its recording if there is one."""
+    """Return the risks of a model, and of its recording if there is one."""
     found = [*_of_model(model), *(() if graph is None else _of_graph(model, graph))]
     return tuple(Risk(kind, len(places), what, tuple(places)) for kind, what, places in found if places)
 
@@ -75,7 +76,7 @@ def _hooks(module: nn.Module) -> bool:
 
 
 def _tied(model: nn.Module) -> list[str]:
-    """Names beyond the first of each parameter that has several."""
+    """Return the names of each parameter that has several, as "a = b"."""
     names = [(id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False)]
     count = Counter(key for key, _ in names)
     groups = {key: [name for other, name in names if other == key] for key in count if count[key] > 1}
@@ -83,7 +84,7 @@ def _tied(model: nn.Module) -> list[str]:
 
 
 def _idle(node: fx.Node) -> bool:
-    """It could draw but does not: it seeds, or is attention without dropout."""
+    """Return whether a node that may draw does not: it sets the generator's state, or is attention without dropout."""
     rate = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
     return facts(node).seeds or (node.target is F.scaled_dot_product_attention and not rate)
 

@@ -1,7 +1,7 @@
-"""Are the rows of a value in the order of the samples? Read off the graph, where a dimension holds several rows a sample.
+"""The order of rows in values with several rows per sample: adjacent per sample, or interleaved.
 
-x.flatten(0, 1)        a a b b      by sample: micro-batches can be joined one after the other
-torch.cat([x, x])      a b a b      not: the rows of a sample are far apart
+x.flatten(0, 1)        a a b b      adjacent: the values of micro-batches can be concatenated
+torch.cat([x, x])      a b a b      interleaved: concatenation would give another order
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOVES = (
 
 
 def batch_dims_of(value: torch.Tensor, symbol: sympy.Symbol) -> list[tuple[int, sympy.Basic]]:
-    """The dimensions whose size depends on the batch size, and their sizes."""
+    """Return (dimension, size) for each dimension whose size depends on the batch size."""
     found = enumerate(map(_expression, value.shape))
     return [(dim, size) for dim, size in found if symbol in size.free_symbols]
 
@@ -44,14 +44,14 @@ def _expression(size: Any) -> sympy.Basic:
 
 
 def rows_each(size: sympy.Basic, symbol: sympy.Symbol) -> int | None:
-    """How many rows every sample has in a dimension of this size; None when that is no one number."""
+    """Return the number of rows per sample in a dimension of this size; None if the number is not constant."""
     first = size.subs({symbol: 1})
     whole = bool(first.is_Integer) and all(size.subs({symbol: n}) == n * first for n in range(2, 10))
     return int(first) if whole and first > 0 else None
 
 
 def by_sample(node: fx.Node, symbol: sympy.Symbol) -> bool:
-    """Is the one batch dimension of a node's value known to have all rows of a sample together, sample after sample?"""
+    """Return whether the rows of each sample are known to be adjacent in the one batch dimension of a node's value."""
     ((dim, size),) = batch_dims_of(value_of(node), symbol)
     if rows_each(size, symbol) == 1:
         return True
@@ -68,12 +68,12 @@ def by_sample(node: fx.Node, symbol: sympy.Symbol) -> bool:
 
 
 def word_of(node: fx.Node) -> str:
-    """What a node calls, as one word."""
+    """Return the name of the method or function that a node calls."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:
-    """The tensors that a call gets; an item of a tuple stands for the call that made the tuple."""
+    """Return the nodes of the tensors among the arguments; for an item of a tuple, those of the call that made the tuple."""
     made = node.args[0] if node.target is operator.getitem else None
     if isinstance(made, fx.Node) and not isinstance(value_of(made), torch.Tensor):
         return _sources(made)
@@ -81,12 +81,12 @@ def _sources(node: fx.Node) -> list[fx.Node]:
 
 
 def _picks(node: fx.Node) -> bool:
-    """Is it x[index] with a tensor for an index?"""
+    """Return whether the node is x[index] with a tensor as the index."""
     return word_of(node) == "getitem" and len(_sources(node)) > 1
 
 
 def _reshaped(source: fx.Node, value: torch.Tensor, dim: int, symbol: sympy.Symbol) -> bool:
-    """A dimension that merges others has its rows by sample when the first of these has, beside such of size one."""
+    """Return whether a merged dimension has adjacent rows: the first merged dimension of a size other than 1 must have them."""
     old, new = ([*map(_expression, tensor.shape)] for tensor in (value_of(source), value))
     starts = [
         index for index in range(len(old)) if sympy.prod(old[:index]) == sympy.prod(new[:dim]) and old[index] != 1

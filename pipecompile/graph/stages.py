@@ -4,8 +4,8 @@
       x ─► a ─► b ─► c        in: x   out: a, b       in: a, b   out: c        a: 0 ► 1   b: 0 ► 1   c: 1 ► host
            └─────────┘
 
-A value goes from the stage that makes it straight to the stages that use it. Sizes never travel: each stage computes
-them anew from the batch size of its micro-batch. Parameters and submodules of a stage are the model's own objects.
+A value goes from the stage that produces it directly to each stage that uses it. Sizes are not sent: each stage computes
+them from the batch size of its micro-batch. Parameters and submodules of a stage are the model's own objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Stage", "routes", "split"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`module(*inputs)` gives the tuple of `outputs`; with `sized`, the micro-batch's size comes as one more argument."""
+    """One stage: `module(*inputs)` returns the tuple of `outputs`; with `sized`, the number of samples is one more argument."""
 
     index: int
     module: fx.GraphModule
@@ -42,9 +42,9 @@ class Stage:
 
 
 def routes(graph: TracedGraph, stage_of: Mapping[str, int], samples: int | None = None) -> tuple[Route, ...]:
-    """A route for every value that a stage does not make itself, and for every output, in graph order.
+    """Return a route for each value that a stage uses and does not produce, and for each output, in graph order.
 
-    `nbytes` is the size with so many samples, by default with as many as were recorded.
+    `nbytes` is the size in bytes for `samples` samples, by default as many as were recorded.
     """
     wanted: defaultdict[fx.Node, set[int]] = defaultdict(set)
     for node in compute_nodes(graph):
@@ -72,7 +72,7 @@ def _route(node: fx.Node, source: int, consumers: Sequence[int], sizes: Mapping[
 
 
 def _elements(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> int:
-    """How many, with these sizes for symbols; as recorded where the data decide."""
+    """Return the number of elements with `sizes` for symbols; sizes that the data decide are those of the example."""
     count = value.numel()
     if not isinstance(count, torch.SymInt):
         return count
@@ -83,7 +83,7 @@ def _elements(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> int:
 def split(
     graph: TracedGraph, plan_routes: Sequence[Route], stage_of: Mapping[str, int], devices: Sequence[torch.device]
 ) -> tuple[Stage, ...]:
-    """One stage per entry of `devices` (the device of each stage). The traced graph is left as it is."""
+    """Return one stage per entry of `devices`, the device of each stage. The traced graph does not change."""
     members: list[list[fx.Node]] = [[] for _ in devices]
     for node in compute_nodes(graph):
         members[stage_of[node.name]].append(node)
@@ -125,7 +125,7 @@ class _Builder:
         )
 
     def _fetch(self, node: fx.Node) -> fx.Node:
-        """The copy of a node in this stage; attributes and sizes are copied when first asked for."""
+        """Return the copy of a node in this stage; attributes and sizes are copied at their first use."""
         if node not in self.copies:
             if facts(node).role is Role.BATCH_SIZE:
                 assert self.size is not None

@@ -19,7 +19,7 @@ Kinds = tuple[tuple[str, str | None, bool], ...]
 class Ambient:
     """Grad mode, and the autocast dtype (None when off) of the CPU and of the accelerator in use.
 
-    `nesting` counts the autocast regions around: weights are cast anew when the outermost one is left.
+    `nesting` counts the autocast regions around: a weight is cast once per outermost region.
     """
 
     grad: bool
@@ -28,7 +28,7 @@ class Ambient:
 
     @classmethod
     def now(cls, *, grad: bool | None = None) -> Ambient:
-        """The state of this thread; `grad` overrides its grad mode."""
+        """Return the state of this thread; `grad` overrides its grad mode."""
         kinds = _kinds()
         cache = torch.is_autocast_cache_enabled()
         state = tuple((kind, _autocast_dtype(kind), cache) for kind in kinds)
@@ -37,7 +37,7 @@ class Ambient:
 
 @functools.cache
 def _kinds() -> tuple[str, ...]:
-    """The kinds of devices that there are, looked up once."""
+    """Return the types of the devices of this machine, looked up once."""
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
@@ -52,7 +52,7 @@ def _nesting() -> int:
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Who fails inside a region leaves it open: close all regions that were entered in the block and not left."""
+    """Close the regions that the block entered and did not leave: code that raises inside a region leaves the region open."""
     grad, depth = torch.is_grad_enabled(), _nesting()
     kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     try:

@@ -41,7 +41,7 @@ _ROLES = {role.value: role for role in Role}
 
 @dataclass(slots=True)
 class _Header:
-    """What the header says, and what is built from it while the text is read."""
+    """The values of the header lines."""
 
     name: str = ""
     training: bool = True

@@ -1,4 +1,4 @@
-"""From a model and its inputs to a graph: how often it is recorded until the recording is right for what was asked."""
+"""From a model and its inputs to a graph: the recordings that are tried until one is right for the batch size and the grad mode."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ __all__ = ["another_size", "record", "trace"]
 def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, **kwargs: Any) -> TracedGraph:
     """Record one forward of `model` as a graph that takes and returns what the model does, at any batch size.
 
-    Dimension 0 of every input tensor is the batch, unless `batch_dims` says otherwise: `{"src": 1, "mask": None}` names
-    parameters of forward, their batch dimension, or None for what all samples share. (A model whose own forward takes
-    `batch_dims` gets it.) Parameters and submodules of the result *are* the model's own. Nothing of the model changes. The
-    mode (train or eval) is the model's at this moment.
+    Dimension 0 of every input tensor is the batch, unless `batch_dims` says otherwise: `{"src": 1, "mask": None}` maps
+    parameters of forward to their batch dimension, or to None for a tensor that all samples share. (A model whose own forward
+    has a parameter `batch_dims` gets the argument.) Parameters and submodules of the result *are* the model's own. The model does
+    not change. The recording is for the model's present mode, train or eval.
 
-    Nothing is computed, unless a submodule or a method cannot be recorded, above all because Python decides on the *value*
-    of a tensor: it is kept whole as one node, and the model is run a few times to see what that gives.
+    The result is a torch.fx.GraphModule; `str` prints one line per node, and `facts` has what was recorded beyond torch.fx.
 
-    Raises InputError for inputs whose batch sizes disagree, and TraceError, naming the user's line, when the model
-    cannot be recorded.
+    Nothing is computed, unless a submodule or a method cannot be recorded, mostly because Python decides on the *value*
+    of a tensor: the piece becomes one opaque node, and the model runs a few times to learn the results of the piece.
+
+    Raise InputError for inputs whose batch sizes disagree, and TraceError with the user's line if the model cannot be recorded.
     """
     model = validate_model(model)
     if batch_dims is not None and "batch_dims" in parameters_of(model.forward):
@@ -50,11 +51,11 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
 
 
 def record(model: nn.Module, inputs: FlatInputs, device: torch.device | None = None) -> TracedGraph:
-    """`trace`, of inputs that are flat already.
+    """Record a model on flat inputs, as `trace` does.
 
-    A batch of one is recorded like a larger one, of a size that no other dimension has: so nothing is broadcast that would
-    not be in a larger batch. Only where the model itself asks for the one sample is the recording for that alone. `device` is
-    where the twins are, by default where the model is.
+    A batch of 1 sample is recorded with a size that no other dimension has, so that no tensor is broadcast that would not be in a
+    larger batch. If the model branches on the single sample, the recording is for 1 sample alone. `device` is the device of the
+    fake tensors, by default that of the model.
     """
     attempt = partial(_record, model, inputs, device or recording_device(model, inputs.leaves))
     if inputs.lists:
@@ -74,7 +75,10 @@ def record(model: nn.Module, inputs: FlatInputs, device: torch.device | None = N
 def another_size(
     model: nn.Module, graph: TracedGraph, inputs: FlatInputs, device: torch.device | None = None
 ) -> TracedGraph | None:
-    """A recording at another size, where `graph` is right at a single size: only so it shows where the batch is."""
+    """Return a recording at another batch size for a graph that is right at a single size; None if there is none.
+
+    Two sizes are needed to find the batch dimensions of the outputs.
+    """
     if graph.facts.batch_size is None or inputs.samples is None:
         return None
     for size in (inputs.samples + 1, 2 * inputs.samples):
@@ -86,6 +90,7 @@ def another_size(
 
 
 def _unseen_size(leaves: Sequence[Any]) -> int:
+    """Return the least size from 2 that no dimension of the inputs has."""
     seen = {length for leaf in leaves if isinstance(leaf, torch.Tensor) for length in leaf.shape}
     return next(size for size in itertools.count(2) if size not in seen)
 
@@ -93,10 +98,10 @@ def _unseen_size(leaves: Sequence[Any]) -> int:
 def _record(
     model: nn.Module, inputs: FlatInputs, device: torch.device, size: int, opaque: OpaquePieces, *, fixed: bool = False
 ) -> TracedGraph:
-    """One attempt, with the pieces kept whole that `opaque` has chosen so far.
+    """Return the recording of one attempt, in which the pieces of `opaque` are opaque nodes.
 
-    Gradients are on, and off only when they are off around the call and what the model does depends on it, or when it does
-    not do it with gradients (some kernels have no backward).
+    Gradients are on. They are off only if they are off around the call, and the model depends on the grad mode or cannot be
+    recorded with gradients (some kernels have no backward).
     """
     around = torch.is_grad_enabled()
     try:
@@ -121,7 +126,7 @@ def _recorded_with(
     *,
     fixed: bool,
 ) -> TracedGraph:
-    """The recording with gradients on or off; its `grad_mode` is None when either will do."""
+    """Return the recording with gradients on or off; its `grad_mode` is None if the graph is right for both."""
     symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.is_batch_fixed else BatchSymbol(size)
     recorder = Recorder(model, symbol, device, OpaqueCalls(opaque, symbol), grad=grad)
     with caches_purged(), model_restored(model), torch.set_grad_enabled(grad):

@@ -34,7 +34,7 @@ def enabled() -> bool:
 
 
 class Regions:
-    """Emits switches into `graph` whenever the ambient state of the next node differs from that of the last."""
+    """Emits switches into `graph` if the ambient state of the next node differs from that of the last node."""
 
     def __init__(self, graph: fx.Graph, outside: Ambient) -> None:
         self.graph, self.outside, self.now = graph, outside, outside
@@ -85,5 +85,5 @@ class Regions:
 
 
 def _inside(ambient: Ambient, region: Ambient) -> bool:
-    """Is that state this autocast region's own, or one further in?"""
+    """Return whether the state is that of this autocast region or of a region inside it."""
     return ambient.nesting > region.nesting or (ambient.nesting, ambient.autocast) == (region.nesting, region.autocast)

@@ -1,11 +1,11 @@
-"""Buffers that `forward` replaces: the graph writes the new value into the tensor that the model owns.
+"""Write-back of buffers that `forward` replaces: the graph writes the new value into the tensor that the model owns.
 
     mean = get_attr(mean)            mean = get_attr(mean)
-    new = f(mean)            ──►     before = mean.clone()         autograd may have saved what was read
+    new = f(mean)            ──►     before = mean.clone()         autograd may have saved the old value
                                      new = f(before)
                                      mean.copy_(new.detach())
 
-A buffer that is replaced by one of another shape is a cache: it is computed anew in every run.
+A buffer that is replaced by a tensor of another shape or dtype is a cache, which each run computes again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["write_back_buffers"]
 
 
 def write_back_buffers(values: ValueNodes, ambient: Ambient) -> None:
-    """Append the writes to the graph, outside of all regions. The twins are still in the model's tables."""
+    """Append the writes to the graph, outside of all regions. The fake tensors are still in the model's tables."""
     for twin, new in _replaced(values):
         source, attribute = values.node(new), values.node(twin)
         if attribute.users:
             _read_a_copy(attribute, ambient)
-        kept = _call("detach", source, ambient)
-        note(_call("copy_", attribute, ambient, kept), mutates=storages([twin]))
+        detached = _call("detach", source, ambient)
+        note(_call("copy_", attribute, ambient, detached), mutates=storages([twin]))
 
 
 def _replaced(values: ValueNodes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -48,6 +48,6 @@ def _read_a_copy(attribute: fx.Node, ambient: Ambient) -> None:
 
 
 def _call(method: str, node: fx.Node, ambient: Ambient, *args: fx.Node) -> fx.Node:
-    made = node.graph.call_method(method, (node, *args))
-    set_facts(made, replace(facts(node), ambient=ambient, mutates=frozenset()), value_of(node))
-    return made
+    call = node.graph.call_method(method, (node, *args))
+    set_facts(call, replace(facts(node), ambient=ambient, mutates=frozenset()), value_of(node))
+    return call

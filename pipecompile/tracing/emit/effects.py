@@ -1,9 +1,9 @@
-"""Calls that change nothing and make nothing, and what calls change that the version counters of tensors do not show.
+"""Calls that are no nodes because they only read metadata, and writes that the version counters of tensors do not show.
 
     x.requires_grad = True, x.register_hook(f)      the tensor, but not its memory
     F.batch_norm(x, mean, var, training=True)       the running statistics; torch does not declare this write
 
-Whoever reads these must see the same before and after as in the model, so they count as written.
+A later read must see the same state as in the model, so these tensors count as written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ATTRIBUTES = "shape dtype device ndim is_cuda is_meta layout requires_grad is_l
 _METHODS = (
     "size dim stride numel nelement element_size is_contiguous is_floating_point is_complex storage_offset get_device"
 )
-_QUESTIONS = frozenset(
+_METADATA = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES.split()]
     + [getattr(torch.Tensor, name) for name in _METHODS.split()]
 )
@@ -40,35 +40,36 @@ _STATISTICS: dict[Any, tuple[int, str, bool]] = {
     torch.batch_norm: (3, "training", False),
     torch.instance_norm: (3, "use_input_stats", True),
 }
-"""Where the running mean stands, with the variance after it; the flag, in all four the argument at 5, and its default."""
+"""Per function: the position of the running mean, before the variance; the name of the flag, argument 5 in all four, and its default."""
 
 
 def is_metadata_query(func: Any) -> bool:
-    """Is the answer never a tensor, so that there is nothing to write down?"""
-    return func in _QUESTIONS
+    """Return whether the call reads metadata of a tensor, so that no node is needed."""
+    return func in _METADATA
 
 
 def depends_on_grad_mode(func: Any, args: Any) -> bool:
-    """Does what the model does here depend on whether gradients are recorded around it?
+    """Return whether the call makes the recording depend on the caller's grad mode.
 
-    It asks a tensor, or turns gradients on itself; `no_grad` that puts back what was there does not.
+    The call reads `requires_grad`, `is_leaf` or `grad_fn` in the user's code, or turns gradients on; the end of a `no_grad` block,
+    which restores the mode, does not count.
     """
     if func is set_grad_enabled:
-        frame, way = sys._getframe(2), []
+        frame, callers = sys._getframe(2), []
         for _ in range(2):
-            way.append(frame.f_code.co_name)
+            callers.append(frame.f_code.co_name)
             frame = frame.f_back or frame
-        return bool(args[0]) and "__exit__" not in way
+        return bool(args[0]) and "__exit__" not in callers
     return func in _OF_GRADIENTS and not is_foreign(sys._getframe(2))
 
 
 def accesses_gradient(func: Any) -> bool:
-    """Does the user ask for `.grad`, or run a backward?"""
+    """Return whether the user's code reads `.grad` or runs a backward."""
     return func in _LEAVES_GRADIENTS and not is_foreign(sys._getframe(2))
 
 
 def undeclared_writes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Tensors among the arguments that are changed in a way of their own."""
+    """Return the tensors among the arguments that the call changes although their versions stay."""
     if func in _STATISTICS:
         first, flag, default = _STATISTICS[func]
         named = (kwargs.get("running_mean"), kwargs.get("running_var"))

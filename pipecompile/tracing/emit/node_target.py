@@ -1,4 +1,4 @@
-"""How fx writes a call: operators and attribute access as functions, Tensor methods by name, the rest as it is."""
+"""Opcode and target of the node of a call: operators and attribute access are functions, Tensor methods are names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _TAKEN = frozenset({*dir(fx.GraphModule(nn.Module(), fx.Graph())), "facts"})
 
 
 def graph_path(name: str) -> str:
-    """The path at which a GraphModule holds what the model calls `name`: it has a `graph`, a `code` ... of its own, and its
-    code cannot say `self.heads.global`.
+    """Return the path in the graph module of the model's attribute `name`.
+
+    A name that a GraphModule has itself (`graph`, `code`) moves under `_of_model`, and a Python keyword gets a suffix, since the
+    generated code cannot contain `self.heads.global`.
     """
     atoms = name.split(".")
     if atoms[0] not in _TAKEN and not any(map(iskeyword, atoms)):
@@ -29,7 +31,7 @@ def graph_path(name: str) -> str:
 
 
 def model_path(target: str) -> str:
-    """What the model calls that."""
+    """Return the path in the model of an attribute of the graph module."""
     return ".".join(atom.removesuffix(_KEYWORD) for atom in target.split(".") if atom != _OF_MODEL)
 
 
@@ -41,7 +43,7 @@ _OPERATORS |= {f"__{name}__": getattr(operator, f"{name}_") for name in ("and", 
 _OPERATORS |= {f"__i{name}__": getattr(operator, f"i{name}") for name in ("and", "or", "xor")}
 
 _METHODS: dict[Any, str] = {}
-"""Functions of torch.Tensor whose own name is another one (`Tensor.__pow__` is called "pow")."""
+"""Names of the methods of torch.Tensor whose `__name__` differs (that of `Tensor.__pow__` is "pow")."""
 for _name, _method in vars(torch.Tensor).items():
     if callable(_method) and getattr(_method, "__name__", _name) != _name:
         _METHODS.setdefault(_method, _name)
@@ -62,12 +64,12 @@ _BY_SIZE = (
 
 
 def decides_rank(func: Any) -> bool:
-    """Does the number of tensors or dimensions that come out depend on the sizes that go in?"""
+    """Return whether the number of results, or of their dimensions, depends on the sizes of the arguments."""
     return str(func.__name__).strip("_").startswith(_BY_SIZE)
 
 
 def node_call(func: Any, args: Any) -> NodeCall:
-    """The node for a call that reached a TorchFunctionMode."""
+    """Return opcode, target and arguments for a call that reached a TorchFunctionMode."""
     name = _METHODS.get(func) or func.__name__
     if name in ("__get__", "__set__"):
         attribute = getattr(func.__self__, "__name__", None) or func.__self__.fget.__name__

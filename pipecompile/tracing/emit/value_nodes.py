@@ -1,4 +1,4 @@
-"""Which graph node stands for which live value while the model runs, and how call arguments become node arguments."""
+"""The map from live values to graph nodes while the model runs, and the conversion of call arguments to node arguments."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _NOTHING: frozenset[int] = frozenset()
 
 
 def tensors_in(structure: object) -> list[torch.Tensor]:
-    """All tensors of a nested structure."""
+    """Return all tensors of a nested structure."""
     return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-    """A key for the memory that each tensor lives in; views share it. Valid while the tensors are kept alive."""
+    """Return keys of the memory of the tensors; views share a key. A key is valid while its tensor is alive."""
     return frozenset(storage_key(t) for t in tensors if t.layout is torch.strided)
 
 
@@ -58,7 +58,7 @@ _BASES: dict[type, Any] = {int: int.__int__, float: float.__float__, complex: co
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and strings of derived classes (an enum, a numpy scalar) as what they are, so that fx can write them down."""
+    """Return a number or string of a derived class (an enum, a numpy scalar) as Python's own type, which fx can write."""
     for kind in (bool, int, float, complex, str):
         if isinstance(value, kind):
             return value if type(value) is kind else _BASES[kind](value)
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
 
 
 class ValueNodes:
-    """Tensors by identity. Every tensor seen is kept alive, so that no two of them ever share an id."""
+    """Nodes of tensors by the tensors' ids. Each tensor is kept alive, so that no two tensors ever share an id."""
 
     def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins) -> None:
         self.graph, self.symbol, self.twins = graph, symbol, twins
@@ -78,9 +78,9 @@ class ValueNodes:
         self._alive: list[Any] = []
 
     def replace_by_fakes(self, model: nn.Module) -> None:
-        """Put twins in the place of all parameters and buffers. The caller restores."""
+        """Replace all parameters and buffers by fake tensors. The caller restores the model."""
         for path, module in model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):  # keeps its tensors in C++, and computes on no others
+            if isinstance(module, torch.jit.ScriptModule):  # its tensors are in C++ and cannot be replaced
                 continue
             for table in (parameters_of(module), buffers_of(module)):
                 for key, tensor in table.items():
@@ -91,8 +91,9 @@ class ValueNodes:
 
     @contextmanager
     def original_buffers(self) -> Iterator[None]:
-        """The model's tables hold the twins that were put there, for as long as the block lasts, and these stand for what the
-        model owns: a call such as `weight.float()` may give the very twin that it got, which then stands for its result.
+        """Put the first fake buffers back into the model inside the block, and let fake tensors stand for the model's attributes.
+
+        A call such as `weight.float()` may return its own argument, which then stands for the result of the call.
         """
         now = [(module, key, buffers_of(module).get(key)) for module, key, _ in self.buffers]
         nodes, self._nodes = self._nodes, self._nodes | self._attributes
@@ -106,11 +107,11 @@ class ValueNodes:
                 buffers_of(module)[key] = value
 
     def is_fake_of(self, twin: object, tensor: object) -> bool:
-        """Is `twin` the one of this parameter, buffer or constant?"""
+        """Return whether `twin` is the fake tensor of this parameter, buffer or constant."""
         return id(twin) in self._owned and self._owned[id(twin)][1] is tensor
 
     def with_fakes(self, structure: Any) -> Any:
-        """The structure with twins for the real tensors in it: constants that the model holds outside its tables."""
+        """Return the structure with fake tensors in place of real ones, which are constants outside the model's tables."""
         if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(structure)):
             return structure
         return pytree.tree_map_only(torch.Tensor, self._fake_of, structure)
@@ -123,7 +124,7 @@ class ValueNodes:
         return twin
 
     def bind(self, value: torch.Tensor, node: fx.Node) -> None:
-        """From now on `node` stands for this tensor."""
+        """Let `node` stand for this tensor from now on."""
         self._nodes[id(value)] = node
         self._alive.append(value)
 
@@ -156,7 +157,7 @@ class ValueNodes:
                 self.bind_result(item, child)
 
     def argument(self, value: Any) -> Any:
-        """A call's argument as the graph writes it."""
+        """Return an argument of a call as an argument of a node."""
         if isinstance(value, torch.Tensor):
             return self.node(value)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -166,7 +167,7 @@ class ValueNodes:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             own = "__new__" in vars(type(value)) and type(value).__bases__ != (
                 tuple,
-            )  # PackedSequence looks at its parts
+            )  # PackedSequence checks its parts
             return self._object(value, object_shell(value)) if own else type(value)(*map(self.argument, value))
         if isinstance(value, (tuple, list)):
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
@@ -177,13 +178,13 @@ class ValueNodes:
         return _plain(value) if isinstance(value, PLAIN) else self._constant(value)
 
     def _object(self, value: Any, shell: ObjectShell) -> fx.Node:
-        """An object with tensors in it is put together anew when the graph runs."""
+        """Return a node that builds an object with tensors when the graph runs."""
         node = self.graph.call_function(built, (self._constant(shell.layout), [*map(self.argument, shell.values)]))
         set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now()), value)
         return node
 
     def result(self, value: Any) -> Any:
-        """A leaf of the model's output as the graph writes it."""
+        """Return a leaf of the model's output as an argument of the output node. Raise TraceError."""
         if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) or type(value) in PLAIN:
             return self.argument(value)
         if not hides_tensors(value):
@@ -193,11 +194,11 @@ class ValueNodes:
                          hint="return tuples, lists, dicts or objects with tensors among their attributes")  # fmt: skip
 
     def has_node_for(self, tensor: torch.Tensor) -> bool:
-        """Did a recorded call make it, or does the model own it?"""
+        """Return whether the tensor has a node: a recorded call made the tensor, or the model owns it."""
         return id(tensor) in self._nodes or id(tensor) in self._owned
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
-        """The node of a tensor: what made it, or the parameter, buffer or constant that it is."""
+        """Return the node of a tensor: the call that made the tensor, or its attribute. Raise TraceError."""
         tensor = self._fake_of(tensor)
         if id(tensor) not in self._nodes:
             if id(tensor) not in self._owned:
