@@ -11,17 +11,22 @@ from types import FrameType, TracebackType
 
 import torch
 
-__all__ = ["called_by_user", "caller", "frames", "is_foreign", "line_of", "raiser"]
+__all__ = ["called_by_user", "caller", "folder_prefixes", "frames", "is_foreign", "line_of", "raiser"]
 
-_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {"sympy", "numpy"}
-_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
+
+
+def folder_prefixes(folder: Path) -> tuple[str, ...]:
+    """Return a folder as its files are named, and resolved: a frame has the first form, also behind a symbolic link."""
+    return tuple({str(folder) + os.sep, str(folder.resolve()) + os.sep})
+
+
+_FOREIGN = (*folder_prefixes(Path(torch.__file__).parent), *folder_prefixes(Path(__file__).parents[1]), "<")
 
 
 def is_foreign(frame: FrameType) -> bool:
     """Return whether a frame runs code of torch or of this package."""
-    name = frame.f_code.co_filename
-    return name.startswith((_TORCH, _OURS, "<"))
+    return frame.f_code.co_filename.startswith(_FOREIGN)
 
 
 def _describe(frame: FrameType, line: int) -> str:

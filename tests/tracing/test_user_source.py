@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from pipecompile.tracing.user_source import called_by_user, caller, frames, is_foreign, line_of, raiser
+from pipecompile.tracing.user_source import called_by_user, caller, folder_prefixes, frames, is_foreign, line_of, raiser
 
 
 class Fails(nn.Module):
@@ -53,3 +54,13 @@ def test_libraries_are_not_the_user() -> None:
 def test_a_place_is_shown_without_directories() -> None:
     assert line_of("/home/me/model.py:3 in Net.forward") == "model.py:3 in Net.forward"
     assert line_of("model.py:3 in forward") == "model.py:3 in forward"
+
+
+def test_files_behind_a_symbolic_link_are_foreign_too(tmp_path: Path) -> None:
+    """An environment may be a link: frames then have the path of the link, which torch's resolved path does not begin."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    prefixes = folder_prefixes(tmp_path / "link")
+    assert f"{tmp_path}/link/a.py".startswith(prefixes)
+    assert f"{tmp_path}/real/a.py".startswith(prefixes)
+    assert not f"{tmp_path}/linked/a.py".startswith(prefixes)
