@@ -72,17 +72,10 @@ def specialize(
         options = options if decision.plan else options.with_choice_of(planned.plan)
         plan_routes, stages = log.run("split", _split, graph, planned, options, describe=_crossings)
         mirrors, norms = log.run("place", _place, graph, stages, planned, options, context)
+    plan = planned.plan
+    executable, final = backend.executable(plan, mirrors), options.with_recompute(plan.recompute)
     specialization = Specialization(
-        graph=graph,
-        signature=request.signature,
-        plan=planned.plan,
-        options=options.with_recompute(planned.plan.recompute),
-        routes=plan_routes,
-        stages=stages,
-        mirrors=mirrors,
-        norms=norms,
-        executable=backend.executable(planned.plan, mirrors),
-        log=log,
+        graph, request.signature, plan, final, plan_routes, stages, mirrors, norms, executable, log
     )
     return specialization, decision.after(planned, specialization.cut)
 
