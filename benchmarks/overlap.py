@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
 from pipecompile.distributed import rank_executable as runner
-from pipecompile.distributed.data_parallel import Step
+from pipecompile.distributed.data_parallel import GradientReduction
 
 CASES = [(2, "gpipe", 512, 32), (2, "gpipe", 2048, 64), (4, "interleaved", 1024, 256), (4, "interleaved", 2048, 64)]
 """Ranks, schedule, width of the layers, and samples of each copy."""
@@ -67,15 +67,15 @@ def measure(kind: str, width: int, samples: int, repeats: int, out: Path) -> Non
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     x, target = torch.randn(samples, width), torch.randint(0, width, (samples,))
-    steps, end = pipelines(kind, width, x, target), Step.end
+    steps, end = pipelines(kind, width, x, target), GradientReduction.end
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
-    def timed(step: Step) -> None:
+    def timed(step: GradientReduction) -> None:
         start = time.perf_counter()
         end(step)
         waited.append(time.perf_counter() - start)
 
-    with patch.object(Step, "end", timed):
+    with patch.object(GradientReduction, "end", timed):
         for turn in range(repeats):
             for way in WAYS[:: 1 - 2 * (turn % 2)]:
                 waited: list[float] = []

@@ -42,7 +42,7 @@ class Progress:
 
     @property
     def gap(self) -> float:
-        """How far the bottleneck may still fall, as a fraction of the incumbent."""
+        """The most by which the bottleneck can still fall, as a fraction of the incumbent."""
         return 1.0 - self.bound / self.incumbent if 0 < self.incumbent < inf else float(self.incumbent > 0)
 
 

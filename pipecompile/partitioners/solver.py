@@ -47,7 +47,7 @@ class Partition:
 
     @property
     def gap(self) -> float:
-        """How far the bottleneck may be above the optimum, as a fraction of the bottleneck."""
+        """The relative gap: the most by which the bottleneck is above the optimum, as a fraction of the bottleneck."""
         return (self.bottleneck - self.lower_bound) / self.bottleneck if self.bottleneck else 0.0
 
     def verify(self, problem: Problem, n_stages: int) -> None:

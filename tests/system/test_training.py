@@ -241,7 +241,7 @@ def test_what_comes_beside_the_loss_is_returned_for_each_micro_batch(options: di
 
 def test_what_comes_beside_the_loss_has_to_be_asked_for() -> None:
     (model, _), (x, target) = pair(), batch()
-    with pytest.raises(pc.InputError, match="no loss_fn"):
+    with pytest.raises(pc.InputError, match="without a loss_fn"):
         piped(model, loss_fn=None, has_aux=True)
     with pytest.raises(pc.RunError, match=r"has_aux=True\) if it returns"):
         piped(model, loss_fn=with_metrics, batch_norm="each").step(x, target=target)
