@@ -19,8 +19,10 @@ import torch
 from torch import fx, nn
 
 from pipecompile.tracing.graph_facts import Ties
+from pipecompile.tracing.graph_text import ModuleStub
 from pipecompile.tracing.node_facts import Role, facts, value_of
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.qualified_names import qualified
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["compute_ties", "compute_nodes", "note_ties", "ties_of"]
@@ -78,8 +80,15 @@ def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.
         if node.op == "call_module":
             uses[graph.get_submodule(str(node.target))].append(node)
     for module, users in uses.items():
-        if len(users) > 1 and (isinstance(module, OpaqueModule) or next(module.buffers(), None) is not None):
+        if len(users) > 1 and (_is_opaque(module) or next(module.buffers(), None) is not None):
             _tie(ties, users)
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    """Return whether the module is an opaque piece of the model, or the stub of one in a parsed graph."""
+    return isinstance(module, OpaqueModule) or (
+        isinstance(module, ModuleStub) and module.kind == qualified(OpaqueModule)
+    )
 
 
 def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:

@@ -3,7 +3,7 @@
 A parsed graph can be compared, printed, verified, prepared (its ties computed) and cut: `routes`, `split` and `Cut` need only what the text
 has. It cannot run, and its nodes cannot be measured: parameters and buffers are on `meta`, a module is a ModuleStub, and a function
 outside torch, pipecompile and Python's operators is a Named. Its input and output structures have a Named for classes other than tuple,
-list and dict. A graph whose text has ties keeps them; ties computed anew do not see that an opaque piece is called twice.
+list and dict. Ties that are computed from a parsed graph are those of the recorded graph.
 """
 
 from __future__ import annotations

@@ -45,6 +45,28 @@ def test_ties_are_computed_anew_from_a_text_without_ties(recorded: TracedGraph) 
     assert prepare(bare).facts.ties == recorded.facts.ties
 
 
+class Twice(nn.Module):
+    """An opaque piece that is called twice, and so has all its calls in one stage."""
+
+    class Router(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if float(x.sum()) > 1e9 else x + 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = self.Router()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.router(self.router(x).relu())
+
+
+def test_the_calls_of_an_opaque_piece_are_tied_also_in_a_parsed_graph() -> None:
+    graph = prepare(trace(Twice(), torch.randn(6, 4)))
+    assert graph.facts.ties is not None
+    assert graph.facts.ties.groups == (("router", "router_1"),)
+    assert prepare(copy_without_ties(graph)).facts.ties == graph.facts.ties
+
+
 def copy_without_ties(graph: TracedGraph) -> TracedGraph:
     parsed = parse_graph(str(graph))
     parsed.facts = replace(parsed.facts, ties=None)
