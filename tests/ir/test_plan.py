@@ -33,7 +33,7 @@ def test_a_plan_from_a_file_measures_and_solves_nothing(tmp_path: Path, monkeypa
     model = UNet()
     pipe = compiled(model, pin={"down.0": 1})
     pipe.plan.save(path)
-    monkeypatch.setattr("pipecompile.driver.compile_cache.make_plan", None)
+    monkeypatch.setattr("pipecompile.driver.phases.make_plan", None)
     again = compiled(model, plan=path, cost="profile")
     assert again.plan == pipe.plan
     assert again.plan.price == pipe.plan.price > 0
