@@ -17,7 +17,6 @@ from pipecompile.ir.timeline import Timeline
 from pipecompile.show.gantt import timeline_svg
 from pipecompile.show.graphviz import graph_dot
 from pipecompile.show.perfetto import timeline_trace
-from pipecompile.tracing.traced_graph import TracedGraph
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -101,6 +100,8 @@ def _timeline_texts(
 
 def _graph_texts(graph: GraphModule, plan: Plan | None) -> dict[str, str]:
     texts = {"graph.py": graph.print_readable(print_output=False).rstrip("\n") + "\n"}
+    from pipecompile.tracing.traced_graph import TracedGraph  # imports torch
+
     texts |= {"graph.txt": str(graph)} if isinstance(graph, TracedGraph) else {}
     if plan is None:
         return texts
