@@ -18,10 +18,10 @@ from time import perf_counter
 
 from pipecompile.ir import Route, Schedule, chain
 from pipecompile.schedules import CATALOGUE, auto_schedule
+from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.workload import make_workload
-from pipecompile.schedules.stage_placement import loop, vee
 from pipecompile.simulation.costs import CostOptions, Costs, make_costs
 from pipecompile.verifiers import verify
 

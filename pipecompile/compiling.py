@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -16,6 +17,7 @@ from pipecompile.batching.call_inputs import flatten, validate_model
 from pipecompile.costs.user_costs import UserCosts
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_pipeline import RankPipeline
+from pipecompile.errors import InputError
 from pipecompile.graph.cut_constraints import Together
 from pipecompile.ir import Schedule
 from pipecompile.ir.plan import Plan
@@ -145,7 +147,7 @@ def compile(
     keywords = {name: value for name, value in locals().items() if name not in _NOT_IN_OPTIONS}
     validate_model(model)
     args, kwargs = example_inputs(example_args, example_kwargs)
-    ranks = RankMesh.of(_checked(mesh), devices)
+    ranks = RankMesh.of(mesh) if _is_on_ranks(mesh, devices) else None
     options = Options.of(model, n_stages, devices=devices if ranks is None else ranks.devices, **keywords)
     if options.compile_stages:
         check_backend(options.compile_stages)
@@ -159,12 +161,20 @@ def compile(
     return pipe
 
 
-def _checked(mesh: Any) -> DeviceMesh | None:
-    """Return the mesh. Raise InputError for another type."""
-    if mesh is not None and not isinstance(mesh, DeviceMesh):
+def _is_on_ranks(mesh: Any, devices: Any) -> bool:
+    """Return whether the pipeline runs on ranks of torch.distributed: those of `mesh`, or all if there are several and no `devices`.
+
+    Raise InputError for a mesh of another type, and for a mesh with `devices`.
+    """
+    if mesh is None:
+        return devices is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if not isinstance(mesh, DeviceMesh):
         hint = 'mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))'
         raise refusal("mesh", mesh, "a torch.distributed.device_mesh.DeviceMesh", hint=hint)
-    return mesh
+    if devices is not None:
+        why = "the mesh has a device per rank"
+        raise InputError("both devices= and mesh= are set", why=why, hint="compile(..., mesh=mesh)")
+    return True
 
 
 def _on_rank(options: Options) -> Options:

@@ -26,8 +26,12 @@ from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules import Builder, build_schedule
 from pipecompile.settings.batch_settings import BatchSettings
 from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints
-from pipecompile.settings.machine_settings import MachineSettings, optimizer_copies
-from pipecompile.settings.pipeline_devices import default_device_count, resolve_devices
+from pipecompile.settings.machine_settings import (
+    MachineSettings,
+    default_device_count,
+    optimizer_copies,
+    resolve_devices,
+)
 from pipecompile.settings.run_settings import RunSettings, load_schedule
 from pipecompile.settings.value_checks import shown, whole_number
 from pipecompile.verifiers import verify
@@ -198,7 +202,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         Raise ScheduleError if a Schedule has another number of micro-batches; not so with `custom=False`.
         """
         checkpoint = "never" if self.checkpoint == "auto" else self.checkpoint  # until there is a plan
-        return insert_recompute(self._without_recompute(n_microbatches, custom=custom), checkpoint)
+        schedule = self._without_recompute(n_microbatches, custom=custom)
+        return schedule if checkpoint == "never" else insert_recompute(schedule, checkpoint)
 
     def _without_recompute(self, n_microbatches: int, *, custom: bool) -> Schedule:
         if not isinstance(self.schedule, Schedule):

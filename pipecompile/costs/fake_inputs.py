@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from pipecompile.torch_private.dtensors import like, part_of
-from pipecompile.tracing.fakes.unknown_data import with_unknown_data
+from pipecompile.tracing.fakes.fake_tensors import with_unknown_data
 
 __all__ = ["FakeTwins", "OneDevice"]
 

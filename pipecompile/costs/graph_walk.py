@@ -17,8 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipecompile.costs.node_cost import CostError
-from pipecompile.costs.node_run import NodeRun, map_tensors, settled, tensors_in
-from pipecompile.costs.saved_bytes import SavedLedger
+from pipecompile.costs.node_run import NodeRun, SavedLedger, map_tensors, settled, tensors_in
 from pipecompile.errors import InputError
 from pipecompile.torch_private.fx_graphs import target_text
 from pipecompile.tracing.node_facts import facts

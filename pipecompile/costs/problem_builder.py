@@ -9,9 +9,9 @@ from torch import fx
 
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.graph.colocation import compute_nodes, ties_of
-from pipecompile.graph.held_tensors import held_tensors
+from pipecompile.graph.module_names import held_tensors
 from pipecompile.partitioners import Node, Problem, Shared, Tensor
-from pipecompile.torch_private.tensor_bytes import footprint
+from pipecompile.torch_private.storages import footprint
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 

@@ -21,8 +21,7 @@ from torch.fx import GraphModule
 
 from pipecompile.costs.graph_walk import walk
 from pipecompile.costs.node_cost import NodeCost
-from pipecompile.costs.node_run import NodeRun, tensors_in
-from pipecompile.costs.saved_bytes import SavedLedger
+from pipecompile.costs.node_run import NodeRun, SavedLedger, tensors_in
 from pipecompile.costs.sweep import Clock, Seconds, Sums, sweep
 from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
 

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from pipecompile.costs import NodeCost
-from pipecompile.graph.held_tensors import held_tensors
+from pipecompile.graph.module_names import held_tensors
 from pipecompile.tracing.node_facts import value_of
 
 __all__ = ["WeightGradCost", "nodes_needing_grad", "weight_grad_cost"]

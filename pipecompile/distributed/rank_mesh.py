@@ -8,7 +8,6 @@ mesh ("dp", "pp")      pp ──►  one rank per pipeline device
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,18 +39,10 @@ class RankMesh:
     tensor_group: dist.ProcessGroup | None = None
 
     @classmethod
-    def of(cls, mesh: DeviceMesh | None, devices: Sequence[object] | None) -> RankMesh | None:
-        """Return the ranks of `mesh`, by default all ranks. None means this process alone, as does `devices`."""
+    def of(cls, mesh: DeviceMesh | None) -> RankMesh:
+        """Return the ranks of `mesh`, by default all ranks."""
         if mesh is not None:
-            if devices is not None:
-                raise InputError(
-                    "both devices= and mesh= are set",
-                    why="the mesh has a device per rank",
-                    hint="compile(..., mesh=mesh)",
-                )
             return cls._of_mesh(mesh)
-        if devices is not None or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-            return None
         members = tuple(range(dist.get_world_size()))
         group = dist.group.WORLD
         assert group is not None

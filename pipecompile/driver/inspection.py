@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipecompile.costs.links import Links
+from pipecompile.costs.device_specs import Links
 from pipecompile.ir import Program, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline

@@ -189,7 +189,8 @@ def _models(table: CostTable) -> str:
 
 def _solution(planned: Planned) -> str:
     plan = planned.plan
-    return f"{plan.status} cut into {plan.n_stages} stages by {plan.method}, gap {plan.gap:.2%}"
+    gap = "" if plan.status == "optimal" else f", gap {plan.gap:.2%}"
+    return f"{plan.status} cut into {plan.n_stages} stages by {plan.method}{gap}"
 
 
 def _crossings(result: tuple[tuple[Route, ...], tuple[Stage, ...]]) -> str:

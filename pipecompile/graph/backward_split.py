@@ -23,7 +23,7 @@ from typing import Any
 
 from torch.autograd.graph import GradientEdge
 
-from pipecompile.torch_private.autograd_engine import input_shape, raw_saved_names
+from pipecompile.torch_private.autograd_engine import input_metadata, raw_saved_names
 
 __all__ = ["INPUT", "MIN_WEIGHT_FLOPS", "BackwardDivision", "divide_backward", "explore_backward"]
 
@@ -176,7 +176,7 @@ def _weights(names: Sequence[str], reached: Iterable[int]) -> tuple[int, ...]:
 def _pays(nodes: Sequence[Any], names: Sequence[str], fork: int, reached: Iterable[int], least: float) -> bool:
     """Return whether the largest weight gradient has at least `least` FLOPs: 2 * output elements * weight elements / channels."""
     try:
-        shape = tuple(map(int, input_shape(nodes[fork])))
+        shape = tuple(map(int, input_metadata(nodes[fork])[0].shape))
     except (AttributeError, IndexError, RuntimeError, TypeError):  # not every node has sizes
         return True
     channels = shape[1] if names[fork].startswith("Convolution") else shape[-1]

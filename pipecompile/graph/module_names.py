@@ -1,17 +1,17 @@
-"""Names of modules and nodes in options, resolved to nodes of a graph."""
+"""Modules in a traced graph: names of modules and nodes in options, resolved to nodes; the parameters and buffers of a node."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 
-from torch import fx
+from torch import Tensor, fx
 
 from pipecompile.errors import InputError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.tracing.emit.node_target import model_path
 from pipecompile.tracing.node_facts import facts
 
-__all__ = ["module_of", "nodes_of_module"]
+__all__ = ["held_tensors", "module_of", "nodes_of_module"]
 
 
 def nodes_of_module(graph: fx.GraphModule, name: str, option: str) -> list[str]:
@@ -35,3 +35,21 @@ def nodes_of_module(graph: fx.GraphModule, name: str, option: str) -> list[str]:
 def module_of(node: fx.Node) -> str:
     """Return the module that a node calls, or whose forward made the call."""
     return model_path(str(node.target)) if node.op == "call_module" else facts(node).module
+
+
+def held_tensors(graph: fx.GraphModule, node: fx.Node) -> list[Tensor]:
+    """Return the parameters and buffers of the node's module, then the tensors that the node reads by get_attr."""
+    tensors: list[Tensor] = []
+    if node.op == "call_module":
+        module = graph.get_submodule(str(node.target))
+        tensors += [*module.parameters(), *module.buffers()]
+    attributes = [_attribute(graph, source) for source in node.all_input_nodes if source.op == "get_attr"]
+    return tensors + [value for value in attributes if isinstance(value, Tensor)]
+
+
+def _attribute(graph: fx.GraphModule, node: fx.Node) -> object:
+    """Return the value of a get_attr node, whose target is a dotted path."""
+    value: object = graph
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    return value

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.cross_sample import cross_sample_lines
-from pipecompile.graph.held_tensors import held_tensors
+from pipecompile.graph.module_names import held_tensors
 from pipecompile.torch_private.modules import BatchNorm, is_hooked
 from pipecompile.tracing.emit.node_target import model_path
 from pipecompile.tracing.node_facts import facts

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.prepare import place_on_device
+from pipecompile.graph.device_placement import follow_device
 from pipecompile.ir import HOST, Route
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.ambient_regions import Regions
@@ -117,7 +117,7 @@ class _Builder:
             self._fetch(node)
         self.regions.close()
         self.graph.output(tuple(self.copies[named[name]] for name in self.outputs))
-        place_on_device(self.graph, self.source.facts.device, device)
+        follow_device(self.graph, self.source.facts.device, device).lint()
         module = fx.GraphModule(self.source, self.graph, f"Stage{self.index}")
         module.training = self.source.training
         return Stage(

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.held_tensors import held_tensors
+from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import Stage
 from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule, Mirrors
 from pipecompile.parameters.uninitialized import UninitializedTensors
@@ -87,7 +87,7 @@ def place_stages(
             mirrors[memory, id(tensor)] = Mirror.of(tensor, device)
     if mirrors:
         _bind_mirrors(stages, memories, mirrors, homes.lock)
-    return Mirrors(mirrors.values())
+    return Mirrors(tuple(mirrors.values()))
 
 
 def tensor_uses(graph: fx.GraphModule, stages: Sequence[Stage]) -> Iterator[tuple[Stage, torch.Tensor]]:

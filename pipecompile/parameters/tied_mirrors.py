@@ -57,13 +57,13 @@ class Mirror:
             self.home.data.copy_(self.copy.data, non_blocking=True)
 
 
+@dataclass(frozen=True, slots=True)
 class Mirrors:
     """The mirrors of one build. At most one mirror of a tensor can differ from its home after a run, because an operation that
     writes a tensor shares its stage with all operations that read the tensor.
     """
 
-    def __init__(self, mirrors: Iterable[Mirror] = ()) -> None:
-        self.mirrors = tuple(mirrors)
+    mirrors: tuple[Mirror, ...] = ()
 
     def refresh(self) -> None:
         """Refresh every mirror; to be called before a run."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -27,12 +28,12 @@ _CHUNK = 1 << 20
 """Bytes compared with `_FILL_BYTE` at a time: bounds the memory of the comparison to 1 MiB."""
 
 
+@dataclass(slots=True)
 class UninitializedTensors:
     """The tensors of one model that have memory and no values yet."""
 
-    def __init__(self) -> None:
-        self._tensors: dict[int, tuple[torch.Tensor, int]] = {}
-        self._copies: dict[int, torch.Tensor] = {}
+    _tensors: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    _copies: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def add(self, tensor: torch.Tensor, device: torch.device, *, is_copy: bool = False) -> None:
         """Give memory on `device` to a tensor on meta. An `is_copy` tensor receives its values from its home before every run

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from pipecompile.errors import InfeasibleError
-from pipecompile.partitioners.bounds.reachability import adjacency
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, adjacency
 from pipecompile.partitioners.problem import Problem
 
 __all__ = ["ConstraintCost", "StageRanges", "check_constraints", "stage_ranges", "without_constraints"]
@@ -47,7 +46,7 @@ def without_constraints(problem: Problem) -> Problem:
 
 def stage_ranges(clusters: Clusters, n_stages: int) -> StageRanges | None:
     """Return the stages that user constraints leave to every cluster; None if there are no constraints."""
-    if not clusters.pins and not clusters.strict_arcs:
+    if not clusters.is_constrained:
         return None
     earliest = [max(clusters.pins.get(v, (0,))) for v in range(len(clusters))]
     latest = [min(clusters.pins.get(v, (n_stages - 1,))) for v in range(len(clusters))]

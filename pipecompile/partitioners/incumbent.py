@@ -58,7 +58,7 @@ class SolverState:
         self, clusters: Clusters, machine: Machine, begin: float, seconds: float, callback: ProgressCallback | None
     ) -> None:
         self.clusters, self.machine, self.begin, self.deadline = clusters, machine, begin, begin + seconds
-        self.ranges: StageRanges | None = stage_ranges(clusters, len(machine))
+        self.ranges: StageRanges | None = stage_ranges(clusters, len(machine)) if clusters.is_constrained else None
         self.assignment: list[int] | None = None
         self.bottleneck, self.lower_bound, self.phase, self.method = inf, 0.0, "orders", "dp"
         self._callback, self._last_report = callback, -inf

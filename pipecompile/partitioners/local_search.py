@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from time import monotonic
 
-from pipecompile.partitioners.bounds.reachability import adjacency
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import fsum
 from time import monotonic
 from typing import Literal
 
 from pipecompile.errors import InputError
-from pipecompile.partitioners.bounds.trivial_bound import trivial_lower_bound
-from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.clusters import Clusters, coarsen
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
 from pipecompile.partitioners.dp.strategy import cut_all_down_sets, cut_candidate_orders, polish
 from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
@@ -20,7 +20,8 @@ from pipecompile.partitioners.problem import Problem
 from pipecompile.partitioners.rebalance import fill_empty_stages
 from pipecompile.partitioners.verify import verify_assignment, verify_problem
 
-__all__ = ["METHODS", "Partition", "cost_of_constraints", "partition"]
+__all__ = ["METHODS", "Partition", "cost_of_constraints", "partition", "trivial_lower_bound"]
+
 
 METHODS = ("auto", "dp", "ilp")
 
@@ -79,7 +80,8 @@ def partition(
     _check_arguments(n_stages, method, time_limit)
     verify_problem(problem)
     clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
-    check_constraints(problem, clusters, n_stages)
+    if clusters.is_constrained:
+        check_constraints(problem, clusters, n_stages)
     if not len(clusters):
         return Partition({}, 0.0, 0.0, "optimal", "dp", monotonic() - begin, (False,) * n_stages)
     state = SolverState(clusters, machine, begin, time_limit, progress)
@@ -115,7 +117,9 @@ def _solve(state: SolverState, method: str, time_limit: float) -> None:
 
 
 def _result(state: SolverState) -> Partition:
-    assignment = fill_empty_stages(state.clusters, state.machine, state.assignment or [])
+    assignment = list(state.assignment or [])
+    if len(set(assignment)) < len(state.machine):
+        assignment = fill_empty_stages(state.clusters, state.machine, assignment)
     status: Literal["optimal", "feasible"] = "feasible" if state.has_gap else "optimal"
     bound = state.lower_bound if state.has_gap else state.bottleneck
     tracker = LoadTracker(state.clusters, state.machine, assignment)
@@ -137,3 +141,10 @@ def _check_arguments(n_stages: int, method: str, time_limit: float) -> None:
         raise InputError(f"method is {method!r}, which is unknown", hint=f"one of {', '.join(map(repr, METHODS))}")
     if not time_limit > 0:
         raise InputError(f"time_limit is {time_limit!r}, expected seconds above 0", hint="time_limit=30.0")
+
+
+def trivial_lower_bound(clusters: Clusters, machine: Machine) -> float:
+    """Return the larger of two bounds: total work over total speed, largest cluster over largest speed. O(clusters)."""
+    speeds = [machine.speed[d] for d in set(machine.device_of)]
+    average = fsum(clusters.time) / fsum(speeds)
+    return max(average, max(clusters.time, default=0.0) / max(speeds)) * (1 - 1e-12)

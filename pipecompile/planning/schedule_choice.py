@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from pipecompile.costs.links import Links
+from pipecompile.costs.device_specs import Links
 from pipecompile.ir import HOST, Action, Kind, Route, Schedule
 from pipecompile.ir.plan import StageSummary
 from pipecompile.options import Options

@@ -14,7 +14,7 @@ import torch
 
 from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.held_tensors import held_tensors
+from pipecompile.graph.module_names import held_tensors
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, partition, stage_loads
 from pipecompile.partitioners.clusters import coarsen

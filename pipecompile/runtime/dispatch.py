@@ -10,6 +10,7 @@ Both run the same code of the same program, so both give the same numbers.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from time import perf_counter
 from types import FrameType
 
@@ -58,13 +59,14 @@ THREAD_SECONDS = 300e-6
 """Seconds of a cell from which on threads are chosen: handing a cell to a thread costs 130 to 150 us (docs/architecture.md)."""
 
 
+@dataclass
 class Dispatcher:
     """Choice of threads for the programs of one pipeline. "auto" runs inline until the seconds of a cell are measured."""
 
-    def __init__(self, choice: str, devices: tuple[torch.device, ...]) -> None:
-        self.choice, self.devices = choice, devices
-        self._workers: WorkerThreads | None = None
-        self._is_warm = False
+    choice: str
+    devices: tuple[torch.device, ...]
+    _workers: WorkerThreads | None = None
+    _is_warm: bool = False
 
     @property
     def threaded(self) -> bool:

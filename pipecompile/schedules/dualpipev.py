@@ -20,8 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipecompile.ir import Action, Kind, Schedule
-from pipecompile.schedules.action_queues import action_queues, merge_queues
-from pipecompile.schedules.stage_placement import vee
+from pipecompile.schedules.building_blocks import action_queues, merge_queues, vee
 
 __all__ = ["build_dualpipev"]
 

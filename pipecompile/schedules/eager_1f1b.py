@@ -15,8 +15,7 @@ Zhuang et al., "On Optimizing the Communication of Model Parallelism", MLSys 202
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.action_queues import action_queues, merge_queues
-from pipecompile.schedules.stage_placement import loop
+from pipecompile.schedules.building_blocks import action_queues, loop, merge_queues
 
 __all__ = ["build_eager_1f1b"]
 

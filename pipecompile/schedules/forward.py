@@ -13,8 +13,7 @@ When: for inference.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.action_queues import action_queue
-from pipecompile.schedules.stage_placement import loop
+from pipecompile.schedules.building_blocks import action_queue, loop
 
 __all__ = ["build_forward"]
 

@@ -16,9 +16,8 @@ interleaved stages.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.action_queues import merge_queues
+from pipecompile.schedules.building_blocks import loop, merge_queues
 from pipecompile.schedules.rounds import depth_first, microbatch_rounds
-from pipecompile.schedules.stage_placement import loop
 
 __all__ = ["build_interleaved_zb"]
 

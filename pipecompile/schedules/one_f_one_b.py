@@ -17,8 +17,7 @@ Fan et al., "DAPPLE", PPoPP 2021, has the same order.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.action_queues import action_queues, merge_queues
-from pipecompile.schedules.stage_placement import loop
+from pipecompile.schedules.building_blocks import action_queues, loop, merge_queues
 
 __all__ = ["build_one_f_one_b"]
 

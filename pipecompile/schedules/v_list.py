@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipecompile.schedules.building_blocks import vee
 from pipecompile.schedules.search.list_scheduling import ListSchedule, PriorityRule, list_schedule
 from pipecompile.schedules.search.workload import unit_workload
-from pipecompile.schedules.stage_placement import vee
 
 __all__ = ["list_schedule_on_vee"]
 

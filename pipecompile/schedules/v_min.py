@@ -21,7 +21,7 @@ quotas, not from the paper's repeated building block.
 from __future__ import annotations
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.stage_placement import vee
+from pipecompile.schedules.building_blocks import vee
 from pipecompile.schedules.v_list import list_schedule_on_vee
 
 __all__ = ["build_v_min"]

@@ -18,8 +18,7 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.action_queues import action_queues, merge_queues
-from pipecompile.schedules.stage_placement import loop
+from pipecompile.schedules.building_blocks import action_queues, loop, merge_queues
 
 __all__ = ["build_zb_h2"]
 

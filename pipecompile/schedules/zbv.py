@@ -18,8 +18,7 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6.
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.action_queues import action_queues, merge_queues
-from pipecompile.schedules.stage_placement import vee
+from pipecompile.schedules.building_blocks import action_queues, merge_queues, vee
 from pipecompile.schedules.v_list import list_schedule_on_vee
 
 __all__ = ["build_zbv"]

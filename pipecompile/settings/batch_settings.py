@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.errors import InputError
-from pipecompile.settings.group import Group
-from pipecompile.settings.value_checks import choice, flag, function, refusal, whole_number
+from pipecompile.settings.value_checks import Group, choice, flag, function, refusal, whole_number
 
 __all__ = ["BatchSettings", "example_inputs"]
 

@@ -12,8 +12,7 @@ from torch import nn
 from pipecompile.errors import InputError
 from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.ir.plan import Plan
-from pipecompile.settings.group import Group
-from pipecompile.settings.value_checks import choice, entries, near, number, refusal, shown, whole_number
+from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, shown, whole_number
 
 __all__ = ["CutSettings", "check_module_name", "resolve_constraints"]
 

@@ -11,8 +11,7 @@ from pipecompile.ir import Schedule
 from pipecompile.parameters.meta_init import Source
 from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.schedules import CATALOGUE, Builder
-from pipecompile.settings.group import Group
-from pipecompile.settings.value_checks import choice, entries, flag, near, refusal, whole_number
+from pipecompile.settings.value_checks import Group, choice, entries, flag, near, refusal, whole_number
 
 __all__ = ["RunSettings", "load_schedule"]
 

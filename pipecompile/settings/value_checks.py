@@ -1,4 +1,6 @@
-"""Checks of single arguments: each returns the value in its canonical form, or raises an error that names the argument.
+"""Checks of single arguments, and the groups of options whose fields name their checks.
+
+A check returns the value in its canonical form, or raises an error that names the argument.
 
     n_stages=0 is not a whole number of at least 1          the argument, its value, and which values are accepted
       where  entry 2: 'x'                                   of a sequence or a mapping, which entry
@@ -6,22 +8,40 @@
 
 A check accepts its own result, so options can be checked again after a change. NumPy's numbers count as numbers and become
 Python's; a bool is no number.
+
+    n_stages: Annotated[int, whole_number(4)]               in a `Group`: checked whenever a group is constructed or replaced
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from numbers import Integral, Real
 from reprlib import Repr
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
 
 from pipecompile.errors import InputError, PipecompileError
 
-__all__ = ["Check", "choice", "entries", "flag", "function", "near", "number", "refusal", "shown", "whole_number"]
+__all__ = [
+    "Check",
+    "Group",
+    "checks_of",
+    "choice",
+    "entries",
+    "flag",
+    "function",
+    "near",
+    "number",
+    "refusal",
+    "shown",
+    "whole_number",
+]
+
 
 Check = Callable[[str, Any], Any]
 """(name of the argument, value) to the value in canonical form. Raises a PipecompileError."""
@@ -130,3 +150,19 @@ def entries(name: str, value: Any, check: Check, expected: str, hint: str) -> tu
         except InputError:
             raise refusal(name, values, expected, where=f"entry {place}: {shown(entry)}", hint=hint) from None
     return tuple(canonical)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Base of the groups. Construction runs the check of every field and keeps its result."""
+
+    def __post_init__(self) -> None:
+        for name, check in checks_of(type(self)).items():  # type: ignore[arg-type]
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+
+
+@cache
+def checks_of(kind: type[Any]) -> dict[str, Check]:
+    """Return the check of every field that has one, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}

@@ -18,7 +18,7 @@ __all__ = [
     "accumulate",
     "hooks_of_tensor",
     "hooks_registered",
-    "input_shape",
+    "input_metadata",
     "raw_saved_names",
     "saved_tensor_hooks",
     "unpacked_name",
@@ -57,10 +57,8 @@ hooks_registered: Callable[[], int] = partial(getattr, RemovableHandle, "next_id
 """Return a count that grows with each hook registered on a tensor, node or module. 2.11; bound, because each F reads it twice."""
 
 
-def input_shape(node: Any) -> Sequence[int]:
-    """Return the shape of the first gradient that a node receives. 2.11."""
-    shape: Sequence[int] = node._input_metadata[0].shape
-    return shape
+input_metadata: Callable[[Any], Sequence[Any]] = attrgetter("_input_metadata")
+"""Return shape, dtype and device of the gradients that a node receives. 2.11."""
 
 
 def raw_saved_names(node: Any) -> list[str]:

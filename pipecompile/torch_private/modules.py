@@ -25,8 +25,6 @@ __all__ = [
     "copy_metadata",
     "forward_hooks_of",
     "has_any_global_hook",
-    "has_backward_hooks",
-    "has_forward_hooks",
     "hook_tables_of",
     "is_compiled",
     "is_hooked",
@@ -83,24 +81,13 @@ hook_tables_of: Callable[[nn.Module], tuple[dict[int, Any], ...]] = attrgetter(
 """Return the tables of a module's own hooks. 2.11; bound, because each step looks at each layer."""
 
 
-def forward_hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    """Return the tables of a module's own hooks that run with its forward. 2.11."""
-    return module._forward_hooks, module._forward_pre_hooks
+forward_hooks_of: Callable[[nn.Module], tuple[dict[int, Any], ...]] = attrgetter("_forward_hooks", "_forward_pre_hooks")
+"""Return the tables of a module's own hooks that run with its forward. 2.11."""
 
-
-def backward_hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    """Return the tables of a module's own hooks that run with its backward. 2.11."""
-    return module._backward_hooks, module._backward_pre_hooks
-
-
-def has_forward_hooks(module: nn.Module) -> bool:
-    """Return True if a hook runs with the module's forward. 2.11."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def has_backward_hooks(module: nn.Module) -> bool:
-    """Return True if a hook runs with the module's backward. 2.11."""
-    return bool(module._backward_hooks or module._backward_pre_hooks)
+backward_hooks_of: Callable[[nn.Module], tuple[dict[int, Any], ...]] = attrgetter(
+    "_backward_hooks", "_backward_pre_hooks"
+)
+"""Return the tables of a module's own hooks that run with its backward. 2.11."""
 
 
 def is_hooked(module: nn.Module) -> bool:

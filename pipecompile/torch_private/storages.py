@@ -1,4 +1,4 @@
-"""Memory and versions of tensors: keys of storages, version counters, and the exchange of two tensors' insides."""
+"""Memory and versions of tensors: bytes, keys of storages, version counters, and the exchange of two tensors' insides."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # 2.11; 
 
 __all__ = [
     "exchange",
+    "footprint",
     "foreach_copy",
     "foreach_mul",
     "is_traceable_wrapper_subclass",
@@ -19,6 +20,7 @@ __all__ = [
     "storage_key",
     "version_of",
 ]
+
 
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 """Return how often a tensor was written in place, views included. 2.11; bound, because steps compare versions."""
@@ -40,3 +42,15 @@ def storage_key(tensor: torch.Tensor) -> int:
     """Return a key of the memory that a strided tensor lives in; views share it. Valid while the tensor is alive. 2.11."""
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def footprint(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements; of a sparse tensor, the bytes of its stored values and indices."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    if tensor.layout is torch.sparse_coo:
+        return tensor._nnz() * tensor.element_size() + tensor._indices().nbytes
+    parts = ("values", "crow_indices", "col_indices", "ccol_indices", "row_indices")
+    compressed = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
+    names = parts[:3] if tensor.layout in compressed[0] else (parts[0], *parts[3:])
+    return sum(getattr(tensor, name)().nbytes for name in names) if tensor.layout in sum(compressed, ()) else 0

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import DataDependentOutputException, FakeTensorMode
-from pipecompile.torch_private.modules import has_backward_hooks
+from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.ambient_regions import Regions
@@ -32,8 +32,7 @@ from pipecompile.tracing.emit.node_target import NodeCall, decides_rank, graph_p
 from pipecompile.tracing.emit.node_writer import NodeWriter
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
-from pipecompile.tracing.fakes.fake_tensors import Twins
-from pipecompile.tracing.fakes.unknown_data import with_unknown_data
+from pipecompile.tracing.fakes.fake_tensors import Twins, with_unknown_data
 from pipecompile.tracing.interception.assertions import asserted_truth, holds
 from pipecompile.tracing.interception.dispatcher import DispatchRecorder, is_transformed
 from pipecompile.tracing.interception.randomness import RandomDrawCounter, rng_function
@@ -179,7 +178,7 @@ class CallRecorder(TorchFunctionMode):
         is_plain = bool(name) and is_leaf(module) and not is_transformed(tensors_in((args, kwargs)))
         if is_plain and self.module_snapshots.is_unchanged(module):
             return self._leaf(name, original, module, args, kwargs)
-        if has_backward_hooks(module):
+        if any(backward_hooks_of(module)):
             what = f"{name} is changed by forward" if name else "the hook is on the whole model"
             raise TraceError(code="PC106", where=caller(), why=what)
         self.writer.path.append(name or self.writer.path[-1])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.modules import NormBase, children_of, has_backward_hooks, has_forward_hooks
+from pipecompile.torch_private.modules import NormBase, backward_hooks_of, children_of, forward_hooks_of
 
 __all__ = ["cheap_forward", "is_leaf"]
 
@@ -23,7 +23,7 @@ def is_leaf(module: nn.Module) -> bool:
     Containers (Sequential, Transformer ...) and modules of the user's are recorded through, so that they can be cut. A module
     with backward hooks is a leaf, because its hooks belong to the autograd graph between its inputs and its outputs.
     """
-    if has_backward_hooks(module):
+    if any(backward_hooks_of(module)):
         return True
     if not type(module).__module__.startswith("torch.nn."):
         return False
@@ -35,7 +35,7 @@ def cheap_forward(module: nn.Module, call: Callable[..., Any]) -> Callable[..., 
 
     On fake tensors torch unrolls a recurrent layer over time; the cheaper function runs a single time step.
     """
-    is_unhooked_rnn = isinstance(module, nn.RNNBase) and not has_forward_hooks(module)
+    is_unhooked_rnn = isinstance(module, nn.RNNBase) and not any(forward_hooks_of(module))
 
     def one_step(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, torch.Tensor):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pipecompile.torch_private.modules import has_backward_hooks
+from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -93,7 +93,7 @@ def _layers(called: dict[str, nn.Module]) -> tuple[WholeModule, ...]:
     for name, module in called.items():
         if isinstance(module, OpaqueModule):
             continue
-        if has_backward_hooks(module):
+        if any(backward_hooks_of(module)):
             wholes.append(
                 WholeModule(
                     name, "hooked", "its backward hooks belong to the autograd graph between its inputs and its outputs"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import pipecompile as pc
 from pipecompile.costs import NodeCost
-from pipecompile.costs.links import Links
+from pipecompile.costs.device_specs import Links
 from pipecompile.costs.weight_grad import WeightGradCost, nodes_needing_grad, weight_grad_cost
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.ir.plan import StageSummary

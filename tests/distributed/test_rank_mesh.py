@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+import pipecompile as pc
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import InputError
 
@@ -12,14 +14,12 @@ pytestmark = pytest.mark.usefixtures("single_rank")
 
 
 def mesh_of(*names: str) -> RankMesh:
-    ranks = RankMesh.of(init_device_mesh("cpu", (1,) * len(names), mesh_dim_names=names), None)
-    assert ranks is not None
-    return ranks
+    return RankMesh.of(init_device_mesh("cpu", (1,) * len(names), mesh_dim_names=names))
 
 
-def test_one_process_without_a_mesh_is_no_mesh() -> None:
-    assert RankMesh.of(None, None) is None
-    assert RankMesh.of(None, ["cpu"]) is None
+def test_without_a_mesh_all_ranks_run_the_pipeline() -> None:
+    ranks = RankMesh.of(None)
+    assert (ranks.group, ranks.members) == (dist.group.WORLD, (0,))
 
 
 def test_the_ranks_of_a_mesh() -> None:
@@ -31,9 +31,7 @@ def test_the_ranks_of_a_mesh() -> None:
 
 
 def test_a_mesh_of_one_dimension_needs_no_name() -> None:
-    ranks = RankMesh.of(init_device_mesh("cpu", (1,)), None)
-    assert ranks is not None
-    assert ranks.size == 1
+    assert RankMesh.of(init_device_mesh("cpu", (1,))).size == 1
 
 
 def test_dimensions_of_one_rank_make_no_replicas() -> None:
@@ -62,7 +60,7 @@ def test_dimensions_that_a_pipeline_does_not_have_are_refused(names: tuple[str, 
 
 def test_a_mesh_and_devices_exclude_each_other() -> None:
     with pytest.raises(InputError, match="both devices= and mesh= are set"):
-        RankMesh.of(init_device_mesh("cpu", (1,)), ["cpu"])
+        pc.compile(nn.Sequential(nn.Linear(2, 2)), 1, mesh=init_device_mesh("cpu", (1,)), devices=["cpu"])
 
 
 def test_the_timeout_is_that_of_the_process_group() -> None:

@@ -11,16 +11,16 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.driver.compile_context import CompileContext, Decision
+from pipecompile.graph.colocation import note_ties
 from pipecompile.graph.cut_transfer import Cut
 from pipecompile.graph.fingerprint import fingerprint, node_lines
-from pipecompile.graph.prepare import prepare
 from pipecompile.planning.planner import Planned
 from pipecompile.tracing.traced_graph import TracedGraph
 from tests.support.compilations import context_of, layers, mini_batch, options_of, request_of
 
 
 def traced(model: nn.Module) -> TracedGraph:
-    return prepare(pc.trace(model, torch.zeros(2, 4)))
+    return note_ties(pc.trace(model, torch.zeros(2, 4)))
 
 
 @pytest.fixture(scope="module")

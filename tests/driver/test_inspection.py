@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipecompile.costs.links import Links
+from pipecompile.costs.device_specs import Links
 from pipecompile.driver.inspection import Inspection
 from pipecompile.driver.programs import step_executable, step_schedule
 from tests.support.compilations import specialized

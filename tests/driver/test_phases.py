@@ -14,7 +14,7 @@ import pipecompile as pc
 from pipecompile.driver.backend import ProcessBackend
 from pipecompile.driver.compile_context import Decision
 from pipecompile.driver.phases import check_division, specialize
-from pipecompile.graph.prepare import prepare
+from pipecompile.graph.colocation import note_ties
 from pipecompile.planning.planner import Planned
 from pipecompile.tracing.traced_graph import TracedGraph
 from tests.support.compilations import context_of, layers, mini_batch, options_of, request_of
@@ -110,7 +110,7 @@ def test_division_is_checked_for_several_micro_batches_of_a_decided_number() -> 
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     with pytest.warns(pc.RecordingWarning, match="a BatchNorm layer updates its running statistics"):
         compiled(model)
-    graph, options = prepare(pc.trace(model, X)), options_of(batch_norm="each")
+    graph, options = note_ties(pc.trace(model, X)), options_of(batch_norm="each")
     check_division(graph, options, context_of(model, options))  # no warning: the user has decided
 
 

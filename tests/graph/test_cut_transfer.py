@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from pipecompile.errors import PlanError, VerifyError
-from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.graph.cut_transfer import Cut, transfer_cut, verify_exact_cut
-from pipecompile.graph.prepare import prepare
 from pipecompile.tracing import trace
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -29,7 +28,7 @@ class Loop(nn.Module):
 
 
 def recorded(steps: int) -> TracedGraph:
-    return prepare(trace(Loop(), torch.randn(3, steps, 4)))
+    return note_ties(trace(Loop(), torch.randn(3, steps, 4)))
 
 
 def names(graph: TracedGraph) -> list[str]:
@@ -60,7 +59,7 @@ def test_the_same_recording_gets_the_same_cut() -> None:
 
 
 def test_a_cut_of_another_model_is_not_transferred() -> None:
-    other = prepare(trace(nn.Sequential(nn.Conv1d(3, 3, 1), nn.ReLU()), torch.randn(2, 3, 4)))
+    other = note_ties(trace(nn.Sequential(nn.Conv1d(3, 3, 1), nn.ReLU()), torch.randn(2, 3, 4)))
     assert Cut.of(other, dict.fromkeys(names(other), 0), 1).on(recorded(2)) is None
 
 

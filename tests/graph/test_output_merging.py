@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 import pipecompile as pc
 from pipecompile.batching.microbatches import MergeKind
+from pipecompile.graph.colocation import note_ties
 from pipecompile.graph.output_merging import join_rules
-from pipecompile.graph.prepare import prepare
 
 
 class Head(nn.Module):
@@ -145,6 +145,6 @@ def test_what_cannot_come_together_is_refused_and_trains_all_the_same(name: str)
 
 
 def test_a_number_of_unknown_making_is_what_the_loss_is() -> None:
-    graph = prepare(pc.trace(Head(lambda y: (y.sum() / y.abs().sum(), y.logsumexp((0, 1)))), torch.randn(4, 3)))
+    graph = note_ties(pc.trace(Head(lambda y: (y.sum() / y.abs().sum(), y.logsumexp((0, 1)))), torch.randn(4, 3)))
     assert [join.kind for join in join_rules(graph)] == [MergeKind.AVERAGED] * 2
     assert [join.kind for join in join_rules(graph, mean=False)] == [MergeKind.ADDED] * 2

@@ -38,7 +38,7 @@ def test_settling_adds_the_gradient_once() -> None:
     weight = nn.Parameter(torch.ones(2))
     weight.grad = torch.full((2,), 5.0)
     mirror = Mirror.of(weight, CPU)
-    mirrors = Mirrors([mirror])
+    mirrors = Mirrors((mirror,))
     mirrors.refresh()
     (mirror.copy * 2).sum().backward()
     mirrors.settle()

@@ -17,6 +17,9 @@ from partitioners.oracle import brute_force, dense_blocks, loads_of, problems
 import pipecompile.partitioners
 from pipecompile.errors import InfeasibleError, InputError, VerifyError
 from pipecompile.partitioners import Node, Partition, Problem, Tensor, partition
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.solver import trivial_lower_bound
 
 REFERENCE = {path.stem: path for path in sorted((Path(__file__).parent / "reference").glob("*.json"))}
 CHAIN = Problem(
@@ -142,3 +145,18 @@ def test_nothing_here_imports_torch():
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(module.split(".")[0] == "torch" for module in modules), path
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems())
+def test_the_bound_is_below_the_optimum(case):
+    assert trivial_lower_bound(coarsen(case[0]), Machine.of(*case)) <= brute_force(*case)[0]
+
+
+@pytest.mark.parametrize(
+    ("times", "speed", "bound"),
+    [((2.0, 2.0, 2.0), None, 3.0), ((5.0, 1.0), None, 5.0), ((5.0, 1.0), (1.0, 5.0), 1.0), ((), None, 0.0)],
+)
+def test_even_share_and_heaviest_cluster(times, speed, bound):
+    problem = Problem(tuple(Node(str(i), time) for i, time in enumerate(times)), speed=speed)
+    assert trivial_lower_bound(coarsen(problem), Machine.of(problem, 2)) == pytest.approx(bound)

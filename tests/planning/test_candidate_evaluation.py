@@ -10,8 +10,7 @@ import torch
 
 import pipecompile as pc
 from pipecompile.costs import NodeCost
-from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.prepare import prepare
+from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.ir.candidates import Candidate, Considered
 from pipecompile.options import Options
 from pipecompile.planning import candidate_evaluation
@@ -19,7 +18,7 @@ from pipecompile.planning.candidate_evaluation import CandidateEvaluator, Evalua
 from pipecompile.planning.cost_table import MeasuredCosts
 from tests.support.compilations import layers, options_of
 
-GRAPH = prepare(pc.trace(layers(4), torch.zeros(2, 4)))
+GRAPH = note_ties(pc.trace(layers(4), torch.zeros(2, 4)))
 SAMPLES = 3
 COSTS = MeasuredCosts("own", {node.name: NodeCost(1.0, 2.0, 1000, 32) for node in compute_nodes(GRAPH)})
 

@@ -11,9 +11,8 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.costs import NodeCost
 from pipecompile.costs.problem_builder import build_problem
-from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.graph.fingerprint import fingerprint, node_lines
-from pipecompile.graph.prepare import prepare
 from pipecompile.ir import HOST
 from pipecompile.ir.candidates import Candidate, Considered
 from pipecompile.planning.draft import Draft, make_draft, plan_of
@@ -32,7 +31,7 @@ class Skip(nn.Module):
         return self.c(self.b(kept)) + kept
 
 
-GRAPH = prepare(pc.trace(Skip(), torch.zeros(2, 4)))
+GRAPH = note_ties(pc.trace(Skip(), torch.zeros(2, 4)))
 STAGE_OF = {"a": 0, "b": 1, "c": 2, "add": 2}
 COSTS = {
     node.name: NodeCost(float(n), 10.0 * n, 100 * n, 32, weight=1.0 * n)

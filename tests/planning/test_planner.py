@@ -12,10 +12,10 @@ import pipecompile as pc
 from pipecompile.costs import analytic_costs
 from pipecompile.costs.problem_builder import build_problem
 from pipecompile.errors import PlanError, VerifyError
+from pipecompile.graph.colocation import note_ties
 from pipecompile.graph.cut_transfer import transfer_cut
 from pipecompile.graph.fingerprint import fingerprint, node_lines
-from pipecompile.graph.held_tensors import held_tensors
-from pipecompile.graph.prepare import prepare
+from pipecompile.graph.module_names import held_tensors
 from pipecompile.partitioners import Shared, verify_problem
 from tests.support.eager import square_loss
 from tests.support.models import UNet
@@ -91,7 +91,7 @@ def test_fingerprints_tell_graphs_apart() -> None:
 
 
 def test_a_cut_is_carried_by_name_and_made_legal() -> None:
-    graph = prepare(pc.trace(Tied(), X))
+    graph = note_ties(pc.trace(Tied(), X))
     known = {"a": 0, "norm": 0, "relu": 1, "b": 0}
     assert transfer_cut(known, graph, 2) == {"a": 0, "norm": 1, "relu": 1, "b": 1, "mul": 1}
     with pytest.raises(PlanError, match="another model"):

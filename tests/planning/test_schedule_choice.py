@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 import pipecompile as pc
-from pipecompile.costs.links import Links
+from pipecompile.costs.device_specs import Links
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.ir.plan import StageSummary
 from pipecompile.planning.schedule_choice import _room, make_schedule, search_schedule, simulation_costs

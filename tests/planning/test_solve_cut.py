@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.graph.prepare import prepare
+from pipecompile.graph.colocation import note_ties
 from pipecompile.planning.solve_cut import tied_groups
 
 X = torch.randn(6, 16)
@@ -55,5 +55,5 @@ def test_apart_where_it_pays_unless_asked() -> None:
 
 def test_groups_of_a_graph() -> None:
     model = Chain(0, 2)
-    assert tied_groups(prepare(pc.trace(model, X))) == {"0.weight": ("_0", "_2")}
-    assert tied_groups(prepare(pc.trace(Chain(), X))) == {}
+    assert tied_groups(note_ties(pc.trace(model, X))) == {"0.weight": ("_0", "_2")}
+    assert tied_groups(note_ties(pc.trace(Chain(), X))) == {}

@@ -14,7 +14,7 @@ from pipecompile.ir import Schedule
 from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
 from pipecompile.schedules import CATALOGUE, build_schedule, register_schedule
-from pipecompile.schedules.stage_placement import loop, vee
+from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
 

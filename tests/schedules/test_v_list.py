@@ -3,7 +3,7 @@ from __future__ import annotations
 from schedule_times import rows
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.stage_placement import vee
+from pipecompile.schedules.building_blocks import vee
 from pipecompile.schedules.v_list import list_schedule_on_vee
 from pipecompile.verifiers import verify
 

@@ -10,8 +10,7 @@ import torch
 from torch import fx, nn
 
 import pipecompile as pc
-from pipecompile.graph.colocation import compute_nodes, ties_of
-from pipecompile.graph.prepare import prepare
+from pipecompile.graph.colocation import compute_nodes, note_ties, ties_of
 from tests.semantics.case import Case
 from tests.semantics.observation import called, difference, looped
 
@@ -52,7 +51,7 @@ def recorded(model: nn.Module, case: Case) -> Callable[..., Any]:
 def piped(model: nn.Module, case: Case, *, n_stages: int = 99, dispatch: str = "inline") -> pc.Pipeline:
     """Return a pipeline of 2 micro-batches, with as many stages as the model has pieces, at most `n_stages`."""
     with case.around():
-        graph = prepare(pc.trace(model, *case.inputs(2)))
+        graph = note_ties(pc.trace(model, *case.inputs(2)))
     pieces = len(compute_nodes(graph)) - sum(len(group) - 1 for group in ties_of(graph).groups)
     n_stages = max(1, min(n_stages, pieces))
     return pc.compile(model, n_stages, n_microbatches=2, cost="analytic", devices=["cpu"] * n_stages, dispatch=dispatch)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from torch import nn
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.settings.value_checks import (
+    Group,
+    checks_of,
     choice,
     entries,
     flag,
@@ -125,3 +129,42 @@ def test_entries_are_checked_one_by_one_and_the_first_bad_one_is_named() -> None
     for value in ("12", b"12", {1: 2}, 3, None):
         with pytest.raises(InputError, match="is not numbers"):
             checked(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Group):
+    count: Annotated[int, whole_number(4)]
+    free: object = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Group):
+    name: Annotated[str, choice("a", "b")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Both(Counted, Named):
+    pass
+
+
+def test_a_field_is_made_canonical_and_a_field_without_a_check_stays() -> None:
+    group = Both(count=np.int64(3), name="a", free=np.int64(3))  # type: ignore[arg-type]
+    assert type(group.count) is int
+    assert type(group.free) is np.int64
+
+
+def test_all_bases_have_their_checks() -> None:
+    assert set(checks_of(Both)) == {"count", "name"}
+    for values in ({"count": 0, "name": "a"}, {"count": 1, "name": "c"}):
+        with pytest.raises(InputError):
+            Both(**values)  # type: ignore[arg-type]
+
+
+def test_a_replacement_is_checked_too() -> None:
+    with pytest.raises(InputError, match="count=0"):
+        replace(Counted(count=1), count=0)
+
+
+def test_a_group_can_be_sent() -> None:
+    group = Both(count=2, name="b")
+    assert pickle.loads(pickle.dumps(group)) == group

@@ -9,9 +9,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.graph.cut_transfer import transfer_cut
-from pipecompile.graph.prepare import prepare
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
 from pipecompile.tracing.node_facts import Role, facts
@@ -22,7 +21,7 @@ __all__ = ["cut", "run_stages", "stages_of"]
 def cut(graph: fx.GraphModule, bounds: Sequence[int]) -> dict[str, int]:
     """A stage for every node: cut the order of the graph before the nodes `bounds`, then delay what ties forbid to go first."""
     wanted = {node.name: sum(i >= bound for bound in bounds) for i, node in enumerate(compute_nodes(graph))}
-    return transfer_cut(wanted, prepare(graph), len(bounds) + 1)
+    return transfer_cut(wanted, note_ties(graph), len(bounds) + 1)
 
 
 def stages_of(graph: fx.GraphModule, stage_of: Mapping[str, int]) -> tuple[tuple[Route, ...], tuple[Stage, ...]]:

@@ -11,7 +11,7 @@ from pipecompile.torch_private.autograd_engine import (
     accumulate,
     hooks_of_tensor,
     hooks_registered,
-    input_shape,
+    input_metadata,
     raw_saved_names,
     saved_tensor_hooks,
     unpacked_name,
@@ -68,7 +68,7 @@ def test_hooks_on_saved_tensors_are_seen_inside_their_context() -> None:
 
 
 def test_a_node_tells_the_shape_of_its_gradient() -> None:
-    assert tuple(input_shape(torch.ones(2, 3, requires_grad=True).exp().grad_fn)) == (2, 3)
+    assert tuple(input_metadata(torch.ones(2, 3, requires_grad=True).exp().grad_fn)[0].shape) == (2, 3)
 
 
 def test_each_raw_name_of_a_node_has_an_unpacked_one() -> None:

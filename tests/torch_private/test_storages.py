@@ -7,6 +7,7 @@ import torch
 
 from pipecompile.torch_private.storages import (
     exchange,
+    footprint,
     foreach_copy,
     foreach_mul,
     is_traceable_wrapper_subclass,
@@ -49,3 +50,20 @@ def test_foreach_functions_take_lists() -> None:
 
 def test_plain_tensors_wrap_nothing() -> None:
     assert not is_traceable_wrapper_subclass(torch.ones(1))
+
+
+DENSE = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (DENSE, 16),
+        (DENSE.to_sparse(), 2 * 4 + 2 * 2 * 8),
+        (DENSE.to_sparse_csr(), 2 * 4 + 3 * 8 + 2 * 8),
+        (DENSE.to_sparse_csc(), 2 * 4 + 3 * 8 + 2 * 8),
+        (torch.ones(4, device="meta"), 16),
+    ],
+)
+def test_bytes_of_what_is_stored(tensor: torch.Tensor, expected: int) -> None:
+    assert footprint(tensor) == expected

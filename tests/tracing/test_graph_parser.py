@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from pipecompile.errors import InputError
-from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.prepare import prepare
+from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.graph.stages import routes, split
 from pipecompile.tracing import trace
 from pipecompile.tracing.graph_parser import parse_graph
@@ -21,7 +20,7 @@ from tests.support.models import UNet
 
 @pytest.fixture(scope="module")
 def recorded() -> TracedGraph:
-    return prepare(trace(UNet(depth=1), torch.randn(3, 3, 16, 16)))
+    return note_ties(trace(UNet(depth=1), torch.randn(3, 3, 16, 16)))
 
 
 def test_a_parsed_graph_is_cut_like_the_recorded_one(recorded: TracedGraph) -> None:
@@ -42,7 +41,7 @@ def test_a_parsed_graph_is_cut_like_the_recorded_one(recorded: TracedGraph) -> N
 def test_ties_are_computed_anew_from_a_text_without_ties(recorded: TracedGraph) -> None:
     bare = copy_without_ties(recorded)
     assert bare.facts.ties is None
-    assert prepare(bare).facts.ties == recorded.facts.ties
+    assert note_ties(bare).facts.ties == recorded.facts.ties
 
 
 class Twice(nn.Module):
@@ -61,10 +60,10 @@ class Twice(nn.Module):
 
 
 def test_the_calls_of_an_opaque_piece_are_tied_also_in_a_parsed_graph() -> None:
-    graph = prepare(trace(Twice(), torch.randn(6, 4)))
+    graph = note_ties(trace(Twice(), torch.randn(6, 4)))
     assert graph.facts.ties is not None
     assert graph.facts.ties.groups == (("router", "router_1"),)
-    assert prepare(copy_without_ties(graph)).facts.ties == graph.facts.ties
+    assert note_ties(copy_without_ties(graph)).facts.ties == graph.facts.ties
 
 
 def copy_without_ties(graph: TracedGraph) -> TracedGraph:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from pipecompile.graph.prepare import prepare
+from pipecompile.graph.colocation import note_ties
 from pipecompile.tracing import trace
 from pipecompile.tracing.emit.node_target import graph_path
 from pipecompile.tracing.graph_parser import parse_graph
@@ -66,18 +66,18 @@ def reads_back(graph: TracedGraph) -> TracedGraph:
 @pytest.mark.parametrize("name", ZOO)
 def test_the_text_of_an_image_model_reads_back(name: str) -> None:
     make, size = ZOO[name]
-    reads_back(prepare(trace(make(), torch.randn(2, 3, size, size))))
+    reads_back(note_ties(trace(make(), torch.randn(2, 3, size, size))))
 
 
 def test_the_text_of_modes_sizes_items_and_outputs_reads_back() -> None:
     graph = trace(Everything(), torch.randn(6, 4))
     assert graph.facts.guards
     reads_back(graph)
-    reads_back(prepare(graph))
+    reads_back(note_ties(graph))
 
 
 def test_the_text_of_an_opaque_piece_reads_back() -> None:
-    parsed = reads_back(prepare(trace(nn.Sequential(Router(), nn.Linear(4, 4)), torch.randn(6, 4))))
+    parsed = reads_back(note_ties(trace(nn.Sequential(Router(), nn.Linear(4, 4)), torch.randn(6, 4))))
     (reason,) = parsed.facts.kept
     assert (reason.piece.path, reason.fault.code, reason.fault.function) == ("0", "PC102", "Router.forward")
 
@@ -86,7 +86,7 @@ def test_the_text_of_gpt2_reads_back() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
     ids = torch.randint(0, 64, (4, 8))
-    reads_back(prepare(trace(transformers.GPT2LMHeadModel(config), input_ids=ids, labels=ids)))
+    reads_back(note_ties(trace(transformers.GPT2LMHeadModel(config), input_ids=ids, labels=ids)))
 
 
 def test_the_text_of_t5_reads_back() -> None:
@@ -95,7 +95,7 @@ def test_the_text_of_t5_reads_back() -> None:
         d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=2, vocab_size=64, decoder_start_token_id=0
     )
     ids = torch.randint(0, 64, (4, 8))
-    reads_back(prepare(trace(transformers.T5ForConditionalGeneration(config), input_ids=ids, labels=ids)))
+    reads_back(note_ties(trace(transformers.T5ForConditionalGeneration(config), input_ids=ids, labels=ids)))
 
 
 def test_it_is_an_ordinary_graph_module() -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from pipecompile.errors import VerifyError
-from pipecompile.graph.colocation import ties_of
-from pipecompile.graph.prepare import prepare
+from pipecompile.graph.colocation import note_ties, ties_of
 from pipecompile.tracing import trace
 from pipecompile.tracing.graph_facts import Ties
 from pipecompile.tracing.node_facts import Role, note
@@ -34,7 +33,7 @@ def graph_of_two() -> TracedGraph:
 
 
 def test_a_recording_is_legal_and_its_ties_are_noted() -> None:
-    graph = prepare(trace(UNet(), torch.randn(2, 3, 16, 16)))
+    graph = note_ties(trace(UNet(), torch.randn(2, 3, 16, 16)))
     verify_graph(graph)
     assert graph.facts.ties is not None
     assert any({"down_0_norm1", "down_0_relu"} <= set(group) for group in ties_of(graph).groups)
@@ -109,6 +108,6 @@ def test_each_damage_is_the_one_fault(damage: Callable[[TracedGraph], None], fau
 
 def test_the_change_is_dumped_on_request() -> None:
     said: list[str] = []
-    prepare(trace(nn.Linear(4, 4), torch.randn(2, 4)), dump=said.append)
+    note_ties(trace(nn.Linear(4, 4), torch.randn(2, 4)), dump=said.append)
     assert said
     assert said[0].startswith("== aliasing")

@@ -1,4 +1,6 @@
-"""Separated pairs: clusters v before w that no stage with a load below a target holds together.
+"""Pairs of clusters that every cut below a target separates, and pairs that no such cut separates.
+
+Separated pairs: clusters v before w that no stage with a load below the target holds together.
 
     v ──▶ x ──▶ w ──▶ c        v and w in one stage: so is x, and all three must fit below the target
                  ╰─▶ far      (v, far) is separated, so w sends to `far`: that must fit as well, and so on, in rounds
@@ -6,20 +8,30 @@
 Pairs are related by precedence. The relation is closed: if (v, w) is separated, so is every pair of an ancestor of v and a
 descendant of w. Each of three rounds computes, as products of (clusters, clusters) matrices, the least load of a stage with v
 and w: the work between them and the tensors that cross to clusters already separated. O(clusters^3).
+
+Contraction: merge the pairs that no cut below the target separates. It keeps the integer program small.
+
+     u ══ 40 ══▶ v        target 70: apart, the stage of u would take 35 + 40, so u and v share a stage.
+    35          10
+
+If u and v are in different stages, the stage of u computes u and moves every tensor between the two. If that alone reaches
+the target for u or for v, every better cut keeps them together. Merged clusters are heavier, so this repeats until a
+fixed point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.bounds.reachability import adjacency
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, adjacency, merge
 from pipecompile.partitioners.machine import Machine
 
-__all__ = ["MAX_CLUSTERS", "Relation", "minimal_pairs", "separated_pairs"]
+__all__ = ["MAX_CLUSTERS", "Relation", "contract", "minimal_pairs", "separated_pairs"]
+
 
 MAX_CLUSTERS = 2000
 """Clusters up to which separated pairs are computed: a few seconds of matrix products."""
@@ -108,3 +120,24 @@ def _traffic(clusters: Clusters, closure: Relation, pairs: Relation, time_factor
             to_earlier[flow.source] += time * pairs[list(flow.consumers)].any(axis=0)
             to_later[:, earliest] += time * pairs[:, flow.source]
     return to_later, to_earlier
+
+
+def contract(clusters: Clusters, machine: Machine, target: float) -> Clusters:
+    """Return merged clusters with the same set of cuts below the target."""
+    while pairs := list(_inseparable_pairs(clusters, machine, target)):
+        clusters = merge(clusters, pairs)
+    return clusters
+
+
+def _inseparable_pairs(clusters: Clusters, machine: Machine, target: float) -> Iterator[tuple[int, int]]:
+    sent: defaultdict[tuple[int, int], float] = defaultdict(float)  # seconds from the first to the second, if apart
+    link_factor = machine.min_link_factor
+    for flow in clusters.flows if link_factor else ():
+        for consumer in flow.consumers:
+            sent[flow.source, consumer] += flow.time * link_factor
+    max_speed = max(machine.speed)
+    for a, b in {(min(pair), max(pair)) for pair in sent}:
+        forth, back = sent.get((a, b), 0.0), sent.get((b, a), 0.0)
+        work = max(clusters.time[a], clusters.time[b]) / max_speed
+        if (max(work, forth, back) if machine.overlap else work + forth + back) >= target:
+            yield a, b

@@ -19,9 +19,8 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.bounds.reachability import head_and_tail_sums, transitive_closure
 from pipecompile.partitioners.bounds.separations import MAX_CLUSTERS, Relation, minimal_pairs, separated_pairs
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, head_and_tail_sums, transitive_closure
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import TOLERANCE
 

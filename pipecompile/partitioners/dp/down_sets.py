@@ -21,9 +21,8 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.bounds.reachability import adjacency
 from pipecompile.partitioners.bounds.stage_windows import StageWindows
-from pipecompile.partitioners.clusters import Clusters, Flow
+from pipecompile.partitioners.clusters import Clusters, Flow, adjacency
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import TOLERANCE
 

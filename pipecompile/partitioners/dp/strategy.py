@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import inf
 from time import monotonic
 
-from pipecompile.partitioners.bounds.contraction import contract
+from pipecompile.partitioners.bounds.separations import contract
 from pipecompile.partitioners.bounds.stage_windows import StageWindows, compute_windows
 from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.dp.chain_partition import cut_order

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from pipecompile.partitioners.bounds.reachability import adjacency
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges
 
 __all__ = ["candidate_orders", "order_by_key"]

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from pipecompile.partitioners.bounds.reachability import transitive_closure, transitive_reduction
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, transitive_closure, transitive_reduction
 from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip
 from pipecompile.partitioners.ilp.step_variables import StepVariables
 from pipecompile.partitioners.ilp.traffic_rows import add_send_variable

@@ -15,9 +15,8 @@ from __future__ import annotations
 from math import inf
 from time import monotonic
 
-from pipecompile.partitioners.bounds.reachability import transitive_reduction
 from pipecompile.partitioners.bounds.stage_windows import StageWindows
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, transitive_reduction
 from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
 from pipecompile.partitioners.ilp.one_stage import SOLVER_TOLERANCE, build_stage_model
 from pipecompile.partitioners.machine import Machine

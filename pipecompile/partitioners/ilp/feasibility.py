@@ -14,9 +14,8 @@ from math import inf, isfinite
 from time import monotonic
 
 from pipecompile.errors import InfeasibleError, PartitionError
-from pipecompile.partitioners.bounds.reachability import transitive_reduction
 from pipecompile.partitioners.bounds.stage_windows import StageWindows, compute_windows
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, transitive_reduction
 from pipecompile.partitioners.constraints import stage_ranges
 from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.topological_orders import candidate_orders

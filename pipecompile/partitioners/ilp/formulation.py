@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, isfinite
 
-from pipecompile.partitioners.bounds.reachability import transitive_reduction
 from pipecompile.partitioners.bounds.stage_windows import StageWindows
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, transitive_reduction
 from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
 from pipecompile.partitioners.ilp.memory_rows import MemoryRows
 from pipecompile.partitioners.ilp.one_stage import SOLVER_TOLERANCE

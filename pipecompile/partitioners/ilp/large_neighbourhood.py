@@ -15,7 +15,7 @@ from time import monotonic
 
 import numpy as np
 
-from pipecompile.partitioners.bounds.contraction import contract
+from pipecompile.partitioners.bounds.separations import contract
 from pipecompile.partitioners.bounds.stage_windows import compute_windows
 from pipecompile.partitioners.clusters import merge
 from pipecompile.partitioners.ilp.formulation import build_model

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
-from pipecompile.partitioners.bounds.contraction import contract
+from pipecompile.partitioners.bounds.separations import contract
 from pipecompile.partitioners.bounds.stage_windows import StageWindows, compute_windows
 from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.dp.down_sets import MAX_PAIRS

@@ -21,13 +21,13 @@ from pipecompile.ir import Action, Kind, Route, Schedule, chain
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
+from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.schedules.catalogue import CATALOGUE
 from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
-from pipecompile.schedules.stage_placement import loop, vee
 from pipecompile.simulation.costs import CostOptions, Costs, make_costs
 
 __all__ = ["auto_schedule"]

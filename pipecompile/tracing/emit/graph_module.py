@@ -1,8 +1,19 @@
-"""The end of a recording: what the forward returned becomes the output node, and the graph a TracedGraph with its facts."""
+"""The end of a recording: what the forward returned becomes the output node, and the graph a TracedGraph with its facts.
+
+A buffer that `forward` replaces is written back: the graph writes the new value into the tensor that the model owns.
+
+    mean = get_attr(mean)            mean = get_attr(mean)
+    new = f(mean)            ──►     before = mean.clone()         autograd may have saved the old value
+                                     new = f(before)
+                                     mean.copy_(new.detach())
+
+A buffer that is replaced by a tensor of another shape or dtype is a cache, which each run computes again.
+"""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -14,17 +25,18 @@ from pipecompile.batching.containers import with_shells
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
+from pipecompile.torch_private.modules import buffers_of
+from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.ambient_regions import Regions
-from pipecompile.tracing.emit.buffer_writeback import write_back_buffers
-from pipecompile.tracing.emit.value_nodes import ValueNodes
+from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.graph_facts import GraphFacts
-from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts, value_of
+from pipecompile.tracing.node_facts import NodeFacts, facts, note, set_facts, value_of
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["RecordedForward", "assemble_graph"]
+__all__ = ["RecordedForward", "assemble_graph", "write_back_buffers"]
 
 
 class RecordedForward(Protocol):
@@ -91,3 +103,32 @@ def _drop_unused_items(graph: fx.Graph) -> None:
         is_size = facts(node).is_size
         if not node.users and (node.target is operator.getitem or node.op == "get_attr" or is_size):
             graph.erase_node(node)
+
+
+def write_back_buffers(values: ValueNodes, ambient: Ambient) -> None:
+    """Append the writes to the graph, outside of all regions. The fake tensors are still in the model's tables."""
+    for twin, new in _replaced(values):
+        source, attribute = values.node(new), values.node(twin)
+        if attribute.users:
+            _read_a_copy(attribute, ambient)
+        detached = _call("detach", source, ambient)
+        note(_call("copy_", attribute, ambient, detached), mutates=storages([twin]))
+
+
+def _replaced(values: ValueNodes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for module, key, twin in values.buffers:
+        new = buffers_of(module).get(key)
+        if new is not None and new is not twin and (new.shape, new.dtype) == (twin.shape, twin.dtype):
+            yield twin, new
+
+
+def _read_a_copy(attribute: fx.Node, ambient: Ambient) -> None:
+    with attribute.graph.inserting_after(attribute):
+        copy = _call("clone", attribute, ambient)
+    attribute.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+
+
+def _call(method: str, node: fx.Node, ambient: Ambient, *args: fx.Node) -> fx.Node:
+    call = node.graph.call_method(method, (node, *args))
+    set_facts(call, replace(facts(node), ambient=ambient, mutates=frozenset()), value_of(node))
+    return call

@@ -1,9 +1,8 @@
 """Fakes: what a model computes on while it is recorded. Tensors have no memory, and sizes are symbols.
 
-    fake_tensors    the fake twins of parameters, constants and inputs
+    fake_tensors    the fake twins of parameters, constants and inputs, and tensors made of unknown numbers
     batch_symbol    the batch size as a symbol, guards on it, and nodes that compute sizes
     data_sizes      symbols for sizes that the data decide, such as the number of rows that a mask selects
-    unknown_data    tensors made of numbers that are not known while recording
 
 Open `batch_symbol` first.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import sympy
@@ -145,9 +145,13 @@ class BatchSymbol:
         )
         self.symbol = self.env.create_symbol(size, ConstantSource("batch"), DimDynamic.DYNAMIC, None)
         self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=size)
-        self.data_sizes = DataSizes(self.env)
         self._nodes: dict[sympy.Basic, fx.Node] = {}
         self.root: fx.Node | None = None
+
+    @cached_property
+    def data_sizes(self) -> DataSizes:
+        """The sizes that the data decide; few models have any."""
+        return DataSizes(self.env)
 
     @property
     def fixed(self) -> int | None:

@@ -22,8 +22,7 @@ from pipecompile.batching.containers import flatten_containers
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import TorchDispatchMode
 from pipecompile.torch_private.operators import packet_of, schema_of
-from pipecompile.torch_private.storages import storage_key, version_of
-from pipecompile.torch_private.tensor_bytes import footprint
+from pipecompile.torch_private.storages import footprint, storage_key, version_of
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
 from pipecompile.tracing.reachable_code import closure_tensors

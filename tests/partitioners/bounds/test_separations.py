@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partitioners.oracle import legal_assignments, loads_of, problems
+
 from pipecompile.partitioners import Node, Problem, Tensor
-from pipecompile.partitioners.bounds.reachability import transitive_closure
-from pipecompile.partitioners.bounds.separations import minimal_pairs, separated_pairs
-from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.bounds.separations import contract, minimal_pairs, separated_pairs
+from pipecompile.partitioners.clusters import coarsen, transitive_closure
 from pipecompile.partitioners.machine import Machine
 
 
@@ -45,3 +48,23 @@ def test_ancestors_and_descendants_of_a_separated_pair_are_separated() -> None:
     clusters = coarsen(problem := chain(4, apart=(("v1", "v2"),)))
     pairs = separated_pairs(clusters, Machine.of(problem, 4), 0.0, transitive_closure(clusters))
     assert {(int(a), int(b)) for a, b in zip(*pairs.nonzero(), strict=True)} == {(0, 2), (0, 3), (1, 2), (1, 3)}
+
+
+DRAWN = Problem((Node("u", 35.0), Node("v", 10.0)), tensors=(Tensor("u", ("v",), 40.0),))
+
+
+def test_the_drawn_case_and_its_limit():
+    clusters, machine = coarsen(DRAWN), Machine.of(DRAWN, 2)
+    assert contract(clusters, machine, 70.0).members == (("u", "v"),)
+    assert contract(clusters, machine, 75.0).members == (("u", "v"),)
+    assert contract(clusters, machine, 75.1).members == (("u",), ("v",))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(memory=False, max_nodes=7), st.floats(1.0, 30.0))
+def test_every_cut_below_the_target_keeps_melted_clusters_together(case, target):
+    problem, n_stages = case
+    melted = contract(coarsen(problem), Machine.of(problem, n_stages), target)
+    for stage_of in legal_assignments(problem, n_stages):
+        if max(load for load, _ in loads_of(problem, stage_of, n_stages)) < target * (1 - 1e-9):
+            assert all(len({stage_of[name] for name in names}) == 1 for names in melted.members)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipecompile.partitioners import Node, Problem, Tensor
-from pipecompile.partitioners.bounds.reachability import transitive_reduction
 from pipecompile.partitioners.bounds.stage_windows import compute_windows
-from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.clusters import coarsen, transitive_reduction
 from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
 from pipecompile.partitioners.ilp.one_stage import StageModel, build_stage_model
 from pipecompile.partitioners.machine import Machine

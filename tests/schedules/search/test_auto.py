@@ -9,9 +9,9 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Route, Schedule, chain
 from pipecompile.passes import lower
 from pipecompile.schedules import CATALOGUE, auto_schedule, build_schedule
+from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.workload import make_workload
-from pipecompile.schedules.stage_placement import loop, vee
 from pipecompile.simulation.costs import make_costs
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify

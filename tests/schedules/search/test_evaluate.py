@@ -8,8 +8,8 @@ import pytest
 from pipecompile.ir import Action, Route, Schedule, chain
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
+from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
-from pipecompile.schedules.stage_placement import loop, vee
 from pipecompile.simulation.costs import make_costs
 from pipecompile.simulation.simulator import simulate
 

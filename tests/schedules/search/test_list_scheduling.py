@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from program_strategies import schedules  # noqa: F401 keeps the helpers on the path
 
 from pipecompile.ir import Kind, Schedule
+from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.schedules.search.list_scheduling import ListSchedule, PriorityRule, list_schedule
 from pipecompile.schedules.search.workload import Workload, unit_workload
-from pipecompile.schedules.stage_placement import loop, vee
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
 

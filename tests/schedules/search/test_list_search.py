@@ -4,12 +4,12 @@ from typing import Any
 
 from pipecompile.ir import Route, chain
 from pipecompile.passes import lower
+from pipecompile.schedules.building_blocks import loop
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.list_scheduling import PriorityRule, list_schedule
 from pipecompile.schedules.search.list_search import ListSearch, hill_climb
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.workload import unit_workload
-from pipecompile.schedules.stage_placement import loop
 from pipecompile.simulation.costs import make_costs
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify

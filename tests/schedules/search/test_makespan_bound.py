@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from program_strategies import catalogue_schedules
 
 from pipecompile.ir import Kind, Schedule
+from pipecompile.schedules.building_blocks import loop
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.workload import unit_workload
-from pipecompile.schedules.stage_placement import loop
 from pipecompile.simulation.simulator import simulate
 
 

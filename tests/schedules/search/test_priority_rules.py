@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
+from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.schedules.search.priority_rules import candidate_rules, needed_in_flight
 from pipecompile.schedules.search.workload import Transfer, unit_workload
-from pipecompile.schedules.stage_placement import loop, vee
 
 
 def test_a_stage_needs_its_time_from_f_to_i_in_periods() -> None:

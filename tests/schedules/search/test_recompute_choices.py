@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pipecompile.errors import ScheduleError
+from pipecompile.schedules.building_blocks import loop
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
 from pipecompile.schedules.search.workload import unit_workload
-from pipecompile.schedules.stage_placement import loop
 
 WORK = replace(unit_workload(loop(3, 3)), recipe=(0.0,) * 3)
 

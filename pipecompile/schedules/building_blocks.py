@@ -1,4 +1,4 @@
-"""Rows of a schedule, merged from queues of actions phase by phase.
+"""Building blocks of schedules: rows, merged from queues of actions phase by phase, and placements of stages on devices.
 
     queues   F: 0F0 0F1 0F2      B: 0B0 0B1 0B2
     phases   ("F", 1), ("F B",)              one forward; then F, B in turn until both queues are empty
@@ -6,6 +6,10 @@
 
 A queue is an ordered list of actions. A phase is a pattern of queue names and the number of its repetitions; in each repetition
 every named queue yields its next action, and an empty queue is skipped.
+
+    stage    0 1 2 3 4 5 6 7
+    device   0 1 2 3 0 1 2 3      loop, 4 devices: stages go to the devices in turn
+    device   0 1 2 3 3 2 1 0      vee, 4 devices: the first device also has the last stage, no transfer at the bottom
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from itertools import count
 
 from pipecompile.ir import Action, Kind
 
-__all__ = ["action_queue", "action_queues", "merge_queues"]
+__all__ = ["action_queue", "action_queues", "loop", "merge_queues", "vee"]
+
 
 Phase = tuple[str] | tuple[str, int]
 """A pattern and its number of repetitions; without a number it repeats until its queues are empty."""
@@ -49,3 +54,13 @@ def merge_queues(queues: Mapping[str, Iterable[Action]], *phases: Phase) -> tupl
             row += actions
     assert all(next(actions, None) is None for actions in remaining.values()), "the phases do not empty all queues"
     return tuple(row)
+
+
+def loop(n_stages: int, n_devices: int) -> tuple[int, ...]:
+    """Return the device of each stage, `s mod n_devices`."""
+    return tuple(stage % n_devices for stage in range(n_stages))
+
+
+def vee(n_devices: int) -> tuple[int, ...]:
+    """Return the device of each of 2 * n_devices stages: device d has stages d and 2 * n_devices - 1 - d."""
+    return (*range(n_devices), *reversed(range(n_devices)))

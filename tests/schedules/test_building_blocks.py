@@ -1,8 +1,10 @@
+"""None"""
+
 from __future__ import annotations
 
 import pytest
 
-from pipecompile.schedules.action_queues import action_queue, action_queues, merge_queues
+from pipecompile.schedules.building_blocks import action_queue, action_queues, loop, merge_queues, vee
 
 
 def woven(*steps: tuple[str] | tuple[str, int], kinds: str = "FB", m: int = 3) -> str:
@@ -26,3 +28,13 @@ def test_lanes_are_named_by_kind_and_by_the_place_of_the_stage_when_there_are_se
 def test_what_is_left_over_is_a_mistake() -> None:
     with pytest.raises(AssertionError, match="do not empty all queues"):
         woven(("F",))
+
+
+def test_stages_are_dealt_out_like_cards() -> None:
+    assert loop(8, 4) == (0, 1, 2, 3, 0, 1, 2, 3)
+    assert loop(3, 3) == (0, 1, 2)
+
+
+def test_stages_go_down_and_come_back_up() -> None:
+    assert vee(4) == (0, 1, 2, 3, 3, 2, 1, 0)
+    assert vee(1) == (0, 0)
