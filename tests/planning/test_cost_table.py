@@ -14,7 +14,13 @@ from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.costs import NodeCost, analytic_costs
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.planning import cost_table
-from pipecompile.planning.cost_table import MeasuredCosts, by_distance_to_default, measure_costs, samples_of
+from pipecompile.planning.cost_table import (
+    MeasuredCosts,
+    by_distance_to_default,
+    hint_at_small_microbatches,
+    measure_costs,
+    samples_of,
+)
 from tests.support.compilations import layers, mini_batch, options_of
 
 MODEL = layers(2)
@@ -107,3 +113,20 @@ def test_elsewhere_a_copy_of_the_graph_is_measured_with_inputs_there() -> None:
     assert moved is not GRAPH
     assert there.device.type == "meta"
     assert [node.name for node in compute_nodes(moved)] == [node.name for node in compute_nodes(GRAPH)]
+
+
+def test_a_cost_error_in_several_micro_batches_names_a_smaller_number_to_try() -> None:
+    cause = ValueError("too few")
+    with pytest.raises(pc.CostError, match="norm failed") as caught, hint_at_small_microbatches(4, 1):
+        raise pc.CostError("norm failed", where="net.py:3", why="because") from cause
+    assert caught.value.hint == "n_microbatches=, fewer than 4, if a micro-batch of 1 is too small for the model"
+    assert (caught.value.where, caught.value.why, caught.value.__cause__) == ("net.py:3", "because", cause)
+
+
+def test_a_cost_error_of_the_whole_batch_and_other_errors_stay() -> None:
+    error = pc.CostError("norm failed")
+    with pytest.raises(pc.CostError) as caught, hint_at_small_microbatches(1, 4):
+        raise error
+    assert caught.value is error
+    with pytest.raises(ZeroDivisionError), hint_at_small_microbatches(4, 1):
+        raise ZeroDivisionError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import torch
 from torch import fx, nn
 
 import pipecompile as pc
-from pipecompile.costs import NodeCost
+from pipecompile.costs import NodeCost, node_costs
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.ir import Kind
-from pipecompile.planning import candidate_evaluation
+from pipecompile.planning import candidate_evaluation, cost_table
 from pipecompile.planning.microbatch_counts import counts_to_try, first_count
+from pipecompile.tracing.traced_graph import TracedGraph
 from tests.support.eager import square_loss
 
 X = torch.randn(16, 8, 8, 8)
@@ -225,12 +227,19 @@ def test_later_batches_keep_the_number_and_a_plan_keeps_the_choice(tmp_path: Pat
     assert pipe.reschedule("gpipe", 2).schedule.n_microbatches == 2
 
 
-def test_measured_costs_are_taken_at_every_size() -> None:
+def test_measured_costs_are_taken_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def noted(graph: TracedGraph, values: Sequence[torch.Tensor], **options: object) -> dict[str, NodeCost]:
+        measured.append(len(values[0]))
+        return node_costs(graph, values, **options)
+
+    monkeypatch.setattr(cost_table, "node_costs", noted)
     pipe = compiled(n_stages=2, devices=["cpu"] * 2, cost="profile")
     check_choice(pipe)
     assert pipe.plan.cost == "profile"
-    slowest = {row.n_microbatches: row.bottleneck for row in considered(pipe).rows}
-    assert slowest[1] > slowest[8]
+    tried = {row.n_microbatches for row in considered(pipe).rows}
+    assert sorted(measured) == sorted({-(-len(X) // count) for count in tried})
 
 
 def test_without_a_batch_there_is_one_micro_batch() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.planning.microbatch_counts import barred, counts_to_try, first_count, too_small
+from pipecompile.planning.microbatch_counts import barred, counts_to_try, first_count
 from pipecompile.tracing.fakes.batch_symbol import Guard
 
 SIZE = sympy.Symbol("s", integer=True, positive=True)
@@ -66,20 +66,3 @@ def test_layers_that_take_the_batch_for_time_bar_several_micro_batches() -> None
     graph = pc.trace(nn.Sequential(nn.GRU(4, 4)), torch.zeros(6, 2, 4))
     assert barred(graph, (6,)) == ""
     assert "takes the batch for time" in barred(graph, (3, 3))
-
-
-def test_a_cost_error_in_several_micro_batches_names_a_smaller_number_to_try() -> None:
-    cause = ValueError("too few")
-    with pytest.raises(pc.CostError, match="norm failed") as caught, too_small(4, 1):
-        raise pc.CostError("norm failed", where="net.py:3", why="because") from cause
-    assert caught.value.hint == "n_microbatches=, fewer than 4, if a micro-batch of 1 is too small for the model"
-    assert (caught.value.where, caught.value.why, caught.value.__cause__) == ("net.py:3", "because", cause)
-
-
-def test_a_cost_error_of_the_whole_batch_and_other_errors_stay() -> None:
-    error = pc.CostError("norm failed")
-    with pytest.raises(pc.CostError) as caught, too_small(1, 4):
-        raise error
-    assert caught.value is error
-    with pytest.raises(ZeroDivisionError), too_small(4, 1):
-        raise ZeroDivisionError
