@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from torch import fx, nn
 
 from pipecompile.batching.batch_dims import check_batch_dims
@@ -188,6 +189,11 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
     def has_backward(self) -> bool:
         """Whether the schedule trains: it has other actions than forwards."""
         return self.kinds != {Kind.FORWARD}
+
+    @property
+    def is_training_now(self) -> bool:
+        """Whether a step at this place adds gradients: the schedule has a backward, and gradients are on."""
+        return self.has_backward and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
     @cached_property
     def kinds(self) -> set[Kind]:

@@ -31,7 +31,7 @@ from pipecompile.partitioners import Problem
 from pipecompile.runtime.autograd_call import PipelineCall, run_with_autograd
 from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.executable import Executable
-from pipecompile.runtime.registers import Spans
+from pipecompile.runtime.registers import Frame, Spans
 from pipecompile.runtime.results import return_input_gradients
 from pipecompile.schedules import Builder
 from pipecompile.show import pipeline_html, render, stage_table
@@ -88,33 +88,41 @@ class Pipeline(ModelProxy):
 
         Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size, or their sum. With `has_aux`,
         returns (loss, list of what `loss_fn` returned beside the loss, one entry per micro-batch). Gradients are those of the loss
-        times the scale of `scaler`; the returned loss is not scaled. A schedule without a backward adds no gradients.
+        times the scale of `scaler`; the returned loss is not scaled. No gradients are added under `torch.no_grad` and
+        `torch.inference_mode`, nor by a schedule without a backward.
         """
-        inputs, has_backward = self._flatten(args, kwargs), self._options.has_backward
-        with torch.set_grad_enabled(has_backward):
+        inputs, trains = self._flatten(args, kwargs), self._options.is_training_now
+        with torch.set_grad_enabled(trains):
             specialization, batch = self._cache.find(inputs)
         self._cache.check_values()
         sizes = batch.sizes
         specialization.require_loss(target is not None)
-        key = "step", len(sizes), target is not None
-        executable = specialization.executables.get(key) or step_executable(specialization, *key[1:])
-        threaded = self._dispatcher.threaded
+        is_whole = trains == self._options.has_backward
+        key = "step" if is_whole else "loss", len(sizes), target is not None
+        executable = specialization.executables.get(key) or step_executable(specialization, *key[1:], kind=key[0])
         arrivals = specialization.arrivals(batch)
         if target is not None:
             arrivals[TARGET, False] = scatter_tree(target, len(sizes), inputs.samples, self._options.batch_dims)
         weights, gradient = loss_weights(sizes, mean=self._options.loss_reduction == "mean")
         device = specialization.stage_devices[-1]
         arrivals[LOSS, True] = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
-        with torch.set_grad_enabled(has_backward):
-            frame = executable.frame(sizes, arrivals, threaded=threaded)
-            executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.workers)
-        self._dispatcher.settle(frame.spans)
-        self._last = executable, frame.spans
+        with torch.set_grad_enabled(trains):
+            frame = self._run(executable, sizes, arrivals)
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
-        executable.finished(frame, threaded=threaded)
+        executable.finished(frame, threaded=self._dispatcher.threaded)
+        if is_whole:
+            self._dispatcher.settle(frame.spans)
+            self._last = executable, frame.spans
         loss = weighted_loss(losses, weights)
         return (loss, aux) if self._options.has_aux else loss
+
+    def _run(self, executable: Executable, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any]) -> Frame:
+        """Run the program of a step in this thread, or in a thread per device, and return its frame."""
+        threaded = self._dispatcher.threaded
+        frame = executable.frame(sizes, arrivals, threaded=threaded)
+        executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.workers)
+        return frame
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False

@@ -67,6 +67,45 @@ def test_step_is_the_micro_batched_loop_bit_for_bit(dispatch: str, schedule: str
         assert_same(model, eager)
 
 
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_step_without_gradients_has_the_loss_and_leaves_gradients_alone(dispatch: str, mode: type) -> None:
+    """The first step, one between two training steps in train mode, where statistics are updated, and one in eval mode."""
+    model, eager = pair()
+    x, target = batch(9)
+
+    def loss_and_aux(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, int]]]:  # fmt: skip
+        return F.cross_entropy(output, target), {"right": ((output.argmax(1) == target).sum(), len(target))}
+
+    pipe = piped(model, dispatch=dispatch, loss_fn=loss_and_aux, has_aux=True, batch_norm="each")
+    for is_training, trains in ((True, False), (True, True), (True, False), (False, False), (True, True)):
+        pipe.train(is_training)
+        eager.train(is_training)
+        with torch.enable_grad() if trains else mode():
+            loss, aux = pipe.step(x, target=target)
+            parts = [eager(part) for part in torch.tensor_split(x, 4)]
+            pairs = [*zip(parts, torch.tensor_split(target, 4), strict=True)]
+            losses = [F.cross_entropy(output, part) * (len(part) / 9) for output, part in pairs]
+            assert torch.equal(loss, sum(losses[1:], start=losses[0]))
+            assert sum(right["right"][0] for right in aux) == sum((o.argmax(1) == part).sum() for o, part in pairs)
+        if trains:
+            sum(losses[1:], start=losses[0]).backward()
+            assert_same(model, eager, 1e-6)
+        assert_same(model, eager, 1e-6)
+        assert not any(parameter.is_inference() for parameter in model.parameters())
+
+
+def test_the_program_and_the_timeline_stay_those_of_the_last_training_step() -> None:
+    pipe = piped(pair()[0])
+    x, target = batch()
+    pipe.step(x, target=target)
+    program, measured = pipe.program, pipe.measured
+    with torch.no_grad():
+        pipe.eval().step(x[:3], target=target[:3])
+    assert pipe.program is program
+    assert pipe.measured == measured
+
+
 FACE = ["clip_grad_norm_", "considered", "devices", "dispatch", "dump", "explain", "graph", "load_optimizer_state_dict", "measured",
         "model", "optimizer_state_dict", "plan", "prepare", "problem", "program", "report", "reschedule", "schedule", "simulate",
         "stages", "step"]  # fmt: skip

@@ -42,31 +42,44 @@ class Replicas:
         self._step: GradientReduction | None = None
 
     @contextmanager
-    def reduced(self, parameters: Parameters, samples: int | None) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    def reduced(
+        self, parameters: Parameters, samples: int | None, *, trains: bool = True
+    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         """Run a step in this context; afterwards gradients are those of the whole batch, added to those of earlier steps.
 
         Yield a function from the loss of this replica to the loss of the whole batch. Parts of the batch are weighted by
-        `samples`, or summed if it is None. A step that fails restores the gradients of earlier steps.
+        `samples`, or summed if it is None. A step that fails restores the gradients of earlier steps. Unless the step `trains`,
+        gradients are left alone.
         """
         group = self.group
         if group is None:
             yield lambda loss: loss
             return
+        if not trains:
+            with self._begun(GradientReduction(group, self.shards, parameters, samples)) as step:
+                yield lambda loss: group.sum(loss * step.share)
+            return
         earlier = {parameter: parameter.grad for parameter in parameters()}
         for parameter in earlier:
             parameter.grad = None
         try:
-            self._step = step = GradientReduction(group, self.shards, parameters, samples)
-            yield lambda loss: group.sum(loss * step.share)
-            self.reduce(None)
-            step.finish()
+            with self._begun(GradientReduction(group, self.shards, parameters, samples)) as step:
+                yield lambda loss: group.sum(loss * step.share)
+                self.reduce(None)
+                step.finish()
         except BaseException:
             for parameter, gradient in earlier.items():
                 parameter.grad = gradient
             raise
+        _add(parameters(), earlier)
+
+    @contextmanager
+    def _begun(self, step: GradientReduction) -> Iterator[GradientReduction]:
+        self._step = step
+        try:
+            yield step
         finally:
             self._step = None
-        _add(parameters(), earlier)
 
     def agree(self, program: str) -> None:
         """Raise Disagreement, on all replicas, unless all are about to run this program. Has no effect outside a step."""

@@ -75,10 +75,11 @@ class RankPipeline(Pipeline):
         self._communicator.begin()
         with self._communicator.guarded(), self._shards.whole():
             samples = self._flatten(args, kwargs).samples if self._options.loss_reduction == "mean" else None
-            with self.replicas.reduced(self._whole_parameters, samples) as loss_of_batch:
+            trains = self._options.is_training_now
+            with self.replicas.reduced(self._whole_parameters, samples, trains=trains) as loss_of_batch:
                 result = super().step(*args, target=target, scaler=scaler, **kwargs)
                 result = (loss_of_batch(result[0]), result[1]) if self._options.has_aux else loss_of_batch(result)
-            if scaler is not None and scaler.is_enabled():
+            if trains and scaler is not None and scaler.is_enabled():
                 spread_infinities(self.parameters(), self._groups)
             return result
 

@@ -83,6 +83,11 @@ class ShardedParameter:
         self.shard.grad = own if self.shard.grad is None else self.shard.grad.add_(own)
 
 
+def _normal_tensors(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that runs outside of inference mode, whose tensors could not become parameters, and without grad."""
+    return torch.inference_mode(False)(torch.no_grad()(method))
+
+
 class ShardedParameters:
     """The sharded parameters of a rank.
 
@@ -146,20 +151,25 @@ class ShardedParameters:
             yield
         finally:
             self._is_whole = False
-            for parameter in self._parameters.values():
-                parameter.free(self.groups[-1].index, self.groups[-1].size)
+            self._free()
 
     def reduced(self, is_due: Callable[[torch.Tensor], bool], share: float) -> list[GradientBucket]:
         """Start to reduce the gradients of the parameters that are due, weighted by `share`; return a bucket per dtype."""
         due = [p for p in self._parameters.values() if p.shard.requires_grad and is_due(p.whole)]
         return [self._bucket(parameters, share) for parameters in _by_dtype(due)]
 
+    @_normal_tensors
     def _gather(self) -> None:
         for parameters in _by_dtype(self._parameters.values()):
             row = torch.cat([_padded(parameter.local, parameter.width) for parameter in parameters])
             columns = self.groups[-1].all_gather(row).split_with_sizes([p.width for p in parameters], 1)
             for parameter, column in zip(parameters, columns, strict=True):
                 parameter.gather(column.reshape(-1))
+
+    @_normal_tensors
+    def _free(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.free(self.groups[-1].index, self.groups[-1].size)
 
     def _bucket(self, parameters: Sequence[ShardedParameter], share: float) -> GradientBucket:
         """Start one bucket: per rank a row of padded gradients, and per parameter the number of ranks that have one for it."""

@@ -18,20 +18,23 @@ from pipecompile.runtime.executable import Executable, ProgramBinding
 __all__ = ["call_executable", "step_executable", "step_schedule"]
 
 
-def step_executable(specialization: Specialization, n_microbatches: int, with_target: bool) -> Executable:
-    """Return what runs a training step: forward, loss and backward under the schedule."""
-    key = "step", n_microbatches, with_target
-    return specialization.executables.get(key) or _keep(
-        specialization, key, _new_step(specialization, n_microbatches, with_target)
-    )
+def step_executable(
+    specialization: Specialization, n_microbatches: int, with_target: bool, *, kind: str = "step"
+) -> Executable:
+    """Return what runs a step: forward, loss and backward under the schedule; of kind "loss" the forward and the loss alone."""
+    key = kind, n_microbatches, with_target
+    if key not in specialization.executables:
+        schedule = (step_schedule if kind == "step" else forward_schedule)(specialization, n_microbatches)
+        specialization.executables[key] = _new_step(specialization, schedule, with_target)
+    return specialization.executables[key]
 
 
 def call_executable(specialization: Specialization, n_microbatches: int, *, with_backward: bool) -> Executable:
     """Return what runs `pipe(x)`: the forward alone, or in GPipe order with a backward to come."""
     key = "call", n_microbatches, with_backward
-    return specialization.executables.get(key) or _keep(
-        specialization, key, _new_call(specialization, n_microbatches, with_backward)
-    )
+    if key not in specialization.executables:
+        specialization.executables[key] = _new_call(specialization, n_microbatches, with_backward)
+    return specialization.executables[key]
 
 
 def step_schedule(specialization: Specialization, n_microbatches: int) -> Schedule:
@@ -53,6 +56,11 @@ def step_schedule(specialization: Specialization, n_microbatches: int) -> Schedu
     return schedule
 
 
+def forward_schedule(specialization: Specialization, n_microbatches: int) -> Schedule:
+    """Return the order of a step without a backward, stages on the devices of the plan."""
+    return breadth_first(specialization.plan.placement, n_microbatches, with_backward=False)
+
+
 def breadth_first(placement: Sequence[int], n_microbatches: int, *, with_backward: bool) -> Schedule:
     """Return the order of `pipe(x)`: per device all forwards, stage by stage, then all backwards from the last stage down."""
     rows = []
@@ -65,15 +73,9 @@ def breadth_first(placement: Sequence[int], n_microbatches: int, *, with_backwar
     return Schedule(len(placement), n_microbatches, tuple(placement), tuple(rows), name)
 
 
-def _keep(specialization: Specialization, key: tuple[str, int, bool], executable: Executable) -> Executable:
-    specialization.executables[key] = executable
-    return executable
-
-
-def _new_step(specialization: Specialization, n_microbatches: int, with_target: bool) -> Executable:
+def _new_step(specialization: Specialization, schedule: Schedule, with_target: bool) -> Executable:
     options, stages, log = specialization.options, specialization.stages, specialization.log
     routes = training_routes(specialization.routes, len(stages), with_target, options.has_aux)
-    schedule = step_schedule(specialization, n_microbatches)
     program = log.run("lower", _lower, schedule, routes, "never", specialization, describe=_instructions)
     cells = loss_cells(stages, specialization.codes, routes, specialization.outputs, options.loss_fn)
     return log.run("bind", _bind, specialization, program, _graphed(specialization, cells))

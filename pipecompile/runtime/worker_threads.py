@@ -30,9 +30,10 @@ __all__ = ["ThreadState", "WorkerThreads"]
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """Thread-local state of the caller that workers adopt: grad mode, autocast, number of intra-op threads, CUDA streams."""
+    """Thread-local state of the caller that workers adopt: grad and inference mode, autocast, number of intra-op threads, CUDA streams."""
 
     grad: bool
+    inference: bool
     autocast: tuple[tuple[str, torch.dtype, bool], ...]
     threads: int
     streams: tuple[Any, ...]
@@ -44,12 +45,15 @@ class ThreadState:
         kinds = ("cpu", "cuda") if gpus else ("cpu",)
         autocast = tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
         threads = max(1, torch.get_num_threads() // n_workers)
-        return cls(torch.is_grad_enabled(), autocast, threads, tuple(map(torch.cuda.current_stream, gpus)))
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return cls(*modes, autocast, threads, tuple(map(torch.cuda.current_stream, gpus)))
 
     def enter(self, stack: ExitStack) -> None:
         """Adopt the state in this thread until `stack` closes; streams and the number of threads stay."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
+        if self.inference:
+            stack.enter_context(torch.inference_mode())
         stack.enter_context(torch.set_grad_enabled(self.grad))
         for kind, dtype, enabled in self.autocast:
             if enabled != torch.is_autocast_enabled(kind) or enabled:

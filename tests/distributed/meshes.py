@@ -92,6 +92,10 @@ def trained(
     off += [distance_of(parameter, expected[name]) for name, parameter in pipe.named_parameters()]
     with torch.no_grad():
         off.append(distance_of(pipe(x[part]), eager(x[part])))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            off.append(float(pipe.step(x[part], target=y[part]) - distance(eager(x), y)))
+    assert all(parameter.grad is None for parameter in pipe.parameters())
     return {"worst": max(map(abs, off)), "reductions": pipe.replicas.reductions, "own": len([*pipe.parameters()])}
 
 

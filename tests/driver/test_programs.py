@@ -39,6 +39,16 @@ def test_a_step_runs_the_schedule_with_its_loss(own: Specialization) -> None:
     assert "@target" in str(step_executable(own, 3, with_target=True).program)
 
 
+def test_a_step_without_gradients_has_forwards_and_the_loss(own: Specialization) -> None:
+    """Stages that recompute have nothing to recompute for."""
+    own.options = options_of(checkpoint="always")
+    executable = step_executable(own, 3, with_target=True, kind="loss")
+    assert kinds(executable) == {Kind.FORWARD}
+    assert "@loss" in str(executable.program)
+    assert "@target" in str(executable.program)
+    assert step_executable(own, 3, with_target=True) is not executable
+
+
 def test_a_call_has_a_backward_only_on_request(own: Specialization) -> None:
     assert kinds(call_executable(own, 2, with_backward=False)) == {Kind.FORWARD}
     assert kinds(call_executable(own, 2, with_backward=True)) == {Kind.FORWARD, Kind.BACKWARD}

@@ -50,6 +50,17 @@ def test_the_state_of_the_caller_is_adopted_and_given_up() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
+def test_inference_mode_of_the_caller_is_adopted_and_given_up() -> None:
+    with torch.inference_mode():
+        state = ThreadState.of_caller(1, (CPU,))
+    with ExitStack() as stack:
+        state.enter(stack)
+        assert torch.is_inference_mode_enabled()
+        assert not torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+
+
 def test_intra_op_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     assert ThreadState.of_caller(2, (CPU, CPU)).threads == 2
