@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from itertools import compress, repeat
 from operator import is_
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -70,14 +71,26 @@ def _replace(cached: CachedFunction, function: Any) -> bool:
 def caches_purged() -> Iterator[None]:
     """Empty, when the block ends, every function cache that stores fake tensors or symbols.
 
-    This finds the caches that `caches_bypassed` does not reach, by one look at all live objects.
+    This finds the caches that `caches_bypassed` does not reach, by one look at all live objects. A cache with the counters that
+    it had before the block has stored nothing in the block, so its entries are not inspected.
     """
+    counters = {cached: cached.cache_info() for cached in _KNOWN}
     try:
         yield
     finally:
         for cached in _all_caches():
-            if cached.cache_info().currsize and not cached.__module__.startswith(_PURGED_ELSEWHERE) and _stores_stand_in(cached):  # fmt: skip
+            _KNOWN.add(cached)
+            if _may_store_stand_in(cached, counters.get(cached)) and _stores_stand_in(cached):
                 cached.cache_clear()
+
+
+_KNOWN: WeakSet[Any] = WeakSet()
+"""The caches that earlier recordings found."""
+
+
+def _may_store_stand_in(cached: Any, counters: Any) -> bool:
+    now = cached.cache_info()
+    return bool(now.currsize and now != counters and not cached.__module__.startswith(_PURGED_ELSEWHERE))
 
 
 def _all_caches() -> list[Any]:

@@ -30,6 +30,22 @@ def test_function_caches_forget_fake_tensors(room):
     assert torch.equal(trace(model, x)(x), model(x)), "what the cache knew before is a constant"
 
 
+def test_a_cache_that_earlier_recordings_left_alone_is_purged_later():
+    @functools.lru_cache
+    def ones(size: int) -> torch.Tensor:
+        return torch.ones(size)
+
+    class Cached(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + ones(4)
+
+    assert type(ones(2)) is torch.Tensor
+    trace(nn.Linear(4, 4), torch.randn(3, 4))
+    assert ones.cache_info().currsize == 1
+    trace(Cached(), torch.randn(3, 4))
+    assert type(ones(4)) is torch.Tensor
+
+
 def test_other_caches_are_left_alone():
     @functools.cache
     def square(n: int) -> int:
