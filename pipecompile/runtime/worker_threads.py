@@ -1,6 +1,6 @@
 """A persistent thread per device, which runs the device's row of a program.
 
-caller     run ──► jobs ······································ all done ──► next step
+caller     run ──► jobs ······································ all ended ──► next step
 worker 0        └► 0F0 SEND 0F1 ... │ idle
 worker 1        └► RECV ... 1F0 ... │ idle
 """
@@ -10,14 +10,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from threading import Thread
+from functools import partial
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 import torch
 
-from pipecompile.ir import Program
 from pipecompile.runtime import watchdog
 from pipecompile.runtime.interpreter import Code
 from pipecompile.runtime.registers import Frame
@@ -71,49 +72,114 @@ class WorkerThreads:
     def __init__(self, devices: tuple[torch.device, ...]) -> None:
         self.devices = devices
         self.jobs: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in devices]
+        self._latest: ThreadedRun | None = None
         for index, queue in enumerate(self.jobs):
             Thread(target=_work, args=(queue,), name=f"pipecompile-{index}", daemon=True).start()
         weakref.finalize(self, _end, self.jobs)
 
     def run(self, code: Code, frame: Frame) -> None:
-        """Run each device's row, and return when all threads are idle again. Raise the first InstructionFailure."""
-        state = ThreadState.of_caller(len(self.jobs), self.devices)
-        done: SimpleQueue[InstructionFailure | None] = SimpleQueue()
-        positions = [0] * len(self.jobs)
-        for device, queue in enumerate(self.jobs):
-            queue.put(_row_job(code, frame, device, state, done, positions))
-        failures: list[InstructionFailure | None] = []
+        """Run each device's row, and return when all threads are idle again. Raise the first InstructionFailure.
+
+        Ctrl-C stops the threads and waits for them. If it comes again meanwhile, the next run waits for them.
+        """
+        self._stop()
+        run = self._latest = ThreadedRun(code, frame, ThreadState.of_caller(len(self.jobs), self.devices))
         try:
-            while len(failures) < len(self.jobs):
-                failures.append(_next_done(done, positions, code.program))
-        except BaseException:  # Ctrl-C: leave with all threads idle
-            _abort(frame)
-            while len(failures) < len(self.jobs):
-                failures.append(done.get())
+            self._queue(run)
+            run.wait()
+        except BaseException:
+            self._stop()
             raise
-        for failure in failures:
-            if failure is not None:
-                raise failure
+        finally:
+            if run.has_ended:
+                self._latest = None
+        if run.failures:
+            raise run.failures[0]
+
+    def _queue(self, run: ThreadedRun) -> None:
+        for device, queue in enumerate(self.jobs):
+            queue.put(partial(copy_context().run, run.run_row, device))
+
+    def _stop(self) -> None:
+        """Stop a run that was interrupted, and wait for its threads. Safe to interrupt and to repeat at any place."""
+        if self._latest is not None and not self._latest.has_ended:
+            self._latest.stop()
+            self._queue(self._latest)  # a job that was queued before does nothing the second time
+            self._latest.wait()
 
 
-def _next_done(
-    done: SimpleQueue[InstructionFailure | None], positions: list[int], program: Program
-) -> InstructionFailure | None:
-    """Wait for the next device to end its row. Warn once, with each device's instruction, if no device advances for PATIENCE seconds."""
-    seen, is_warned = list(positions), False
-    while True:
-        try:
-            return done.get(timeout=watchdog.PATIENCE)
-        except Empty:
-            if seen == positions and not is_warned:
-                where = (
-                    f"device {d} at {row[i]}"
-                    for d, (i, row) in enumerate(zip(positions, program.rows, strict=True))
-                    if i < len(row)
-                )
-                watchdog.warn_stalled(", ".join(where))
+class ThreadedRun:
+    """One run of a program in threads. `ended` has the devices whose rows are over; only their threads add to it.
+
+    The caller reads the state and takes nothing out, so an interrupt at any place loses nothing.
+    """
+
+    def __init__(self, code: Code, frame: Frame, state: ThreadState) -> None:
+        self.code, self.frame, self.state = code, frame, state
+        self.positions = [0] * len(code.rows)
+        self.failures: list[InstructionFailure] = []
+        self.ended: list[int] = []
+        self.is_stopped = False
+        self._begun = [False] * len(code.rows)
+        self._news = Event()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all threads are idle."""
+        return len(self.ended) == len(self.positions)
+
+    def stop(self) -> None:
+        """Let every thread end its row after the present instruction; wake those that wait for a value."""
+        self.is_stopped = True
+        for channel in self.frame.channels:
+            channel.put(ABORT)
+
+    def wait(self) -> None:
+        """Return when all rows are over. Warn once, with each device's instruction, if none advances for PATIENCE seconds."""
+        seen, is_warned = list(self.positions), False
+        while True:
+            self._news.clear()
+            if self.has_ended:
+                return
+            if self._news.wait(watchdog.PATIENCE):
+                continue
+            if seen == self.positions and not is_warned:
+                watchdog.warn_stalled(self._places())
                 is_warned = True
-            seen = list(positions)
+            seen = list(self.positions)
+
+    def _places(self) -> str:
+        places = enumerate(zip(self.positions, self.code.program.rows, strict=True))
+        return ", ".join(f"device {device} at {row[i]}" for device, (i, row) in places if i < len(row))
+
+    def run_row(self, device: int) -> None:
+        """Run the row of a device in its thread, and keep its position up to date. A second call does nothing."""
+        if self._begun[device]:
+            return
+        self._begun[device] = True
+        try:
+            with ExitStack() as stack:
+                self.state.enter(stack)
+                stack.enter_context(contained())
+                self._run_instructions(device)
+        except Aborted:
+            pass
+        except BaseException as error:
+            failure = InstructionFailure(device, self.positions[device], error)
+            failure.__cause__ = error
+            self.failures.append(failure)
+            self.stop()
+        self.ended.append(device)
+        self._news.set()
+
+    def _run_instructions(self, device: int) -> None:
+        positions, frame = self.positions, self.frame
+        for index, run in enumerate(self.code.rows[device]):
+            if self.is_stopped:
+                return
+            positions[device] = index
+            run(frame)
+        positions[device] = len(self.code.rows[device])
 
 
 def _work(jobs: SimpleQueue[Job | None]) -> None:
@@ -125,41 +191,3 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
 def _end(jobs: list[SimpleQueue[Job | None]]) -> None:
     for queue in jobs:
         queue.put(None)
-
-
-def _row_job(
-    code: Code,
-    frame: Frame,
-    device: int,
-    state: ThreadState,
-    done: SimpleQueue[InstructionFailure | None],
-    positions: list[int],
-) -> Job:
-    """Return the job that runs a device's row, keeps `positions[device]` up to date, and puts a failure or None into `done`."""
-
-    def job() -> None:
-        failure, index = None, -1
-        try:
-            with ExitStack() as stack:
-                state.enter(stack)
-                stack.enter_context(contained())
-                for run in code.rows[device]:
-                    index += 1
-                    positions[device] = index
-                    run(frame)
-                positions[device] = index + 1
-        except Aborted:
-            pass
-        except BaseException as error:
-            failure = InstructionFailure(device, index, error)
-            failure.__cause__ = error
-            _abort(frame)
-        done.put(failure)
-
-    return job
-
-
-def _abort(frame: Frame) -> None:
-    """Wake all devices that wait for a value."""
-    for channel in frame.channels:
-        channel.put(ABORT)

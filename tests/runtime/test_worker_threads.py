@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
 import pipecompile as pc
 from pipecompile.ir import LOSS
+from pipecompile.runtime import worker_threads
 from pipecompile.runtime.worker_threads import ThreadState, WorkerThreads
 from tests.support.hand_cells import CPU, arrivals, executable, weights
 
@@ -65,3 +70,65 @@ def test_intra_op_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     assert ThreadState.of_caller(2, (CPU, CPU)).threads == 2
     assert ThreadState.of_caller(8, (CPU,) * 8).threads == 1
+
+
+class Interrupt:
+    """A trace function that raises KeyboardInterrupt at the line of this number among those that the caller runs in a file."""
+
+    def __init__(self, number: int) -> None:
+        self.left, self.is_raised = number, False
+
+    def __call__(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename != worker_threads.__file__:
+            return None
+        if event == "line" and not self.is_raised:
+            self.left -= 1
+            if self.left < 0:
+                self.is_raised = True
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupt_at_any_line_leaves_threads_that_run_again() -> None:
+    """Also twice: in the run, and while the threads are awaited."""
+    first, last = weights()
+    bound, workers = executable(first, last), WorkerThreads((CPU, CPU))
+
+    def run() -> None:
+        workers.run(bound.threaded, bound.frame((1, 1), arrivals([torch.ones(1), torch.ones(1)]), threaded=True))
+
+    def interrupted(number: int) -> bool:
+        trace = Interrupt(number)
+        sys.settrace(trace)
+        try:
+            run()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        return trace.is_raised
+
+    number = 0
+    while interrupted(number):
+        if number % 3:
+            interrupted(number % 7)
+        run()
+        first.grad = last.grad = None
+        run()
+        assert first.grad == torch.tensor(3.0)
+        number += 1
+    assert number > 20
+
+
+LABEL: ContextVar[str] = ContextVar("LABEL", default="none")
+
+
+def test_context_variables_of_the_caller_are_seen() -> None:
+    seen: list[str] = []
+    first, last = weights()
+    bound, workers = executable(first, last), WorkerThreads((CPU, CPU))
+    first.register_hook(lambda gradient: seen.append(LABEL.get()) or gradient)
+    LABEL.set("step")
+    workers.run(bound.threaded, bound.frame((1, 1), arrivals([torch.ones(1), torch.ones(1)]), threaded=True))
+    assert seen == ["step", "step"]
