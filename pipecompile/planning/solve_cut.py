@@ -19,6 +19,7 @@ from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, partition, stage_loads
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.objective import fits
+from pipecompile.partitioners.verify import memory_text
 from pipecompile.planning.progress import solving
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -65,7 +66,7 @@ def memory_excess(problem: Problem, cut: Partition, n_stages: int) -> str:
     limits = limit if isinstance(limit, tuple) else (limit,) * len(loads)
     unit = "stage" if problem.placement is None else "device"
     over = ((d, load.memory) for d, load in enumerate(loads) if not fits(load.memory, limits[d]))
-    return next((f"{unit} {d} would hold {held:.6g} bytes, its limit is {limits[d]:.6g}" for d, held in over), "")
+    return next((f"{unit} {d} would hold {memory_text(held)}, its limit is {memory_text(limits[d])}" for d, held in over), "")
 
 
 def warn_of_gap(cut: Partition, options: Options) -> None:
