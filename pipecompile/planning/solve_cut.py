@@ -66,7 +66,9 @@ def memory_excess(problem: Problem, cut: Partition, n_stages: int) -> str:
     limits = limit if isinstance(limit, tuple) else (limit,) * len(loads)
     unit = "stage" if problem.placement is None else "device"
     over = ((d, load.memory) for d, load in enumerate(loads) if not fits(load.memory, limits[d]))
-    return next((f"{unit} {d} would hold {memory_text(held)}, its limit is {memory_text(limits[d])}" for d, held in over), "")
+    return next(
+        (f"{unit} {d} would hold {memory_text(held)}, its limit is {memory_text(limits[d])}" for d, held in over), ""
+    )
 
 
 def warn_of_gap(cut: Partition, options: Options) -> None:
