@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pipecompile.costs.device_specs import DeviceSpec, spec_for
-from pipecompile.costs.fake_inputs import FakeTwins, OneDevice
-from pipecompile.costs.graph_walk import Visit, walk
+from pipecompile.costs.graph_walk import FakeTwins, OneDevice, Visit, walk
 from pipecompile.costs.kernels import Kernel, KernelLog
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from pipecompile.errors import InputError
 from pipecompile.graph.row_order import batch_dims_of
-from pipecompile.tracing.emit.node_target import model_path
+from pipecompile.tracing.emit.call_description import model_path
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from pipecompile.errors import InputError
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.tracing.emit.node_target import model_path
+from pipecompile.tracing.emit.call_description import model_path
 from pipecompile.tracing.node_facts import facts
 
 __all__ = ["held_tensors", "module_of", "nodes_of_module"]

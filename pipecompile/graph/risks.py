@@ -13,7 +13,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.cross_sample import cross_sample_lines
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.torch_private.modules import BatchNorm, is_hooked
-from pipecompile.tracing.emit.node_target import model_path
+from pipecompile.tracing.emit.call_description import model_path
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of

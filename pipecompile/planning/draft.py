@@ -19,7 +19,7 @@ from pipecompile.ir.candidates import Considered
 from pipecompile.ir.plan import Plan, StageSummary
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
-from pipecompile.tracing.emit.node_target import model_path
+from pipecompile.tracing.emit.call_description import model_path
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 

@@ -22,13 +22,16 @@ from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.ambient_regions import Regions
-from pipecompile.tracing.emit.effects import (
+from pipecompile.tracing.emit.call_description import (
+    NodeCall,
     accesses_gradient,
+    decides_rank,
     depends_on_grad_mode,
+    graph_path,
     is_metadata_query,
+    node_call,
     undeclared_writes,
 )
-from pipecompile.tracing.emit.node_target import NodeCall, decides_rank, graph_path, node_call
 from pipecompile.tracing.emit.node_writer import NodeWriter
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
@@ -40,8 +43,7 @@ from pipecompile.tracing.leaf_modules import cheap_forward, is_leaf
 from pipecompile.tracing.model_pieces import Piece, add_candidate
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.reachable_code import reachable
-from pipecompile.tracing.state.module_snapshots import ModuleSnapshots
-from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
+from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
 from pipecompile.tracing.trace_errors import is_unsupported_by_fakes
 from pipecompile.tracing.user_source import caller
 

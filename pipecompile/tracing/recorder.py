@@ -31,8 +31,7 @@ from pipecompile.tracing.interception.module_calls import intercepted
 from pipecompile.tracing.interception.python_builtins import builtin_substitutes
 from pipecompile.tracing.model_pieces import piece_calls_intercepted
 from pipecompile.tracing.node_facts import NodeFacts, set_facts
-from pipecompile.tracing.state.module_snapshots import ModuleSnapshots
-from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
+from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
 from pipecompile.tracing.state.second_call import record_state_changes
 from pipecompile.tracing.trace_errors import as_trace_error
 from pipecompile.tracing.traced_graph import TracedGraph

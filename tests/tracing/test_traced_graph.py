@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from pipecompile.graph.colocation import note_ties
 from pipecompile.tracing import trace
-from pipecompile.tracing.emit.node_target import graph_path
+from pipecompile.tracing.emit.call_description import graph_path
 from pipecompile.tracing.graph_parser import parse_graph
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.traced_graph import verify_graph

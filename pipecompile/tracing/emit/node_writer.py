@@ -10,7 +10,7 @@ from torch import fx
 
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.ambient_regions import Regions
-from pipecompile.tracing.emit.node_target import NodeCall
+from pipecompile.tracing.emit.call_description import NodeCall
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
 from pipecompile.tracing.node_facts import NodeFacts, set_facts
 from pipecompile.tracing.user_source import caller

@@ -19,7 +19,7 @@ from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.node_target import graph_path
+from pipecompile.tracing.emit.call_description import graph_path
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts

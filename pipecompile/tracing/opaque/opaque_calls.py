@@ -13,7 +13,7 @@ import torch
 
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.errors import TraceError
-from pipecompile.tracing.emit.node_target import NodeCall, graph_path
+from pipecompile.tracing.emit.call_description import NodeCall, graph_path
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason

@@ -1,12 +1,12 @@
 """State: what a model holds, restored after a recording, and what a call leaves on the model, recorded as nodes.
 
     snapshot              containers, attributes and random states: found, compared, restored
-    module_snapshots      whether a module still is what it was when the recording began
     tensor_contents       contents of tensors, restored after a run of the real model
     preserved_run         the same for runs of nodes, by the cost models and the initialization from meta
 
     leftover_state        differences that a call leaves; whether two calls are recorded alike; effect nodes
-    recording_leftovers   those differences for one recording, without what leaf modules do themselves
+    recording_leftovers   those differences for one recording, without what leaf modules do themselves; whether a module
+                          still is what it was when the recording began
     second_call           the decision: effect nodes, or PC114 because the model reads what the call before left
 
 Open `second_call` first, then `snapshot`.

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from bodies import rows
 from torch import nn
+from torch.func import functional_call
 
+from pipecompile import TraceError
+from pipecompile.tracing import trace
 from pipecompile.tracing.state.leftover_state import StateWatch
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 
@@ -52,3 +57,63 @@ def test_a_length_that_was_read_is_of_one_container() -> None:
     leftovers.note_length_read(model.seen)
     assert leftovers.is_length_read(changes)
     assert not leftovers.is_length_read([change for change in changes if change.name == "latest"])
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.drop = nn.Dropout(0.5)
+
+
+class Functional(Net):
+    def forward(self, x):
+        other = functional_call(self.first, {"weight": self.second[0].weight * 2}, (x,))
+        weights = {name: value + 1 for name, value in self.second.named_parameters()}
+        return self.first(x) + other + functional_call(self.second, weights, (x,)) + self.second(x)
+
+
+class Attributes(Net):
+    def forward(self, x):
+        self.second[1].eval()
+        self.drop.p = 0.0
+        return self.drop(self.second(self.first(x)))
+
+
+class Hooks(Net):
+    def forward(self, x):
+        seen = []
+        doubled = self.first.register_forward_hook(lambda module, args, output: output * 2)
+        kept = self.second[0].register_forward_hook(lambda module, args, output: seen.append(output))
+        made = self.second(self.first(x))
+        doubled.remove()
+        kept.remove()
+        return made + seen[0] + self.first(x)
+
+
+class Hyper(Net):
+    def forward(self, x):
+        held = self.first.bias
+        del self.first.bias
+        self.first.bias = x.mean(0)
+        made = self.first(x)
+        del self.first.bias
+        self.first.bias = held
+        return made + self.second(x)
+
+
+@pytest.mark.parametrize("model", [Functional, Attributes, Hooks, Hyper])
+def test_a_module_that_forward_changes_is_recorded_as_it_is_then(agrees, model):
+    agrees(model(), rows(4), sizes=(2, 3, 5))
+
+
+def test_unchanged_modules_stay_whole():
+    graph = trace(Hooks(), torch.randn(3, 4))
+    assert [node.target for node in graph.graph.nodes if node.op == "call_module"] == ["second.1", "first"]
+
+
+def test_backward_hooks_on_a_module_that_forward_changes_are_refused():
+    model = Attributes()
+    model.drop.register_full_backward_hook(lambda module, given, made: None)
+    with pytest.raises(TraceError, match="drop is changed by forward"):
+        trace(model, torch.randn(3, 4))

@@ -1,0 +1,170 @@
+"""A call as the graph sees it: opcode and target of its node, and effects that versions of tensors do not show.
+
+Operators and attribute access are nodes of functions; methods of Tensor are nodes of their name. Calls that only read metadata
+are no nodes. Writes that the version counters of tensors do not show:
+
+    x.requires_grad = True, x.register_hook(f)      the tensor, but not its memory
+    F.batch_norm(x, mean, var, training=True)       the running statistics; torch does not declare this write
+
+A later read must see the same state as in the model, so these tensors count as written.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from keyword import iskeyword
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from pipecompile.torch_private.modes import set_grad_enabled
+from pipecompile.tracing.user_source import is_foreign
+
+__all__ = [
+    "NodeCall",
+    "accesses_gradient",
+    "decides_rank",
+    "depends_on_grad_mode",
+    "graph_path",
+    "is_metadata_query",
+    "model_path",
+    "node_call",
+    "undeclared_writes",
+]
+
+
+NodeCall = tuple[str, Any, Any]
+"""The opcode, the target and the arguments of a node."""
+
+_OF_MODEL, _KEYWORD = "_of_model", "_is_keyword"
+_TAKEN = frozenset({*dir(fx.GraphModule(nn.Module(), fx.Graph())), "facts"})
+
+
+def graph_path(name: str) -> str:
+    """Return the path in the graph module of the model's attribute `name`.
+
+    A name that a GraphModule has itself (`graph`, `code`) moves under `_of_model`, and a Python keyword gets a suffix, since the
+    generated code cannot contain `self.heads.global`.
+    """
+    atoms = name.split(".")
+    if atoms[0] not in _TAKEN and not any(map(iskeyword, atoms)):
+        return name
+    return ".".join([_OF_MODEL, *(f"{atom}{_KEYWORD}" if iskeyword(atom) else atom for atom in atoms)])
+
+
+def model_path(target: str) -> str:
+    """Return the path in the model of an attribute of the graph module."""
+    return ".".join(atom.removesuffix(_KEYWORD) for atom in target.split(".") if atom != _OF_MODEL)
+
+
+_BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift eq ne lt le gt ge"
+_INPLACE = "iadd isub imul itruediv ifloordiv imod ipow ilshift irshift"
+_OTHER = "neg pos invert abs getitem setitem"
+_OPERATORS = {f"__{name}__": getattr(operator, name) for name in f"{_BINARY} {_INPLACE} {_OTHER}".split()}
+_OPERATORS |= {f"__{name}__": getattr(operator, f"{name}_") for name in ("and", "or")} | {"__xor__": operator.xor}
+_OPERATORS |= {f"__i{name}__": getattr(operator, f"i{name}") for name in ("and", "or", "xor")}
+
+_METHODS: dict[Any, str] = {}
+"""Names of the methods of torch.Tensor whose `__name__` differs (that of `Tensor.__pow__` is "pow")."""
+for _name, _method in vars(torch.Tensor).items():
+    if callable(_method) and getattr(_method, "__name__", _name) != _name:
+        _METHODS.setdefault(_method, _name)
+
+
+_BY_SIZE = (
+    "squeeze",
+    "unbind",
+    "chunk",
+    "split",
+    "tensor_split",
+    "hsplit",
+    "vsplit",
+    "dsplit",
+    "unsafe_chunk",
+    "unsafe_split",
+)
+
+
+def decides_rank(func: Any) -> bool:
+    """Return whether the number of results, or of their dimensions, depends on the sizes of the arguments."""
+    return str(func.__name__).strip("_").startswith(_BY_SIZE)
+
+
+def node_call(func: Any, args: Any) -> NodeCall:
+    """Return opcode, target and arguments for a call that reached a TorchFunctionMode."""
+    name = _METHODS.get(func) or func.__name__
+    if name in ("__get__", "__set__"):
+        attribute = getattr(func.__self__, "__name__", None) or func.__self__.fget.__name__
+        getting = name == "__get__"
+        return "call_function", getattr if getting else setattr, (args[0], attribute, *([] if getting else args[1:2]))
+    if name in _OPERATORS:
+        return "call_function", _OPERATORS[name], args
+    if getattr(torch.Tensor, name, None) == func:
+        return "call_method", name, args
+    return "call_function", func, args
+
+
+_ATTRIBUTES = "shape dtype device ndim is_cuda is_meta layout requires_grad is_leaf itemsize nbytes is_sparse grad_fn"
+_QUERIES = (
+    "size dim stride numel nelement element_size is_contiguous is_floating_point is_complex storage_offset get_device"
+)
+_METADATA = frozenset(
+    [getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES.split()]
+    + [getattr(torch.Tensor, name) for name in _QUERIES.split()]
+)
+
+_OF_GRADIENTS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn"))
+
+_LEAVES_GRADIENTS = frozenset([getattr(torch.Tensor, "grad").__get__, torch.Tensor.backward])  # noqa: B009
+
+_ON_THE_TENSOR = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
+
+_STATISTICS: dict[Any, tuple[int, str, bool]] = {
+    F.batch_norm: (1, "training", False),
+    F.instance_norm: (1, "use_input_stats", True),
+    torch.batch_norm: (3, "training", False),
+    torch.instance_norm: (3, "use_input_stats", True),
+}
+"""Per function: the position of the running mean, before the variance; the name of the flag, argument 5 in all four, and its default."""
+
+
+def is_metadata_query(func: Any) -> bool:
+    """Return whether the call reads metadata of a tensor, so that no node is needed."""
+    return func in _METADATA
+
+
+def depends_on_grad_mode(func: Any, args: Any) -> bool:
+    """Return whether the call makes the recording depend on the caller's grad mode.
+
+    The call reads `requires_grad`, `is_leaf` or `grad_fn` in the user's code, or turns gradients on; the end of a `no_grad` block,
+    which restores the mode, does not count.
+    """
+    if func is set_grad_enabled:
+        frame, callers = sys._getframe(2), []
+        for _ in range(2):
+            callers.append(frame.f_code.co_name)
+            frame = frame.f_back or frame
+        return bool(args[0]) and "__exit__" not in callers
+    return func in _OF_GRADIENTS and not is_foreign(sys._getframe(2))
+
+
+def accesses_gradient(func: Any) -> bool:
+    """Return whether the user's code reads `.grad` or runs a backward."""
+    return func in _LEAVES_GRADIENTS and not is_foreign(sys._getframe(2))
+
+
+def undeclared_writes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Return the tensors among the arguments that the call changes although their versions stay."""
+    if func in _STATISTICS:
+        first, flag, default = _STATISTICS[func]
+        named = (kwargs.get("running_mean"), kwargs.get("running_var"))
+        writes = kwargs.get(flag, args[5] if len(args) > 5 else default)
+        return (
+            [tensor for tensor in (*args[first : first + 2], *named) if isinstance(tensor, torch.Tensor)]
+            if writes
+            else []
+        )
+    return list(args[:1]) if func.__name__ in _ON_THE_TENSOR else []
