@@ -18,7 +18,7 @@ from torch import nn
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.errors import InputError
 from pipecompile.runtime.cells.deferred_batchnorm import BatchMoments, DeferredNorms, is_synchronized
-from pipecompile.torch_private.modules import BatchNorm, sync_check_input_dim
+from pipecompile.torch_private.modules import BatchNorm, InstanceNorm, sync_check_input_dim
 
 __all__ = ["ReplicatedNorms", "check_sync_groups", "sync_batchnorm_layers", "without_sync"]
 
@@ -76,19 +76,26 @@ class ReplicatedNorms(DeferredNorms):
 
     def settle(self) -> None:
         """Merge the statistics of all replicas, then update the running statistics."""
-        updated = [(norm, norm.seen) for norm in self.norms if norm.seen is not None]
+        updated = [(call, call.seen) for norm in self.norms for call in norm.calls if call.seen is not None]
         if updated:
             with torch.inference_mode(False), torch.no_grad():
                 rows = self.replicas.all_gather(torch.cat([_row(seen) for _, seen in updated]))
                 widths = [1 + 2 * len(seen.mean) for _, seen in updated]
-                for (norm, _), parts in zip(updated, rows.split_with_sizes(widths, 1), strict=True):
-                    norm.seen = _merged(parts)
+                for (call, _), parts in zip(updated, rows.split_with_sizes(widths, 1), strict=True):
+                    call.seen = _averaged(parts) if isinstance(call.layer, InstanceNorm) else _merged(parts)
         super().settle()
 
 
 def _row(seen: BatchMoments) -> torch.Tensor:
     """Return count, means and squared deviations as `(1 + 2 * channels,)`."""
     return torch.cat([seen.mean.new_tensor([seen.count]), seen.mean, seen.spread])
+
+
+def _averaged(rows: torch.Tensor) -> BatchMoments:
+    """Average the statistics of one InstanceNorm layer, from a row as in `_merged`."""
+    shares = rows[:, :1] / rows[:, 0].sum()
+    mean, variance = (shares * rows[:, 1:]).sum(0).chunk(2)
+    return BatchMoments(float(rows[:, 0].sum()), mean, variance)
 
 
 def _merged(rows: torch.Tensor) -> BatchMoments:

@@ -135,6 +135,7 @@ class RankExecutable(Executable):
             except InstructionFailure as failure:
                 error = self._explained(failure)
             if error is not None:
+                self.norms.forget()
                 raise error
             self.communicator.flush()
 

@@ -72,7 +72,7 @@ class Executable:
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """Return a frame for one mini-batch with micro-batches of these sizes, in samples. Refresh mirrors and cells for the run."""
         self.mirrors.refresh()
-        self.norms.forget()
+        self.norms.begin()
         for cell in self.cells:
             cell.code.refresh()
         frame = self._idle[threaded].pop() if self._idle[threaded] else self._new_frame(threaded)
@@ -104,7 +104,11 @@ class Executable:
             with contained():
                 run_inline(code, frame) if workers is None else workers.run(code, frame)
         except InstructionFailure as failure:
+            self.norms.forget()
             error = run_error(failure, self.program, self.graph)
+        except BaseException:  # Ctrl-C while threads run
+            self.norms.forget()
+            raise
         else:
             return
         raise error

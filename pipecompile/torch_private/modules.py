@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 __all__ = [
     "CALL_MACHINERY",
@@ -17,6 +18,7 @@ __all__ = [
     "HOOK_TABLES",
     "STATE_TABLES",
     "BatchNorm",
+    "InstanceNorm",
     "NormBase",
     "apply_to_tensors",
     "backward_hooks_of",
@@ -35,6 +37,9 @@ __all__ = [
 
 BatchNorm = _BatchNorm
 """Base class of BatchNorm1d, 2d, 3d and SyncBatchNorm. 2.11."""
+
+InstanceNorm = _InstanceNorm
+"""Base class of InstanceNorm1d, 2d and 3d. 2.11."""
 
 NormBase = _NormBase
 """Base class of BatchNorm and InstanceNorm layers. 2.11."""

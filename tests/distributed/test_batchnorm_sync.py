@@ -51,7 +51,8 @@ def test_running_statistics_of_the_last_replica_are_those_of_the_whole_batch() -
     whole, last = nn.BatchNorm1d(3).double(), nn.BatchNorm1d(3).double()
     for layer, part in ((copy.deepcopy(last), samples[:4]), (last, samples[4:])):
         norm = DeferredNorm(layer)
-        DeferredBatchNorm(norm)(part)
+        norm.begin()
+        DeferredBatchNorm(norm.new_call())(part)
         ReplicatedNorms(DeferredNorms([norm]), group).settle()
     whole(samples)
     torch.testing.assert_close(last.running_mean, whole.running_mean)

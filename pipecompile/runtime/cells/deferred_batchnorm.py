@@ -7,7 +7,8 @@
 Each micro-batch is still normalised by itself. A layer runs as it is, hooks included, with empty running statistics and
 momentum 1, so that the layer writes the micro-batch's statistics there. Statistics are merged as by Chan, Golub and LeVeque,
 "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979; the variance is unbiased for the number of
-values in the mini-batch.
+values in the mini-batch. An InstanceNorm averages the statistics of its samples. A layer that a forward calls twice is updated
+twice, in this order.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from torch import distributed, fx, nn
 
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
-from pipecompile.torch_private.modules import BatchNorm
+from pipecompile.torch_private.modules import BatchNorm, InstanceNorm, NormBase
 from pipecompile.tracing.recompute_flag import is_recomputing
 
 __all__ = [
-    "BatchMoments", "DeferredBatchNorm", "DeferredNorms", "check_sync_batchnorm", "defer_norms", "is_synchronized", "norms_by_node",
+    "BatchMoments", "DeferredBatchNorm", "DeferredNorm", "DeferredNorms", "check_sync_batchnorm", "defer_norms", "is_synchronized", "norms_by_node",
 ]  # fmt: skip
 
 
@@ -52,18 +53,20 @@ class BatchMoments:
         self.count = total
 
 
-class DeferredNorm:
-    """One BatchNorm layer and the moments of the present mini-batch. `batches` is the layer's counter before the run."""
+class DeferredCall:
+    """One call of a normalisation layer in a model's forward, and its statistics of the present mini-batch.
 
-    def __init__(self, layer: BatchNorm) -> None:
+    `momentum` is what the call itself passes; None for the call of a layer, which takes its own. `runs` counts micro-batches.
+    """
+
+    def __init__(self, layer: NormBase) -> None:
         self.layer = layer
         self.seen: BatchMoments | None = None
-        self.batches: torch.Tensor | None = None
+        self.momentum: float | None = None
+        self.runs = 0
 
     def empty_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a mean of zeros and a variance of ones, for one run of the layer."""
-        if self.batches is None and self.layer.num_batches_tracked is not None:
-            self.batches = self.layer.num_batches_tracked.clone()
         assert self.layer.running_mean is not None
         assert self.layer.running_var is not None
         return torch.zeros_like(self.layer.running_mean), torch.ones_like(self.layer.running_var)
@@ -72,29 +75,89 @@ class DeferredNorm:
         """Merge the statistics that a run with momentum 1 wrote. A recomputation is skipped: its forward was recorded."""
         if is_recomputing():
             return
-        count, mean, variance = samples.numel() / samples.shape[1], mean.double(), variance.double()
+        self.runs += 1
+        mean, variance = mean.double(), variance.double()
+        if isinstance(self.layer, InstanceNorm):
+            self._average(float(len(samples)), mean, variance)
+            return
+        count = samples.numel() / samples.shape[1]
         if self.seen is None:
             self.seen = BatchMoments(count, mean, variance * (count - 1))
         else:
             self.seen.add(count, mean, variance)
 
-    def settle(self) -> None:
-        """Update the layer's running statistics as one forward of the whole mini-batch would."""
+    def _average(self, count: float, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Average the statistics of `count` samples, each normalised by itself: those before have `seen.spread` for variance."""
+        seen = self.seen or BatchMoments(0.0, torch.zeros_like(mean), torch.zeros_like(variance))
+        total = seen.count + count
+        mean, variance = (
+            (old * (seen.count / total) + value * (count / total))
+            for old, value in ((seen.mean, mean), (seen.spread, variance))
+        )
+        self.seen = BatchMoments(total, mean, variance)
+
+    def settle(self, factor: float) -> None:
+        """Update the layer's running statistics as this call in one forward of the whole mini-batch would."""
         seen, layer = self.seen, self.layer
         self.forget()
         if seen is None or layer.running_mean is None or layer.running_var is None:
             return
-        factor = layer.momentum
-        if factor is None:
-            factor = 1.0 / float(layer.num_batches_tracked or 1)
-        for running, value in ((layer.running_mean, seen.mean), (layer.running_var, seen.spread / (seen.count - 1))):
+        variance = seen.spread if isinstance(layer, InstanceNorm) else seen.spread / (seen.count - 1)
+        for running, value in ((layer.running_mean, seen.mean), (layer.running_var, variance)):
             running.data.mul_(1 - factor).add_(value.to(running.dtype), alpha=factor)
 
     def forget(self) -> None:
-        """Drop the moments. Count the run as one batch, however many micro-batches it had."""
+        """Drop the statistics."""
+        self.seen, self.runs = None, 0
+
+
+class DeferredNorm:
+    """One normalisation layer with its calls, in the order of the forward. `batches` is the layer's counter before the run."""
+
+    def __init__(self, layer: NormBase) -> None:
+        self.layer = layer
+        self.calls: list[DeferredCall] = []
+        self.batches: torch.Tensor | None = None
+
+    def new_call(self) -> DeferredCall:
+        """Return the next call of the layer."""
+        self.calls.append(DeferredCall(self.layer))
+        return self.calls[-1]
+
+    def begin(self) -> None:
+        """Before a run, remember the counter."""
+        if self.layer.num_batches_tracked is not None:
+            self.batches = self.layer.num_batches_tracked.clone()
+
+    def settle(self) -> None:
+        """Update statistics and counter as one forward of the whole mini-batch would.
+
+        The layer has counted every micro-batch; the count of one of them is that of the mini-batch.
+        """
+        runs, count = max((call.runs for call in self.calls), default=0), self.layer.num_batches_tracked
+        if runs and self.batches is not None and count is not None:
+            once = (count - self.batches).div(runs, rounding_mode="floor")
+            count.data.copy_(self.batches + once)
+            self.batches = None
+        for place, call in enumerate(self.calls):
+            call.settle(self._factor(call, len(self.calls) - 1 - place) if call.seen else 0.0)
+        self.forget()
+
+    def _factor(self, call: DeferredCall, later: int) -> float:
+        """Return the weight of the new statistics in the update of a call, which `later` others of the layer follow."""
+        momentum = self.layer.momentum if call.momentum is None else call.momentum
+        if momentum is not None:
+            return momentum
+        count = None if isinstance(self.layer, InstanceNorm) else self.layer.num_batches_tracked
+        return 0.0 if count is None else 1.0 / (float(count) - later)
+
+    def forget(self) -> None:
+        """Drop the statistics of a run that is not settled, and restore the counter."""
         if self.batches is not None and self.layer.num_batches_tracked is not None:
-            self.layer.num_batches_tracked.data.copy_(self.batches + (self.seen is not None))
-        self.seen = self.batches = None
+            self.layer.num_batches_tracked.data.copy_(self.batches)
+        self.batches = None
+        for call in self.calls:
+            call.forget()
 
 
 class DeferredNorms:
@@ -103,51 +166,58 @@ class DeferredNorms:
     def __init__(self, norms: Sequence[DeferredNorm] = ()) -> None:
         self.norms = tuple(norms)
 
+    def begin(self) -> None:
+        """Before a run, remember the counters of all layers."""
+        if self.norms:
+            with torch.inference_mode(False), torch.no_grad():
+                for norm in self.norms:
+                    norm.begin()
+
     def forget(self) -> None:
-        """Before a run, drop what a failed run recorded."""
-        for norm in self.norms:
-            norm.seen = None
-            norm.forget()
+        """After a run that failed, drop what it recorded."""
+        if self.norms:
+            with torch.inference_mode(False), torch.no_grad():
+                for norm in self.norms:
+                    norm.forget()
 
     def settle(self) -> None:
         """After the forwards of a run, update the running statistics of all layers."""
-        if not self.norms:
-            return
-        with torch.inference_mode(False), torch.no_grad():
-            for norm in self.norms:
-                norm.settle()
+        if self.norms:
+            with torch.inference_mode(False), torch.no_grad():
+                for norm in self.norms:
+                    norm.settle()
 
 
 class DeferredBatchNorm(nn.Module):
-    """Replacement of a BatchNorm layer in the graph of a stage."""
+    """Replacement of a normalisation layer in the graph of a stage."""
 
-    def __init__(self, norm: DeferredNorm) -> None:
+    def __init__(self, call: DeferredCall) -> None:
         super().__init__()
-        self.layer, self.norm = norm.layer, norm
+        self.layer, self.call = call.layer, call
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         """Run the layer on empty statistics and record what it writes there."""
         layer = self.layer
         own = layer.running_mean, layer.running_var, layer.momentum
-        mean, variance = self.norm.empty_statistics()
+        mean, variance = self.call.empty_statistics()
         try:
             layer.running_mean, layer.running_var, layer.momentum = mean, variance, 1.0
             output: torch.Tensor = layer(samples)
         finally:
             layer.running_mean, layer.running_var, layer.momentum = own
-        self.norm.record(samples.detach(), mean, variance)
+        self.call.record(samples.detach(), mean, variance)
         return output
 
 
-def norms_by_node(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, BatchNorm]:
+def norms_by_node(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, NormBase]:
     """Return the nodes that update running statistics, each with its layer: a layer's call, or `F.batch_norm` on its buffers."""
     layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm)]
     owners = {id(layer.running_mean): layer for layer in layers if layer.running_mean is not None}
-    norms: dict[fx.Node, BatchNorm] = {}
+    norms: dict[fx.Node, NormBase] = {}
     for node in graph.graph.nodes:
         if node.op == "call_module":
             module = graph.get_submodule(str(node.target))
-            if isinstance(module, BatchNorm) and module.training and module.running_mean is not None:
+            if isinstance(module, NormBase) and module.training and module.running_mean is not None:
                 norms[node] = module
         elif node.op == "call_function" and node.target is F.batch_norm and _argument(node, 5, "training"):
             mean = _argument(node, 1, "running_mean")
@@ -177,7 +247,7 @@ def check_sync_batchnorm(model: nn.Module, batch_norm: str | None, dispatch: str
         )
 
 
-def is_synchronized(layer: BatchNorm) -> bool:
+def is_synchronized(layer: NormBase) -> bool:
     """Return whether the layer exchanges statistics with other processes."""
     if not isinstance(layer, nn.SyncBatchNorm) or not layer.training:
         return False
@@ -191,12 +261,12 @@ def defer_norms(stages: Sequence[Stage], model: nn.Module) -> DeferredNorms:
     for stage in stages:
         module = stage.module
         for node, layer in norms_by_node(module, model).items():
-            norm = norms.setdefault(id(layer), DeferredNorm(layer))
+            call = norms.setdefault(id(layer), DeferredNorm(layer)).new_call()
             if node.op == "call_module":
                 node.target = f"deferred_{node.name}"
-                module.add_module(node.target, DeferredBatchNorm(norm))
+                module.add_module(node.target, DeferredBatchNorm(call))
             else:
-                node.target = _deferred_function(norm)
+                node.target = _deferred_function(call)
         module.recompile()
     return DeferredNorms(tuple(norms.values()))
 
@@ -204,15 +274,16 @@ def defer_norms(stages: Sequence[Stage], model: nn.Module) -> DeferredNorms:
 _SIGNATURE = inspect.signature(F.batch_norm)
 
 
-def _deferred_function(norm: DeferredNorm) -> Any:
+def _deferred_function(call: DeferredCall) -> Any:
     """Return a replacement of `F.batch_norm` for a layer whose forward calls it itself."""
 
     def batch_norm(*args: Any, **kwargs: Any) -> torch.Tensor:
         bound = _SIGNATURE.bind(*args, **kwargs)
-        mean, variance = norm.empty_statistics()
+        mean, variance = call.empty_statistics()
+        call.momentum = bound.arguments.get("momentum", 0.1)
         bound.arguments |= {"running_mean": mean, "running_var": variance, "momentum": 1.0}
         output = F.batch_norm(*bound.args, **bound.kwargs)
-        norm.record(bound.arguments["input"].detach(), mean, variance)
+        call.record(bound.arguments["input"].detach(), mean, variance)
         return output
 
     return batch_norm

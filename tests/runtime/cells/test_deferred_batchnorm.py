@@ -89,6 +89,75 @@ def test_calls_too_once_forward_is_over() -> None:
     _assert_statistics(model, eager)
 
 
+class Uncounted(nn.BatchNorm2d):
+    """A layer that calls the function and counts nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, training=self.training, momentum=0.3)
+
+
+LAYERS = {
+    "usual": lambda: nn.BatchNorm2d(3),
+    "cumulative": lambda: nn.BatchNorm2d(3, momentum=None),
+    "of the user": lambda: OwnForward(3),
+    "uncounted": lambda: Uncounted(3),
+    "frozen": lambda: nn.BatchNorm2d(3).eval(),
+    "without statistics": lambda: nn.BatchNorm2d(3, track_running_stats=False),
+    "of instances": lambda: nn.InstanceNorm2d(3, track_running_stats=True),
+    "of processes": lambda: nn.SyncBatchNorm(3),
+}
+
+
+class Twice(nn.Module):
+    """Two calls of one layer, on inputs with different statistics. What comes before does not depend on the batch."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 3, 1), norm, nn.Conv2d(3, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        return self.last(self.norm(h) + self.norm(3 * x + 1))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    ("checkpoint", "call"), [("never", "step"), ("always", "step"), ("always", "call"), ("except_last", "call")]
+)
+def test_statistics_and_counts_of_every_kind_of_layer(kind: str, checkpoint: str, call: str) -> None:
+    """A layer that is called twice is updated twice, each time with the statistics of that call."""
+    torch.manual_seed(0)
+    norm = LAYERS[kind]()
+    model = Twice(norm)
+    eager = copy.deepcopy(model)
+    eager.norm = copy.deepcopy(norm) if not isinstance(norm, nn.SyncBatchNorm) else nn.BatchNorm2d(3)
+    pipe = piped(model, checkpoint=checkpoint)
+    for samples in (8, 7):
+        x = torch.randn(samples, 3, 6, 6) * samples
+        if call == "step":
+            pipe.step(x)
+        else:
+            pipe(x).square().mean().backward()
+        eager(x)
+    _assert_statistics(model, eager)
+
+
+def test_a_counter_that_is_loaded_after_a_failed_step_stays() -> None:
+    model = net(nn.BatchNorm2d(3))
+    pipe, x = piped(model), torch.randn(8, 3, 6, 6)
+    pipe.step(x)
+    state = copy.deepcopy(pipe.state_dict())
+    handle = model[1].register_forward_hook(lambda *_: 1 // 0)
+    with pytest.raises(pc.RunError):
+        pipe.step(x)
+    handle.remove()
+    assert int(model[0].num_batches_tracked) == 1
+    state["0.num_batches_tracked"] += 10
+    pipe.load_state_dict(state)
+    pipe.step(x)
+    assert int(model[0].num_batches_tracked) == 12
+
+
 def test_gradients_are_those_of_the_micro_batched_loop() -> None:
     torch.manual_seed(0)
     model, x = UNet(depth=2), torch.randn(8, 3, 16, 16)
