@@ -24,7 +24,8 @@ class Recording:
 
     `inputs` are shapes with "B" for the batch. `guards` are conditions on the samples of a micro-batch under which the recording
     is right, each with the user's line. `kept` are the parts of the model that are opaque calls. `seconds` is the time to record,
-    `calls` the number of mini-batches that ran.
+    `calls` the number of mini-batches that ran. `changes` names what the recording before had read and what changed since, each
+    with the line that reads it; `risks` what this recording read and whose changes are not noticed.
     """
 
     inputs: tuple[str, ...]
@@ -35,9 +36,19 @@ class Recording:
     nodes: int
     seconds: float
     calls: int
+    changes: tuple[str, ...] = ()
+    risks: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, graph: TracedGraph, modes: Sequence[bool], seconds: float, calls: int) -> Recording:
+    def of(
+        cls,
+        graph: TracedGraph,
+        modes: Sequence[bool],
+        seconds: float,
+        calls: int,
+        changes: Sequence[str] = (),
+        risks: Sequence[str] = (),
+    ) -> Recording:
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         names = zip(graph.facts.names, placeholders, strict=True)
         kinds = {True: "train", False: "eval"}
@@ -50,7 +61,14 @@ class Recording:
             nodes=len(graph.graph.nodes),
             seconds=seconds,
             calls=calls,
+            changes=tuple(changes),
+            risks=tuple(risks),
         )
+
+    @property
+    def because(self) -> str:
+        """A line per change that made this recording necessary, and per change that would not be noticed."""
+        return "\n".join((*self.changes, *(f"not noticed: {risk}" for risk in self.risks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +92,15 @@ class Recordings:
             title_justify="left", caption_justify="left", title_style="bold", caption_style="",
             box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
         )  # fmt: skip
-        for header in ("inputs", "mode", "autocast", "right while", "kept whole", "nodes", "seconds", "calls"):
+        why = ["recorded because"] if any(one.because for one in self.kept) else []
+        for header in ("inputs", "mode", "autocast", "right while", "kept whole", *why, "nodes", "seconds", "calls"):
             table.add_column(
                 header, justify="right" if header in ("nodes", "seconds", "calls") else "left", overflow="fold"
             )
         for one in self.kept:
-            table.add_row("\n".join(one.inputs), one.mode, one.autocast, "\n".join(one.guards) or "always", "\n".join(one.kept), str(one.nodes),
-                          f"{one.seconds:.2f}", str(one.calls))  # fmt: skip
+            reason = [one.because] if why else []
+            table.add_row("\n".join(one.inputs), one.mode, one.autocast, "\n".join(one.guards) or "always", "\n".join(one.kept), *reason,
+                          str(one.nodes), f"{one.seconds:.2f}", str(one.calls))  # fmt: skip
         return render(table, width=120)
 
 

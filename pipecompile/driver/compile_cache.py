@@ -135,9 +135,18 @@ class CompileCache:
         alike = [entry for entry in self.entries if entry.signature == signature]
         guard = alike[-1].broken_guard(batch.sizes[:1]) if alike else None
         self.context.warnings.anew(signature, guard, batch.sizes[0], self.options.cache_size)
+        changes = alike[-1].state_changes() if alike else ()
+        self._drop_replaced()
         specialization = self._add(CompileRequest(batch, (batch,), signature))
+        specialization.changes = changes
         specialization.is_divided = len(batch.sizes) > 1
         return specialization
+
+    def _drop_replaced(self) -> None:
+        """Drop the specializations that can never serve again: the model does not have their parameters any more."""
+        present = {id(parameter) for parameter in self.model.parameters()}
+        self.entries = [entry for entry in self.entries if all(id(own) in present for own in entry.parameters)]
+        self.context.homes.keep(self.model)
 
     def _add(self, request: CompileRequest) -> Specialization:
         """Compile for a request and keep the result. The least recently used specialization goes if there are too many."""

@@ -72,10 +72,11 @@ def specialize(
         options = options if decision.plan else options.with_choice_of(planned.plan)
         plan_routes, stages = log.run("split", _split, graph, planned, options, describe=_crossings)
         mirrors, norms = log.run("place", _place, graph, stages, planned, options, context)
+    guards = graph.facts.reads.guards() if graph.facts.reads else None  # after tensors have moved to their homes
     plan = planned.plan
     executable, final = backend.executable(plan, mirrors), options.with_recompute(plan.recompute)
     specialization = Specialization(
-        graph, request.signature, plan, final, plan_routes, stages, mirrors, norms, executable, log
+        graph, request.signature, plan, final, plan_routes, stages, mirrors, norms, executable, log, guards
     )
     return specialization, decision.after(planned, specialization.cut)
 

@@ -31,6 +31,7 @@ from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts
+from pipecompile.tracing.guards.state_guards import ReadChange, StateGuards
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Specialization"]
@@ -54,6 +55,8 @@ class Specialization:
     norms: DeferredNorms
     executable: Callable[..., Executable]
     log: PhaseLog
+    guards: StateGuards | None = None
+    changes: tuple[ReadChange, ...] = ()
     calls: int = 0
     is_divided: bool = False
     executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
@@ -69,6 +72,11 @@ class Specialization:
         self.inputs = tuple(node.name for node in self.graph.graph.nodes if node.op == "placeholder")
         self.stage_devices = tuple(self.options.devices[device] for device in self.plan.placement)
         self.outputs = Outputs(self.graph)
+
+    @property
+    def parameters(self) -> tuple[torch.nn.Parameter, ...]:
+        """The parameters of the model when it was recorded, without those that the recording does not use."""
+        return self.guards.parameters if self.guards else ()
 
     @property
     def cut(self) -> Cut:
@@ -88,10 +96,14 @@ class Specialization:
         return DeviceStreams(self.options.devices).overlap
 
     def accepts(self, signature: Signature, sizes: Sequence[int]) -> bool:
-        """Return whether this recording is right for a call with this signature in micro-batches of these sizes."""
+        """Return whether this recording is right for a call with this signature in micro-batches of these sizes, now."""
         if signature != self.signature or self.facts.grad_mode not in (None, torch.is_grad_enabled()):
             return False
-        return self.broken_guard(sizes) is None
+        return self.broken_guard(sizes) is None and (self.guards is None or self.guards.hold())
+
+    def state_changes(self) -> tuple[ReadChange, ...]:
+        """Return what has changed of the state that the recording read."""
+        return tuple(self.guards.changes()) if self.guards else ()
 
     def broken_guard(self, sizes: Sequence[int]) -> Guard | None:
         """Return the first guard that fails for one of these sizes of micro-batches, in samples."""
@@ -104,7 +116,9 @@ class Specialization:
 
     def report(self) -> Recording:
         """Return the row of `pipe.explain()`."""
-        return Recording.of(self.graph, self.signature[1], self.log.seconds["record"], self.calls)
+        risks = [f"{label}, {why}" for label, why in (self.guards.risks if self.guards else {}).items()]
+        seconds = self.log.seconds["record"]
+        return Recording.of(self.graph, self.signature[1], seconds, self.calls, [*map(str, self.changes)], risks)
 
     def reschedule(self, options: Options) -> None:
         """Take other options. Programs are lowered anew at their next use."""

@@ -62,6 +62,15 @@ class Homes:
             if isinstance(value, torch.Tensor) and value.is_meta and self.find(value) is None:
                 self.move(value, device)
 
+    def keep(self, model: nn.Module) -> None:
+        """Forget the homes of tensors that `model` no longer has as parameters or buffers, unless they are plain attributes."""
+        present = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        gone = [
+            key for key, (tensor, _) in self._homes.items() if isinstance(tensor, nn.Parameter) and key not in present
+        ]
+        for key in gone:
+            del self._homes[key]
+
     def clear(self) -> None:
         """Forget all homes. Tensors stay where they are."""
         self._homes.clear()

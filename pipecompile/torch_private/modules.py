@@ -15,6 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 __all__ = [
     "CALL_MACHINERY",
     "GLOBAL_FORWARD_HOOKS",
+    "HOOK_ATTRIBUTES",
     "HOOK_TABLES",
     "STATE_TABLES",
     "BatchNorm",
@@ -49,6 +50,19 @@ STATE_TABLES = ("_parameters", "_buffers", "_modules")
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
 """Attributes of a module that hold the hooks that its call runs. 2.11."""
+
+HOOK_ATTRIBUTES = frozenset(
+    {
+        *HOOK_TABLES,
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+        "_is_full_backward_hook",
+    }
+)
+"""Attributes of a module that decide which hooks its call and its backward run. 2.11."""
 
 CALL_MACHINERY = ("__call__", "_call_impl", "_wrapped_call_impl")
 """Functions of `nn.Module` between a call and its forward. 2.11."""

@@ -11,6 +11,7 @@ from pipecompile.batching.batch_dims import Dims
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
+from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.opaque.attempts import OpaqueReason
 
 __all__ = ["GraphFacts", "Ties"]
@@ -40,6 +41,7 @@ class GraphFacts:
     kept        the pieces of the model that are one opaque node each, and why
     grad_mode   the grad mode that the graph is right for; None if it is right for both
     ties        the nodes that must share a stage; None until `prepare` has computed the ties
+    reads       the state that the recording read beyond its inputs; None for a graph that was read from its text
     """
 
     symbol: sympy.Symbol
@@ -54,3 +56,4 @@ class GraphFacts:
     kept: tuple[OpaqueReason, ...] = ()
     grad_mode: bool | None = None
     ties: Ties | None = None
+    reads: RecordedReads | None = None

@@ -34,10 +34,11 @@ class CachedFunction:
 
 @dataclass(slots=True)
 class ReachableCode:
-    """Python functions, and functions with a cache."""
+    """Python functions, functions with a cache, and the objects that functions name as globals or have in closures."""
 
     functions: list[FunctionType] = field(default_factory=list)
     caches: list[CachedFunction] = field(default_factory=list)
+    objects: list[Any] = field(default_factory=list)
 
 
 def reachable(model: nn.Module) -> ReachableCode:
@@ -56,6 +57,7 @@ def reachable(model: nn.Module) -> ReachableCode:
         if type(value) is FunctionType and not _is_foreign(value):
             code.functions.append(value)
         named = list(_named(value))
+        code.objects += [*(held for _, _, held in named), *_held(value)]
         code.caches += [CachedFunction(*where) for where in named if isinstance(where[2], functools._lru_cache_wrapper)]
         pending += (*_within(value), *(value for _, _, value in named))
     return code
@@ -89,6 +91,14 @@ def _wrapped(function: FunctionType) -> list[Any]:
     """Return what a function closes over and can call: the function inside a decorator."""
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
     return [value for value in cells if callable(value)]
+
+
+def _held(value: Any) -> list[Any]:
+    """Return what a function of the user's closes over and has as defaults."""
+    if type(value) is not FunctionType or _is_foreign(value):
+        return []
+    cells = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+    return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
 
 
 def closure_tensors(function: Any) -> Iterator[torch.Tensor]:

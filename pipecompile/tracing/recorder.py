@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from pipecompile.torch_private.modes import enable_python_dispatcher
 from pipecompile.tracing.call_recorder import CallRecorder
 from pipecompile.tracing.emit.graph_module import assemble_graph
 from pipecompile.tracing.emit.value_nodes import storages
+from pipecompile.tracing.guards.attribute_reads import AttributeReads
+from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.interception.call_rewriting import builtin_calls_redirected
 from pipecompile.tracing.interception.lru_caches import caches_bypassed
 from pipecompile.tracing.interception.module_calls import intercepted
@@ -47,6 +50,7 @@ class Recorder(CallRecorder):
         self.values.replace_by_fakes(self.model)
         self.module_snapshots = ModuleSnapshots(self.model)
         self.leftovers = RecordingLeftovers(self.model, self.values.is_fake_of)
+        self.reads = AttributeReads(self.reach.objects)
         leaves = [self._placeholder(*one) for one in zip(inputs.names, inputs.leaves, inputs.dims, strict=True)]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
@@ -56,7 +60,9 @@ class Recorder(CallRecorder):
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
                 record_state_changes(self, inputs)
-            return assemble_graph(self, inputs, output)
+            graph = assemble_graph(self, inputs, output)
+            graph.facts = replace(graph.facts, reads=RecordedReads(self.model, self.reads, self.leftovers.written))
+            return graph
         except Exception as error:
             raise as_trace_error(error, self.model) from error
 
@@ -65,7 +71,7 @@ class Recorder(CallRecorder):
         pieces = piece_calls_intercepted(self.model, self.opaque_calls.opaque.reasons, self._opaque_call)
         builtins = builtin_calls_redirected(builtin_substitutes(self), self.reach.functions)
         return (
-            self.fake, self.draws, self.dispatcher, *self.twins.device_contexts, enable_python_dispatcher(),
+            self.reads, self.fake, self.draws, self.dispatcher, *self.twins.device_contexts, enable_python_dispatcher(),
             intercepted(self), pieces, builtins, caches_bypassed(self.reach.caches), self,
         )  # fmt: skip
 

@@ -35,6 +35,16 @@ class RecordingLeftovers:
         self.sized_containers = self.watch.lengths
         self._lengths_read: set[int] = set()
         self._leaf_keys: set[tuple[int, Any]] = set()
+        self._graph_keys: set[tuple[int, Any]] = set()
+
+    @property
+    def written(self) -> frozenset[tuple[int, Any]]:
+        """The (container, key) pairs that a run of the graph writes, by its own nodes and inside leaf modules."""
+        return frozenset(self._leaf_keys | self._graph_keys)
+
+    def note_written(self, change: StateChange) -> None:
+        """Note that a node of the graph makes this change."""
+        self._graph_keys |= change_keys([change])
 
     def note_length_read(self, container: Any) -> None:
         """Note that Python reads the length of a container of the model: later calls may depend on it."""

@@ -171,5 +171,6 @@ def _record_change(
     )
     function = effect_function(change, next_value)
     if function is not None:
+        recording.leftovers.note_written(change)
         recording.write_effect(function, () if change.is_count else (change.value,))
     return function is not None

@@ -1,0 +1,126 @@
+"""The state of one object: its class, and where each attribute that was read on it is found."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from types import MemberDescriptorType
+from typing import Any, Protocol
+
+from torch import nn
+
+from pipecompile.torch_private.modules import HOOK_ATTRIBUTES, STATE_TABLES
+from pipecompile.tracing.guards.attribute_reads import Reads
+from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
+from pipecompile.tracing.leaf_modules import is_leaf
+
+__all__ = ["Walk", "add_object", "class_attribute"]
+
+_UNREAD = frozenset({"__class__", "__dict__", "__module__", "__doc__", "__annotations__", "__weakref__"})
+_SHAPE_KEEPING = tuple(f"torch.nn.modules.{name}" for name in ("dropout", "batchnorm", "instancenorm", "normalization", "activation"))  # fmt: skip
+"""Modules of torch whose layers read their floats at every run, and return the same shape whatever the floats are."""
+
+
+class Walk(Protocol):
+    """The walk along the state, as far as one object needs it."""
+
+    state: ReadState
+    written: frozenset[tuple[int, Any]]
+    registered: frozenset[int]
+
+    def later(self, value: Any, label: str, place: Place) -> None:
+        """Visit a value in its turn."""
+
+    def reads_of(self, value: Any, label: str) -> Reads | None:
+        """Return the names read on an object; None if any may have been read."""
+
+    def note_class(self, cls: type, place: Place) -> None:
+        """Note a class of the user's and its bases."""
+
+    def add_class_attribute(self, cls: type, name: str, place: Place) -> None:
+        """Note the value of an attribute of a class."""
+
+
+def add_object(walk: Walk, value: Any, label: str, place: Place) -> None:
+    """Note the class of an object and every attribute that was read on it."""
+    own: Mapping[str, Any] = getattr(value, "__dict__", {})
+    reads = walk.reads_of(value, label)
+    is_whole = reads is None or "__dict__" in reads
+    names = dict(reads or {})
+    if is_whole:
+        names |= {name: names.get(name, "") for name in (*own, *_slots(type(value))) if isinstance(name, str)}
+    walk.state.typed.append(value)
+    walk.note_class(type(value), place)
+    tables = [own] + ([own[table] for table in STATE_TABLES if table in own] if isinstance(value, nn.Module) else [])
+    if own or names:
+        walk.state.sized.append(own)
+    held: defaultdict[int, list[str]] = defaultdict(list)
+    for name, where in names.items():
+        if isinstance(_static(type(value), name), MemberDescriptorType):
+            _add_slot(walk, value, name, f"{label}.{name}", where or place)
+        elif name not in _UNREAD and not _is_live(walk, value, own, name):
+            index = _find(walk, value, tables, name, where or place)
+            if index is not None:
+                held[index].append(name)
+                walk.later(tables[index][name], f"{label}.{name}", where or place)
+            elif _holder(type(value), name) is None:
+                walk.state.add(f"{label}.{name}", ABSENT, where or place)
+                walk.state.sized += tables[1:]
+    for index, found in held.items():
+        walk.state.add_names(tables[index], found)
+
+
+def _find(walk: Walk, value: Any, tables: Iterable[Any], name: str, place: Place) -> int | None:
+    """Return the table that has an attribute, as Python would find it; note an attribute of the class."""
+    cls = _holder(type(value), name)
+    attribute = _static(type(value), name)
+    is_data = hasattr(type(attribute), "__set__")
+    found = next((i for i, table in enumerate(tables) if name in table and (id(table), name) not in walk.written), None)
+    if cls is not None and (is_data or found != 0):
+        walk.add_class_attribute(cls, name, place)
+        return None if is_data or found is None else found
+    return found
+
+
+def _holder(cls: type, name: str) -> type | None:
+    """Return the class that has an attribute, in the order of the bases."""
+    return next((base for base in cls.__mro__ if name in vars(base)), None)
+
+
+def _static(cls: type, name: str) -> Any:
+    """Return the attribute of a class or of its bases, without calling it; None if there is none."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def _slots(cls: type) -> list[str]:
+    """Return the names of the slots of a class and of its bases."""
+    return [
+        name for base in cls.__mro__ for name, value in vars(base).items() if isinstance(value, MemberDescriptorType)
+    ]
+
+
+def _add_slot(walk: Walk, value: Any, name: str, label: str, place: Place) -> None:
+    """Note the value of a slot."""
+    if hasattr(value, name):
+        walk.state.add_row(attrgetter(name, name), value)
+        walk.later(getattr(value, name), label, place)
+    else:
+        walk.state.add(label, ABSENT, place)
+
+
+def class_attribute(cls: type, name: str) -> Any:
+    """Return the attribute of a class, without calling it; None for what Python itself keeps there."""
+    return None if name in _UNREAD else vars(cls).get(name)
+
+
+def _is_live(walk: Walk, value: Any, own: Mapping[str, Any], name: str) -> bool:
+    """Return whether every run reads the attribute anew, or the signature of a call has it: the mode of a registered module."""
+    if (id(own), name) in walk.written:
+        return True
+    if not isinstance(value, nn.Module):
+        return False
+    if name == "training":
+        return id(value) in walk.registered
+    is_number = isinstance(own.get(name), float) and type(value).__module__ in _SHAPE_KEEPING
+    return (name in HOOK_ATTRIBUTES or is_number) and is_leaf(value)

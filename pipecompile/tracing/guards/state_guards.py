@@ -1,0 +1,120 @@
+"""The guards of one recording: whether all that it read is unchanged, and if not, what has changed and where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from pipecompile.tracing.guards.attribute_reads import AttributeReads
+from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState, line_of_read
+from pipecompile.tracing.guards.state_fetch import StateFetch
+from pipecompile.tracing.guards.state_reader import StateReader
+from pipecompile.tracing.guards.strict_equality import is_same
+from pipecompile.tracing.user_source import line_of
+
+__all__ = ["ReadChange", "RecordedReads", "StateGuards"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReads:
+    """The reads of one recording of `model`, and (container, key) of the state that its graph writes."""
+
+    model: nn.Module
+    notes: AttributeReads
+    written: frozenset[tuple[int, Any]] = frozenset()
+
+    def guards(self) -> StateGuards:
+        """Return guards on the present state of the model."""
+        return StateGuards(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChange:
+    """A value that a recording read and that has changed since. `label` is the path by which the user's code reaches it."""
+
+    label: str
+    before: Any
+    now: Any
+    place: str
+
+    def __str__(self) -> str:
+        read = f", read at {line_of(self.place)}" if self.place else ""
+        return f"{self.label}: {_text(self.before)} -> {_text(self.now)}{read}"
+
+
+class StateGuards:
+    """The state behind the reads of a recording, at the time of construction."""
+
+    def __init__(self, recorded: RecordedReads) -> None:
+        self._recorded = recorded
+        self._state = self._read()
+        self._fetch = StateFetch(self._state)
+
+    @property
+    def risks(self) -> dict[str, str]:
+        """The state that the recording read and whose changes are not noticed: by label, the reason."""
+        return self._state.risks
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The parameters that the recording read."""
+        return tuple(tensor for _, tensor in self._state.tensors if isinstance(tensor, nn.Parameter))
+
+    def hold(self) -> bool:
+        """Return whether the recording is right for the present state of the model.
+
+        Objects that were replaced by others with equal content are taken over.
+        """
+        if self._fetch.is_unchanged():
+            return True
+        if self._fetch.is_surely_changed():
+            return False
+        state = self._read(self._state)
+        if any(True for _ in _differences(self._state, state)):
+            return False
+        self._state, self._fetch = state, StateFetch(state)
+        return True
+
+    def changes(self) -> list[ReadChange]:
+        """Return what has changed since the recording, each change with the line that reads it."""
+        of_tensors = [
+            ReadChange(f"{label}.{name}", before, now, line_of_read(self._state.places[label]))
+            for label, name, before, now in self._fetch.metadata.changes()
+        ]
+        others = [
+            ReadChange(label, before, now, line_of_read(place))
+            for label, before, now, place in _differences(self._state, self._read(self._state))
+        ]
+        return _outermost(of_tensors + others)
+
+    def _read(self, known: ReadState | None = None) -> ReadState:
+        recorded = self._recorded
+        reader = StateReader(recorded.model, recorded.notes, recorded.written)
+        return reader.read(known.reads if known else None)
+
+
+def _differences(before: ReadState, now: ReadState) -> Iterator[tuple[str, Any, Any, Place]]:
+    """Yield (label, value then, value now, place) of each value that differs."""
+    for label in before.values | now.values:
+        then, value = before.values.get(label, ABSENT), now.values.get(label, ABSENT)
+        if not is_same(then, value):
+            yield label, then, value, before.places.get(label) or now.places.get(label, "")
+    contents = {label: content for label, _, content in before.arrays}
+    for label, array, content in now.arrays:
+        if contents.get(label, content) != content:
+            yield label, "other numbers", array, before.places[label]
+
+
+def _outermost(changes: list[ReadChange]) -> list[ReadChange]:
+    """Return the changes without those inside an object or container that changed as a whole."""
+    labels = [change.label for change in changes]
+    return [c for c in changes if not any(c.label.startswith((f"{one}.", f"{one}[", f"{one},")) for one in labels)]
+
+
+def _text(value: Any) -> str:
+    """Return a value as a short text: a tensor, module or container by its kind."""
+    text = f"a {type(value).__name__}" if hasattr(value, "__dict__") and not callable(value) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,267 @@
+"""The walk from a model along everything that its recording read, to the values on which the recording depends.
+
+module or object     its class, and the attributes that were read: on the instance, in the tables of a module, on the class
+list, dict, deque    every item
+function             its code, defaults and variables of its closure; the globals that its code loads
+class, module        the attributes that the code of the functions names
+tensor               its identity and metadata; its contents are read by the graph at every run
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
+from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
+from pipecompile.tracing.guards.code_names import loaded_globals
+from pipecompile.tracing.guards.object_state import add_object, class_attribute
+from pipecompile.tracing.guards.read_state import Place, ReadState
+from pipecompile.tracing.reachable_code import names_in
+
+__all__ = ["StateReader"]
+
+_ATOMS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range, enum.Enum)
+_FOREIGN = frozenset(sys.stdlib_module_names) | {"sympy", "numpy", "pipecompile"}
+_TORCH = _FOREIGN | {"torch"}
+_WHOLE = (SimpleNamespace, functools.partial)
+_parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_content_of_cell = attrgetter("cell_contents", "cell_contents")  # of a single name, attrgetter returns no tuple
+_MANY = 256
+"""Items from which on a container of plain values is one value, without a label per item."""
+
+_ARRAY_BYTES = 1 << 20
+"""Bytes up to which the contents of a numpy array are compared before every run."""
+
+
+class StateReader:
+    """One walk. `written` has (container, key) of what the recorded graph itself writes: such a change is none."""
+
+    def __init__(self, model: nn.Module, notes: AttributeReads, written: frozenset[tuple[int, Any]]) -> None:
+        self.model, self.notes, self.written = model, notes, written
+        self.written_containers = frozenset(container for container, _ in written)
+        self.registered = frozenset(id(module) for module in model.modules())
+        self.state = ReadState()
+        self._known_reads: dict[str, Reads] | None = None
+        self._pending: deque[tuple[Any, str, Place]] = deque()
+        self._seen: dict[int, tuple[str, Any]] = {}
+        self._names: set[str] = set()
+        self._classes: dict[type, Place] = {}
+        self._named: set[tuple[int, str]] = set()
+
+    def read(self, known: dict[str, Reads] | None = None) -> ReadState:
+        """Return the state. `known` has the reads per label of an earlier walk, for objects that replaced others since."""
+        self._known_reads = known
+        self.state.reads = known or {}
+        self.later(self.model, "model", "")
+        for table in GLOBAL_FORWARD_HOOKS:
+            self.later(table, "hooks of all modules", "")
+        while self._pending or self._add_class_attributes():
+            self._visit(*self._pending.popleft())
+        return self.state
+
+    def later(self, value: Any, label: str, place: Place) -> None:
+        """Visit a value in its turn."""
+        self._pending.append((value, label, place))
+
+    def reads_of(self, value: Any, label: str) -> Reads | None:
+        """Return the names read on an object; None if its reads were not noted, so that any may have happened."""
+        if self._known_reads is not None:
+            return self._known_reads.get(label)
+        reads = self.notes.reads_of(value) if self.notes.is_watched(value) else None
+        if reads is not None:
+            self.state.reads[label] = reads
+        return reads
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def _visit(self, value: Any, label: str, place: Place) -> None:
+        add = self.state.add
+        if isinstance(value, _ATOMS):
+            add(label, value, place)
+        elif id(value) in self._seen:
+            add(label, f"the same as {self._seen[id(value)][0]}", place)
+        else:
+            self._seen[id(value)] = label, value
+            self._visit_once(value, label, place)
+
+    def _visit_once(self, value: Any, label: str, place: Place) -> None:
+        add = self.state.add
+        if isinstance(value, torch.Tensor):
+            add(label, value, place)
+            self.state.tensors.append((label, value))
+        elif isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+            self._container(value, label, place)
+        elif isinstance(value, (FunctionType, MethodType, staticmethod, classmethod, property, functools.partial)):
+            self._callable(value, label, place)
+        elif isinstance(value, (type, ModuleType)):
+            add(label, value, place)
+            if isinstance(value, type):
+                self.note_class(value, place)
+        elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+            self._array(value, label, place)
+        elif wrapped := getattr(type(value), "__wrapped__", None) or (_is_cache(value) and value.__wrapped__):
+            add(label, value, place)
+            self.later(wrapped, label, place)
+        elif _package(type(value)) in _FOREIGN and not isinstance(value, _WHOLE) and type(value).__module__ != "argparse":  # fmt: skip
+            self._foreign(value, label, place)
+        else:
+            add(label, value if isinstance(value, nn.Module) else type(value), place)
+            add_object(self, value, label, place)
+
+    def _container(self, value: Any, label: str, place: Place) -> None:
+        add, items = self.state.add, list(value.values() if isinstance(value, dict) else value)
+        if id(value) in self.written_containers:
+            return
+        if not isinstance(value, (tuple, frozenset)):
+            self.state.sized.append(value)
+            self.state.add_row(iter, value)
+            if isinstance(value, dict):
+                self.state.add_row(dict.values, value)
+        keys = list(value) if isinstance(value, dict) else range(len(items))
+        if len(items) > _MANY and all(isinstance(item, _ATOMS) for item in items):
+            add(label, (type(value), tuple(keys), tuple(items)), place)
+            return
+        members = frozenset(value) if isinstance(value, (set, frozenset)) else tuple(keys)
+        add(label, (type(value), members), place)
+        for key, item in zip(keys, items, strict=True):
+            self.later(item, f"{label}[{key!r}]" if isinstance(key, (int, str)) else f"{label}[...]", place)
+        if _package(type(value)) not in _TORCH and hasattr(value, "__dict__"):
+            add_object(self, value, f"{label}, as an object", place)
+
+    def _array(self, value: Any, label: str, place: Place) -> None:
+        self.state.add(label, (type(value), str(value.dtype), value.shape), place)
+        if value.nbytes <= _ARRAY_BYTES and not value.dtype.hasobject:
+            self.state.arrays.append((label, value, value.tobytes()))
+        else:
+            self.state.risks[label] = "a large numpy array: a write into it is not noticed"
+
+    def _foreign(self, value: Any, label: str, place: Place) -> None:
+        self.state.add(label, value, place)
+        if hasattr(value, "__next__"):
+            self.state.risks[label] = f"a {type(value).__name__}: each call of next changes it, unseen"
+
+    # -- functions --------------------------------------------------------------------------------------------------
+
+    def _callable(self, value: Any, label: str, place: Place) -> None:
+        if isinstance(value, FunctionType):
+            self._function(value, label, place)
+            return
+        self.state.add(label, type(value), place)
+        if isinstance(value, property):
+            parts: Iterable[Any] = (value.fget,)
+        elif isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+        else:
+            parts = (value.__func__, *([value.__self__] if isinstance(value, MethodType) else []))
+        for part in parts:
+            self.later(part, f"{label}, {_part_name(part)}", place)
+
+    def _function(self, function: FunctionType, label: str, place: Place) -> None:
+        """Note the code of a function of the user's, and what it holds and loads. Of others, the function itself."""
+        if _package(function) in _TORCH:
+            self.state.add(label, function, place)
+            return
+        code = function.__code__
+        self.state.add(label, code, place)
+        self.state.add_row(_parts_of_function, function)
+        name = code.co_qualname
+        self.later(function.__defaults__, f"defaults of {name}", place)
+        self.later(function.__kwdefaults__, f"keyword defaults of {name}", place)
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if _is_full(cell) and (id(cell), "cell_contents") not in self.written:
+                self.state.add_row(_content_of_cell, cell)
+                self.later(cell.cell_contents, f"{variable} (variable around {name})", (code, variable))
+        names = names_in(code)
+        self._names |= names
+        self._add_globals(function, names)
+
+    def _add_globals(self, function: FunctionType, names: frozenset[str]) -> None:
+        code, scope = function.__code__, function.__globals__
+        module = scope.get("__name__", "")
+        loads = [name for name in loaded_globals(code) if name in scope and self._is_new(scope, name)]
+        self.state.add_names(scope, loads)
+        for name in loads:
+            self.later(scope[name], f"{name} (global of {module})", (code, name))
+        for name in loaded_globals(code) & scope.keys():
+            if isinstance(scope[name], ModuleType):
+                self._add_module(scope[name], names, (code, name))
+
+    def _add_module(self, module: ModuleType, names: frozenset[str], place: Place) -> None:
+        """Note the attributes of a module that a function names; of a library's module, also of its submodules."""
+        scope = vars(module)
+        named = [name for name in names if name in scope and self._is_new(scope, name)]
+        self.state.add_names(scope, named)
+        for name in named:
+            code = place[0] if isinstance(place, tuple) else place
+            where: Place = (code, name) if not isinstance(code, str) else code
+            self.later(scope[name], f"{module.__name__}.{name}", where)
+            if isinstance(scope[name], ModuleType):
+                self._add_module(scope[name], names, place)
+        if "environ" in named or "getenv" in named:
+            self.state.add_row(_variables, os.environ)
+            self.state.add("os.environ", *_variables(os.environ), place)
+
+    def _is_new(self, scope: Any, name: str) -> bool:
+        key = id(scope), name
+        is_new = key not in self._named and key not in self.written
+        self._named.add(key)
+        return is_new
+
+    # -- classes ----------------------------------------------------------------------------------------------------
+
+    def note_class(self, cls: type, place: Place) -> None:
+        """Note a class of the user's and its bases: attributes that the functions name are read."""
+        for base in cls.__mro__:
+            if _package(base) not in _TORCH and not issubclass(base, enum.Enum) and base not in self._classes:
+                self._classes[base] = place
+                self.state.sized.append(vars(base))
+
+    def add_class_attribute(self, cls: type, name: str, place: Place) -> None:
+        """Note the value of an attribute of a class."""
+        if self._is_new(cls, name):
+            self.state.add_names(vars(cls), [name])
+            self.later(vars(cls)[name], f"{cls.__qualname__}.{name}", place)
+
+    def _add_class_attributes(self) -> bool:
+        """Note attributes of the classes that the functions name. Return whether there were new ones."""
+        for cls, place in list(self._classes.items()):
+            for name in self._names & vars(cls).keys():
+                if class_attribute(cls, name) is not None:
+                    self.add_class_attribute(cls, name, place)
+        return bool(self._pending)
+
+
+def _variables(environment: Mapping[str, str]) -> tuple[frozenset[tuple[str, str]]]:
+    """Return the variables of the environment as one value."""
+    return (frozenset(environment.items()),)
+
+
+def _package(value: Any) -> str:
+    return str(getattr(value, "__module__", "")).partition(".")[0]
+
+
+def _is_cache(value: Any) -> bool:
+    return isinstance(value, functools._lru_cache_wrapper)
+
+
+def _part_name(part: Any) -> str:
+    return str(getattr(part, "__qualname__", type(part).__name__))
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,69 @@
+"""Reads of attributes are noted while a block runs: of modules, and of the objects that they lead to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipecompile.tracing.guards.attribute_reads import AttributeReads
+
+
+@dataclass
+class Config:
+    scale: float = 1.0
+    other: float = 2.0
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.config, self.inner = Config(), [{"c": Config()}]
+        self.space = SimpleNamespace(a=1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * self.config.scale * self.inner[0]["c"].other
+
+
+def test_reads_of_modules_and_objects_are_noted_with_their_line() -> None:
+    net = Net()
+    with AttributeReads() as notes:
+        net(torch.zeros(1, 2))
+    assert {"forward", "layer", "config", "inner"} <= notes.reads_of(net).keys()
+    assert "space" not in notes.reads_of(net)
+    assert list(notes.reads_of(net.config)) == ["scale"]
+    assert list(notes.reads_of(net.inner[0]["c"])) == ["other"]
+    assert {"weight", "bias"} <= notes.reads_of(net.layer).keys()
+    code = Net.forward.__code__
+    assert notes.reads_of(net.config)["scale"] == f"{__file__}:{code.co_firstlineno + 1} in Net.forward"
+
+
+def test_classes_are_as_before_afterwards() -> None:
+    class Own(nn.Module):
+        def __getattribute__(self, name: str) -> Any:
+            return super().__getattribute__(name)
+
+    own = Own.__dict__["__getattribute__"]
+    with AttributeReads([Own(), Config()]) as notes:
+        assert "__getattribute__" in vars(nn.Module)
+        assert "__getattribute__" in vars(Config)
+        assert notes.is_watched(Own())
+        assert not notes.is_watched(SimpleNamespace())
+    assert "__getattribute__" not in vars(nn.Module)
+    assert "__getattribute__" not in vars(Config)
+    assert Own.__dict__["__getattribute__"] is own
+
+
+def test_reads_of_other_threads_and_of_the_table_lookup_are_no_reads() -> None:
+    net = Net()
+    with AttributeReads() as notes:
+        other = Thread(target=lambda: net.space)
+        other.start(), other.join()
+        assert net.layer is not None
+        assert net.__dict__["training"]
+    assert set(notes.reads_of(net)) == {"layer", "__dict__"}

@@ -1,0 +1,78 @@
+"""The walk along what a recording read: containers, functions, closures, globals, classes and modules."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.support.recorded_reads import state_of
+
+TEMPERATURE = 2.0
+UNREAD = 3.0
+TABLE = {"scale": 1.5}
+
+
+class Settings:
+    gain = 1.25
+    step = 0
+
+
+def scaled(x: torch.Tensor, by: float = 3.0, *, shift: float = 0.5) -> Any:
+    return x * by + shift
+
+
+def around(power: float) -> Any:
+    def inner(x: torch.Tensor) -> Any:
+        return x * power
+
+    return inner
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(2, 2)]
+        self.sizes, self.queue, self.space = {"a": (1, 2.5)}, deque([7.0]), SimpleNamespace(z=4.0)
+        self.act, self.part, self.numbers = around(2.5), functools.partial(scaled, by=0.5), np.ones(2)
+        self.steps, self.large = iter([1, 2]), np.zeros(1 << 18)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.layers[0](x) * TEMPERATURE * TABLE["scale"] * Settings.gain * self.sizes["a"][1] + self.queue[0]
+        h = scaled(self.part(self.act(h))) + self.space.z + float(self.numbers[0]) + float(os.environ.get("SHIFT", "0"))
+        assert self.steps is not None
+        assert self.large is not None
+        return F.relu(h)
+
+
+def test_every_kind_of_value_has_a_label() -> None:
+    state = state_of(Net(), torch.zeros(3, 2))
+    values = state.values
+    module = __name__
+    for label, value in {
+        "model.sizes['a'][1]": 2.5, "model.queue[0]": 7.0, "model.space.z": 4.0, f"TEMPERATURE (global of {module})": 2.0,
+        f"TABLE (global of {module})['scale']": 1.5, "Settings.gain": 1.25, "defaults of scaled[0]": 3.0,
+        "keyword defaults of scaled['shift']": 0.5, "power (variable around around.<locals>.inner)": 2.5,
+    }.items():  # fmt: skip
+        assert values[label] == value, label
+    assert values["torch.nn.functional.relu"] is F.relu
+    assert "model.layers[0].weight" in values
+    assert "os.environ" in values
+    assert "model.part, dict['by']" in values
+
+
+def test_what_no_code_reads_is_left_out() -> None:
+    values = state_of(Net(), torch.zeros(3, 2)).values
+    assert not any("UNREAD" in label or "Settings.step" in label for label in values)
+
+
+def test_what_cannot_be_guarded_is_a_risk() -> None:
+    risks = state_of(Net(), torch.zeros(3, 2)).risks
+    assert set(risks) == {"model.steps", "model.large"}
