@@ -36,6 +36,7 @@ from pipecompile.tracing.emit.node_writer import NodeWriter
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins, with_unknown_data
+from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.interception.assertions import asserted_truth, holds
 from pipecompile.tracing.interception.dispatcher import DispatchRecorder, is_transformed
 from pipecompile.tracing.interception.randomness import RandomDrawCounter, rng_function
@@ -55,6 +56,7 @@ class CallRecorder(TorchFunctionMode):
 
     module_snapshots: ModuleSnapshots
     leftovers: RecordingLeftovers
+    reads: AttributeReads
 
     def __init__(
         self, model: nn.Module, symbol: BatchSymbol, device: torch.device, opaque_calls: OpaqueCalls, *, grad: bool
@@ -217,7 +219,8 @@ class CallRecorder(TorchFunctionMode):
 
         written = list(module.buffers()) if module.training else []
         held = [*module.parameters(), *module.buffers()]
-        with self.leftovers.leaf_call(module):
+        is_layer = type(module).__module__.startswith("torch.nn.")
+        with self.leftovers.leaf_call(module), self.reads.of_layer(module) if is_layer else nullcontext():
             result = self.call(
                 cheap_forward(module, call), args, kwargs, lambda faked: ("call_module", target, faked), written, held
             )

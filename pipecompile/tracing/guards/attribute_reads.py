@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
 from types import FrameType, FunctionType, MethodType, ModuleType, TracebackType
@@ -49,6 +50,7 @@ class AttributeReads:
         self._originals: list[tuple[type, Any]] = []
         self._scanned: dict[int, Any] = {}
         self._roots, self._thread = tuple(roots), get_ident()
+        self._only: frozenset[int] | None = None
 
     def __enter__(self) -> Self:
         self._thread = get_ident()
@@ -68,6 +70,15 @@ class AttributeReads:
         self._originals.clear()
         self._scanned.clear()
 
+    @contextmanager
+    def of_layer(self, layer: nn.Module) -> Iterator[None]:
+        """Note reads of this layer alone inside the block: its node calls the layer and its hooks at every run."""
+        before, self._only = self._only, frozenset(map(id, layer.modules()))
+        try:
+            yield
+        finally:
+            self._only = before
+
     def is_watched(self, value: Any) -> bool:
         """Return whether the reads of this object were noted."""
         return any(cls in self.watched for cls in type(value).__mro__)
@@ -86,7 +97,7 @@ class AttributeReads:
         noted, thread = self.noted, self._thread
 
         def __getattribute__(instance: Any, name: str) -> Any:  # noqa: N807 the method of a class
-            if get_ident() != thread:
+            if get_ident() != thread or (self._only is not None and id(instance) not in self._only):
                 return plain(instance, name)
             entry = noted.get(id(instance))
             if entry is None:

@@ -67,3 +67,13 @@ def test_reads_of_other_threads_and_of_the_table_lookup_are_no_reads() -> None:
         assert net.layer is not None
         assert net.__dict__["training"]
     assert set(notes.reads_of(net)) == {"layer", "__dict__"}
+
+
+def test_inside_a_layer_reads_of_other_objects_are_no_reads() -> None:
+    net = Net()
+    layer = net.layer
+    layer.register_forward_hook(lambda *_: net.space and None)
+    with AttributeReads() as notes, notes.of_layer(layer):
+        layer(torch.zeros(1, 2))
+    assert not notes.reads_of(net)
+    assert "weight" in notes.reads_of(layer)
