@@ -99,7 +99,9 @@ class Specialization:
         """Return whether this recording is right for a call with this signature in micro-batches of these sizes, now."""
         if signature != self.signature or self.facts.grad_mode not in (None, torch.is_grad_enabled()):
             return False
-        return self.broken_guard(sizes) is None and (self.guards is None or self.guards.hold())
+        if self.broken_guard(sizes) is not None:
+            return False
+        return self.guards is None or self.guards.fetch.is_unchanged() or self.guards.hold()
 
     def state_changes(self) -> tuple[ReadChange, ...]:
         """Return what has changed of the state that the recording read."""

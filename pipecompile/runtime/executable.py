@@ -72,7 +72,8 @@ class Executable:
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """Return a frame for one mini-batch with micro-batches of these sizes, in samples. Refresh mirrors and cells for the run."""
         self.mirrors.refresh()
-        self.norms.begin()
+        if self.norms.norms:
+            self.norms.begin()
         for cell in self.cells:
             cell.code.refresh()
         frame = self._idle[threaded].pop() if self._idle[threaded] else self._new_frame(threaded)
@@ -88,7 +89,8 @@ class Executable:
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
         """Take back the frame of a run that succeeded. Write back gradients of mirrors and statistics of deferred layers."""
         self.mirrors.settle()
-        self.norms.settle()
+        if self.norms.norms:
+            self.norms.settle()
         frame.arrivals, frame.departures, frame.events = {}, {}, {}
         self._idle[threaded].append(frame)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,13 +15,18 @@ from torch import nn
 
 from pipecompile.torch_private import pytree
 
-__all__ = ["CachedFunction", "ReachableCode", "closure_tensors", "names_in", "reachable"]
+__all__ = ["CachedFunction", "ReachableCode", "closure_tensors", "loaded_globals", "names_in", "reachable"]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
 """Packages whose code is not followed."""
 
 _known: dict[int, tuple[CodeType, frozenset[str]]] = {}
 """Cache of `names_in` by id: the code object, which stays alive here, and its names."""
+
+_LOAD_GLOBAL, _LOAD_NAME, _EXTENDED = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"], dis.opmap["EXTENDED_ARG"]
+
+_known_loads: dict[int, tuple[CodeType, frozenset[str]]] = {}
+"""Cache by id: the code object, which stays alive here, and the globals that it loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,27 @@ def names_in(code: CodeType) -> frozenset[str]:
         inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
         _known[id(code)] = code, frozenset(code.co_names).union(*inner)
     return _known[id(code)][1]
+
+
+def loaded_globals(code: CodeType) -> frozenset[str]:
+    """Return the names of the globals that code loads, without names of attributes."""
+    if id(code) not in _known_loads:
+        inner = [loaded_globals(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+        _known_loads[id(code)] = code, frozenset(_loads(code)).union(*inner)
+    return _known_loads[id(code)][1]
+
+
+def _loads(code: CodeType) -> list[str]:
+    """Return the globals that one code object loads. The argument of LOAD_GLOBAL has a flag in bit 0."""
+    body, names, extended = code.co_code, [], 0
+    for position in range(0, len(body), 2):
+        operation, argument = body[position], body[position + 1] | extended
+        extended = argument << 8 if operation == _EXTENDED else 0
+        if operation == _LOAD_GLOBAL:
+            names.append(code.co_names[argument >> 1])
+        elif operation == _LOAD_NAME:
+            names.append(code.co_names[argument])
+    return names
 
 
 def _is_foreign(value: Any) -> bool:

@@ -46,12 +46,12 @@ class ReadChange:
 
 
 class StateGuards:
-    """The state behind the reads of a recording, at the time of construction."""
+    """The state behind the reads of a recording, at the time of construction. `fetch` is the quick check of it."""
 
     def __init__(self, recorded: RecordedReads) -> None:
         self._recorded = recorded
         self._state = self._read()
-        self._fetch = StateFetch(self._state)
+        self.fetch = StateFetch(self._state)
 
     @property
     def risks(self) -> dict[str, str]:
@@ -68,21 +68,21 @@ class StateGuards:
 
         Objects that were replaced by others with equal content are taken over.
         """
-        if self._fetch.is_unchanged():
+        if self.fetch.is_unchanged():
             return True
-        if self._fetch.is_surely_changed():
+        if self.fetch.is_surely_changed():
             return False
         state = self._read(self._state)
         if any(True for _ in _differences(self._state, state)):
             return False
-        self._state, self._fetch = state, StateFetch(state)
+        self._state, self.fetch = state, StateFetch(state)
         return True
 
     def changes(self) -> list[ReadChange]:
         """Return what has changed since the recording, each change with the line that reads it."""
         of_tensors = [
             ReadChange(f"{label}.{name}", before, now, line_of_read(self._state.places[label]))
-            for label, name, before, now in self._fetch.metadata.changes()
+            for label, name, before, now in self.fetch.metadata.changes()
         ]
         others = [
             ReadChange(label, before, now, line_of_read(place))

@@ -24,10 +24,9 @@ from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
-from pipecompile.tracing.guards.code_names import loaded_globals
 from pipecompile.tracing.guards.object_state import add_object, class_attribute
 from pipecompile.tracing.guards.read_state import Place, ReadState
-from pipecompile.tracing.reachable_code import names_in
+from pipecompile.tracing.reachable_code import loaded_globals, names_in
 
 __all__ = ["StateReader"]
 
