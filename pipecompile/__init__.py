@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pipecompile.costs import CostError as CostError
     from pipecompile.errors import InfeasibleError as InfeasibleError
     from pipecompile.errors import InputError as InputError
+    from pipecompile.errors import MismatchError as MismatchError
     from pipecompile.errors import PartitionError as PartitionError
     from pipecompile.errors import PartitionWarning as PartitionWarning
     from pipecompile.errors import PipecompileError as PipecompileError
@@ -53,6 +54,7 @@ _HOMES = {
     "errors": (
         "InfeasibleError",
         "InputError",
+        "MismatchError",
         "PartitionError",
         "PartitionWarning",
         "PipecompileError",

@@ -70,6 +70,7 @@ def compile(
     has_aux: bool = False,
     compile_stages: bool | str = False,
     cuda_graphs: bool = False,
+    check: bool | str = True,
     cache_size: int = 16,
     init: Init = None,
 ) -> Pipeline:
@@ -133,6 +134,10 @@ def compile(
     - `cuda_graphs`: True captures stages on GPUs, once per micro-batch in flight, and replays them: faster where launching takes
       longer than computing. Python of layers and of the loss runs only during capture. A stage that cannot be captured runs
       uncaptured, and a warning says why.
+    - `check`: True compares every new recording with the model itself, on the first micro-batch that it runs: outputs, loss,
+      gradients, buffers and random draws. A difference raises MismatchError with the first line that differs. Recordings that differ
+      from earlier ones in sizes alone are compared three times. The model must fit on one device; nothing of the comparison is
+      left, but what its forward prints comes again. "every:N" repeats this every N mini-batches, False turns it off.
     - `cache_size`: number of recordings kept, one per kind of inputs (shapes without the batch, dtypes, plain values) and mode.
       The least recently used recording is dropped first.
     - `init`: initial values of a model built under `torch.device("meta")`; each process allocates what its stages use.

@@ -21,6 +21,7 @@ __all__ = [
     "ErrorCode",
     "InfeasibleError",
     "InputError",
+    "MismatchError",
     "PartitionError",
     "PartitionWarning",
     "PipecompileError",
@@ -63,6 +64,10 @@ class TraceError(PipecompileError):
             what or f"cannot trace: {entry.what}", where=where, why=why or entry.why, hint=hint or entry.hint
         )
         self.args = (f"{code} {self}\n  {'more':<6} {entry.page}",)
+
+
+class MismatchError(PipecompileError):
+    """A recording that does not compute what the model computes; `where` is the first node that differs."""
 
 
 class PartitionError(PipecompileError):

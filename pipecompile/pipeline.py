@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs, flatten
-from pipecompile.batching.microbatches import loss_weights, scaled_gradients, scatter_tree, weighted_loss
+from pipecompile.batching.microbatches import MiniBatch, loss_weights, scaled_gradients, scatter_tree, weighted_loss
 from pipecompile.driver.backend import Backend, ProcessBackend
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_cache import CompileCache
@@ -20,6 +20,7 @@ from pipecompile.driver.compile_context import Decision
 from pipecompile.driver.inspection import Inspection
 from pipecompile.driver.model_proxy import ModelProxy
 from pipecompile.driver.programs import call_executable, step_executable, step_schedule
+from pipecompile.driver.specialization import Specialization
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, TARGET, Program, Schedule
 from pipecompile.ir.candidates import Considered
@@ -73,6 +74,7 @@ class Pipeline(ModelProxy):
         with_backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
         executable = call_executable(specialization, len(batch.sizes), with_backward=with_backward)
         outputs = specialization.outputs
+        self._cache.check(specialization, batch)
         if with_backward:
             values = run_with_autograd(PipelineCall(executable, outputs, specialization.inputs, batch))
         else:
@@ -107,7 +109,7 @@ class Pipeline(ModelProxy):
         device = specialization.stage_devices[-1]
         arrivals[LOSS, True] = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
         with torch.set_grad_enabled(trains):
-            frame = self._run(executable, sizes, arrivals)
+            frame = self._run(executable, specialization, batch, arrivals)
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
         executable.finished(frame, threaded=self._dispatcher.threaded)
@@ -117,10 +119,17 @@ class Pipeline(ModelProxy):
         loss = weighted_loss(losses, weights)
         return (loss, aux) if self._options.has_aux else loss
 
-    def _run(self, executable: Executable, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any]) -> Frame:
-        """Run the program of a step in this thread, or in a thread per device, and return its frame."""
+    def _run(
+        self,
+        executable: Executable,
+        specialization: Specialization,
+        batch: MiniBatch,
+        arrivals: dict[tuple[str, bool], Any],
+    ) -> Frame:
+        """Check the recording if that is due. Run the program of a step in this thread or a thread per device; return its frame."""
+        self._cache.check(specialization, batch, arrivals)
         threaded = self._dispatcher.threaded
-        frame = executable.frame(sizes, arrivals, threaded=threaded)
+        frame = executable.frame(batch.sizes, arrivals, threaded=threaded)
         executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.workers)
         return frame
 

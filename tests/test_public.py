@@ -18,6 +18,7 @@ EXPECTED = [
     "Explanation",
     "InfeasibleError",
     "InputError",
+    "MismatchError",
     "Partition",
     "PartitionError",
     "PartitionWarning",

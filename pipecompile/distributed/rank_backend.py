@@ -41,6 +41,7 @@ class RankBackend:
     def __init__(self, communicator: Communicator) -> None:
         ranks = communicator.ranks
         self.communicator = communicator
+        self.holds_model = False
         self.is_planner = ranks.member_index == 0
         self.shards = ShardedParameters(ranks.shard_mesh, communicator)
         group = ranks.replica_group

@@ -32,6 +32,9 @@ class Backend(Protocol):
     is_planner: bool
     """Whether this process measures and cuts. Exactly one process of a pipeline does."""
 
+    holds_model: bool
+    """Whether all parameters of the model are in this process."""
+
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:
         """Return a context in which layers of the model can run in this process alone."""
 
@@ -68,7 +71,7 @@ class Backend(Protocol):
 class ProcessBackend:
     """All devices in this process."""
 
-    is_planner = True
+    is_planner = holds_model = True
 
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()

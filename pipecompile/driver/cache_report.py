@@ -26,6 +26,7 @@ class Recording:
     is right, each with the user's line. `kept` are the parts of the model that are opaque calls. `seconds` is the time to record,
     `calls` the number of mini-batches that ran. `changes` names what the recording before had read and what changed since, each
     with the line that reads it; `risks` what this recording read and whose changes are not noticed.
+    `checked` is the time of the comparison with the model, or why there was none.
     """
 
     inputs: tuple[str, ...]
@@ -38,6 +39,7 @@ class Recording:
     calls: int
     changes: tuple[str, ...] = ()
     risks: tuple[str, ...] = ()
+    checked: str = ""
 
     @classmethod
     def of(
@@ -93,14 +95,15 @@ class Recordings:
             box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
         )  # fmt: skip
         why = ["recorded because"] if any(one.because for one in self.kept) else []
-        for header in ("inputs", "mode", "autocast", "right while", "kept whole", *why, "nodes", "seconds", "calls"):
+        reasons = ("right while", "kept whole", *why)
+        for header in ("inputs", "mode", "autocast", *reasons, "nodes", "seconds", "calls", "checked"):
             table.add_column(
                 header, justify="right" if header in ("nodes", "seconds", "calls") else "left", overflow="fold"
             )
         for one in self.kept:
             reason = [one.because] if why else []
             table.add_row("\n".join(one.inputs), one.mode, one.autocast, "\n".join(one.guards) or "always", "\n".join(one.kept), *reason,
-                          str(one.nodes), f"{one.seconds:.2f}", str(one.calls))  # fmt: skip
+                          str(one.nodes), f"{one.seconds:.2f}", str(one.calls), one.checked)  # fmt: skip
         return render(table, width=120)
 
 

@@ -6,6 +6,10 @@ as the first gets a plan of its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
@@ -15,11 +19,13 @@ from pipecompile.driver.batch_split import candidate_batches, first_batch, on_on
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.phases import check_division, specialize
+from pipecompile.driver.recording_checks import RecordingChecks
 from pipecompile.driver.signature import Signature, signature_of
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
 from pipecompile.graph.output_merging import join_rules
 from pipecompile.options import Options
+from pipecompile.parameters.meta_init import is_on_meta
 from pipecompile.tracing.recording import another_size
 
 __all__ = ["CompileCache"]
@@ -31,6 +37,7 @@ class CompileCache:
     def __init__(self, model: nn.Module, options: Options, backend: Backend) -> None:
         self.model, self.options = model, options.with_choice_of(options.plan)
         self.context = CompileContext.of(model, options, backend)
+        self.checks = RecordingChecks(model, _obstacle(model, backend))
         self.decision = Decision(options.plan)
         self.entries: list[Specialization] = []
         self._hits = self._traces = self._evictions = 0
@@ -99,6 +106,14 @@ class CompileCache:
         if not meta_init.is_done and meta_init.check():
             self._values_ready(self.latest)
 
+    def check(
+        self, specialization: Specialization, batch: MiniBatch, arrivals: Mapping[tuple[str, bool], Any] | None = None
+    ) -> None:
+        """Compare a recording with the model itself, if that is due. Raise MismatchError. `arrivals` are those of a step."""
+        if specialization.calls >= specialization.check_at[torch.is_grad_enabled()]:
+            with self.context.backend.without_collectives(self.model, self.options):
+                self.checks.run(specialization, batch, arrivals)
+
     def explain(self) -> Recordings:
         """Return a row per specialization, the last used first, and how often they served."""
         kept = tuple(specialization.report() for specialization in reversed(self.entries))
@@ -157,6 +172,7 @@ class CompileCache:
         if not self.entries and self.context.meta_init.is_done:
             self._values_ready(specialization)
         self._traces += 1
+        self.checks.register(specialization)
         self.entries.append(specialization)
         if len(self.entries) > self.options.cache_size:
             self._evictions += 1
@@ -166,3 +182,10 @@ class CompileCache:
     def _values_ready(self, specialization: Specialization) -> None:
         context = self.context
         context.backend.values_ready(specialization.graph, specialization.stages, context.homes)
+
+
+def _obstacle(model: nn.Module, backend: Backend) -> str:
+    """Return why the model cannot run as a whole in this process; "" if it can."""
+    if not backend.holds_model:
+        return "the model is not whole on a rank"
+    return "the model was on meta" if is_on_meta(model) else ""

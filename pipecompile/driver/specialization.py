@@ -7,7 +7,7 @@ the batch. `phases.specialize` makes them, the compile cache keeps them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,7 +42,9 @@ class Specialization:
     """The stages of one recording, and the programs that run them.
 
     `plan` may come from an earlier specialization: its cut is then carried over to `graph`. `inputs` are the names of the flat
-    inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program. `calls` counts the mini-batches that were run, and `is_divided` says that one came in several micro-batches.
+    inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program. `calls` counts the
+    mini-batches that were run, and `is_divided` says that one came in several micro-batches. Once `calls` is `check_at[grad mode]`,
+    the recording is checked against the model; `checked` is the outcome.
     """
 
     graph: TracedGraph
@@ -58,6 +60,8 @@ class Specialization:
     guards: StateGuards | None = None
     changes: tuple[ReadChange, ...] = ()
     calls: int = 0
+    check_at: tuple[float, float] = (0, 0)
+    checked: str = ""
     is_divided: bool = False
     executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     schedules: dict[int, Schedule] = field(default_factory=dict)
@@ -120,7 +124,8 @@ class Specialization:
         """Return the row of `pipe.explain()`."""
         risks = [f"{label}, {why}" for label, why in (self.guards.risks if self.guards else {}).items()]
         seconds = self.log.seconds["record"]
-        return Recording.of(self.graph, self.signature[1], seconds, self.calls, [*map(str, self.changes)], risks)
+        recording = Recording.of(self.graph, self.signature[1], seconds, self.calls, [*map(str, self.changes)], risks)
+        return replace(recording, checked=self.checked)
 
     def reschedule(self, options: Options) -> None:
         """Take other options. Programs are lowered anew at their next use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,16 @@ def _stage_flag(name: str, value: Any) -> bool:
     return bool(value) if type(value) is int and value in (0, 1) else flag(name, value)
 
 
+def _check(name: str, value: Any) -> bool | str:
+    """Return a bool, or "every:N" for a whole number N of at least 1."""
+    if isinstance(value, str):
+        every, _, count = value.partition(":")
+        if every == "every" and count.isdecimal() and int(count) >= 1:
+            return value
+        raise refusal(name, value, 'True, False, nor "every:N"', hint=f'{name}="every:1000"')
+    return flag(name, value)
+
+
 def _backend(name: str, value: Any) -> bool | str:
     return value if isinstance(value, str) else flag(name, value)
 
@@ -69,5 +80,11 @@ class RunSettings(Group):
     dispatch: Annotated[str, choice("auto", "inline", "threads")]
     compile_stages: Annotated[bool | str, _backend]
     cuda_graphs: Annotated[bool, flag]
+    check: Annotated[bool | str, _check]
     cache_size: Annotated[int, whole_number(16)]
     init: tuple[Source, ...]
+
+    @property
+    def check_period(self) -> float:
+        """The number of mini-batches from one check of a recording to the next; infinite if there is one check."""
+        return float(self.check.partition(":")[2]) if isinstance(self.check, str) else math.inf

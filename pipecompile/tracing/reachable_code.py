@@ -15,7 +15,15 @@ from torch import nn
 
 from pipecompile.torch_private import pytree
 
-__all__ = ["CachedFunction", "ReachableCode", "closure_tensors", "loaded_globals", "names_in", "reachable"]
+__all__ = [
+    "CachedFunction",
+    "ReachableCode",
+    "closure_tensors",
+    "loaded_globals",
+    "named_values",
+    "names_in",
+    "reachable",
+]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
 """Packages whose code is not followed."""
@@ -123,6 +131,14 @@ def closure_tensors(function: Any) -> Iterator[torch.Tensor]:
             leaves = pytree.tree_leaves([enclosed, value.__defaults__, value.__kwdefaults__])
             yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
             pending += [leaf for leaf in leaves if callable(leaf)]
+
+
+def named_values(functions: Iterable[FunctionType]) -> Iterator[Any]:
+    """Yield the globals that these functions name, and what they close over and have as defaults; not what is inside those."""
+    for function in functions:
+        yield from (value for _, _, value in _named(function))
+        yield from (cell.cell_contents for cell in function.__closure__ or () if _is_full(cell))
+        yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
 
 
 def _is_full(cell: Any) -> bool:

@@ -1,6 +1,6 @@
 """Verifiers: one per level, each reports all faults at once in one VerifyError.
 
-    traced graph   traced_graph.py
+    traced graph   traced_graph.py; recording.py compares it with the model on real values
     plan           plan.py, and routes.py for its routes
     schedule       schedule.py, with deadlock.py and schedule_picture.py
     program        program.py, by levels of the lowering: operands.py, pairing.py, tied_parameters.py, lifetimes.py

@@ -15,7 +15,7 @@ from pipecompile.settings.run_settings import RunSettings, load_schedule
 
 def settings(**changes: Any) -> RunSettings:
     usual = {"schedule": "1f1b", "checkpoint": "never", "restored": 1, "dispatch": "auto", "compile_stages": False}
-    return RunSettings(**(usual | {"cuda_graphs": False, "cache_size": 16, "init": ()} | changes))
+    return RunSettings(**(usual | {"cuda_graphs": False, "check": True, "cache_size": 16, "init": ()} | changes))
 
 
 def test_a_schedule_is_a_name_a_schedule_a_builder_or_a_file(tmp_path: Path) -> None:

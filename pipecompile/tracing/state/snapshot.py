@@ -6,7 +6,6 @@ hooks close over, and the global lists and dicts that hooks name.
 
 from __future__ import annotations
 
-import random
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
@@ -20,9 +19,19 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
-from pipecompile.tracing.reachable_code import names_in
+from pipecompile.tracing.reachable_code import named_values, names_in, reachable
+from pipecompile.tracing.state.random_states import generators_among, random_sources, random_states_restored
 
-__all__ = ["Place", "can_hold", "content_of", "contents_restored", "model_restored", "places_of", "tensors_of"]
+__all__ = [
+    "Place",
+    "can_hold",
+    "content_of",
+    "contents_restored",
+    "held_values",
+    "model_restored",
+    "places_of",
+    "tensors_of",
+]
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque, CellType)
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
@@ -31,22 +40,15 @@ _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
 
 @contextmanager
 def model_restored(model: nn.Module) -> Iterator[None]:
-    """Restore every module, everything reachable from it, and the CPU's random states when the block ends, error or not.
+    """Restore every module, everything reachable from it, and the random states of the CPU when the block ends, error or not.
 
     Tensors are restored by identity. Their contents are safe because the block computes on fake tensors; for a block that
     computes on real ones see `tensor_contents`.
     """
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
-    numpy_state = numpy_random.get_state() if numpy_random else None
-    with contents_restored(places_of(model)):
-        try:
-            yield
-        finally:
-            torch.set_rng_state(torch_state)
-            random.setstate(python_state)
-            if numpy_random:
-                numpy_random.set_state(numpy_state)
+    places = places_of(model)
+    generators = generators_among((*held_values(places), *named_values(reachable(model).functions)))
+    with random_states_restored(random_sources(generators)), contents_restored(places):
+        yield
 
 
 @contextmanager
@@ -62,8 +64,14 @@ def contents_restored(places: Iterable[Place]) -> Iterator[None]:
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
     """Return every tensor reachable from the model, in a table or anywhere else, each once."""
-    held = [item for place in places_of(model) for item in _items(place.container) if isinstance(item, torch.Tensor)]
+    held = [item for item in held_values(places_of(model)) if isinstance(item, torch.Tensor)]
     return list({id(tensor): tensor for tensor in held}.values())
+
+
+def held_values(places: Iterable[Place]) -> Iterator[Any]:
+    """Yield every value in these containers."""
+    for place in places:
+        yield from _items(place.container)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,120 @@
+"""The check of a new recording at its first run: one micro-batch by the recording, and by the model itself.
+
+    new code                      checked at its first run
+    new sizes of known code       checked the first three times
+    check="every:N"               checked again after every N mini-batches
+
+`verifiers.recording` compares. A recording is not checked where the model cannot run as a whole in this process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.driver.specialization import Specialization
+from pipecompile.graph.device_placement import follow_device
+from pipecompile.ir import TARGET
+from pipecompile.options import Options
+from pipecompile.runtime.results import own_loss
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.fx_graphs import codegen_of
+from pipecompile.torch_private.storages import is_traceable_wrapper_subclass
+from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.traced_graph import TracedGraph
+from pipecompile.verifiers.eager_run import CheckedCall
+from pipecompile.verifiers.recording import verify_recording
+
+__all__ = ["RecordingChecks"]
+
+_OTHER_SIZES = 3
+"""Recordings of the same code for other sizes that are checked: sizes alone rarely change what is computed."""
+
+
+class RecordingChecks:
+    """The checks of one pipeline. `obstacle` is the reason why the model cannot run as a whole; "" if it can."""
+
+    def __init__(self, model: nn.Module, obstacle: str) -> None:
+        self.model, self.obstacle = model, obstacle
+        self._seen: Counter[int] = Counter()
+
+    def register(self, specialization: Specialization) -> None:
+        """Note when a new recording is to be checked: at once, or never, with the reason."""
+        options = specialization.options
+        code = _code_of(specialization.graph)
+        reason = "check=False" if not options.check else self.obstacle or _spread(self.model, specialization)
+        if not reason and self._seen[code] > _OTHER_SIZES:
+            reason = "sizes alone are new"
+        self._seen[code] += not reason
+        specialization.checked = f"no: {reason}" if reason else "not yet"
+        specialization.check_at = (math.inf, math.inf) if reason else (0, 0)
+
+    def run(
+        self, specialization: Specialization, batch: MiniBatch, arrivals: Mapping[tuple[str, bool], Any] | None
+    ) -> None:
+        """Check the first micro-batch, and note when the next check is due. Raise MismatchError.
+
+        `arrivals` are those of a step, whose loss is compared, too; None for a call.
+        """
+        start, options = perf_counter(), specialization.options
+        device = specialization.stage_devices[0]
+        targets = tuple(parts[0] for (name, _), parts in (arrivals or {}).items() if name == TARGET)
+        targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), targets)
+
+        def loss_of(output: Any) -> torch.Tensor | None:
+            return _loss(options, output, targets) if arrivals else None
+
+        call = CheckedCall(
+            self.model, batch.first, device, torch.is_grad_enabled(), loss_of, options.loss_fn if arrivals else None
+        )
+        try:
+            obstacle = verify_recording(_on(specialization.graph, device), call)
+        except torch.OutOfMemoryError:
+            obstacle = "the model and the recording do not fit into memory one after the other"
+        seconds = perf_counter() - start
+        specialization.checked = f"no: {obstacle}" if obstacle else f"{seconds:.2f} s"
+        due = specialization.calls + options.check_period
+        specialization.check_at = due, (due if call.with_grad else specialization.check_at[1])
+
+
+def _loss(options: Options, output: Any, targets: tuple[Any, ...]) -> torch.Tensor | None:
+    """Return the loss of a step, None if it is no scalar: the step itself refuses that."""
+    if options.loss_fn is None:
+        own: torch.Tensor | None = own_loss(output)
+        return own
+    loss = options.loss_fn(output, *targets)
+    if options.has_aux and isinstance(loss, tuple):
+        loss = loss[0]
+    return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
+
+
+def _spread(model: nn.Module, specialization: Specialization) -> str:
+    """Return why the model cannot run as a whole where its stages are; "" if it can."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if len({*specialization.stage_devices, *(tensor.device for tensor in tensors)}) > 1:
+        return "stages on several devices"
+    return "tensors of another kind" if any(map(is_traceable_wrapper_subclass, tensors)) else ""
+
+
+def _code_of(graph: TracedGraph) -> int:
+    """Return a key of the calls of a recording, whatever their sizes."""
+    return hash(
+        tuple((node.op, str(node.target), facts(node).module, facts(node).source) for node in graph.graph.nodes)
+    )
+
+
+def _on(graph: TracedGraph, device: torch.device) -> TracedGraph:
+    """Return the recording, or if it was made on another device, a copy of it for this one."""
+    copy = fx.Graph()
+    if graph.facts.device.type == device.type:
+        return graph
+    copy.output(copy.graph_copy(graph.graph, {}))
+    copy.set_codegen(codegen_of(graph.graph))
+    return TracedGraph(graph, follow_device(copy, graph.facts.device, device), graph.facts)

@@ -1,0 +1,135 @@
+"""States of the random number generators that a forward may draw from, taken and restored together.
+
+torch, on the CPU and on GPUs in use        the default generators
+random, numpy.random                        the global generators
+random.Random, numpy Generator, RandomState, torch.Generator
+                                            objects that the model holds or that its functions name
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["RandomSource", "RandomStates", "generators_among", "random_sources", "random_states_restored"]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSource:
+    """One generator: its name for messages, and how its state is read, written and advanced by one draw."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    draw: Callable[[], Any]
+
+
+def generators_among(values: Iterable[Any]) -> list[Any]:
+    """Return the generator objects among the values, also those in tuples, each once."""
+    kinds, found = _generator_types(), {}
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if type(value) is tuple:
+            pending += value
+        elif isinstance(value, kinds) and not isinstance(value, random.SystemRandom):
+            found[id(value)] = value
+    return list(found.values())
+
+
+def random_sources(generators: Iterable[Any], devices: Iterable[torch.device] = ()) -> list[RandomSource]:
+    """Return the default generators, those of GPUs among `devices`, and these generator objects as sources."""
+    sources = [
+        RandomSource("torch", torch.get_rng_state, torch.set_rng_state, lambda: torch.rand(())),
+        RandomSource("random", random.getstate, random.setstate, random.random),
+    ]
+    if numpy := _numpy_random():
+        sources.append(RandomSource("numpy.random", numpy.get_state, numpy.set_state, numpy.random_sample))
+    cards = {device.index or 0 for device in devices if device.type == "cuda"}
+    sources += [_of_torch(torch.cuda.default_generators[card], f"torch on cuda:{card}") for card in sorted(cards)]
+    return [*sources, *map(_of_object, generators)]
+
+
+class RandomStates:
+    """The states of these sources at the time of construction."""
+
+    def __init__(self, sources: Iterable[RandomSource]) -> None:
+        self.sources = tuple(sources)
+        self._states = [source.read() for source in self.sources]
+
+    def restore(self) -> None:
+        """Put every generator back."""
+        for source, state in zip(self.sources, self._states, strict=True):
+            source.write(state)
+
+    def changed(self) -> tuple[str, ...]:
+        """Return the names of the sources whose state is another now."""
+        return self.differing(RandomStates(self.sources))
+
+    def differing(self, other: RandomStates) -> tuple[str, ...]:
+        """Return the names of the sources whose states differ between two times."""
+        triples = zip(self.sources, self._states, other._states, strict=True)
+        return tuple(source.name for source, one, two in triples if not _equal(one, two))
+
+    def advance(self) -> None:
+        """Draw one number from every generator, so that later draws are others."""
+        for source in self.sources:
+            source.draw()
+
+
+@contextmanager
+def random_states_restored(sources: Iterable[RandomSource]) -> Iterator[RandomStates]:
+    """Restore the generators when the block ends, error or not."""
+    states = RandomStates(sources)
+    try:
+        yield states
+    finally:
+        states.restore()
+
+
+def _numpy_random() -> Any:
+    return getattr(sys.modules.get("numpy"), "random", None)
+
+
+def _generator_types() -> tuple[type, ...]:
+    numpy = _numpy_random()
+    return (random.Random, torch.Generator, *((numpy.Generator, numpy.RandomState) if numpy else ()))
+
+
+def _of_object(generator: Any) -> RandomSource:
+    name = f"a {type(generator).__module__.partition('.')[0]}.{type(generator).__name__}"
+    if isinstance(generator, torch.Generator):
+        return _of_torch(generator, name)
+    if isinstance(generator, random.Random):
+        return RandomSource(name, generator.getstate, generator.setstate, generator.random)
+    if hasattr(generator, "get_state"):  # numpy's RandomState
+        return RandomSource(name, generator.get_state, generator.set_state, generator.random_sample)
+    bits = generator.bit_generator
+    return RandomSource(
+        name, lambda: deepcopy(bits.state), lambda state: setattr(bits, "state", state), generator.random
+    )
+
+
+def _of_torch(generator: torch.Generator, name: str) -> RandomSource:
+    def draw() -> torch.Tensor:
+        return torch.rand((), generator=generator, device=generator.device)
+
+    return RandomSource(name, generator.get_state, generator.set_state, draw)
+
+
+def _equal(now: Any, then: Any) -> bool:
+    """Return whether two states are equal; states are tensors, arrays, or containers of them and numbers."""
+    if isinstance(now, torch.Tensor):
+        return torch.equal(now, then)
+    if isinstance(now, dict):
+        return now.keys() == then.keys() and all(_equal(value, then[key]) for key, value in now.items())
+    if isinstance(now, (tuple, list)):
+        return len(now) == len(then) and all(map(_equal, now, then))
+    return bool((now == then).all()) if hasattr(now, "all") else bool(now == then)

@@ -1,0 +1,203 @@
+"""The verifier of a recording: on one micro-batch it computes what the model itself computes, gradients and draws included.
+
+    model, eager       values A ─┐
+    recording          values B ─┼─►  A = B bit for bit: right. Else a second eager run tells how far eager is from itself
+    model, eager again values C ─┘
+
+Runs start from the same states of all generators. If the model draws random numbers, the comparison is repeated from other
+states: a draw that became a constant of the recording is right in the first comparison only by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipecompile.errors import MismatchError
+from pipecompile.tracing.state.random_states import RandomStates
+from pipecompile.tracing.traced_graph import TracedGraph
+from pipecompile.tracing.user_source import raiser
+from pipecompile.verifiers.eager_run import CheckedCall, Observation, observe, random_states_of, undone
+from pipecompile.verifiers.first_difference import first_difference
+
+__all__ = ["verify_recording"]
+
+_REPEAT = 4
+"""A recording may be this many times as far from an eager run as a second eager run is."""
+
+_ROUNDINGS = 8
+"""With several threads, or on a GPU, sums come in other orders: a recording may differ by so many roundings of the largest value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """One value that differs: its name, and how far."""
+
+    name: str
+    text: str
+
+
+def verify_recording(graph: TracedGraph, call: CheckedCall) -> str:
+    """Raise MismatchError if the recording does not compute what the model computes.
+
+    Return the reason why they could not be compared, because the one or the other raises on these inputs; "" if they were.
+    """
+    start = random_states_of(call)
+    try:
+        eager = _observed(call.model, call, start)
+        recorded = _observed(graph, call, start)
+        if isinstance(eager, Exception) or isinstance(recorded, Exception):
+            return _raised(call, eager, recorded)
+        _compare(graph, call, start, eager, recorded)
+        if eager.drawn:
+            start.restore()
+            start.advance()
+            other = RandomStates(start.sources)
+            _compare(graph, call, other, observe(call.model, call, other), observe(graph, call, other))
+        return ""
+    finally:
+        start.restore()
+
+
+def _observed(function: Any, call: CheckedCall, start: RandomStates) -> Observation | Exception:
+    """Return what a run shows, or what it raises. Raise OutOfMemoryError."""
+    try:
+        return observe(function, call, start)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return error
+
+
+def _raised(call: CheckedCall, eager: Any, recorded: Any) -> str:
+    """Raise MismatchError if the model alone raises; what the recording raises, the step will raise."""
+    if isinstance(eager, Exception) and not isinstance(recorded, Exception):
+        raise MismatchError(
+            f"{type(call.model).__name__} raises {type(eager).__name__} on this mini-batch, and its recording does not: {eager}",
+            where=raiser(eager),
+            why="the call that raises is no call of torch, so it is no node of the recording",
+            hint="torch._assert in the place of Python's condition; check=False goes on with the recording as it is",
+        ) from eager
+    return f"a micro-batch raises {type(recorded).__name__}"
+
+
+def _compare(
+    graph: TracedGraph, call: CheckedCall, start: RandomStates, eager: Observation, recorded: Observation
+) -> None:
+    """Compare an eager run with one of the recording. Raise MismatchError."""
+    differences = list(_differences(eager, recorded, {}, exact=True))
+    if differences:
+        again = observe(call.model, call, start)
+        noise = {name: _distance(value, again.values.get(name)) for name, value in eager.values.items()}
+        exact = call.device.type == "cpu" and torch.get_num_threads() == 1
+        differences = list(_differences(eager, recorded, noise, exact=exact))
+    if not differences and (sources := eager.ends.differing(recorded.ends)):
+        text = f"the model and the recording do not draw alike from {' and '.join(sources)}"
+        differences = [_Difference("random numbers", text)]
+    if differences:
+        raise _mismatch(graph, call, start, differences, eager)
+
+
+def _differences(
+    eager: Observation, recorded: Observation, noise: Mapping[str, float], *, exact: bool
+) -> Iterator[_Difference]:
+    """Yield the values that differ by more than the noise."""
+    if eager.structure != recorded.structure:
+        yield _Difference("the output", f"has the structure {recorded.structure} instead of {eager.structure}")
+        return
+    for name, value in eager.values.items():
+        other = recorded.values.get(name)
+        if (text := _kind_difference(value, other)) is not None:
+            yield _Difference(name, text)
+            continue
+        if not isinstance(value, torch.Tensor):
+            continue
+        distance = _distance(value, other)
+        if distance > _REPEAT * noise.get(name, 0.0) + (0.0 if exact else _rounding(value)):
+            yield _Difference(name, f"differs by {distance:.3g}; its largest value is {_largest(value):.3g}")
+
+
+def _kind_difference(value: Any, other: Any) -> str | None:
+    """Return how two values differ in kind: type, shape, dtype; None if they do not."""
+    if not isinstance(value, torch.Tensor):
+        same = type(value) is type(other) and (value is other or _plainly_equal(value, other))
+        return None if same else f"is {_shown(other)} instead of {_shown(value)}"
+    if not isinstance(other, torch.Tensor):
+        return f"is {_shown(other)} instead of {_shown(value)}"
+    if (value.shape, value.dtype) != (other.shape, other.dtype):
+        return f"is {_shown(other)} instead of {_shown(value)}"
+    return None
+
+
+def _plainly_equal(value: Any, other: Any) -> bool:
+    """Return whether two plain values are equal; objects without an equality of their own count as equal."""
+    if isinstance(value, float) and math.isnan(value):
+        return math.isnan(other)
+    if getattr(type(value), "__eq__", None) is object.__eq__:
+        return True
+    try:
+        return bool(value == other)
+    except (TypeError, ValueError, RuntimeError):
+        return True
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return repr(value)[:60]
+
+
+def _distance(value: Any, other: Any) -> float:
+    """Return the largest difference of two tensors; 0 if they are equal, NaN in the same places included."""
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor) or value.shape != other.shape:
+        return 0.0
+    one, two = _dense(value), _dense(other)
+    if torch.equal(one, two) or value.numel() == 0:
+        return 0.0
+    one, two = _wide(one), _wide(two)
+    different = ~((one == two) | (one.isnan() & two.isnan()))
+    if not bool(different.any()):
+        return 0.0
+    distance = float((one - two).abs()[different].max())
+    return math.inf if math.isnan(distance) else distance
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    return value if value.layout is torch.strided else value.to_dense()
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def _largest(value: torch.Tensor) -> float:
+    return float(_wide(_dense(value)).abs().nan_to_num(0, 0, 0).max()) if value.numel() else 0.0
+
+
+def _rounding(value: torch.Tensor) -> float:
+    if not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    return _ROUNDINGS * torch.finfo(value.dtype).eps * _largest(value)
+
+
+def _mismatch(
+    graph: TracedGraph, call: CheckedCall, start: RandomStates, differences: list[_Difference], eager: Observation
+) -> MismatchError:
+    """Return the error, with the first node whose value no call of the model computes."""
+    with undone(call), torch.inference_mode(False), torch.set_grad_enabled(call.with_grad):
+        place = first_difference(graph, call, start)
+    first, count = differences[0], len(differences)
+    more = f", and {count - 1} more" if count > 1 else ""
+    why = "Python of the model decides by a value that the recording took as a constant, or changes what was recorded"
+    if eager.drawn:
+        why += f". The model draws from {', '.join(eager.drawn)}"
+    return MismatchError(
+        f"the recording of {type(call.model).__name__} is not what the model computes: {first.name}: {first.text}{more}",
+        where=place,
+        why=why,
+        hint="compute the value in torch, as an argument of forward or as a buffer; check=False goes on with the recording as it is",
+    )
