@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 __all__ = [
     "FunctionNode",
     "accumulate",
+    "gradient_hook_tables",
     "hooks_of_tensor",
     "hooks_registered",
     "input_metadata",
@@ -59,6 +60,11 @@ hooks_registered: Callable[[], int] = partial(getattr, RemovableHandle, "next_id
 
 input_metadata: Callable[[Any], Sequence[Any]] = attrgetter("_input_metadata")
 """Return shape, dtype and device of the gradients that a node receives. 2.11."""
+
+
+def gradient_hook_tables(tensor: torch.Tensor) -> list[dict[int, Any]]:
+    """Return the tables of hooks that run when a tensor gets its gradient, and when that is accumulated. 2.11."""
+    return [table for table in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks) if table]
 
 
 def raw_saved_names(node: Any) -> list[str]:

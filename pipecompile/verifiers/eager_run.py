@@ -17,10 +17,11 @@ from torch import nn
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.autograd_engine import gradient_hook_tables
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.reachable_code import named_values, reachable
 from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
-from pipecompile.tracing.state.snapshot import contents_restored, held_values, model_restored, places_of
+from pipecompile.tracing.state.snapshot import Place, contents_restored, held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 
 __all__ = ["CheckedCall", "Observation", "observe", "random_states_of", "undone"]
@@ -66,7 +67,10 @@ class Observation:
 
 @contextmanager
 def undone(call: CheckedCall) -> Iterator[None]:
-    """Restore the model, the loss and the generators of random numbers when the block ends."""
+    """Restore the model, the loss and the generators of random numbers when the block ends.
+
+    Hooks that get the gradients of parameters do not run inside the block.
+    """
     loss_modules = [call.loss_fn] if isinstance(call.loss_fn, nn.Module) else []
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -75,6 +79,9 @@ def undone(call: CheckedCall) -> Iterator[None]:
             stack.enter_context(tensors_restored(module))
         if call.loss_fn is not None and not loss_modules:
             stack.enter_context(contents_restored(places_of(call.loss_fn)))
+        for table in (table for tensor in call.model.parameters() for table in gradient_hook_tables(tensor)):
+            stack.enter_context(contents_restored([Place(table, "")]))
+            table.clear()
         yield
 
 

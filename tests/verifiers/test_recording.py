@@ -84,6 +84,16 @@ def test_nothing_is_left_of_the_runs() -> None:
     assert draws[1] == random.getstate()
 
 
+def test_hooks_that_get_gradients_of_parameters_do_not_run_and_stay_registered() -> None:
+    model, gradients = Scaled(scaled), []
+    for register in (model.a.bias.register_hook, model.a.bias.register_post_accumulate_grad_hook):
+        register(lambda _: gradients.append(1))
+    verify(model)
+    assert gradients == []
+    model(X).sum().backward()
+    assert gradients == [1, 1]
+
+
 def test_a_value_that_became_a_constant_is_named_with_its_line() -> None:
     model = Scaled(scaled)
     graph = pc.trace(model, X)
