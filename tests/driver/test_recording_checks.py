@@ -13,7 +13,7 @@ import pipecompile as pc
 from pipecompile.driver import recording_checks
 from pipecompile.errors import InputError, MismatchError
 
-COUNT = itertools.count(1)
+COUNT = itertools.count(2)
 """State that no guard sees."""
 
 
