@@ -69,7 +69,7 @@ class Pipeline(ModelProxy):
         inputs = self._flatten(args, kwargs)
         specialization, batch = self._cache.find(inputs)
         self._cache.check_values()
-        self._cache.merge_outputs(specialization, batch)
+        specialization = self._cache.for_call(specialization, batch)
         sources = chain(_tensors(inputs), self.model.parameters())
         with_backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
         executable = call_executable(specialization, len(batch.sizes), with_backward=with_backward)
@@ -83,7 +83,7 @@ class Pipeline(ModelProxy):
             parts = {name: frame.departures[name, False] for name in outputs.names}
             values = outputs.gathered(parts, batch.sizes)
             executable.finished(frame)
-        return outputs.whole(values, batch.sizes)
+        return outputs.whole(values, batch.sizes, dict(zip(specialization.inputs, inputs.leaves, strict=False)))
 
     def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
         """Run forward and backward of all micro-batches under the schedule. Gradients are added to `.grad`.

@@ -1,4 +1,4 @@
-"""A mini-batch divided into micro-batches, and the outputs of micro-batches merged into one.
+"""A mini-batch divided into micro-batches.
 
 Sizes differ by at most one sample (`torch.tensor_split`). A batch smaller than the number of micro-batches is divided into
 single samples.
@@ -7,8 +7,6 @@ single samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property, lru_cache, reduce
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,16 +20,12 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import foreach_mul
 
 __all__ = [
-    "MergeKind",
-    "MergeRule",
     "MiniBatch",
     "fewer_microbatches",
-    "gather",
     "loss_weights",
     "scaled_gradients",
     "scatter_tree",
     "sizes",
-    "ungather",
     "weighted_loss",
 ]
 
@@ -130,49 +124,3 @@ def scaled_gradients(
     """Return the gradients of the micro-batches' losses multiplied by the scale of a scaler, which is on `device`."""
     with torch.inference_mode(False), torch.no_grad():
         return scaler.scale(torch.stack(list(gradients)).to(device)).unbind()
-
-
-class MergeKind(Enum):
-    """The ways to merge the micro-batches' values of one output."""
-
-    JOINED = "joined along a dimension"
-    AVERAGED = "averaged by size"
-    ADDED = "added up"
-    SAME = "the same for all"
-    LISTED = "in a list with one entry per sample"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class MergeRule:
-    """The rule for one output. `dim` is the dimension of concatenation (JOINED), `reason` the reason for REFUSED."""
-
-    kind: MergeKind
-    dim: int | None = None
-    reason: str = ""
-
-
-def gather(parts: Sequence[torch.Tensor], rule: MergeRule, sizes: Sequence[int]) -> Any:
-    """Return one output, merged from its micro-batches of these sizes (samples) by a rule. A LISTED output becomes a list."""
-    if rule.kind is MergeKind.LISTED:
-        return list(parts)
-    if len(parts) == 1 or rule.kind is MergeKind.SAME:
-        return parts[-1]
-    if rule.dim is not None:
-        return torch.cat(tuple(parts), rule.dim)
-    if rule.kind is MergeKind.ADDED:
-        return torch.stack(tuple(parts)).sum(0, dtype=parts[0].dtype)
-    return torch.stack([part * (size / sum(sizes)) for part, size in zip(parts, sizes, strict=True)]).sum(0)
-
-
-def ungather(gradient: Any, parts: Sequence[torch.Tensor], rule: MergeRule, sizes: Sequence[int]) -> Sequence[Any]:
-    """Return the gradients of the micro-batches' outputs: the derivative of `gather`."""
-    if rule.kind is MergeKind.LISTED:
-        return list(gradient)
-    if gradient is None:
-        return [None] * len(parts)
-    if rule.dim is not None:
-        return torch.split(gradient, [part.shape[rule.dim] for part in parts], rule.dim)
-    if len(parts) == 1 or rule.kind is MergeKind.SAME:
-        return [*[None] * (len(parts) - 1), gradient]
-    return [gradient if rule.kind is MergeKind.ADDED else gradient * (size / sum(sizes)) for size in sizes]

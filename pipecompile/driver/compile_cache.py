@@ -18,15 +18,14 @@ from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import candidate_batches, first_batch, on_one_side, split_sizes
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
+from pipecompile.driver.output_merge import check_tail_size, merging_specialization
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks
 from pipecompile.driver.signature import Signature, signature_of
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
-from pipecompile.graph.output_merging import join_rules
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
-from pipecompile.tracing.recording import another_size
 
 __all__ = ["CompileCache"]
 
@@ -91,14 +90,17 @@ class CompileCache:
         self.entries.append(specialization)
         return specialization, batch
 
-    def merge_outputs(self, specialization: Specialization, batch: MiniBatch) -> None:
-        """Find the merge rules of the outputs of several micro-batches. Raises InputError if an output has none."""
-        if len(batch.sizes) > 1 and specialization.outputs.joins is None:
-            with self.context.backend.without_collectives(self.model, self.options):
-                device = self.context.meta_init.device
-                other = another_size(self.model, specialization.graph, batch.first, device)
-            is_mean = self.options.loss_reduction == "mean"
-            specialization.outputs.join(join_rules(specialization.graph, other, mean=is_mean))
+    def for_call(self, specialization: Specialization, batch: MiniBatch) -> Specialization:
+        """Return the specialization that runs a call, with the merge rules of its outputs if there are several micro-batches.
+
+        Raises InputError if an output cannot be put together.
+        """
+        if len(batch.sizes) == 1:
+            return specialization
+        if specialization.merging is None:
+            specialization.merging = merging_specialization(specialization, batch, self.options, self.context)
+        check_tail_size(specialization.merging, sum(batch.sizes))
+        return specialization.merging
 
     def check_values(self) -> None:
         """Raise InputError while tensors that were on meta have no values."""

@@ -35,6 +35,7 @@ from pipecompile.graph.cross_sample import check_batch_first, cross_sample_lines
 from pipecompile.graph.cut_transfer import transfer_cut
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
+from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.placement import move_model
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -47,7 +48,7 @@ from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_plan
 from pipecompile.verifiers.traced_graph import verify_graph
 
-__all__ = ["specialize"]
+__all__ = ["check_division", "place", "specialize"]
 
 
 def specialize(
@@ -71,7 +72,7 @@ def specialize(
             )
         options = options if decision.plan else options.with_choice_of(planned.plan)
         plan_routes, stages = log.run("split", _split, graph, planned, options, describe=_crossings)
-        mirrors, norms = log.run("place", _place, graph, stages, planned, options, context)
+        mirrors, norms = log.run("place", place, graph, stages, planned.plan, options, context)
     guards = graph.facts.reads.guards() if graph.facts.reads else None  # after tensors have moved to their homes
     plan = planned.plan
     executable, final = backend.executable(plan, mirrors), options.with_recompute(plan.recompute)
@@ -166,11 +167,11 @@ def _split(graph: TracedGraph, planned: Planned, options: Options) -> tuple[tupl
     return plan_routes, split(graph, plan_routes, stage_of, devices)
 
 
-def _place(
-    graph: TracedGraph, stages: Sequence[Stage], planned: Planned, options: Options, context: CompileContext
+def place(
+    graph: TracedGraph, stages: Sequence[Stage], plan: Plan, options: Options, context: CompileContext
 ) -> tuple[Mirrors, DeferredNorms]:
     """Move parameters and buffers, initialise those that were on meta, and defer BatchNorm statistics if asked for."""
-    mirrors = context.backend.place(context.model, graph, stages, planned.plan, options, context.homes)
+    mirrors = context.backend.place(context.model, graph, stages, plan, options, context.homes)
     context.meta_init.fill()
     norms = defer_norms(stages, context.model) if options.batch_norm == "deferred" else DeferredNorms()
     return mirrors, context.backend.deferred_norms(norms)

@@ -17,6 +17,7 @@ from pipecompile.driver.cache_report import Recording
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.signature import Signature
 from pipecompile.errors import InputError
+from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.cut_transfer import Cut
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import Route, Schedule
@@ -44,7 +45,8 @@ class Specialization:
     `plan` may come from an earlier specialization: its cut is then carried over to `graph`. `inputs` are the names of the flat
     inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program. `calls` counts the
     mini-batches that were run, and `is_divided` says that one came in several micro-batches. Once `calls` is `check_at[grad mode]`,
-    the recording is checked against the model; `checked` is the outcome.
+    the recording is checked against the model; `checked` is the outcome. `merging` is the specialization that runs
+    calls in several micro-batches, once there was one (output_merge.py).
     """
 
     graph: TracedGraph
@@ -65,11 +67,13 @@ class Specialization:
     is_divided: bool = False
     executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     schedules: dict[int, Schedule] = field(default_factory=dict)
+    merging: Specialization | None = None
     facts: GraphFacts = field(init=False)
     inputs: tuple[str, ...] = field(init=False)
     stage_devices: tuple[torch.device, ...] = field(init=False)
     outputs: Outputs = field(init=False)
     _codes: tuple[StageCode, ...] = ()
+    _flow: BatchFlow | None = None
 
     def __post_init__(self) -> None:
         self.facts = self.graph.facts
@@ -81,6 +85,12 @@ class Specialization:
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
         """The parameters of the model when it was recorded, without those that the recording does not use."""
         return self.guards.parameters if self.guards else ()
+
+    @property
+    def flow(self) -> BatchFlow:
+        """The flow of the batch through the graph, analysed at the first access."""
+        self._flow = self._flow or BatchFlow(self.graph)
+        return self._flow
 
     @property
     def cut(self) -> Cut:
@@ -132,6 +142,8 @@ class Specialization:
         self.options = options.with_recompute(self.plan.recompute)
         self.executables.clear()
         self.schedules.clear()
+        if self.merging is not None and self.merging is not self:
+            self.merging.reschedule(options)
 
     def require_loss(self, with_target: bool) -> None:
         """Raise InputError if a step has no loss to start its backward from."""

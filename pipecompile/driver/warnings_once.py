@@ -79,6 +79,22 @@ class WarningsOnce:
                 ' If dimension 0 is not the batch, say so: compile(..., batch_dims={"name": 1})',
             )
 
+    def unproven(self, line: str) -> None:
+        """Warn that rows of an output are joined though the operations at this line could not be tried."""
+        self._once(
+            "unproven",
+            f"an output is joined from micro-batches by its number of rows: the operations behind {line} could not be tried, so"
+            " that they keep samples apart is not proven. Try n_microbatches=1 and compare",
+        )
+
+    def outside_stages(self, line: str, operations: int) -> None:
+        """Warn that a part of the model with parameters runs on the whole mini-batch."""
+        self._once(
+            "outside",
+            f"samples of a batch meet at {line}: pipe(x) runs the {operations} operations behind it on the whole mini-batch, after"
+            " the stages. step runs them in micro-batches, where only samples of the same one meet",
+        )
+
     def normalised(self, layers: int) -> None:
         """Warn that so many BatchNorm layers update their running statistics at every micro-batch."""
         if layers:

@@ -7,6 +7,7 @@ torch.cat([x, x])      a b a b      interleaved: concatenation would give anothe
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -43,6 +44,7 @@ def _expression(size: Any) -> sympy.Basic:
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
+@lru_cache(maxsize=4096)
 def rows_each(size: sympy.Basic, symbol: sympy.Symbol) -> int | None:
     """Return the number of rows per sample in a dimension of this size; None if the number is not constant."""
     first = size.subs({symbol: 1})

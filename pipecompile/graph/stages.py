@@ -11,7 +11,7 @@ them from the batch size of its micro-batch. Parameters and submodules of a stag
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -26,7 +26,7 @@ from pipecompile.tracing.emit.ambient_regions import Regions
 from pipecompile.tracing.node_facts import Role, facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["Stage", "routes", "split"]
+__all__ = ["Stage", "extract", "routes", "split"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,23 @@ class Stage:
     nodes: tuple[str, ...]
 
 
-def routes(graph: TracedGraph, stage_of: Mapping[str, int], samples: int | None = None) -> tuple[Route, ...]:
+def routes(
+    graph: TracedGraph,
+    stage_of: Mapping[str, int],
+    samples: int | None = None,
+    outputs: Collection[fx.Node] | None = None,
+) -> tuple[Route, ...]:
     """Return a route for each value that a stage uses and does not produce, and for each output, in graph order.
 
-    `nbytes` is the size in bytes for `samples` samples, by default as many as were recorded.
+    `nbytes` is the size in bytes for `samples` samples, by default as many as were recorded. Nodes without an entry in `stage_of`
+    do not count; `outputs` are by default those of the graph.
     """
     wanted: defaultdict[fx.Node, set[int]] = defaultdict(set)
     for node in compute_nodes(graph):
-        for used in node.all_input_nodes:
+        for used in node.all_input_nodes if node.name in stage_of else ():
             wanted[used].add(stage_of[node.name])
     found = []
-    outputs = set(graph.graph.output_node().all_input_nodes)
+    outputs = set(graph.graph.output_node().all_input_nodes) if outputs is None else outputs
     for node in graph.graph.nodes:
         source: int | None = HOST if node.op == "placeholder" else stage_of.get(node.name)
         if source is None:
@@ -83,13 +89,30 @@ def _elements(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> int:
 def split(
     graph: TracedGraph, plan_routes: Sequence[Route], stage_of: Mapping[str, int], devices: Sequence[torch.device]
 ) -> tuple[Stage, ...]:
-    """Return one stage per entry of `devices`, the device of each stage. The traced graph does not change."""
+    """Return one stage per entry of `devices`, the device of each stage. The traced graph does not change.
+
+    Nodes without an entry in `stage_of` are left out.
+    """
     members: list[list[fx.Node]] = [[] for _ in devices]
     for node in compute_nodes(graph):
-        members[stage_of[node.name]].append(node)
+        if node.name in stage_of:
+            members[stage_of[node.name]].append(node)
     return tuple(
         _Builder(graph, index, nodes, plan_routes).build(devices[index]) for index, nodes in enumerate(members)
     )
+
+
+def extract(
+    graph: TracedGraph,
+    nodes: list[fx.Node],
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    device: torch.device,
+) -> Stage:
+    """Return some nodes of a graph as a stage of its own on `device`, from the values of `inputs` to those of `outputs`."""
+    arriving = [Route(node.name, HOST, (0,)) for node in inputs]
+    leaving = [Route(node.name, 0, (HOST,)) for node in outputs]
+    return _Builder(graph, 0, nodes, (*arriving, *leaving)).build(device)
 
 
 class _Builder:

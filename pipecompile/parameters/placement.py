@@ -100,10 +100,10 @@ def place_stages(
 
 
 def tensor_uses(graph: fx.GraphModule, stages: Sequence[Stage]) -> Iterator[tuple[Stage, torch.Tensor]]:
-    """Yield every parameter and buffer that a node uses, with the stage of the node, in the order of the graph."""
+    """Yield every parameter and buffer that a node of a stage uses, with that stage, in the order of the graph."""
     stage_of = {name: stage for stage in stages for name in stage.nodes}
     for node in compute_nodes(graph):
-        for tensor in held_tensors(graph, node):
+        for tensor in held_tensors(graph, node) if node.name in stage_of else ():
             yield stage_of[node.name], tensor
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from pipecompile.batching.microbatches import MiniBatch, ungather
+from pipecompile.batching.merging import ungather
+from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import InputError
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.registers import Frame

@@ -16,8 +16,10 @@ import sympy
 import torch
 from torch import fx
 
-from pipecompile.batching.microbatches import MergeKind, MergeRule, MiniBatch, gather
+from pipecompile.batching.merging import MergeKind, MergeRule, gather
+from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import InputError
+from pipecompile.graph.whole_batch import WholeBatchTail
 from pipecompile.runtime.registers import Frame
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
@@ -53,6 +55,8 @@ class Outputs:
         self.leaves = tuple(map(_leaf, arguments, value_of(node)))
         self.joins: tuple[MergeRule, ...] | None = None
         self.names = tuple(dict.fromkeys(leaf.value for leaf in self.leaves if leaf.value is not None))
+        self.tail: WholeBatchTail | None = None
+        self._rules: dict[str, MergeRule] = {}
         self.example = pytree.tree_unflatten(value_of(node), self.spec)
 
     def assemble(self, value_named: Callable[[str], Any], size: int) -> Any:
@@ -62,16 +66,18 @@ class Outputs:
         ]
         return pytree.tree_unflatten(flat, self.spec)
 
-    def whole(self, gathered: Mapping[str, Any], sizes: Sequence[int]) -> Any:
-        """Return the output of the mini-batch from the result of `gathered`; sizes of micro-batches in samples."""
+    def whole(self, gathered: Mapping[str, Any], sizes: Sequence[int], inputs: Mapping[str, Any]) -> Any:
+        """Return the output of the mini-batch from the result of `gathered` and the model's inputs; sizes of micro-batches in samples."""
+        if self.tail is not None:
+            gathered = {**gathered, **self.tail.run({**inputs, **gathered}, sum(sizes))}
         if not any(join.kind is MergeKind.LISTED for join in self.joins or ()):
             return self.assemble(gathered.__getitem__, sum(sizes))
         lists = [self.assemble(lambda name, m=m: gathered[name][m], size) for m, size in enumerate(sizes)]  # type: ignore[misc]
         return list(chain.from_iterable(lists))
 
-    def join(self, joins: Sequence[MergeRule]) -> None:
-        """Set the merge rule of each leaf. Raise InputError for a leaf that cannot be merged."""
-        self.joins = tuple(joins)
+    def join(self, joins: Sequence[MergeRule], tail: WholeBatchTail | None = None) -> None:
+        """Set the merge rule of each leaf, and the tail of the COMPUTED ones. Raise InputError for a leaf that cannot be merged."""
+        self.joins, self.tail = tuple(joins), tail
         for index, (leaf, join) in enumerate(zip(self.leaves, joins, strict=True)):
             if join.kind is MergeKind.REFUSED:
                 self.joins = None
@@ -81,6 +87,10 @@ class Outputs:
                     why=join.reason,
                     hint="n_microbatches=1, or a model that returns one row (or one number of rows) for each sample; step is not concerned",
                 )
+        pairs = zip(self.leaves, joins, strict=True)
+        own = {leaf.value: rule for leaf, rule in pairs if leaf.value and rule.kind is not MergeKind.COMPUTED}
+        self._rules = {**own, **(tail.rules if tail is not None else {})}
+        self.names = tuple(self._rules)
 
     def gathered(self, parts: Mapping[str, Sequence[Any]], sizes: Sequence[int]) -> dict[str, Any]:
         """Return the values of the mini-batch from those of its micro-batches, whose sizes are in samples."""
@@ -88,8 +98,7 @@ class Outputs:
 
     def join_of(self, name: str) -> MergeRule:
         """Return the merge rule of a value; SAME if `join` was not called, as for a single micro-batch."""
-        places = {leaf.value: place for place, leaf in enumerate(self.leaves)}
-        return MergeRule(MergeKind.SAME) if self.joins is None else self.joins[places[name]]
+        return self._rules.get(name, MergeRule(MergeKind.SAME))
 
 
 def _leaf(argument: Any, value: Any) -> OutputLeaf:

@@ -81,7 +81,7 @@ def another_size(
     """
     if graph.facts.batch_size is None or inputs.samples is None:
         return None
-    for size in (inputs.samples + 1, 2 * inputs.samples):
+    for size in (2 * inputs.samples, inputs.samples + 1):
         with suppress(TraceError), torch.inference_mode(False):
             other = record(model, inputs.resized(size), device)
             if other.facts.batch_size == size:

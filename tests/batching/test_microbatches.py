@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.batching.microbatches import MergeKind, MergeRule, gather, scatter, scatter_tree, sizes, ungather
+from pipecompile.batching.microbatches import scatter, scatter_tree, sizes
 from pipecompile.errors import InputError
 
 
@@ -21,45 +21,9 @@ def test_sizes_are_those_of_tensor_split(samples: int, count: int) -> None:
     assert sizes(samples, count) == tuple(len(part) for part in torch.arange(samples).tensor_split(count))
 
 
-@given(st.integers(1, 20), st.integers(1, 5))
-def test_gather_undoes_scatter(samples: int, count: int) -> None:
-    x = torch.arange(samples * 3.0).reshape(samples, 3)
-    parts = scatter(x, 0, min(count, samples))
-    assert torch.equal(gather(parts, MergeRule(MergeKind.JOINED, 0), [len(part) for part in parts]), x)
-
-
 def test_a_leaf_without_batch_dimension_is_shared() -> None:
     assert scatter(None, None, 3) == (None, None, None)
     assert scatter(torch.tensor(2.0), None, 2) == (torch.tensor(2.0), torch.tensor(2.0))
-
-
-def test_an_output_without_batch_dimension_is_averaged_added_or_the_same() -> None:
-    numbers = [torch.tensor(1.0), torch.tensor(4.0)]
-    assert gather(numbers, MergeRule(MergeKind.AVERAGED), [3, 1]) == 1.75
-    assert gather(numbers, MergeRule(MergeKind.ADDED), [3, 1]) == 5
-    assert gather(numbers, MergeRule(MergeKind.SAME), [3, 1]) == 4
-    counts = gather(
-        [torch.tensor(3, dtype=torch.int8), torch.tensor(4, dtype=torch.int8)], MergeRule(MergeKind.ADDED), [3, 1]
-    )
-    assert (counts.item(), counts.dtype) == (7, torch.int8)
-
-
-@pytest.mark.parametrize(
-    "join",
-    [
-        MergeRule(MergeKind.AVERAGED),
-        MergeRule(MergeKind.ADDED),
-        MergeRule(MergeKind.SAME),
-        MergeRule(MergeKind.JOINED, 1),
-    ],
-)
-def test_ungather_is_the_derivative_of_gather(join: MergeRule) -> None:
-    parts = [torch.randn(2, size, requires_grad=True) for size in ((3, 1) if join.dim else (2, 2))]
-    whole = gather(parts, join, [3, 1])
-    gradient = torch.randn_like(whole)
-    expected = torch.autograd.grad(whole, parts, gradient, allow_unused=True)
-    for mine, theirs in zip(ungather(gradient, parts, join, [3, 1]), expected, strict=True):
-        assert mine is theirs is None or torch.allclose(mine, theirs)
 
 
 def test_nested_targets() -> None:

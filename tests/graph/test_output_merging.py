@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import pipecompile as pc
-from pipecompile.batching.microbatches import MergeKind
+from pipecompile.batching.merging import MergeKind
+from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.colocation import note_ties
 from pipecompile.graph.output_merging import join_rules
 
@@ -72,6 +73,39 @@ JOINED: dict[str, Callable[[torch.Tensor], Any]] = {
 }  # fmt: skip
 
 
+COMPUTED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "every sample meets every other": lambda y: y @ y.T,
+    "one row more": lambda y: torch.cat([y, torch.ones(1, 6)]),
+    "blocks": lambda y: torch.cat([y, y]),
+    "blocks by reshape": lambda y: y.T.reshape(-1),
+    "picked": lambda y: y.repeat_interleave(2, 0)[torch.arange(2 * len(y)).flip(0)],
+    "an index": lambda y: y.mean(1).argmax(),
+    "in another order": lambda y: (y.flip(0), y),
+    "a scan": lambda y: y.cumsum(0),
+    "a median and a deviation": lambda y: {"median": y.median(0).values, "std": y.std()},
+    "a ratio of sums, of rows that count": lambda y: (y * (y > 0)).sum() / (y > 0).sum(),
+    "classes that count": lambda y: F.cross_entropy(y, y.argmax(1).masked_fill(y[:, 0] > 0, -100)),
+    "a sum and a constant": lambda y: y.sum() + 1.0,
+    "rows and their numbers": lambda y: y + torch.arange(len(y))[:, None],
+    "rows divided by their number": lambda y: y / len(y),
+    "shifted, written in place": lambda y: shifted(y),
+}
+MERGED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a maximum": lambda y: (y.max(), y.amax(0), (y > 0.5).any()),
+    "a product and a logsumexp": lambda y: (y.square().add(0.5).prod(0), y.logsumexp(0), (y > -9).all()),
+    "the first and the last row": lambda y: (y[0], y[-1]),
+    "a mean of rows divided by their number": lambda y: (y.square().sum(1) / len(y)).sum(),
+    "rows by the number of the row": lambda y: y[torch.arange(len(y)), y.argmax(1)],
+}
+JOINED |= COMPUTED | MERGED
+
+
+def shifted(y: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(y)
+    out[1:] = y[:-1]
+    return out
+
+
 def parameters_too(model: Head) -> None:
     """An output that only parameters enter."""
     model.ends = lambda y: (y, model.b.weight.square().sum())
@@ -110,15 +144,10 @@ def test_a_term_of_parameters_alone_counts_once() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
-    "every sample meets every other": (lambda y: y @ y.T, "two dimensions"),
-    "one row more": (lambda y: torch.cat([y, torch.ones(1, 6)]), "batch_size \\+ 1 rows"),
-    "blocks": (lambda y: torch.cat([y, y]), "known to be together"),
-    "repeated blocks": (lambda y: y.repeat(3, 1), "known to be together"),
-    "blocks by reshape": (lambda y: y.T.reshape(-1), "known to be together"),
-    "picked": (lambda y: y.repeat_interleave(2, 0)[torch.arange(2 * len(y)).flip(0)], "known to be together"),
-    "an index": (lambda y: y.mean(1).argmax(), "no sum over the samples"),
     "a list of samples inside": (lambda y: {"rows": list(y.unbind(0))}, "a list whose length depends"),
     "a number of samples, unrolled": (lambda y: (len([*y]), y), "a number that depends"),
+    "reversed, unrolled": (lambda y: torch.stack([*y][::-1]), "depends on other samples"),
+    "drawn behind a meeting": (lambda y: F.dropout(y.cumsum(0)), "test_output_merging.py:.*random numbers"),
 }
 
 
@@ -136,15 +165,39 @@ def test_what_cannot_come_together_is_refused_and_trains_all_the_same(name: str)
     pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=2, loss_fn=loss_fn)
     with pytest.raises(pc.InputError, match=why):
         pipe(x)
-    if name != "an index":
-        pipe.step(x)
-        assert model.a.weight.grad is not None
+    pipe.step(x)
+    assert model.a.weight.grad is not None
     pipe.reschedule(n_microbatches=1)
-    for mine, theirs in zip(pytree.tree_leaves(pipe(x)), pytree.tree_leaves(model(x)), strict=True):
+    torch.manual_seed(1)
+    output = pipe(x)
+    torch.manual_seed(1)
+    for mine, theirs in zip(pytree.tree_leaves(output), pytree.tree_leaves(model(x)), strict=True):
         assert torch.allclose(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
 
 
-def test_a_number_of_unknown_making_is_what_the_loss_is() -> None:
-    graph = note_ties(pc.trace(Head(lambda y: (y.sum() / y.abs().sum(), y.logsumexp((0, 1)))), torch.randn(4, 3)))
-    assert [join.kind for join in join_rules(graph)] == [MergeKind.AVERAGED] * 2
-    assert [join.kind for join in join_rules(graph, mean=False)] == [MergeKind.ADDED] * 2
+@pytest.mark.parametrize("name", MERGED)
+def test_what_merges_is_not_computed_on_the_whole_batch(name: str) -> None:
+    graph = note_ties(pc.trace(Head(MERGED[name]), torch.randn(4, 3)))
+    assert MergeKind.COMPUTED not in {rule.kind for rule in join_rules(BatchFlow(graph))}
+
+
+def test_layers_behind_a_meeting_of_samples_run_on_the_whole_batch_with_a_warning() -> None:
+    torch.manual_seed(0)
+    model = Head(lambda y: y)
+    model.ends = nn.Sequential(nn.Softmax(0), nn.Linear(6, 2))
+    eager, x = copy.deepcopy(model), torch.randn(7, 3)
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3)
+    with pytest.warns(pc.RecordingWarning, match="whole mini-batch"):
+        output = pipe(x)
+    torch.testing.assert_close(output, eager(x))
+    for out in (output, eager(x)):
+        out.square().sum().backward()
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_a_tail_is_for_the_batch_sizes_of_its_recording() -> None:
+    model = Head(lambda y: y.flip(0) if len(y) < 4 else y.flip(0) * 2)
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3)
+    with pytest.raises(pc.InputError, match="branches on the batch size"):
+        pipe(torch.randn(6, 3))

@@ -10,7 +10,8 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.batching.call_inputs import flatten
-from pipecompile.batching.microbatches import MergeKind, MergeRule, MiniBatch
+from pipecompile.batching.merging import MergeKind, MergeRule
+from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.results import Outputs, input_gradients, own_loss, return_input_gradients
 
@@ -39,7 +40,7 @@ def test_outputs_are_merged_by_their_rules(outputs: Outputs) -> None:
     }
     outputs.join([rules[key] for key in outputs.example])
     gathered = outputs.gathered({name: [torch.ones(2, 3), torch.zeros(1, 3)]}, (2, 1))
-    whole = outputs.whole(gathered, (2, 1))
+    whole = outputs.whole(gathered, (2, 1), {})
     assert whole["y"].shape == (3, 3)
     assert whole["rows"] == 9
 

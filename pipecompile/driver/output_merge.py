@@ -1,0 +1,123 @@
+"""The outputs of a specialization for several micro-batches: their merge rules, and the stages that send what is merged.
+
+y departs                    merge rules of the outputs                        the specialization as it is
+y departs for y.flip(0)      y is joined, and the tail runs on the whole y     stages without the tail, same cut
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.batching.merging import MergeKind, MergeRule
+from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.driver.compile_context import CompileContext
+from pipecompile.driver.phases import place
+from pipecompile.driver.specialization import Specialization
+from pipecompile.errors import InputError
+from pipecompile.graph.batch_flow import BatchFlow
+from pipecompile.graph.batch_rows import batch_dim_of
+from pipecompile.graph.fixed_batch import UNPROVEN, fixed_rules
+from pipecompile.graph.module_names import held_tensors
+from pipecompile.graph.output_merging import join_rules
+from pipecompile.graph.stages import routes, split
+from pipecompile.graph.whole_batch import WholeBatchTail, mixing_line, tail_refusal
+from pipecompile.options import Options
+from pipecompile.tracing.node_facts import value_of
+from pipecompile.tracing.recording import another_size
+
+__all__ = ["check_tail_size", "merging_specialization"]
+
+
+def merging_specialization(
+    specialization: Specialization, batch: MiniBatch, options: Options, context: CompileContext
+) -> Specialization:
+    """Return the specialization whose outputs merge from several micro-batches: the same one, or one whose outputs have a tail.
+
+    Raises InputError if an output can be neither merged nor computed on the whole mini-batch.
+    """
+    graph = specialization.graph
+    if graph.facts.batch_size is not None and any(dim is not None for dim in graph.facts.dims):
+        with context.backend.without_collectives(context.model, options):
+            other = another_size(context.model, graph, batch.first, context.meta_init.device)
+        fixed = fixed_rules(graph, other)
+        if any(rule.reason == UNPROVEN for rule in fixed):
+            context.warnings.unproven("its first line")
+        specialization.outputs.join(fixed)
+        return specialization
+    flow = specialization.flow
+    arguments: Any = graph.graph.output_node().args[0]
+    rules = _settled(flow, arguments, specialization, context)
+    if all(rule.kind is not MergeKind.COMPUTED for rule in rules):
+        specialization.outputs.join(rules)
+        return specialization
+    ends = [node for node, rule in zip(arguments, rules, strict=True) if rule.kind is MergeKind.COMPUTED]
+    others = [node for node in arguments if isinstance(node, fx.Node) and node not in ends]
+    tail = WholeBatchTail.of(flow, ends, others, specialization.stage_devices[-1])
+    _announce(flow, ends, context)
+    form = _without_tail(specialization, tail, others, options, context)
+    form.outputs.join(rules, tail)
+    return form
+
+
+def _settled(
+    flow: BatchFlow, arguments: Sequence[Any], specialization: Specialization, context: CompileContext
+) -> list[MergeRule]:
+    """Return the rules of the leaves, with a refusal or a guess for the leaves whose tail cannot run."""
+    is_shared = context.backend.holds_model and len(set(specialization.stage_devices)) == 1
+    rules = list(join_rules(flow))
+    for place_, (node, rule) in enumerate(zip(arguments, rules, strict=True)):
+        if rule.kind is not MergeKind.COMPUTED or not (why := tail_refusal(flow, [node], is_shared_memory=is_shared)):
+            continue
+        _, region = flow.region_of([node])
+        dim = batch_dim_of(value_of(node), flow.symbol)
+        line = mixing_line(flow, node)
+        if dim is not None and not any(one in flow.mixing for one in region):
+            context.warnings.unproven(line)
+            rules[place_] = MergeRule(MergeKind.JOINED, dim)
+        else:
+            rules[place_] = MergeRule(MergeKind.REFUSED, reason=f"samples meet at {line}; {why}")
+    return rules
+
+
+def _announce(flow: BatchFlow, ends: Sequence[fx.Node], context: CompileContext) -> None:
+    """Warn if the tail has parameters: it is then a part of the model that does not run in stages."""
+    _, region = flow.region_of(ends)
+    if any(isinstance(tensor, torch.nn.Parameter) for node in region for tensor in held_tensors(flow.graph, node)):
+        context.warnings.outside_stages(mixing_line(flow, ends[0]), len(region))
+
+
+def _without_tail(
+    specialization: Specialization,
+    tail: WholeBatchTail,
+    others: Sequence[fx.Node],
+    options: Options,
+    context: CompileContext,
+) -> Specialization:
+    """Return the specialization with stages that leave the tail out and send what the tail needs."""
+    graph, plan = specialization.graph, specialization.plan
+    stage_of = {name: s.index for s in specialization.stages for name in s.nodes if name in tail.rest}
+    plan_routes = routes(graph, stage_of, outputs={*tail.departing, *others})
+    stages = split(graph, plan_routes, stage_of, specialization.stage_devices)
+    mirrors, norms = place(graph, stages, plan, options, context)
+    executable = context.backend.executable(plan, mirrors)
+    return replace(
+        specialization, routes=plan_routes, stages=stages, mirrors=mirrors, norms=norms, executable=executable,
+        executables={}, schedules={}, merging=None, _codes=(),
+    )  # fmt: skip
+
+
+def check_tail_size(specialization: Specialization, samples: int) -> None:
+    """Raise InputError if the tail was recorded for other batch sizes than this number of samples."""
+    guard = specialization.broken_guard((samples,)) if specialization.outputs.tail is not None else None
+    if guard is not None:
+        raise InputError(
+            "the model's output cannot be put together from micro-batches",
+            where=f"{guard.place}, and a mini-batch of {samples} samples",
+            why=f"a part of it needs the whole mini-batch, and the model branches on the batch size: {guard}",
+            hint="n_microbatches=1",
+        )

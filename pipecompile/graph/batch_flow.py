@@ -1,0 +1,265 @@
+"""The flow of a batch through a graph: how each value of the mini-batch follows from those of the micro-batches.
+
+    x                  JOINED 0     rows of samples, in their order
+    h = relu(x)        JOINED 0
+    m = h.mean(0)      AVERAGED     no rows, but merged exactly
+    c = h - m          COMPUTED     every row depends on all samples: no rule merges micro-batches
+    y = c.flip(0)      COMPUTED
+
+Rules are derived call by call in the order of the graph. `batch_rows` knows calls that keep samples apart, `batch_probes` makes
+experiments with all others. Where a call has no rule, because it takes a value that has none, the calls since the last values with
+rules are tried together: a sum of rows that were divided by the batch size is a mean. A value written in place gets the rule that
+it has after the write.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.batching.merging import MergeKind, MergeRule
+from pipecompile.graph.batch_probes import BatchProbes
+from pipecompile.graph.batch_rows import batch_dim_of, kept_apart, takes_sizes
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.merge_laws import has_unknown_size
+from pipecompile.torch_private import pytree
+from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.traced_graph import TracedGraph
+
+__all__ = ["BatchFlow", "MERGED"]
+
+MERGED = frozenset(MergeKind) - {MergeKind.COMPUTED, MergeKind.REFUSED, MergeKind.LISTED}
+"""The kinds of rules that merge values of micro-batches exactly."""
+
+_SAME, _COMPUTED = MergeRule(MergeKind.SAME), MergeRule(MergeKind.COMPUTED)
+_REGION, _SHORT_REGION = 80, 10
+"""Calls that are tried together: without, and with a call among them that is known to mix samples. Zoo models of mixtures of
+experts have 40 to 70 calls between rows and rows."""
+
+Rules = tuple[MergeRule, ...]
+
+
+class BatchFlow:
+    """The rules of all values of a graph.
+
+    `rules` has one rule per leaf of a node's value. `mixing` are the calls that are known to mix samples, in graph order; `guessed`
+    those that could not be tried, whose rows are taken to stay apart because their number says so.
+    """
+
+    def __init__(self, graph: TracedGraph) -> None:
+        self.graph, self.symbol = graph, graph.facts.symbol
+        self.rules: dict[fx.Node, Rules] = {}
+        self.mixing: list[fx.Node] = []
+        self.guessed: list[fx.Node] = []
+        self._probes = BatchProbes(graph)
+        self._seen: list[fx.Node] = []
+        self._of_size: set[fx.Node] = set()
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        for node, dim in zip(placeholders, graph.facts.dims, strict=True):
+            self._note(node, [MergeRule(MergeKind.JOINED, dim) if isinstance(dim, int) else _SAME])
+        for node in graph.graph.nodes:
+            if node.op == "get_attr":
+                self._note(node, [_SAME])
+        for node in compute_nodes(graph):
+            self._visit(node)
+
+    def rule(self, node: fx.Node) -> MergeRule:
+        """Return the rule of a node whose value is one tensor."""
+        (rule,) = self.rules[node]
+        return rule
+
+    def is_merged(self, node: fx.Node) -> bool:
+        """Return whether every leaf of a node's value has a rule that merges it."""
+        return all(rule.kind in MERGED for rule in self.rules[node])
+
+    def _note(self, node: fx.Node, rules: Sequence[MergeRule]) -> None:
+        self.rules[node] = tuple(rules)
+        self._seen.append(node)
+
+    # -- one call ---------------------------------------------------------------------------------------------------
+
+    def _visit(self, node: fx.Node) -> None:
+        made = node.args[0] if node.target in (operator.getitem, getattr) else None
+        if isinstance(made, fx.Node) and not isinstance(value_of(made), torch.Tensor) and made in self.rules:
+            self._note(node, self._item(node, made))
+            return
+        leaves = pytree.tree_leaves(value_of(node))
+        written = self._written(node)
+        if self._is_of_size(node):
+            self._of_size.add(node)
+        rules, targets = self._derived(node, len(leaves), written)
+        self._note(node, rules)
+        for target, rule in zip(written, targets, strict=True):
+            self._rewrite(target, rule)
+
+    def _is_of_size(self, node: fx.Node) -> bool:
+        """Return whether a value depends on the batch size, and not on the samples: it is computed anew for every size."""
+        sources = [s for s in node.all_input_nodes if not facts(s).is_size]
+        known = all(s in self._of_size or self.rules.get(s) == (_SAME,) for s in sources)
+        return known and (len(sources) < len(node.all_input_nodes) or any(s in self._of_size for s in sources))
+
+    def _item(self, node: fx.Node, made: fx.Node) -> Sequence[MergeRule]:
+        """Return the rules of an item of a tuple: those of the same leaves."""
+        leaves = pytree.tree_leaves(value_of(made))
+        places = {id(leaf): place for place, leaf in enumerate(leaves)}
+        own = pytree.tree_leaves(value_of(node))
+        if all(id(leaf) in places for leaf in own):
+            return [self.rules[made][places[id(leaf)]] for leaf in own]
+        return [self.rules[made][0] if len(set(self.rules[made])) == 1 else _COMPUTED for _ in own]
+
+    def _derived(
+        self, node: fx.Node, leaves: int, written: Sequence[fx.Node]
+    ) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
+        """Return the rules of a call's leaves, and of the tensors that it writes."""
+        sources = [source for source in node.all_input_nodes if not facts(source).is_size]
+        sized = len(sources) < len(node.all_input_nodes)
+        merged = all(source in self.rules and self.is_merged(source) for source in sources)
+        kinds = {rule.kind for source in sources if source in self.rules for rule in self.rules[source]}
+        if merged and kinds <= {MergeKind.SAME} and not sized:
+            return [_SAME] * leaves, [_SAME] * len(written)
+        batched = [
+            source for source in sources if source in self.rules and self.rules[source][0].kind is MergeKind.JOINED
+        ]
+        is_plain = merged and kinds <= {MergeKind.SAME, MergeKind.JOINED} and (not sized or takes_sizes(node))
+        if is_plain and kept_apart(node, self.graph, batched):
+            return self._by_shape(node), [self._rows_of(target) for target in written]
+        return self._tried(node, leaves, written)
+
+    def _tried(
+        self, node: fx.Node, leaves: int, written: Sequence[fx.Node]
+    ) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
+        """Return the rules that an experiment finds, with the call alone or with the calls before it that have none."""
+        if self._is_opaque(node):
+            return self._guess(node, written)
+        inputs, region = self._region(node)
+        is_long = len(region) > (_SHORT_REGION if any(one in self.mixing for one in region) else _REGION)
+        unknown = [_COMPUTED] * leaves, [_COMPUTED] * len(written)
+        if is_long or inputs is None:
+            return unknown
+        outputs = [*((node, leaf) for leaf in range(leaves)), *((target, 0) for target in written)]
+        found = self._probes.laws(region, {source: self.rule(source) for source in inputs}, outputs)
+        if not all(one.is_tested for one in found) and len(region) == 1:
+            return self._guess(node, written)
+        if len(region) == 1 and any(one.rule is None for one in found) and self._takes_samples(inputs):
+            self.mixing.append(node)
+        rules = [one.rule or _COMPUTED for one in found]
+        return rules[:leaves], rules[leaves:]
+
+    def _guess(self, node: fx.Node, written: Sequence[fx.Node]) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
+        rules = self._by_shape(node), [self._rows_of(target) for target in written]
+        if any(rule.kind is MergeKind.JOINED for rule in (*rules[0], *rules[1])):
+            self.guessed.append(node)
+        return rules
+
+    def _takes_samples(self, inputs: Iterable[fx.Node]) -> bool:
+        return any(self.rule(source).kind is not MergeKind.SAME for source in inputs)
+
+    def _is_opaque(self, node: fx.Node) -> bool:
+        """Return whether a node is a piece of the user's own code, which is not run on random values."""
+        layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return isinstance(layer, OpaqueModule) and layer.function is None
+
+    def _by_shape(self, node: fx.Node) -> list[MergeRule]:
+        return [self._rows(leaf) for leaf in pytree.tree_leaves(value_of(node))]
+
+    def _rows(self, leaf: Any) -> MergeRule:
+        if not isinstance(leaf, torch.Tensor):
+            return _COMPUTED if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) else _SAME
+        dim = batch_dim_of(leaf, self.symbol)
+        return _COMPUTED if dim is None else MergeRule(MergeKind.JOINED, dim)
+
+    def _rows_of(self, node: fx.Node) -> MergeRule:
+        return self._rows(value_of(node))
+
+    # -- calls tried together -----------------------------------------------------------------------------------------
+
+    def _region(self, end: fx.Node) -> tuple[list[fx.Node] | None, list[fx.Node]]:
+        """Return the values to draw for an experiment with a call, and the calls to run; no values if some cannot be drawn."""
+        inputs, region = self.region_of([end], is_end_closed=False)
+        if any(not isinstance(value_of(node), torch.Tensor) for node in inputs):
+            return None, region
+        return inputs, region
+
+    def region_of(self, ends: Sequence[fx.Node], *, is_end_closed: bool = True) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Return the merged values that `ends` are computed from, and the calls between them and `ends`, which are included.
+
+        Every call that makes or writes memory written in the region belongs to the region; with `is_end_closed` False, memory
+        that only the `ends` write is an input.
+        """
+        inputs: set[fx.Node] = set()
+        region: set[fx.Node] = set()
+        pending = list(ends)
+        while pending:
+            node = pending.pop()
+            if node in region or facts(node).is_size or node.op == "get_attr":
+                continue
+            inputs.discard(node)
+            region.add(node)
+            sources = [
+                s for s in node.all_input_nodes if not facts(s).is_size and s.op != "get_attr" and s not in region
+            ]
+            inputs |= {source for source in sources if self._is_source(source)}
+            pending += [source for source in sources if not self._is_source(source)]
+            closed = region if is_end_closed else region - set(ends)
+            written = {storage for one in closed for storage in facts(one).mutates}
+            held = {storage for one in closed for storage in facts(one).storages}
+            writers = [one for one in self._seen if held & facts(one).mutates]
+            pending += [one for one in (*self._touching(written), *writers) if one not in region]
+        order = {node: place for place, node in enumerate(self.graph.graph.nodes)}
+        return sorted(inputs, key=order.__getitem__), sorted(region, key=order.__getitem__)
+
+    def _is_source(self, node: fx.Node) -> bool:
+        """Return whether a region may begin behind a node: an input, or a tensor with a rule whose sizes are known."""
+        if node.op == "placeholder":
+            return True
+        value = value_of(node)
+        is_tensor = isinstance(value, torch.Tensor) and node not in self._of_size
+        return is_tensor and self.is_merged(node) and not has_unknown_size(value, self.symbol)
+
+    def _touching(self, storages: set[int]) -> list[fx.Node]:
+        if not storages:
+            return []
+        return [
+            node
+            for node in self._seen
+            if node.op not in ("get_attr", "placeholder") and storages & (facts(node).mutates | facts(node).storages)
+        ]
+
+    # -- values written in place --------------------------------------------------------------------------------------
+
+    def _written(self, node: fx.Node) -> list[fx.Node]:
+        """Return the arguments whose memory a call writes; parameters and buffers are not counted."""
+        written = facts(node).mutates
+        return [s for s in node.all_input_nodes if s.op != "get_attr" and not facts(s).is_size and written & facts(s).storages
+                and isinstance(value_of(s), torch.Tensor)][:1]  # fmt: skip
+
+    def _rewrite(self, target: fx.Node, rule: MergeRule) -> None:
+        """Give the written tensor its rule after the write, and all that share its memory theirs: unknown, if the rule changed."""
+        storages = facts(target).storages
+        for node in self._seen:
+            if node.op == "get_attr" or not storages & facts(node).storages or node not in self.rules:
+                continue
+            if node is target or _is_alias(value_of(node), value_of(target)):
+                self.rules[node] = (rule,)
+            elif {rule.kind, *(one.kind for one in self.rules[node])} != {rule.kind} or rule.kind not in (
+                MergeKind.SAME,
+                MergeKind.JOINED,
+            ):
+                self.rules[node] = (_COMPUTED,) * len(self.rules[node])
+
+
+def _is_alias(one: Any, other: Any) -> bool:
+    """Return whether two fake tensors are the same part of the same memory."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return bool(
+        one.dim() == other.dim()
+        and all(map(operator.eq, map(str, one.shape), map(str, other.shape)))
+        and list(map(str, one.stride())) == list(map(str, other.stride()))
+        and str(one.storage_offset()) == str(other.storage_offset())
+    )

@@ -1,0 +1,300 @@
+"""Experiments on small random batches: how the result of some calls for a batch follows from those for its two parts.
+
+    inputs    random values for 5 samples, and the same values as 3 + 2 samples
+    results   whole(5), part(3), part(2)
+    law       whole == cat(parts)           rows stay apart
+              whole == part + part          a sum over the batch; likewise mean, maximum, minimum, product, logsumexp ...
+              none of these                 computed on the whole mini-batch alone
+
+An identity of functions that holds at random points holds everywhere, but for coincidences of probability zero; integers and
+booleans are drawn several times. A call that fails on random values, or is too large, has no law here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sympy
+import torch
+from torch import fx, nn
+
+from pipecompile.batching.merging import MergeKind, MergeRule, gather
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.merge_laws import candidates_for, has_unknown_size, rule_holds
+from pipecompile.graph.random_inputs import random_values, special_numbers
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import disable_current_modes
+from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.traced_graph import TracedGraph
+
+__all__ = ["BatchProbes", "Finding", "isolated", "randomise"]
+
+_SIZES = ((3, 2), (1, 4), (4, 1), (5, 3), (8, 5), (17, 12), (40, 24))
+"""Samples in the two parts; the first three pairs that the guards of the graph admit, else the first three, are taken in turn. (1, 4) tells the first
+row from the first two."""
+
+_MOST_NUMBERS = 2_000_000
+"""Numbers in the inputs of an experiment. More take longer than 20 ms to draw; such calls stay without a law."""
+
+_TRIALS, _DISCRETE_TRIALS = 8, 24
+"""Draws of the inputs, if all results are real numbers, and else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The law of one value; None if there is none. `is_tested` is False if no experiment could be made."""
+
+    rule: MergeRule | None
+    is_tested: bool
+
+
+Values = dict[fx.Node, Any]
+Draw = tuple[Values, tuple[Values, Values]]
+"""Values of the inputs for the whole batch, and for its two parts."""
+
+
+class BatchProbes:
+    """Experiments with the calls of one graph."""
+
+    def __init__(self, graph: TracedGraph) -> None:
+        self.graph, self.symbol = graph, graph.facts.symbol
+        self.splits = self._sizes()
+        self.parts = self.splits[0] if self.splits else (3, 2)
+        self.layers: dict[str, nn.Module | None] = {}
+        self._attributes: dict[str, torch.Tensor] = {}
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        noted = self.graph.facts
+        if noted.batch_size is not None or not any(isinstance(dim, int) for dim in noted.dims):
+            return []
+        admitted = [pair for pair in _SIZES if all(g.holds(n) for g in noted.guards for n in (*pair, sum(pair)))]
+        return (admitted or list(_SIZES))[:3]
+
+    def laws(
+        self, nodes: Sequence[fx.Node], inputs: Mapping[fx.Node, MergeRule], outputs: Sequence[tuple[fx.Node, int]]
+    ) -> list[Finding]:
+        """Return the law of each of `outputs`, (node, leaf of its value), computed by `nodes` from `inputs` with these rules."""
+        if not self.splits or not self.can_run(nodes, inputs):
+            return [Finding(None, is_tested=False)] * len(outputs)
+        candidates = [candidates_for(pytree.tree_leaves(value_of(node))[leaf], self.symbol) for node, leaf in outputs]
+        tested = False
+        discrete = any(not value.is_floating_point() for value in map(_tensor_of, outputs) if value is not None)
+        with isolated():
+            for trial in range(_DISCRETE_TRIALS if discrete else _TRIALS):
+                if not any(candidates):
+                    break
+                if (results := self._trial(nodes, inputs, outputs, trial)) is None:
+                    continue
+                tested = True
+                candidates = [
+                    [rule for rule in rules if rule_holds(rule, values[0], values[1:], self.parts)]
+                    for rules, values in zip(candidates, results, strict=True)
+                ]
+        return [Finding(rules[0] if rules and tested else None, tested) for rules in candidates]
+
+    # -- one experiment ---------------------------------------------------------------------------------------------
+
+    def _trial(
+        self,
+        nodes: Sequence[fx.Node],
+        inputs: Mapping[fx.Node, MergeRule],
+        outputs: Sequence[tuple[fx.Node, int]],
+        trial: int,
+    ) -> list[tuple[Any, Any, Any]] | None:
+        """Return (whole, part, part) of each output for one draw of the inputs; None if a call fails or all numbers are NaN."""
+        self._attributes.clear()
+        self.parts = self.splits[trial % len(self.splits)]
+        try:
+            whole, parts = self.draw(inputs, trial, special_numbers(nodes, self.graph))
+            for layer in self._layers_of(nodes):
+                randomise(layer)
+            made = self.run(nodes, whole, sum(self.parts), outputs)
+        except Exception:  # any call may fail on random values: then there is no result
+            return None
+        try:
+            pair = [self.run(nodes, values, size, outputs) for values, size in zip(parts, self.parts, strict=True)]
+        except Exception:  # what the whole batch can do and a part cannot has no rule
+            return [(None, None, None)] * len(outputs)
+        return None if any(map(_is_all_nan, made)) else list(zip(made, *pair, strict=True))
+
+    def draw(self, inputs: Mapping[fx.Node, MergeRule], trial: int, special: Sequence[float]) -> Draw:
+        """Return random values of inputs with these rules, for the whole batch and for its parts."""
+        whole: Values = {}
+        parts: tuple[Values, Values] = ({}, {})
+        for node, rule in inputs.items():
+            fake = value_of(node)
+
+            def draw(size: int, fake: torch.Tensor = fake) -> torch.Tensor:
+                return random_values(
+                    [_number(length, self.symbol, size) for length in fake.shape], fake.dtype, trial, special
+                )
+
+            if rule.kind is MergeKind.JOINED:
+                assert rule.dim is not None
+                whole[node] = draw(sum(self.parts))
+                rows = whole[node].shape[rule.dim] // sum(self.parts)
+                pair = torch.split(whole[node], [rows * size for size in self.parts], rule.dim)
+            elif rule.kind is MergeKind.SAME:
+                whole[node] = draw(1)
+                pair = (whole[node], whole[node])
+            else:
+                pair = (draw(1), draw(1))
+                whole[node] = gather(pair, rule, self.parts)
+            for values, part in zip(parts, pair, strict=True):
+                values[node] = part
+        return whole, parts
+
+    def run(
+        self, nodes: Sequence[fx.Node], drawn: Values, size: int, outputs: Sequence[tuple[fx.Node, int]]
+    ) -> list[Any]:
+        """Return the outputs of these calls on these inputs, for a batch of `size` samples."""
+        values = {node: value.clone() for node, value in drawn.items()}
+        for node in nodes:
+            self._compute(node, values, size)
+        return [pytree.tree_leaves(values[node])[leaf] for node, leaf in outputs]
+
+    def values_of(self, nodes: Sequence[fx.Node], drawn: Values, size: int) -> list[Any]:
+        """Return the values of nodes after all calls of the graph, with these inputs and `size` samples."""
+        values = {node: value.clone() for node, value in drawn.items()}
+        for node in compute_nodes(self.graph):
+            self._compute(node, values, size)
+        return [self._compute(node, values, size) for node in nodes]
+
+    def _compute(self, node: fx.Node, values: Values, size: int) -> Any:
+        """Compute the value of a node, and of those that only the batch size enters, at this batch size."""
+        if node in values:
+            return values[node]
+        values[node] = self._value(node, values, size)
+        return values[node]
+
+    def _value(self, node: fx.Node, values: Values, size: int) -> Any:
+        noted = value_of(node)
+        if isinstance(noted, (torch.SymInt, torch.SymFloat, torch.SymBool)) and facts(node).is_size:
+            return noted.node.pytype(_substituted(sympy.sympify(noted.node.expr), self.symbol, size))
+        if node.op == "get_attr":
+            return self._attribute(str(node.target))
+
+        def of(argument: fx.Node) -> Any:
+            return self._compute(argument, values, size)
+
+        given: Any = [fx.node.map_aggregate(fx.node.map_arg(one, of), _on_cpu) for one in (node.args, node.kwargs)]
+        args, kwargs = given
+        if node.op == "call_module":
+            layer = self._layer(str(node.target))
+            assert layer is not None
+            return layer(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+    def _attribute(self, path: str) -> Any:
+        """Return an attribute of the graph: random numbers instead of its numbers, the same in one trial."""
+        *parents, name = path.split(".")
+        held = getattr(self.graph.get_submodule(".".join(parents)), name)
+        if not isinstance(held, torch.Tensor):
+            return held
+        if path not in self._attributes:
+            is_number = held.is_floating_point() and held.numel() <= _MOST_NUMBERS
+            self._attributes[path] = (
+                random_values(list(held.shape), held.dtype, 0, ()) if is_number else held.detach().cpu()
+            )
+        return self._attributes[path].clone()
+
+    # -- layers -----------------------------------------------------------------------------------------------------
+
+    def can_run(self, nodes: Sequence[fx.Node], inputs: Mapping[fx.Node, MergeRule]) -> bool:
+        """Return whether the calls can run on random inputs: few numbers, no draws, no code of the user's."""
+        numbers = 0
+        for node in inputs:
+            if has_unknown_size(value_of(node), self.symbol):
+                return False
+            known = [_number(length, self.symbol, sum(self.parts)) for length in value_of(node).shape]
+            numbers += int(sympy.prod(known))
+        layers = [self._layer(str(node.target)) for node in nodes if node.op == "call_module"]
+        draws = any(facts(node).draws for node in nodes)
+        return numbers <= _MOST_NUMBERS and None not in layers and not draws
+
+    def _layer(self, path: str) -> nn.Module | None:
+        """Return a copy of a layer on the CPU, with values of its own; None for one that is opaque or large."""
+        if path not in self.layers:
+            layer = self.graph.get_submodule(path)
+            is_large = sum(tensor.numel() for tensor in (*layer.parameters(), *layer.buffers())) > _MOST_NUMBERS
+            if isinstance(layer, OpaqueModule):
+                self.layers[path] = _KeptFunction(layer.function) if layer.function is not None else None
+            else:
+                self.layers[path] = None if is_large else _copied(layer)
+        return self.layers[path]
+
+    def _layers_of(self, nodes: Sequence[fx.Node]) -> Iterator[nn.Module]:
+        for node in nodes:
+            if node.op == "call_module" and (layer := self._layer(str(node.target))) is not None:
+                yield layer
+
+
+def _tensor_of(output: tuple[fx.Node, int]) -> torch.Tensor | None:
+    leaf = pytree.tree_leaves(value_of(output[0]))[output[1]]
+    return leaf if isinstance(leaf, torch.Tensor) else None
+
+
+class _KeptFunction(nn.Module):
+    """A function of torch that is an opaque piece, without the check of its result."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, _call: int, _size: int, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _number(length: Any, symbol: sympy.Symbol, size: int) -> int:
+    """Return a length for a batch of `size` samples. Raise TypeError for one that the data decide."""
+    return int(_substituted(length.node.expr, symbol, size)) if isinstance(length, torch.SymInt) else int(length)
+
+
+@lru_cache(maxsize=4096)
+def _substituted(expression: sympy.Basic, symbol: sympy.Symbol, size: int) -> sympy.Basic:
+    return expression.subs({symbol: size})
+
+
+def _is_all_nan(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.numel() > 0
+        and bool(value.isnan().all())
+    )
+
+
+def _on_cpu(argument: Any) -> Any:
+    return torch.device("cpu") if isinstance(argument, torch.device) else argument
+
+
+def _copied(layer: nn.Module) -> nn.Module | None:
+    try:
+        twin = copy.deepcopy(layer)
+    except Exception:  # the user's own layers may refuse
+        return None
+    return twin.to_empty(device="cpu") if any(t.is_meta for t in (*twin.parameters(), *twin.buffers())) else twin.cpu()
+
+
+def randomise(layer: nn.Module) -> None:
+    """Draw all parameters of a layer."""
+    for tensor in layer.parameters():
+        if tensor.is_floating_point():
+            tensor.data.normal_()
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Run without modes and gradients, and leave the state of the random number generator as it was."""
+    with disable_current_modes(), torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

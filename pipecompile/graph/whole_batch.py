@@ -1,0 +1,110 @@
+"""The tail of a graph that runs on the whole mini-batch, for outputs that no rule merges from micro-batches.
+
+    stages      x ─► h ─► y          in micro-batches; y departs
+    tail        y ─► y.flip(0)       once, on the joined y
+
+The tail begins behind the last values that merge exactly. It keeps the user's operations in their order, and autograd records it,
+so its gradient reaches the stages through the merged values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.batching.merging import MergeRule
+from pipecompile.graph.batch_flow import BatchFlow
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.module_names import held_tensors
+from pipecompile.graph.stages import Stage, extract
+from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.user_source import line_of
+
+__all__ = ["WholeBatchTail", "mixing_line", "tail_refusal"]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatchTail:
+    """The tail of one graph: `stage` computes `outputs` from the merged values of `rules`, and from inputs of the model.
+
+    `rest` are the nodes that the stages compute. `device` is where the tail runs.
+    """
+
+    stage: Stage
+    rules: Mapping[str, MergeRule]
+    departing: tuple[fx.Node, ...]
+    rest: frozenset[str]
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls, flow: BatchFlow, ends: Sequence[fx.Node], others: Sequence[fx.Node], device: torch.device
+    ) -> WholeBatchTail:
+        """Return the tail that computes `ends`. `others` are the outputs that merge by rules."""
+        graph = flow.graph
+        inputs, region = flow.region_of(ends)
+        departing = tuple(node for node in inputs if node.op != "placeholder")
+        rest = _kept(compute_nodes(graph), {*departing, *others}, set(region))
+        stage = extract(graph, region, inputs, ends, device)
+        return cls(stage, {node.name: flow.rule(node) for node in departing}, departing, rest, device)
+
+    def run(self, merged: Mapping[str, Any], size: int) -> dict[str, Any]:
+        """Return the outputs of the tail for a mini-batch of `size` samples, from the merged values by name."""
+        values = [merged[name] for name in self.stage.inputs]
+        arguments = [value.to(self.device) if isinstance(value, torch.Tensor) else value for value in values]
+        results = self.stage.module(*arguments, size) if self.stage.sized else self.stage.module(*arguments)
+        return dict(zip(self.stage.outputs, results, strict=True))
+
+
+def _kept(nodes: Sequence[fx.Node], wanted: set[fx.Node], tail: set[fx.Node]) -> frozenset[str]:
+    """Return the names of the nodes that are not of the tail alone."""
+    needed = set(wanted)
+    for node in reversed(nodes):
+        if node in needed or node not in tail:
+            needed |= set(node.all_input_nodes) | {node}
+    return frozenset(node.name for node in nodes if node in needed)
+
+
+def mixing_line(flow: BatchFlow, node: fx.Node) -> str:
+    """Return the user's line of the first call on the way to `node` that makes samples meet."""
+    _, region = flow.region_of([node])
+    first = next((one for one in region if one in flow.mixing), node)
+    return line_of(facts(first).source) or first.name
+
+
+def tail_refusal(flow: BatchFlow, ends: Sequence[fx.Node], *, is_shared_memory: bool) -> str:
+    """Return why the tail of `ends` cannot run on the whole mini-batch, "" if it can.
+
+    With `is_shared_memory` False, the parameters are on several devices or ranks.
+    """
+    graph = flow.graph
+    inputs, region = flow.region_of(ends)
+    owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
+    if any(facts(node).draws for node in region):
+        return "random numbers are drawn behind that line, and once for the whole batch they would be others"
+    if any(_changes_model(flow, node, owned) for node in region):
+        return "the model changes its own state behind that line"
+    if not is_shared_memory and any(held_tensors(graph, node) for node in region):
+        return "parameters are used behind that line, and they are on several devices"
+    place = {node: index for index, node in enumerate(graph.graph.nodes)}
+    for node in inputs:
+        writes = [place[one] for one in compute_nodes(graph) if facts(one).mutates & facts(node).storages]
+        if node.op == "placeholder" and writes:
+            return "the model writes into its input"
+        if any(
+            write > place[node] and any(place[user] < write for user in node.users if user in region)
+            for write in writes
+        ):
+            return f"{node.name} is written in place later"
+    return ""
+
+
+def _changes_model(flow: BatchFlow, node: fx.Node, owned: set[int]) -> bool:
+    if facts(node).mutates & owned:
+        return True
+    layer = flow.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return layer is not None and layer.training and next(layer.buffers(), None) is not None

@@ -1,0 +1,61 @@
+"""A specialization whose outputs need a tail gets stages without the tail; the first one stays as it is."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.b.weight = nn.Parameter(self.a.weight.detach().new_ones(4, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.b(self.a(x).relu())
+        return y.flip(0)[:3], y.std(0)
+
+
+def test_stages_leave_the_tail_out_and_a_step_keeps_it() -> None:
+    model = Model()
+    eager, x = copy.deepcopy(model), torch.randn(8, 3)
+    pipe = pc.compile(
+        model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=8, loss_fn=lambda out: out[0].square().mean()
+    )
+    torch.testing.assert_close(pipe(x), eager(x))  # micro-batches of one sample have no deviation
+    pipe.reschedule(n_microbatches=2)
+    torch.testing.assert_close(pipe(x), eager(x))
+    assert any("flip" in stage.module.code for stage in pipe.stages)
+    pipe.step(x)
+    assert model.a.weight.grad is not None
+    pipe.reschedule(n_microbatches=1)
+    torch.testing.assert_close(pipe(x), eager(x))
+
+
+def test_a_tail_with_autocast_and_inputs_of_the_model() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return (y.flip(0) @ y.mT.flip(0)) * t.cumsum(0)[:, None]
+
+    model = Cast()
+    x, t = torch.randn(6, 3), torch.randn(6, requires_grad=True)
+    pipe = pc.compile(model, 1, cost="analytic", devices=["cpu"], n_microbatches=3)
+    with pytest.warns(pc.RecordingWarning, match="meets every other"):
+        output = pipe(x, t)
+    expected = model(x, t)
+    assert output.dtype is expected.dtype
+    torch.testing.assert_close(output, expected)
+    mine, theirs = (torch.autograd.grad(out.sum(), t)[0] for out in (output, expected))
+    torch.testing.assert_close(mine, theirs)

@@ -1,0 +1,79 @@
+"""The flow of a batch: each value's rule follows from those of the values that it is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.batching.merging import MergeKind
+from pipecompile.graph.batch_flow import MERGED, BatchFlow
+
+
+class Model(nn.Module):
+    def __init__(self, ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.a, self.ends = nn.Linear(3, 6), ends
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ends(self.a(x))
+
+
+def flow_of(ends: Callable[[torch.Tensor], torch.Tensor]) -> BatchFlow:
+    return BatchFlow(pc.trace(Model(ends), torch.randn(4, 3)))
+
+
+def kind(flow: BatchFlow) -> MergeKind:
+    (node,) = flow.graph.graph.output_node().args[0]  # type: ignore[misc]
+    return flow.rule(node).kind  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("expected", "ends"),
+    [
+        (MergeKind.JOINED, lambda y: F.normalize(y.relu() + 1, dim=1) @ torch.ones(6, 2)),
+        (MergeKind.JOINED, lambda y: y.view(-1, 2, 3).transpose(1, 2).reshape(len(y), 6)),
+        (MergeKind.SAME, lambda y: torch.arange(3) + torch.ones(y.shape[1], 1)),
+        (MergeKind.ADDED, lambda y: 2 * y.sum(0) / 3),
+        (MergeKind.AVERAGED, lambda y: (y.sum(1) / len(y)).sum() + 1),
+        (MergeKind.MAXIMUM, lambda y: y.amax(0).exp()),
+        (MergeKind.MAXIMUM, lambda y: y.max() > 100.0),
+        (MergeKind.COMPUTED, lambda y: y.mean().exp()),
+        (MergeKind.COMPUTED, lambda y: y - y.mean(0)),
+        (MergeKind.COMPUTED, lambda y: y[:2]),
+        (MergeKind.COMPUTED, lambda y: y.softmax(0) @ torch.ones(6, 2)),
+    ],
+)
+def test_rules_are_derived_call_by_call(expected: MergeKind, ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    flow = flow_of(ends)
+    assert kind(flow) is expected
+    assert (expected in MERGED) is (expected is not MergeKind.COMPUTED)
+
+
+def test_the_call_that_mixes_samples_is_named() -> None:
+    flow = flow_of(lambda y: y.relu().flip(0).exp())
+    assert [str(node.target) for node in flow.mixing] == ["flip"]
+
+
+def written(y: torch.Tensor, rows: slice) -> torch.Tensor:
+    out = torch.zeros_like(y)
+    out[rows] = y[rows] * 2
+    return out + 1
+
+
+def test_a_value_written_in_place_has_the_rule_after_the_write() -> None:
+    assert kind(flow_of(lambda y: written(y, slice(None)))) is MergeKind.JOINED
+    assert kind(flow_of(lambda y: written(y, slice(1, None)))) is MergeKind.COMPUTED
+    assert kind(flow_of(lambda y: torch.zeros(6).add_(y.amin(0)))) is MergeKind.MINIMUM
+
+
+def test_a_region_begins_behind_values_with_rules() -> None:
+    flow = flow_of(lambda y: (y.exp().cumsum(0) + y).flip(0))
+    (end,) = flow.graph.graph.output_node().args[0]  # type: ignore[misc]
+    inputs, region = flow.region_of([end])  # type: ignore[list-item]
+    assert [node.name for node in inputs] == ["a", "exp"]
+    assert [node.name for node in region] == ["cumsum", "add", "flip"]

@@ -1,0 +1,58 @@
+"""Experiments find the law of a call: how its result for a batch follows from those for two parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.batching.merging import MergeKind, MergeRule
+from pipecompile.graph.batch_probes import BatchProbes, Finding
+from pipecompile.graph.colocation import compute_nodes
+
+
+class Model(nn.Module):
+    def __init__(self, ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.ends = ends
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ends(x)
+
+
+def found(ends: Callable[[torch.Tensor], torch.Tensor]) -> Finding:
+    graph = pc.trace(Model(ends), torch.ones(4, 6))
+    placeholder, nodes = next(iter(graph.graph.nodes)), compute_nodes(graph)
+    (finding,) = BatchProbes(graph).laws(nodes, {placeholder: MergeRule(MergeKind.JOINED, 0)}, [(nodes[-1], 0)])
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [
+        (MergeKind.JOINED, lambda x: torch.einsum("bi->b", x)),
+        (MergeKind.ADDED, lambda x: (x > 0).sum()),
+        (MergeKind.AVERAGED, lambda x: F.mse_loss(x, x.exp())),
+        (MergeKind.MAXIMUM, lambda x: (x > 1.5).any()),
+        (MergeKind.MINIMUM, lambda x: (x > -9).all(0)),
+        (MergeKind.LOGSUMEXP, lambda x: x.logsumexp(0)),
+        (MergeKind.LAST, lambda x: x[-1]),
+        (None, lambda x: x.median(0).values),
+        (None, lambda x: x.argmax(0).mode().values),
+    ],
+)
+def test_laws(kind: MergeKind | None, ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    finding = found(ends)
+    assert finding.is_tested
+    assert (finding.rule and finding.rule.kind) is kind
+
+
+def test_random_draws_cannot_be_tried_and_the_generator_stays_as_it_was() -> None:
+    before = torch.get_rng_state()
+    assert not found(lambda x: F.dropout(x.flip(0))).is_tested
+    assert found(lambda x: x.flip(0)).rule is None
+    assert torch.equal(before, torch.get_rng_state())

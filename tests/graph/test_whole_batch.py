@@ -1,0 +1,64 @@
+"""The tail of a graph computes on the whole mini-batch what no rule merges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import pipecompile as pc
+from pipecompile.graph.batch_flow import BatchFlow
+from pipecompile.graph.whole_batch import WholeBatchTail, mixing_line, tail_refusal
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(3, 4), nn.Linear(4, 2), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.a(x)
+        ranks = h.cumsum(0)
+        return {
+            "rows": h,
+            "scan": ranks / len(x),
+            "head": self.b(ranks),
+            "drop": F.dropout(ranks),
+            "norm": self.norm(ranks),
+        }
+
+
+@pytest.fixture(scope="module")
+def flow() -> BatchFlow:
+    return BatchFlow(pc.trace(Model(), torch.randn(4, 3)))
+
+
+def leaf(flow: BatchFlow, index: int) -> fx.Node:
+    arguments: Any = flow.graph.graph.output_node().args[0]
+    node: fx.Node = arguments[index]
+    return node
+
+
+def test_the_tail_begins_behind_the_values_that_merge(flow: BatchFlow) -> None:
+    tail = WholeBatchTail.of(flow, [leaf(flow, 1)], [leaf(flow, 0)], torch.device("cpu"))
+    assert list(tail.rules) == ["a"]
+    assert "cumsum" in tail.rest  # other outputs need it
+    h = torch.randn(6, 4)
+    (scan,) = tail.run({"a": h}, 6).values()
+    torch.testing.assert_close(scan, h.cumsum(0) / 6)
+
+
+def test_a_tail_is_refused_with_the_reason(flow: BatchFlow) -> None:
+    whys = [tail_refusal(flow, [leaf(flow, i)], is_shared_memory=True) for i in range(1, 5)]
+    assert [bool(why) for why in whys] == [False, False, True, True]
+    assert "random numbers" in whys[2]
+    assert "its own state" in whys[3]
+    assert "several devices" in tail_refusal(flow, [leaf(flow, 2)], is_shared_memory=False)
+
+
+def test_the_line_at_which_samples_meet_is_named(flow: BatchFlow) -> None:
+    line = Model.forward.__code__.co_firstlineno + 2
+    assert mixing_line(flow, leaf(flow, 2)) == f"test_whole_batch.py:{line} in Model.forward"
