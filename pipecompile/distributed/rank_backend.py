@@ -21,7 +21,7 @@ from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
-from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options

@@ -10,8 +10,7 @@ from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.signature import Signature
 from pipecompile.driver.warnings_once import WarningsOnce
-from pipecompile.graph.cut_transfer import Cut, verify_exact_cut
-from pipecompile.graph.fingerprint import check_fingerprint
+from pipecompile.graph.cut_transfer import Cut, check_fingerprint, verify_exact_cut
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import MetaInit

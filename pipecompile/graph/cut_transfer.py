@@ -4,13 +4,17 @@
 
 Calls are alike if they have the same opcode, target and module. The n calls of a kind are mapped to the m calls of the first recording
 in order, call i to call i * m // n, and take its stage. Then stages are raised until precedence and ties hold.
+
+The fingerprint identifies the graph of a cut in plan files: the hash of its nodes as lines.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from torch import fx
 
@@ -20,7 +24,8 @@ from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_cut
 
-__all__ = ["Cut", "transfer_cut", "verify_exact_cut"]
+__all__ = ["Cut", "check_fingerprint", "fingerprint", "node_lines", "transfer_cut", "verify_exact_cut"]
+
 
 Kind = tuple[str, str, str]
 
@@ -104,3 +109,40 @@ def _edges(graph: TracedGraph) -> list[tuple[str, str]]:
     names = {node.name for node in nodes}
     read = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in names]
     return [*read, *ties_of(graph).precedence]
+
+
+_SHOWN = 3
+"""Differences in an error message."""
+
+
+def node_lines(graph: fx.GraphModule) -> tuple[str, ...]:
+    """Return one line per node: name, operation and inputs. Shapes and constants are left out, since a plan serves all of them."""
+    return tuple(map(_line, graph.graph.nodes))
+
+
+def _line(node: fx.Node) -> str:
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return f"{node.name} = {node.op} {target}({', '.join(source.name for source in node.all_input_nodes)})"
+
+
+def fingerprint(lines: Sequence[str]) -> str:
+    """Return the hash of the lines of a graph, 16 hexadecimal digits."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def check_fingerprint(planned: Sequence[str], expected: str, graph: fx.GraphModule) -> None:
+    """Raise PlanError with the first nodes that differ, unless the plan was made for this graph."""
+    lines = node_lines(graph)
+    if fingerprint(lines) == expected:
+        return
+    differ = [
+        (number, a, b) for number, (a, b) in enumerate(zip_longest(planned, lines, fillvalue="no node")) if a != b
+    ]
+    shown = "; ".join(f"node {number}: the plan has {a}, the model {b}" for number, a, b in differ[:_SHOWN])
+    raise PlanError(
+        "the plan is for another graph"
+        + (f": {len(differ)} of {max(len(planned), len(lines))} nodes differ" if planned else ""),
+        where=shown,
+        why=f"the plan's fingerprint is {expected}, the model's {fingerprint(lines)}",
+        hint="compile without plan= to make a new one",
+    )

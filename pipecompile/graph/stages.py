@@ -22,7 +22,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.ir import HOST, Route
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.ambient_regions import Regions
+from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.node_facts import Role, facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 

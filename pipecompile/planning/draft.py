@@ -11,7 +11,7 @@ from torch import fx
 from pipecompile.costs import NodeCost
 from pipecompile.costs.weight_grad import nodes_needing_grad, weight_grad_cost
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import routes
 from pipecompile.ir import HOST, Route

@@ -21,7 +21,6 @@ from pipecompile.torch_private.modes import DataDependentOutputException, FakeTe
 from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.ambient_regions import Regions
 from pipecompile.tracing.emit.call_description import (
     NodeCall,
     accesses_gradient,
@@ -32,7 +31,7 @@ from pipecompile.tracing.emit.call_description import (
     node_call,
     undeclared_writes,
 )
-from pipecompile.tracing.emit.node_writer import NodeWriter
+from pipecompile.tracing.emit.node_writer import NodeWriter, Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins, with_unknown_data
@@ -40,8 +39,7 @@ from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.interception.assertions import asserted_truth, holds
 from pipecompile.tracing.interception.dispatcher import DispatchRecorder, is_transformed
 from pipecompile.tracing.interception.randomness import RandomDrawCounter, rng_function
-from pipecompile.tracing.leaf_modules import cheap_forward, is_leaf
-from pipecompile.tracing.model_pieces import Piece, add_candidate
+from pipecompile.tracing.model_pieces import Piece, add_candidate, cheap_forward, is_leaf
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers

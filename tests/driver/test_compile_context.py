@@ -12,8 +12,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.driver.compile_context import CompileContext, Decision
 from pipecompile.graph.colocation import note_ties
-from pipecompile.graph.cut_transfer import Cut
-from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.cut_transfer import Cut, fingerprint, node_lines
 from pipecompile.planning.planner import Planned
 from pipecompile.tracing.traced_graph import TracedGraph
 from tests.support.compilations import context_of, layers, mini_batch, options_of, request_of

@@ -12,7 +12,7 @@ import pipecompile as pc
 from pipecompile.costs import NodeCost
 from pipecompile.costs.problem_builder import build_problem
 from pipecompile.graph.colocation import compute_nodes, note_ties
-from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.ir import HOST
 from pipecompile.ir.candidates import Candidate, Considered
 from pipecompile.planning.draft import Draft, make_draft, plan_of

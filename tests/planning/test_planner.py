@@ -13,8 +13,7 @@ from pipecompile.costs import analytic_costs
 from pipecompile.costs.problem_builder import build_problem
 from pipecompile.errors import PlanError, VerifyError
 from pipecompile.graph.colocation import note_ties
-from pipecompile.graph.cut_transfer import transfer_cut
-from pipecompile.graph.fingerprint import fingerprint, node_lines
+from pipecompile.graph.cut_transfer import fingerprint, node_lines, transfer_cut
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.partitioners import Shared, verify_problem
 from tests.support.eager import square_loss

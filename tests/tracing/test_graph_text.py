@@ -29,7 +29,7 @@ before layer add
 x = placeholder x() | float32[s, 4] | memory 0
 size = call_method size(x, 0) | s | batch_size
 layer = call_module layer(x) | float32[s, 2] | mode 0 | memory 1 | reads 2 | at FILE:LINE in Net.forward
-enabled = call_function pipecompile.tracing.emit.ambient_regions.enabled() | None | switch
+enabled = call_function pipecompile.tracing.emit.node_writer.enabled() | None | switch
 _set_grad_enabled = call_function torch._C._set_grad_enabled(False) | None | switch
 add = call_method add_(layer, 1.0) | float32[s, 2] | mode 1 | memory 1 | writes 1 | at FILE:LINE in Net.forward
 _set_grad_enabled_1 = call_function torch._C._set_grad_enabled(enabled) | None | switch

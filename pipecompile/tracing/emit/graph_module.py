@@ -27,7 +27,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
 from pipecompile.torch_private.modules import buffers_of
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.ambient_regions import Regions
+from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins

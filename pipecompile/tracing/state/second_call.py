@@ -20,7 +20,7 @@ from torch import fx, nn
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private import pytree
-from pipecompile.tracing.emit.ambient_regions import Regions
+from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import Role, facts
