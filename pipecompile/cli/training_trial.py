@@ -76,9 +76,9 @@ def train(
         losses, seconds = zip(*_alone(fast, steps, seed), strict=True)
         return Trial(losses, seconds)
     device = torch.device(pipe.devices[0])
-    twin, parts = twin.to(device), pipe.schedule.n_microbatches
+    twin = twin.to(device)
     near = [arg.to(device) for arg in args]
-    slow = _Side(twin, optimizer(twin.parameters()), lambda: eager_step(twin, near, parts))
+    slow = _Side(twin, optimizer(twin.parameters()), lambda: eager_step(twin, near, pipe.schedule.n_microbatches))
     return _together(fast, slow, steps, seed, device)
 
 

@@ -76,7 +76,7 @@ class CompileCache:
         traces = self._traces
         if self.decision.plan is None and self.options.has_open_choice:
             self._compile_open(inputs)
-        batch = MiniBatch(inputs, split_sizes(inputs, self.options, self.context.warnings))
+        batch = MiniBatch(inputs, split_sizes(inputs, self.options, self.context.warnings, self.model))
         signature = signature_of(self.model, batch)
         specialization = self._lookup(signature, batch.sizes)
         if specialization is None:
@@ -125,7 +125,7 @@ class CompileCache:
 
     def _compile_open(self, inputs: FlatInputs) -> None:
         """Compile the first specialization, with the number of micro-batches and the schedule of the shortest step."""
-        candidates = candidate_batches(inputs, self.options, self.context.warnings)
+        candidates = candidate_batches(inputs, self.options, self.context.warnings, self.model)
         batch = first_batch(candidates, self.options)
         self._add(CompileRequest(batch, candidates, signature_of(self.model, batch)))
 
