@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from pipecompile.driver.backend import Backend, ProcessBackend
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.compile_context import Decision
+from pipecompile.driver.evaluation import Evaluation, ValidationLoop
 from pipecompile.driver.inspection import Inspection
 from pipecompile.driver.model_proxy import ModelProxy
 from pipecompile.driver.programs import call_executable, step_executable, step_schedule
@@ -118,6 +119,14 @@ class Pipeline(ModelProxy):
             self._last = executable, frame.spans
         loss = weighted_loss(losses, weights)
         return (loss, aux) if self._options.has_aux else loss
+
+    def evaluate(self, batches: Iterable[Any], metric: Callable[..., Any] | None = None) -> Evaluation:
+        """Return the loss over all `batches`, as `step` takes them, in eval mode and without gradients; modes are restored.
+
+        A batch is a mapping of arguments, or a tuple whose last entry is the target. The loss is the mean over samples.
+        `metric(output, target)` of a whole batch returns a number, a mapping to numbers, or None; their means are in the result.
+        """
+        return ValidationLoop(self, self._options, lambda *call: self._flatten(*call).samples).run(batches, metric)
 
     def _run(
         self,

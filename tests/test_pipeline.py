@@ -106,7 +106,7 @@ def test_the_program_and_the_timeline_stay_those_of_the_last_training_step() -> 
     assert pipe.measured == measured
 
 
-FACE = ["clip_grad_norm_", "considered", "devices", "dispatch", "dump", "explain", "graph", "load_optimizer_state_dict", "measured",
+FACE = ["clip_grad_norm_", "considered", "devices", "dispatch", "dump", "evaluate", "explain", "graph", "load_optimizer_state_dict", "measured",
         "model", "optimizer_state_dict", "plan", "prepare", "problem", "program", "report", "reschedule", "schedule", "simulate",
         "stages", "step"]  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
 from pipecompile.distributed.torch_pipelining import torch_stages
+from pipecompile.driver.evaluation import Evaluation
 from pipecompile.errors import InputError
 from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options
@@ -82,6 +83,16 @@ class RankPipeline(Pipeline):
             if trains and scaler is not None and scaler.is_enabled():
                 spread_infinities(self.parameters(), self._groups)
             return result
+
+    def evaluate(self, batches: Iterable[Any], metric: Callable[..., Any] | None = None) -> Evaluation:
+        """Evaluate as `Pipeline.evaluate` does, on all ranks together. Raises InputError if there are copies of the pipeline."""
+        if self.replicas.group is not None:
+            raise InputError(
+                "evaluate cannot weight the parts of copies of the pipeline",
+                why="each copy has its own loader, and their last batches may differ in samples",
+                hint="pipe.eval(), and pipe.step(x, target=y) under torch.no_grad(): the loss of all copies",
+            )
+        return super().evaluate(batches, metric)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False

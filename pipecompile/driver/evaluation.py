@@ -1,0 +1,131 @@
+"""Evaluation: the usual loop over validation batches, in eval mode and without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipecompile.errors import InputError
+from pipecompile.options import Options
+from pipecompile.runtime.results import own_loss
+from pipecompile.torch_private.device_functions import to_device
+
+__all__ = ["Evaluation", "ValidationLoop", "RunningTotal", "arguments_of", "evaluating"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of `step` for one batch, the target among the keywords."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    loss       mean over all samples, or the sum over all batches with `loss_reduction="sum"`
+    samples    number of samples; of batches, for inputs without a batch dimension
+    metrics    mean of each metric over all samples, by name; "metric" for a function that returns one number
+    """
+
+    loss: float
+    samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class RunningTotal:
+    """Sums of losses and metrics, weighted by samples. The sums stay on their devices until the end."""
+
+    def __init__(self, *, is_mean: bool) -> None:
+        self.is_mean, self.samples = is_mean, 0
+        self.loss: Any = 0.0
+        self.metrics: dict[str, Any] = {}
+
+    def add(self, loss: torch.Tensor, samples: int | None, metrics: Any = None) -> None:
+        """Add the loss and the metrics of a batch. A metric is a number, a mapping to numbers, or None."""
+        count = 1 if samples is None else samples
+        self.samples += count
+        self.loss = self.loss + loss.detach().double() * (count if self.is_mean else 1)
+        named = metrics if isinstance(metrics, Mapping) else {} if metrics is None else {"metric": metrics}
+        for name, value in named.items():
+            number = value.detach().double() if isinstance(value, torch.Tensor) else float(value)
+            self.metrics[name] = self.metrics.get(name, 0.0) + number * count
+
+    def evaluation(self) -> Evaluation:
+        """Return the means. Raise InputError if there was no batch."""
+        if not self.samples:
+            raise InputError(
+                "there is nothing to evaluate", why="the loader has no batch", hint="a loader with a batch"
+            )
+        means = {name: float(total) / self.samples for name, total in self.metrics.items()}
+        return Evaluation(float(self.loss) / (self.samples if self.is_mean else 1), self.samples, means)
+
+
+def arguments_of(batch: Any, *, with_target: bool) -> Arguments:
+    """Return the arguments of `step` for a batch of a loader.
+
+    A mapping has them by name, a tuple or list in order, its last entry the target if `loss_fn` takes one. Anything else is the
+    only input.
+    """
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if not isinstance(batch, (tuple, list)):
+        return (batch,), {}
+    return (tuple(batch[:-1]), {"target": batch[-1]}) if with_target else (tuple(batch), {})
+
+
+@contextmanager
+def evaluating(model: nn.Module, train: Callable[[bool], Any]) -> Iterator[None]:
+    """Put the model into eval mode by `train(False)`, without gradients; afterwards restore the mode of every module."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        train(False)
+        with torch.no_grad():
+            yield
+    finally:
+        train(modes[model])  # a `train` of the user may do more than set the mode
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationLoop:
+    """The evaluation of one pipeline. `samples_of` returns the number of samples in a call, None without a batch."""
+
+    pipe: Any
+    options: Options
+    samples_of: Callable[[tuple[Any, ...], dict[str, Any]], int | None]
+
+    def run(self, batches: Iterable[Any], metric: Callable[..., Any] | None) -> Evaluation:
+        """Return the losses and metrics of all batches, in eval mode and without gradients."""
+        total = RunningTotal(is_mean=self.options.loss_reduction == "mean")
+        with evaluating(self.pipe.model, self.pipe.train):
+            for batch in batches:
+                args, kwargs = arguments_of(batch, with_target=self.options.is_target_required)
+                inputs = {name: value for name, value in kwargs.items() if name != "target"}
+                samples = self.samples_of(args, inputs)
+                loss, metrics = self._with_metric(metric, args, kwargs) if metric else (self._loss(args, kwargs), None)
+                total.add(loss, samples, metrics)
+        return total.evaluation()
+
+    def _loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        result = self.pipe.step(*args, **kwargs)
+        return result[0] if self.options.has_aux else result  # type: ignore[no-any-return]
+
+    def _with_metric(
+        self, metric: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, Any]:
+        """Return loss and metric of the whole batch: the model's output is put together for them."""
+        inputs = {name: value for name, value in kwargs.items() if name != "target"}
+        output = self.pipe(*args, **inputs)
+        device = self.pipe.devices[self.pipe.plan.placement[-1]]
+        target = [to_device(kwargs["target"], device)] if kwargs.get("target") is not None else []
+        loss = self.options.loss_fn(output, *target) if self.options.loss_fn else own_loss(output)
+        if loss is None:
+            raise InputError(
+                "evaluate needs a loss: the model's output is neither a scalar nor has it a `loss`",
+                hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
+            )
+        return loss[0] if self.options.has_aux else loss, metric(output, *target)
