@@ -129,11 +129,7 @@ class Pipeline(ModelProxy):
         return ValidationLoop(self, self._options, lambda *call: self._flatten(*call).samples).run(batches, metric)
 
     def _run(
-        self,
-        executable: Executable,
-        specialization: Specialization,
-        batch: MiniBatch,
-        arrivals: dict[tuple[str, bool], Any],
+        self, executable: Executable, specialization: Specialization, batch: MiniBatch, arrivals: dict[Any, Any]
     ) -> Frame:
         """Check the recording if that is due. Run the program of a step in this thread or a thread per device; return its frame."""
         self._cache.check(specialization, batch, arrivals)

@@ -1,13 +1,11 @@
 """The split of a mini-batch into micro-batches: their sizes, and fewer of them where one recording cannot serve all sizes.
 
-7 samples in 4 micro-batches    2 2 2 1     the model branches at 2 samples:  4 3     a BatchNorm in training:  3 2 2
+7 samples in 4 micro-batches    2 2 2 1     the model branches at 2 samples:  4 3     a BatchNorm of single values:  3 2 2
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.microbatches import MiniBatch, fewer_microbatches, sizes
@@ -17,27 +15,20 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
 from pipecompile.options import Options
 from pipecompile.planning.microbatch_counts import counts_to_try, first_count
-from pipecompile.torch_private.modules import BatchNorm
 from pipecompile.tracing.fakes.batch_symbol import Guard
 
-__all__ = ["candidate_batches", "first_batch", "on_one_side", "split_sizes"]
+__all__ = ["candidate_batches", "first_batch", "of_two_samples", "on_one_side", "split_sizes"]
 
 
-def split_sizes(
-    inputs: FlatInputs, options: Options, warnings: WarningsOnce, model: nn.Module | None = None
-) -> tuple[int, ...]:
+def split_sizes(inputs: FlatInputs, options: Options, warnings: WarningsOnce) -> tuple[int, ...]:
     """Return the samples of each micro-batch: as many micro-batches as asked for, or as there are samples.
 
-    Lists with an entry per sample go into equally long micro-batches, and so into fewer ones if need be. So does a batch that would
-    leave a single sample to a BatchNorm of `model`, which cannot normalise a single value.
+    Lists with an entry per sample go into equally long micro-batches, and so into fewer ones if need be.
     """
     samples = inputs.samples
     if samples is None:
         return (1,)
     count = min(options.default_microbatches, samples)
-    if 1 < samples < 2 * count and not isinstance(options.schedule, Schedule) and (name := _batch_normalised(model)):
-        warnings.single(samples, count, samples // 2, name)
-        count = samples // 2
     if not inputs.lists:
         return sizes(samples, count)
     even = next(n for n in range(count, 0, -1) if samples % n == 0)
@@ -45,25 +36,14 @@ def split_sizes(
     return sizes(samples, even)
 
 
-def _batch_normalised(model: nn.Module | None) -> str:
-    """Return the name of a layer that normalises by the statistics of its micro-batch; "" if there is none."""
-    named = model.named_modules() if model is not None else ()
-    norms = ((name, module) for name, module in named if isinstance(module, BatchNorm))
-    return next((name or "the model" for name, norm in norms if norm.training or norm.running_mean is None), "")
-
-
-def candidate_batches(
-    inputs: FlatInputs, options: Options, warnings: WarningsOnce, model: nn.Module | None = None
-) -> tuple[MiniBatch, ...]:
+def candidate_batches(inputs: FlatInputs, options: Options, warnings: WarningsOnce) -> tuple[MiniBatch, ...]:
     """Return the splits to compare for `n_microbatches="auto"`, else the one split.
 
     Lists with an entry per sample would need a recording per number: they keep the default number.
     """
     if options.n_microbatches != "auto" or inputs.samples is None or inputs.lists:
-        return (MiniBatch(inputs, split_sizes(inputs, options, warnings, model)),)
-    least = 2 if _batch_normalised(model) else 1
-    every = counts_to_try(inputs.samples, len(options.devices))
-    counts = [count for count in every if inputs.samples >= least * count] or every[:1]
+        return (MiniBatch(inputs, split_sizes(inputs, options, warnings)),)
+    counts = counts_to_try(inputs.samples, len(options.devices))
     return tuple(MiniBatch(inputs, sizes(inputs.samples, count)) for count in counts)
 
 
@@ -73,6 +53,17 @@ def first_batch(candidates: tuple[MiniBatch, ...], options: Options) -> MiniBatc
     if len(candidates) == 1 or inputs.samples is None:
         return candidates[0]
     return MiniBatch(inputs, sizes(inputs.samples, first_count(inputs.samples, options.default_microbatches)))
+
+
+def of_two_samples(batch: MiniBatch, options: Options) -> MiniBatch:
+    """Return the samples of a batch in micro-batches of at least two, as many as there can be; the batch itself if that is so.
+
+    A Schedule has a fixed number of micro-batches, and a batch of one sample cannot be helped.
+    """
+    samples = sum(batch.sizes)
+    if min(batch.sizes) > 1 or samples == 1 or isinstance(options.schedule, Schedule) or batch.whole.lists:
+        return batch
+    return MiniBatch(batch.whole, sizes(samples, samples // 2))
 
 
 def on_one_side(

@@ -15,7 +15,13 @@ from torch import nn
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.backend import Backend
-from pipecompile.driver.batch_split import candidate_batches, first_batch, on_one_side, split_sizes
+from pipecompile.driver.batch_split import (
+    candidate_batches,
+    first_batch,
+    of_two_samples,
+    on_one_side,
+    split_sizes,
+)
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.output_merge import check_tail_size, merging_specialization
@@ -24,6 +30,7 @@ from pipecompile.driver.recording_checks import RecordingChecks
 from pipecompile.driver.signature import Signature, signature_of
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
+from pipecompile.graph.batch_normalisation import has_batch_norm
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
 
@@ -76,11 +83,15 @@ class CompileCache:
         traces = self._traces
         if self.decision.plan is None and self.options.has_open_choice:
             self._compile_open(inputs)
-        batch = MiniBatch(inputs, split_sizes(inputs, self.options, self.context.warnings, self.model))
+        batch = MiniBatch(inputs, split_sizes(inputs, self.options, self.context.warnings))
         signature = signature_of(self.model, batch)
         specialization = self._lookup(signature, batch.sizes)
         if specialization is None:
             specialization, batch = self._settle(batch, signature)
+        if specialization.single_value_norm and (enough := of_two_samples(batch, self.options)) is not batch:
+            self.context.warnings.single(batch.sizes, enough.sizes, specialization.single_value_norm)
+            batch = enough
+            specialization = self._lookup(signature, batch.sizes) or self._compile(batch, signature)
         self._hits += traces == self._traces
         if len(batch.sizes) > 1 and not specialization.is_divided:
             check_division(specialization.graph, self.options, self.context)
@@ -125,7 +136,7 @@ class CompileCache:
 
     def _compile_open(self, inputs: FlatInputs) -> None:
         """Compile the first specialization, with the number of micro-batches and the schedule of the shortest step."""
-        candidates = candidate_batches(inputs, self.options, self.context.warnings, self.model)
+        candidates = candidate_batches(inputs, self.options, self.context.warnings)
         batch = first_batch(candidates, self.options)
         self._add(CompileRequest(batch, candidates, signature_of(self.model, batch)))
 
@@ -154,6 +165,8 @@ class CompileCache:
         self.context.warnings.anew(signature, guard, batch.sizes[0], self.options.cache_size)
         changes = alike[-1].state_changes() if alike else ()
         self._drop_replaced()
+        if batch.sizes[0] == 1 and has_batch_norm(self.model):
+            batch = of_two_samples(batch, self.options)  # costs are measured on the first micro-batch
         specialization = self._add(CompileRequest(batch, (batch,), signature))
         specialization.changes = changes
         specialization.is_divided = len(batch.sizes) > 1

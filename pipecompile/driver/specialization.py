@@ -18,6 +18,7 @@ from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.signature import Signature
 from pipecompile.errors import InputError
 from pipecompile.graph.batch_flow import BatchFlow
+from pipecompile.graph.batch_normalisation import single_value_norm
 from pipecompile.graph.cut_transfer import Cut
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import Route, Schedule
@@ -72,6 +73,7 @@ class Specialization:
     inputs: tuple[str, ...] = field(init=False)
     stage_devices: tuple[torch.device, ...] = field(init=False)
     outputs: Outputs = field(init=False)
+    single_value_norm: str = field(init=False)
     _codes: tuple[StageCode, ...] = ()
     _flow: BatchFlow | None = None
 
@@ -80,6 +82,7 @@ class Specialization:
         self.inputs = tuple(node.name for node in self.graph.graph.nodes if node.op == "placeholder")
         self.stage_devices = tuple(self.options.devices[device] for device in self.plan.placement)
         self.outputs = Outputs(self.graph)
+        self.single_value_norm = single_value_norm(self.graph)
 
     @property
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:

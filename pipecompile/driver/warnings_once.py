@@ -70,11 +70,11 @@ class WarningsOnce:
             text = f"lists of {samples} samples go into {_micro_batches(count)} instead of {wanted}"
             self._once("unequal", f"{text}, so that all have equally many")
 
-    def single(self, samples: int, wanted: int, count: int, layer: str) -> None:
-        """Warn that a batch goes into fewer micro-batches, since a BatchNorm layer cannot normalise a single sample."""
-        text = f"{samples} samples go into {_micro_batches(count)} instead of {wanted}"
-        why = f"a micro-batch of one sample would be left to the BatchNorm layer {layer}"
-        self._once("single", f"{text}: {why}, which normalises by the samples of a micro-batch")
+    def single(self, wanted: tuple[int, ...], sizes: tuple[int, ...], layer: str) -> None:
+        """Warn that a batch goes into fewer micro-batches, since a BatchNorm layer cannot normalise a single value."""
+        text = f"{sum(sizes)} samples go into {_micro_batches(len(sizes))} instead of {len(wanted)}"
+        why = f"of a micro-batch of one sample, a single value per channel would reach the BatchNorm layer {layer}"
+        self._once("single", f"{text}: {why}, which refuses to normalise it")
 
     def mixed(self, places: Sequence[str]) -> None:
         """Warn that samples of a batch meet at these lines: in micro-batches, only those of one micro-batch do."""

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.batching.batch_dims import sizes
 from pipecompile.batching.call_inputs import FlatInputs, flatten
-from pipecompile.driver.batch_split import candidate_batches, first_batch, on_one_side, split_sizes
+from pipecompile.driver.batch_split import candidate_batches, first_batch, of_two_samples, on_one_side, split_sizes
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.errors import InputError, RecordingWarning
 from pipecompile.tracing.fakes.batch_symbol import Guard
@@ -49,34 +48,30 @@ def test_there_are_as_many_micro_batches_as_the_options_say_or_as_samples(
     assert split_sizes(inputs_of(samples), options_of(**keywords), WarningsOnce()) == expected
 
 
-@pytest.mark.parametrize(
-    ("samples", "expected"), [(9, (3, 2, 2, 2)), (7, (3, 2, 2)), (5, (3, 2)), (3, (3,)), (1, (1,))]
-)
-def test_no_single_sample_is_left_to_a_batchnorm(samples: int, expected: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("first", [8, 3])
+def test_a_batch_leaves_no_single_sample_to_a_batchnorm(first: int) -> None:
     """Its training forward refuses a single value per channel. A frozen layer does not normalise by the batch."""
-    options, once, inputs = options_of(n_microbatches=4), WarningsOnce(), inputs_of(samples)
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert [split_sizes(inputs, options, once, model) for _ in range(2)] == [expected] * 2
-    assert len(caught) == (samples in (3, 5, 7))
-    assert split_sizes(inputs, options, once, model.eval()) == sizes(samples, min(samples, 4))
-    auto = candidate_batches(inputs, options_of(n_microbatches="auto"), once, model.train())
-    assert all(min(batch.sizes) > 1 or samples == 1 for batch in auto)
-
-
-def test_a_last_batch_trains_a_batchnorm_in_fewer_micro_batches() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     eager = copy.deepcopy(model)
-    pipe = pc.compile(model, 2, n_microbatches=4, loss_fn=square_loss, cost="analytic", batch_norm="each")
-    pipe.step(torch.randn(8, 4))
-    eager.load_state_dict(model.state_dict())
-    pipe.zero_grad()
-    x = torch.randn(5, 4)
-    with pytest.warns(RecordingWarning, match="5 samples go into 2 micro-batches instead of 4: .* layer 1"):
-        loss = pipe.step(x)
-    assert torch.equal(loss, accumulate(eager, x, 2))
+    pipe = pc.compile(model, 2, n_microbatches=4, loss_fn=square_loss, batch_norm="each", devices=["cpu"] * 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RecordingWarning)
+        for samples in (first, 5, 7, 9, 3):
+            x = torch.randn(samples, 4)
+            assert torch.equal(pipe.step(x), accumulate(eager, x, min(4, samples // 2)))
     assert_same(model, eager)
+    (warning,) = caught
+    assert "layer 1, which refuses" in str(warning.message)
+    assert pipe.eval().step(torch.randn(3, 4)) > 0
+    assert pipe.program.n_microbatches == 3
+
+
+def test_a_fixed_schedule_and_a_single_sample_are_left_alone() -> None:
+    batch = mini_batch(MODEL, 3, torch.zeros(3, 4))
+    assert of_two_samples(batch, options_of()).sizes == (3,)
+    assert of_two_samples(batch, options_of(schedule=pc.build_schedule("gpipe", 2, 3))) is batch
+    alone = mini_batch(MODEL, 1, torch.zeros(1, 4))
+    assert of_two_samples(alone, options_of()) is alone
 
 
 def test_inputs_without_a_batch_are_one_micro_batch() -> None:
