@@ -6,6 +6,7 @@ The model stays the owner of everything. It is not registered as a submodule, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -62,25 +63,65 @@ class ModelProxy(nn.Module):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Change the dtype. Raises InputError for a device, since the plan places the stages."""
-        if requested_device(*args, **kwargs) is not None:
-            self._refuse()
+        """Change the dtype. Raises InputError for another device, since the plan places the stages."""
+        self._check_device(requested_device(*args, **kwargs))
         return super().to(*args, **kwargs)
 
-    def cuda(self, device: Any = None) -> Self:  # noqa: ARG002 as nn.Module has it
-        """Raise InputError: the plan places the stages."""
-        return self._refuse()
+    def cuda(self, device: Any = None) -> Self:
+        """Raise InputError unless everything is there: the plan places the stages."""
+        self._check_device(torch.device("cuda") if device is None else torch.device("cuda", torch.device(device).index))
+        return self
 
     def cpu(self) -> Self:
-        """Raise InputError: the plan places the stages."""
-        return self._refuse()
+        """Raise InputError unless everything is there: the plan places the stages."""
+        self._check_device(torch.device("cpu"))
+        return self
 
-    def _refuse(self) -> Self:
+    def _check_device(self, device: torch.device | None) -> None:
+        """Raise InputError if a tensor is not on `device`. The type alone stands for the current device of that type."""
+        if device is not None and any(not _is_on(tensor, device) for tensor in _tensors(self.model)):
+            self._refuse()
+
+    def _refuse(self) -> None:
         raise InputError(
             "a pipeline cannot be moved to a device", where=self._place_names(), hint="compile again with devices="
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        apply_to_tensors(self.model, fn, recurse)
-        self._forget()
+        """Apply a function to all tensors, as `half` and a parent's `to` do. Raises InputError before if it moves them."""
+        if any(_moves(fn, tensor) for tensor in _tensors(self.model)):
+            self._refuse()
+        is_changed = False
+
+        def noting(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal is_changed
+            result = fn(tensor)
+            is_changed = is_changed or result is not tensor
+            return result
+
+        apply_to_tensors(self.model, noting, recurse)
+        if is_changed:
+            self._forget()
         return self
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    return chain(model.parameters(), model.buffers())
+
+
+def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    if device.type == "cuda" and device.index is None and tensor.is_cuda:
+        return tensor.device.index == torch.cuda.current_device()
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
+
+
+def _moves(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> bool:
+    """Return whether a function moves the tensor to another device, tried on an empty one. A tensor on meta has no place yet."""
+    if tensor.is_meta:
+        return False
+    with torch.no_grad():
+        try:
+            result = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+        except (RuntimeError, ValueError, IndexError):  # not for an empty tensor: `to` and the like are
+            return False
+    return isinstance(result, torch.Tensor) and result.device != tensor.device

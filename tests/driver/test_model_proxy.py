@@ -75,7 +75,9 @@ def test_assigned_and_converted_tensors_drop_what_depends_on_the_old() -> None:
 
 @pytest.mark.parametrize(
     "move",
-    [lambda p: p.to("cpu"), lambda p: p.to(device="meta"), lambda p: p.to(torch.ones(1)), lambda p: p.cpu(), lambda p: p.cuda()],
+    [lambda p: p.to("meta"), lambda p: p.to(device="meta", dtype=torch.float64), lambda p: p.to(torch.ones(1, device="meta")),
+     lambda p: p.cuda(), lambda p: p.cuda(0), lambda p: p.to_empty(device="meta"), lambda p: nn.Sequential(p).to("meta"),
+     lambda p: nn.Sequential(nn.ReLU(), p).to_empty(device="meta")],
 )  # fmt: skip
 def test_a_device_is_refused_with_the_places_of_the_stages(move: Any) -> None:
     proxy = Proxy(model())
@@ -83,6 +85,27 @@ def test_a_device_is_refused_with_the_places_of_the_stages(move: Any) -> None:
         move(proxy)
     assert caught.value.where == "stage 0: cpu"
     assert proxy.forgotten == 0
+
+
+@pytest.mark.parametrize(
+    "stay",
+    [lambda p: p.to("cpu"), lambda p: p.to(torch.ones(1)), lambda p: p.cpu(), lambda p: p.to(torch.float32), lambda p: p.float(),
+     lambda p: nn.Sequential(p).to("cpu", torch.float32), lambda p: nn.Sequential(p).cpu(), lambda p: p.to()],
+)  # fmt: skip
+def test_to_where_everything_is_does_nothing(stay: Any) -> None:
+    proxy = Proxy(model())
+    weight = proxy.model[0].weight
+    pointer = weight.data_ptr()
+    stay(proxy)
+    assert proxy.forgotten == 0
+    assert proxy.model[0].weight is weight
+    assert weight.data_ptr() == pointer
+
+
+def test_a_parent_changes_the_dtype_as_the_pipeline_itself() -> None:
+    proxy = Proxy(model())
+    nn.Sequential(nn.Linear(2, 2), proxy).double()
+    assert (proxy.model[0].weight.dtype, proxy.forgotten) == (torch.float64, 1)
 
 
 def test_without_a_pipeline_there_is_nothing_to_drop_and_no_place() -> None:
