@@ -12,6 +12,7 @@ from threading import Lock
 import torch
 from torch import fx, nn
 
+from pipecompile.errors import InputError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import Stage
@@ -90,13 +91,25 @@ def place_stages(
     mirrors: dict[tuple[Hashable, int], Mirror] = {}
     for stage, tensor in tensor_uses(graph, stages):
         memory, device = memories[stage.index], stage_devices[stage.index]
+        is_placed = homes.find(tensor) == memory
         if homes.assign(tensor, memory) == memory:
+            if is_placed and tensor.device != device:
+                raise _moved(tensor, device, stage)
             homes.move(tensor, device)
         elif (memory, id(tensor)) not in mirrors:
             mirrors[memory, id(tensor)] = Mirror.of(tensor, device)
     if mirrors:
         _bind_mirrors(stages, memories, mirrors, homes.lock)
     return Mirrors(tuple(mirrors.values()))
+
+
+def _moved(tensor: torch.Tensor, device: torch.device, stage: Stage) -> InputError:
+    return InputError(
+        f"a tensor of the model, of shape {tuple(tensor.shape)}, was moved to {tensor.device} after it was placed",
+        where=f"stage {stage.index}, on {device}",
+        why="the plan places the stages; the model was moved itself, or by a module that contains it",
+        hint="leave the model where the pipeline has put it, or compile again with devices=",
+    )
 
 
 def tensor_uses(graph: fx.GraphModule, stages: Sequence[Stage]) -> Iterator[tuple[Stage, torch.Tensor]]:

@@ -13,8 +13,9 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.driver.backend import ProcessBackend
-from pipecompile.parameters.placement import Homes, move_model
+from pipecompile.parameters.placement import Homes, move_model, place_stages
 from pipecompile.parameters.tied_mirrors import MirroredModule
+from tests.support.compilations import specialized
 from tests.support.eager import accumulate, assert_same, square_loss
 
 WIDTH, VOCABULARY = 8, 16
@@ -244,3 +245,13 @@ def test_a_model_on_the_cpu_stays_where_it_is() -> None:
     before = model.layer.weight.data_ptr()
     move_model(model, torch.device("cpu"))
     assert model.layer.weight.data_ptr() == before
+
+
+def test_a_tensor_that_is_not_where_it_was_placed_is_an_error() -> None:
+    """A module that contains the model moves it without the pipeline; a later recording places the stages again."""
+    made, homes = specialized(), Homes()
+    memories, here = [0, 1], [torch.device("cpu")] * 2
+    place_stages(made.graph, made.stages, here, memories, homes)
+    place_stages(made.graph, made.stages, here, memories, homes)
+    with pytest.raises(pc.InputError, match="was moved to cpu after it was placed\n  where  stage 0, on cuda:0"):
+        place_stages(made.graph, made.stages, [torch.device("cuda:0")] * 2, memories, homes)
