@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ from pipecompile.tracing.trace_errors import needs_values
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["another_size", "record", "trace"]
+
+_lock = RLock()
+"""Held while a model is recorded. A recording may lead to another in the same thread."""
 
 
 def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, **kwargs: Any) -> TracedGraph:
@@ -55,9 +59,15 @@ def record(model: nn.Module, inputs: FlatInputs, device: torch.device | None = N
 
     A batch of 1 sample is recorded with a size that no other dimension has, so that no tensor is broadcast that would not be in a
     larger batch. If the model branches on the single sample, the recording is for 1 sample alone. `device` is the device of the
-    fake tensors, by default that of the model.
+    fake tensors, by default that of the model. One thread of the process records at a time, because a recording patches classes.
     """
-    attempt = partial(_record, model, inputs, device or recording_device(model, inputs.leaves))
+    with _lock:
+        return _recorded(model, inputs, device or recording_device(model, inputs.leaves))
+
+
+def _recorded(model: nn.Module, inputs: FlatInputs, device: torch.device) -> TracedGraph:
+    """Return the recording that is right for most batch sizes."""
+    attempt = partial(_record, model, inputs, device)
     if inputs.lists:
         return record_with_retries(model, inputs, partial(attempt, inputs.samples or 1, fixed=True))
     alone = partial(attempt, 1, fixed=True)

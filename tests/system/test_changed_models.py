@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import changed_models
 import pytest
 import torch
 import torch.nn.functional as F
@@ -114,3 +115,16 @@ def test_steps_of_an_optimizer_and_running_statistics_are_no_change() -> None:
         pipe.step(x)
         optimizer.step()
     assert pipe.explain().traces == 1
+
+
+SAMPLE = (
+    "None becomes a tensor", "the attribute behind a property", "an attribute that getattr reads", "a slot", "an object with __getattr__",
+    "a variable of a closure", "a context variable", "an environment variable",
+    "a function of torch", "a plain tensor replaced", "weight_norm", "pruned",
+)  # fmt: skip
+"""Kinds of `benchmarks/changed_models.py`, one per way in which a change is seen."""
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_of_the_table(name: str) -> None:
+    assert changed_models.outcome(name, "step", "train", None) in ("anew", "right")

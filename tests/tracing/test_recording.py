@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 import torch
 from torch import nn
@@ -60,3 +62,21 @@ def test_a_model_whose_forward_has_batch_dims_gets_them() -> None:
 def test_batch_dims_of_no_parameter_are_refused() -> None:
     with pytest.raises(InputError, match="batch_dims"):
         trace(nn.Linear(4, 4), torch.randn(3, 4), batch_dims={"nothing": 0})
+
+
+def test_threads_that_record_at_the_same_time_wait_for_each_other() -> None:
+    x, errors = torch.randn(4, 4), []
+
+    def record_often() -> None:
+        try:
+            for _ in range(4):
+                trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), x)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [Thread(target=record_often) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors

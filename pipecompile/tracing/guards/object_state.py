@@ -8,6 +8,7 @@ from operator import attrgetter
 from types import MemberDescriptorType
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import HOOK_ATTRIBUTES, STATE_TABLES
@@ -123,4 +124,5 @@ def _is_live(walk: Walk, value: Any, own: Mapping[str, Any], name: str) -> bool:
     if name == "training":
         return id(value) in walk.registered
     is_number = isinstance(own.get(name), float) and type(value).__module__ in _SHAPE_KEEPING
-    return (name in HOOK_ATTRIBUTES or is_number) and is_leaf(value)
+    is_made = isinstance(own.get(name), torch.Tensor)  # by a hook of weight_norm or of pruning, at every call
+    return (name in HOOK_ATTRIBUTES or is_number or is_made) and is_leaf(value)

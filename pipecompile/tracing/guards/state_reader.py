@@ -15,6 +15,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from operator import attrgetter
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from torch import nn
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.object_state import add_object, class_attribute
-from pipecompile.tracing.guards.read_state import Place, ReadState
+from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
 from pipecompile.tracing.reachable_code import loaded_globals, names_in
 
 __all__ = ["StateReader"]
@@ -103,6 +104,9 @@ class StateReader:
             self._container(value, label, place)
         elif isinstance(value, (FunctionType, MethodType, staticmethod, classmethod, property, functools.partial)):
             self._callable(value, label, place)
+        elif isinstance(value, ContextVar):
+            self.state.add_row(_content_of_variable, value)
+            self.later(value.get(ABSENT), f"{label}.get()", place)
         elif isinstance(value, (type, ModuleType)):
             add(label, value, place)
             if isinstance(value, type):
@@ -209,7 +213,7 @@ class StateReader:
                 self._add_module(scope[name], names, place)
         if "environ" in named or "getenv" in named:
             self.state.add_row(_variables, os.environ)
-            self.state.add("os.environ", *_variables(os.environ), place)
+            self.state.add("the environment variables", *_variables(os.environ), place)
 
     def _is_new(self, scope: Any, name: str) -> bool:
         key = id(scope), name
@@ -239,6 +243,11 @@ class StateReader:
                 if class_attribute(cls, name) is not None:
                     self.add_class_attribute(cls, name, place)
         return bool(self._pending)
+
+
+def _content_of_variable(variable: ContextVar[Any]) -> tuple[Any]:
+    """Return the value of a context variable in this context."""
+    return (variable.get(ABSENT),)
 
 
 def _variables(environment: Mapping[str, str]) -> tuple[frozenset[tuple[str, str]]]:

@@ -64,7 +64,7 @@ def test_every_kind_of_value_has_a_label() -> None:
         assert values[label] == value, label
     assert values["torch.nn.functional.relu"] is F.relu
     assert "model.layers[0].weight" in values
-    assert "os.environ" in values
+    assert "the environment variables" in values
     assert "model.part, dict['by']" in values
 
 
