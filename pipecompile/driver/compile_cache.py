@@ -14,6 +14,7 @@ from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.batching.offsets import offset_names
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import (
     candidate_batches,
@@ -180,6 +181,8 @@ class CompileCache:
 
     def _add(self, request: CompileRequest) -> Specialization:
         """Compile for a request and keep the result. The least recently used specialization goes if there are too many."""
+        if len(request.batch.sizes) > 1:
+            self.context.warnings.offsets(offset_names(request.batch.whole))
         specialization, decision = specialize(request, self.options, self.decision, self.context)
         if self.decision.plan is None:
             self.options = self.options.with_choice_of(specialization.plan)

@@ -76,6 +76,15 @@ class WarningsOnce:
         why = f"of a micro-batch of one sample, a single value per channel would reach the BatchNorm layer {layer}"
         self._once("single", f"{text}: {why}, which refuses to normalise it")
 
+    def offsets(self, names: Sequence[str]) -> None:
+        """Warn that inputs which look like offsets of packed sequences are cut like samples."""
+        if names:
+            self._once(
+                "offsets",
+                f"{names[0]} looks like offsets of packed sequences, and is cut into micro-batches like samples. Try"
+                f' n_microbatches=1; or compile(..., batch_dims={{"{names[0]}": None}}) if all samples share it',
+            )
+
     def mixed(self, places: Sequence[str]) -> None:
         """Warn that samples of a batch meet at these lines: in micro-batches, only those of one micro-batch do."""
         if places:
