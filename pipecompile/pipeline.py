@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs, flatten
-from pipecompile.batching.microbatches import MiniBatch, loss_weights, scaled_gradients, scatter_tree, weighted_loss
+from pipecompile.batching.microbatches import MiniBatch, weighted_loss
 from pipecompile.driver.backend import Backend, ProcessBackend
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_cache import CompileCache
@@ -23,7 +23,7 @@ from pipecompile.driver.model_proxy import ModelProxy
 from pipecompile.driver.programs import call_executable, step_executable, step_schedule
 from pipecompile.driver.specialization import Specialization
 from pipecompile.graph.stages import Stage
-from pipecompile.ir import AUX, LOSS, TARGET, Program, Schedule
+from pipecompile.ir import AUX, LOSS, Program, Schedule
 from pipecompile.ir.candidates import Considered
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline
@@ -98,17 +98,11 @@ class Pipeline(ModelProxy):
         with torch.set_grad_enabled(trains):
             specialization, batch = self._cache.find(inputs)
         self._cache.check_values()
-        sizes = batch.sizes
         specialization.require_loss(target is not None)
         is_whole = trains == self._options.has_backward
-        key = "step" if is_whole else "loss", len(sizes), target is not None
+        key = "step" if is_whole else "loss", len(batch.sizes), target is not None
         executable = specialization.executables.get(key) or step_executable(specialization, *key[1:], kind=key[0])
-        arrivals = specialization.arrivals(batch)
-        if target is not None:
-            arrivals[TARGET, False] = scatter_tree(target, len(sizes), inputs.samples, self._options.batch_dims)
-        weights, gradient = loss_weights(sizes, mean=self._options.loss_reduction == "mean")
-        device = specialization.stage_devices[-1]
-        arrivals[LOSS, True] = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
+        arrivals, weights = self._cache.step_arrivals(specialization, batch, target, scaler)
         with torch.set_grad_enabled(trains):
             frame = self._run(executable, specialization, batch, arrivals)
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))

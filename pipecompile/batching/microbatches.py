@@ -6,7 +6,8 @@ single samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from itertools import accumulate, pairwise
 from typing import Any
@@ -20,6 +21,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import foreach_mul
 
 __all__ = [
+    "LossDivisor",
     "MiniBatch",
     "fewer_microbatches",
     "loss_weights",
@@ -113,9 +115,58 @@ def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[Sequence[float]
 
 def weighted_loss(losses: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     """Return the loss of the mini-batch: the weighted sum of the micro-batches' losses, added in order."""
+    if 0.0 in weights and any(weights):  # the loss of nothing that counts is not a number
+        pairs = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if weight]
+        losses, weights = [loss for loss, _ in pairs], [weight for _, weight in pairs]
     with torch.no_grad():
         first, *others = foreach_mul(losses, weights)
         return reduce(torch.Tensor.add_, others, first)
+
+
+@dataclass(frozen=True, slots=True)
+class LossDivisor:
+    """The divisor of a loss, computed by `compute` from `inputs` and the number of samples; without `compute`, it is made of the only input.
+
+    With `is_target`, the result are class indices: those other than `ignored` count, each with its class's `weight`.
+    """
+
+    inputs: tuple[str, ...]
+    compute: Callable[..., Any] | None = None
+    is_target: bool = False
+    ignored: int = -100
+    weight: torch.Tensor | None = None
+
+    def renamed(self, names: Sequence[str]) -> LossDivisor:
+        """Return the divisor with other names for its inputs, in their order."""
+        return replace(self, inputs=tuple(names))
+
+    def of(self, values: Mapping[str, Any], size: int) -> torch.Tensor:
+        """Return the divisor for the inputs of `size` samples, by name: a number as a float64 tensor."""
+        arguments = [values[name] for name in self.inputs]
+        with torch.no_grad():
+            result = arguments[0] if self.compute is None else self.compute(*arguments, size)
+            if not self.is_target:
+                return torch.as_tensor(result).double().cpu()
+            counted: torch.Tensor = result != self.ignored
+            if self.weight is not None:
+                counted = self.weight.to(result.device)[result.masked_fill(~counted, 0)].double() * counted
+            return counted.sum().double().cpu()
+
+    def is_complete(self, values: Mapping[str, Any], whole: torch.Tensor) -> bool:
+        """Return whether every class index of the mini-batch counts alike: shares are then those of the samples."""
+        is_plain = self.is_target and self.weight is None and self.compute is None
+        return is_plain and float(values[self.inputs[0]].numel()) == whole.item()
+
+    def shares(
+        self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]
+    ) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
+        """Return the weight of each micro-batch in the loss, as numbers and as gradients; sizes in samples."""
+        total = self.of(whole, sum(sizes))
+        if self.is_complete(whole, total):
+            return loss_weights(sizes, mean=True)
+        with torch.inference_mode(False):
+            weights = torch.stack([self.of(part, size) for part, size in zip(parts, sizes, strict=True)]) / total
+            return weights.tolist(), weights.unbind()
 
 
 def scaled_gradients(

@@ -6,14 +6,14 @@ as the first gets a plan of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.batching.microbatches import MiniBatch, scaled_gradients, scatter_tree
 from pipecompile.batching.offsets import offset_names
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import (
@@ -25,6 +25,7 @@ from pipecompile.driver.batch_split import (
 )
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
+from pipecompile.driver.loss_shares import find_divisor
 from pipecompile.driver.output_merge import check_tail_size, merging_specialization
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks
@@ -32,6 +33,7 @@ from pipecompile.driver.signature import Signature, signature_of
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
 from pipecompile.graph.batch_normalisation import has_batch_norm
+from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
 
@@ -113,6 +115,26 @@ class CompileCache:
             specialization.merging = merging_specialization(specialization, batch, self.options, self.context)
         check_tail_size(specialization.merging, sum(batch.sizes))
         return specialization.merging
+
+    def step_arrivals(
+        self, specialization: Specialization, batch: MiniBatch, target: Any, scaler: torch.amp.GradScaler | None
+    ) -> tuple[dict[tuple[str, bool], Any], Sequence[float]]:
+        """Return what arrives in a step from the host, and the weights of the micro-batches' losses.
+
+        The first step in several micro-batches finds what the loss divides by.
+        """
+        arrivals = specialization.arrivals(batch)
+        if target is not None:
+            parts = scatter_tree(target, len(batch.sizes), batch.whole.samples, self.options.batch_dims)
+            arrivals[TARGET, False] = parts
+        key = target is not None
+        if len(batch.sizes) > 1 and self.options.loss_reduction == "mean" and key not in specialization.divisors:
+            found = find_divisor(specialization, target, arrivals, self.options, self.context.warnings)
+            specialization.divisors[key] = found
+        weights, gradient = specialization.loss_weights(batch, target, arrivals)
+        device = specialization.stage_devices[-1]
+        arrivals[LOSS, True] = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
+        return arrivals, weights
 
     def check_values(self) -> None:
         """Raise InputError while tensors that were on meta have no values."""

@@ -6,13 +6,13 @@ the batch. `phases.specialize` makes them, the compile cache keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.batching.microbatches import LossDivisor, MiniBatch, loss_weights
 from pipecompile.driver.cache_report import Recording
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.signature import Signature
@@ -21,7 +21,7 @@ from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.batch_normalisation import single_value_norm
 from pipecompile.graph.cut_transfer import Cut
 from pipecompile.graph.stages import Stage
-from pipecompile.ir import Route, Schedule
+from pipecompile.ir import TARGET, Route, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -31,6 +31,7 @@ from pipecompile.runtime.cells.torch_compiled import stage_codes
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.runtime.streams import DeviceStreams
+from pipecompile.torch_private import pytree
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.guards.state_guards import ReadChange, StateGuards
@@ -69,6 +70,7 @@ class Specialization:
     executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     schedules: dict[int, Schedule] = field(default_factory=dict)
     merging: Specialization | None = None
+    divisors: dict[bool, LossDivisor | None] = field(default_factory=dict)
     facts: GraphFacts = field(init=False)
     inputs: tuple[str, ...] = field(init=False)
     stage_devices: tuple[torch.device, ...] = field(init=False)
@@ -132,6 +134,21 @@ class Specialization:
     def arrivals(self, batch: MiniBatch) -> dict[tuple[str, bool], Any]:
         """Return the inputs in micro-batches, by (name, False): False says that the value is no gradient."""
         return {(name, False): parts for name, parts in zip(self.inputs, batch.values, strict=True)}
+
+    def loss_weights(
+        self, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
+    ) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
+        """Return the weight of each micro-batch's loss, as numbers and as gradients: by samples, or by what the loss counts."""
+        divisor = self.divisors.get(target is not None)
+        if divisor is None or len(batch.sizes) == 1:
+            return loss_weights(batch.sizes, mean=self.options.loss_reduction == "mean")
+        if target is None:
+            wholes = dict(zip(self.inputs, batch.whole.leaves, strict=False))
+            parts = [{name: arrivals[name, False][m] for name in divisor.inputs} for m in range(len(batch.sizes))]
+            return divisor.shares(wholes, parts, batch.sizes)
+        leaves, *others = ({f"target:{i}": leaf for i, leaf in enumerate(pytree.tree_leaves(one))}
+                           for one in (target, *arrivals[TARGET, False]))  # fmt: skip
+        return divisor.shares(leaves, others, batch.sizes)
 
     def report(self) -> Recording:
         """Return the row of `pipe.explain()`."""

@@ -110,6 +110,23 @@ class WarningsOnce:
             " the stages. step runs them in micro-batches, where only samples of the same one meet",
         )
 
+    def summed(self) -> None:
+        """Warn that a loss is a sum over samples, and was declared a mean."""
+        self._once(
+            "summed",
+            "the loss is a sum over the samples, and loss_reduction='mean' averages the micro-batches' losses."
+            " Try compile(..., loss_reduction='sum')",
+        )
+
+    def undivided_loss(self) -> None:
+        """Warn that the loss is no mean over samples, and that its divisor is not known before the forward."""
+        self._once(
+            "undivided loss",
+            "the loss is neither a mean nor a sum over samples, so micro-batches change it, and what it divides by is not known"
+            " before the forward. Try a sum, divided before the step: loss_fn=lambda output, target: loss_sum(output, target) /"
+            " divisor, with loss_reduction='sum' and the divisor of the whole mini-batch",
+        )
+
     def normalised(self, layers: int) -> None:
         """Warn that so many BatchNorm layers update their running statistics at every micro-batch."""
         if layers:
