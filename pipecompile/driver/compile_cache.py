@@ -36,6 +36,7 @@ from pipecompile.graph.batch_normalisation import has_batch_norm
 from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
+from pipecompile.tracing.state.random_states import python_sources, random_states_restored
 
 __all__ = ["CompileCache"]
 
@@ -205,7 +206,8 @@ class CompileCache:
         """Compile for a request and keep the result. The least recently used specialization goes if there are too many."""
         if len(request.batch.sizes) > 1:
             self.context.warnings.offsets(offset_names(request.batch.whole))
-        specialization, decision = specialize(request, self.options, self.decision, self.context)
+        with random_states_restored(python_sources()):  # a library that is imported now may draw
+            specialization, decision = specialize(request, self.options, self.decision, self.context)
         if self.decision.plan is None:
             self.options = self.options.with_choice_of(specialization.plan)
         self.decision = decision

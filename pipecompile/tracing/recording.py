@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import RLock
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -19,9 +19,11 @@ from pipecompile.errors import TraceError
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import recording_device
 from pipecompile.tracing.interception.lru_caches import caches_purged
+from pipecompile.tracing.interception.python_draws import draw_refused, draws_located, python_draws
 from pipecompile.tracing.opaque.attempts import OpaquePieces, record_with_retries
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.recorder import Recorder
+from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.snapshot import model_restored
 from pipecompile.tracing.trace_errors import needs_values
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -139,7 +141,17 @@ def _recorded_with(
     """Return the recording with gradients on or off; its `grad_mode` is None if the graph is right for both."""
     symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.is_batch_fixed else BatchSymbol(size)
     recorder = Recorder(model, symbol, device, OpaqueCalls(opaque, symbol), grad=grad)
-    with caches_purged(), model_restored(model), torch.set_grad_enabled(grad):
+    with caches_purged(), model_restored(model) as states, torch.set_grad_enabled(grad):
         graph = recorder.record(inputs)
+        if python_draws(states):
+            states.restore()
+            _refuse_draws(Recorder(model, symbol, device, OpaqueCalls(opaque, symbol), grad=grad), inputs, states)
     graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None)
     return graph
+
+
+def _refuse_draws(recorder: Recorder, inputs: FlatInputs, states: RandomStates) -> NoReturn:
+    """Record again to find the line at which Python draws random numbers, and raise TraceError PC116 there."""
+    with draws_located(states):
+        recorder.record(inputs)
+    raise draw_refused(states)

@@ -11,7 +11,17 @@ from types import FrameType, TracebackType
 
 import torch
 
-__all__ = ["called_by_user", "caller", "folder_prefixes", "frames", "is_foreign", "line_of", "raiser"]
+__all__ = [
+    "called_by_user",
+    "caller",
+    "folder_prefixes",
+    "frames",
+    "is_foreign",
+    "is_users",
+    "line_of",
+    "place_of",
+    "raiser",
+]
 
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {"sympy", "numpy"}
 
@@ -35,8 +45,17 @@ def _describe(frame: FrameType, line: int) -> str:
 
 def called_by_user() -> bool:
     """Return whether the caller of this function's caller is code of the user's: not torch, this package or a library."""
-    frame = sys._getframe(2)
+    return is_users(sys._getframe(2))
+
+
+def is_users(frame: FrameType) -> bool:
+    """Return whether a frame runs code of the user's: not of torch, this package or a library of numbers."""
     return not is_foreign(frame) and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
+
+
+def place_of(frame: FrameType, line: int) -> str:
+    """Return a line of the function that a frame runs, as "file:line in function"."""
+    return _describe(frame, line)
 
 
 def caller() -> str:

@@ -28,12 +28,19 @@ from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.reachable_code import named_values, reachable
 from pipecompile.tracing.recompute_flag import recomputation
+from pipecompile.tracing.state.random_states import RandomSource, RandomStates, generators_among, random_sources
+from pipecompile.tracing.state.snapshot import held_values, places_of
 
 __all__ = ["Recipe", "SideEffects", "StageRun", "checkpointed_cell", "recompute_cell", "with_random_lock"]
 
 _CPU_RANDOM = RLock()
 """Lock of the CPU's random state, which all threads share: held from saving the state until the cell has drawn its numbers."""
+
+_Random = tuple[torch.Tensor, RandomStates]
+"""State of the device's generator, and states of the generators of Python."""
 
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 """(device type, dtype, is enabled) per device type."""
@@ -47,12 +54,14 @@ class SideEffects:
     written_buffers   tensors of the model that it may write
     written_inputs    places of the inputs that it writes in place
     casts             it has autocast regions
+    generators        the sources that Python of its opaque pieces may draw from
     """
 
     draws: bool = False
     written_buffers: tuple[torch.Tensor, ...] = ()
     written_inputs: tuple[int, ...] = ()
     casts: bool = False
+    generators: tuple[RandomSource, ...] = ()
 
     @classmethod
     def of(cls, stage: Stage) -> SideEffects:
@@ -65,6 +74,7 @@ class SideEffects:
             tuple({id(tensor): tensor for tensor in _written_tensors(stage.module, nodes, written)}.values()),
             tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
             any(node.target is enter_autocast for node in nodes),
+            _python_sources(stage.module, nodes),
         )
 
 
@@ -78,11 +88,25 @@ def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: 
             yield getattr(module.get_submodule(".".join(parents)), name)
 
 
+def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:
+    """Return the sources of random numbers that Python inside the opaque pieces of a stage may draw from."""
+    called = [
+        module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module" and facts(node).draws
+    ]
+    owners = [owner for piece in called if isinstance(piece, OpaqueModule) for owner in piece.owner]
+    held = [
+        value
+        for owner in owners
+        for value in (*held_values(places_of(owner)), *named_values(reachable(owner).functions))
+    ]
+    return tuple(random_sources(generators_among(held))) if owners else ()
+
+
 @dataclass(slots=True)
 class Recipe:
     """State in which a forward began: random state, autocast, buffers, and the inputs that it then wrote, by place."""
 
-    random: torch.Tensor | None
+    random: _Random | None
     autocast: Autocast
     buffers: list[torch.Tensor]
     inputs: dict[int, torch.Tensor]
@@ -178,7 +202,7 @@ def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device
     """Set random state and buffers to those of the forward, and at the end back to the present ones."""
     with _CPU_RANDOM if effects.draws else nullcontext():
         buffers = [buffer.detach().clone() for buffer in effects.written_buffers]
-        random = _random_state(device) if effects.draws else None
+        random = _random_state(device, effects) if effects.draws else None
         try:
             _write(effects.written_buffers, before.buffers)
             _set_random_state(before.random, device)
@@ -190,7 +214,7 @@ def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device
 
 def _recipe(values: Sequence[Any], effects: SideEffects, device: torch.device, device_types: Sequence[str]) -> Recipe:
     return Recipe(
-        _random_state(device) if effects.draws else None,
+        _random_state(device, effects) if effects.draws else None,
         _autocast(device_types),
         [buffer.detach().clone() for buffer in effects.written_buffers],
         {place: _copy(values[place]) for place in effects.written_inputs if isinstance(values[place], torch.Tensor)},
@@ -207,13 +231,16 @@ def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> N
         buffer.data.copy_(value)
 
 
-def _random_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+def _random_state(device: torch.device, effects: SideEffects) -> _Random:
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return state, RandomStates(effects.generators)
 
 
-def _set_random_state(state: torch.Tensor | None, device: torch.device) -> None:
-    if state is not None:
+def _set_random_state(random: _Random | None, device: torch.device) -> None:
+    if random is not None:
+        state, generators = random
         torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
+        generators.restore()
 
 
 def _autocast(device_types: Sequence[str]) -> Autocast:

@@ -25,8 +25,9 @@ from pipecompile.torch_private.operators import packet_of, schema_of
 from pipecompile.torch_private.storages import footprint, storage_key, version_of
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
-from pipecompile.tracing.reachable_code import closure_tensors
-from pipecompile.tracing.state.snapshot import model_restored
+from pipecompile.tracing.reachable_code import closure_tensors, named_values, reachable
+from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
+from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 
 __all__ = ["DataChange", "KernelWork", "TrialCall", "TrialTensor", "run_trial", "vary_input"]
@@ -103,6 +104,7 @@ def run_trial(
             stack.enter_context(context)
         if reseed:
             torch.manual_seed(torch.initial_seed() + 1)
+            RandomStates(kernels.sources).advance()
         model(*args, **kwargs)
     return calls
 
@@ -173,6 +175,8 @@ class _KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.makers: dict[int, Piece | None] = {}
         self.memory: list[StorageWeakRef] = []
         self.observer: _CallObserver | None = None
+        held = (*held_values(places_of(model)), *named_values(reachable(model).functions))
+        self.sources = random_sources(generators_among(held))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read = _tensors((args, kwargs))
@@ -213,6 +217,7 @@ class _CallObserver:
         self.saved: dict[int, int] = {}
         self.work: list[KernelWork] = []
         self.draws_random = False
+        self.states = RandomStates(kernels.sources)
 
     def note_kernel(self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], result: Any) -> None:
         """Note what a kernel reads from outside the call, what it allocates, and its FLOPs and bytes."""
@@ -249,7 +254,7 @@ class _CallObserver:
         returned = [self._trial_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return TrialCall(
             structure, returned, tuple(written), tuple(used), self._reads_foreign_tensors(), self.work,
-            sum(self.saved.values()), self.draws_random,
+            sum(self.saved.values()), self.draws_random or bool(self.states.changed()),
         )  # fmt: skip
 
     def _reads_foreign_tensors(self) -> bool:

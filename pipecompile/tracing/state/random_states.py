@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["RandomSource", "RandomStates", "generators_among", "random_sources", "random_states_restored"]
+__all__ = [
+    "RandomSource",
+    "RandomStates",
+    "generators_among",
+    "python_sources",
+    "random_sources",
+    "random_states_restored",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +53,23 @@ def generators_among(values: Iterable[Any]) -> list[Any]:
 
 def random_sources(generators: Iterable[Any], devices: Iterable[torch.device] = ()) -> list[RandomSource]:
     """Return the default generators, those of GPUs among `devices`, and these generator objects as sources."""
-    sources = [
-        RandomSource("torch", torch.get_rng_state, torch.set_rng_state, lambda: torch.rand(())),
-        RandomSource("random", random.getstate, random.setstate, random.random),
-    ]
-    if numpy := _numpy_random():
-        sources.append(RandomSource("numpy.random", numpy.get_state, numpy.set_state, numpy.random_sample))
+    default = RandomSource("torch", torch.get_rng_state, torch.set_rng_state, lambda: torch.rand(()))
+    sources = [default, *python_sources()]
     cards = {device.index or 0 for device in devices if device.type == "cuda"}
     sources += [_of_torch(torch.cuda.default_generators[card], f"torch on cuda:{card}") for card in sorted(cards)]
     return [*sources, *map(_of_object, generators)]
+
+
+_TORCH = ("torch", "a torch")
+"""Beginnings of the names of torch's generators."""
+
+
+def python_sources() -> list[RandomSource]:
+    """Return the global generators of Python and numpy."""
+    sources = [RandomSource("random", random.getstate, random.setstate, random.random)]
+    if numpy := _numpy_random():
+        sources.append(RandomSource("numpy.random", numpy.get_state, numpy.set_state, numpy.random_sample))
+    return sources
 
 
 class RandomStates:
@@ -63,6 +78,14 @@ class RandomStates:
     def __init__(self, sources: Iterable[RandomSource]) -> None:
         self.sources = tuple(sources)
         self._states = [source.read() for source in self.sources]
+
+    def of_python(self) -> RandomStates:
+        """Return the states of the generators that are not torch's."""
+        kept = [place for place, source in enumerate(self.sources) if not source.name.startswith(_TORCH)]
+        states = RandomStates(())
+        states.sources = tuple(self.sources[place] for place in kept)
+        states._states = [self._states[place] for place in kept]
+        return states
 
     def restore(self) -> None:
         """Put every generator back."""

@@ -20,7 +20,12 @@ from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
 from pipecompile.tracing.reachable_code import named_values, names_in, reachable
-from pipecompile.tracing.state.random_states import generators_among, random_sources, random_states_restored
+from pipecompile.tracing.state.random_states import (
+    RandomStates,
+    generators_among,
+    random_sources,
+    random_states_restored,
+)
 
 __all__ = [
     "Place",
@@ -39,16 +44,16 @@ _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
 
 
 @contextmanager
-def model_restored(model: nn.Module) -> Iterator[None]:
+def model_restored(model: nn.Module) -> Iterator[RandomStates]:
     """Restore every module, everything reachable from it, and the random states of the CPU when the block ends, error or not.
 
     Tensors are restored by identity. Their contents are safe because the block computes on fake tensors; for a block that
-    computes on real ones see `tensor_contents`.
+    computes on real ones see `tensor_contents`. The states of the generators at the beginning are yielded.
     """
     places = places_of(model)
     generators = generators_among((*held_values(places), *named_values(reachable(model).functions)))
-    with random_states_restored(random_sources(generators)), contents_restored(places):
-        yield
+    with random_states_restored(random_sources(generators)) as states, contents_restored(places):
+        yield states
 
 
 @contextmanager
