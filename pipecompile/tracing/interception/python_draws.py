@@ -43,35 +43,35 @@ def draws_located(states: RandomStates) -> Iterator[None]:
 
 
 class _Locator:
-    """A trace function: after each line of the user's it looks whether a generator was drawn from.
+    """A trace function: before each operation of the user's functions it looks whether a generator was drawn from.
 
-    `drawer` is the frame that drew, and `place` its line. The error is raised when that frame runs its next line or returns.
+    `drawer` is the frame that drew, and `place` its line. The error is raised when that frame goes on: an error raised while a
+    function returns would not have its frame in the traceback, by which the piece is found.
     """
 
     def __init__(self, states: RandomStates) -> None:
         self.states = states.of_python()
         self.drawer: FrameType | None = None
         self.place = ""
-        self._lines: dict[FrameType, int] = {}
 
     def enter(self, frame: FrameType, event: str, _: Any) -> Any:
         if event != "call" or not is_users(frame):
             return None
         self._look(_users_caller(frame))
+        frame.f_trace_opcodes = True
         return self.step
 
     def step(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event in ("line", "return"):
+        if event == "opcode":
             self._look(frame)
             if self.drawer is frame:
                 sys.settrace(None)
                 raise draw_refused(self.states, self.place)
-            self._lines[frame] = frame.f_lineno
         return self.step
 
     def _look(self, frame: FrameType | None) -> None:
         if self.drawer is None and frame is not None and python_draws(self.states):
-            self.drawer, self.place = frame, place_of(frame, self._lines.get(frame, frame.f_lineno))
+            self.drawer, self.place = frame, place_of(frame, frame.f_lineno)
 
 
 def _users_caller(frame: FrameType) -> FrameType | None:
