@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.errors import MismatchError
+from pipecompile.torch_private import pytree
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import raiser
@@ -106,7 +108,7 @@ def _differences(
     eager: Observation, recorded: Observation, noise: Mapping[str, float], *, exact: bool
 ) -> Iterator[_Difference]:
     """Yield the values that differ by more than the noise."""
-    if eager.structure != recorded.structure:
+    if eager.structure != recorded.structure and recorded.structure != _rebuilt(eager.structure):
         yield _Difference("the output", f"has the structure {recorded.structure} instead of {eager.structure}")
         return
     for name, value in eager.values.items():
@@ -119,6 +121,11 @@ def _differences(
         distance = _distance(value, other)
         if distance > _REPEAT * noise.get(name, 0.0) + (0.0 if exact else _rounding(value)):
             yield _Difference(name, f"differs by {distance:.3g}; its largest value is {_largest(value):.3g}")
+
+
+def _rebuilt(structure: Any) -> Any:
+    """Return the structure that torch's pytree rebuilds from this one: a torch.Size becomes a tuple."""
+    return flatten_containers(pytree.tree_unflatten([0] * structure.num_leaves, structure))[1]
 
 
 def _kind_difference(value: Any, other: Any) -> str | None:

@@ -104,10 +104,3 @@ def test_each_damage_is_the_one_fault(damage: Callable[[TracedGraph], None], fau
     damage(graph)
     (found,) = graph_faults(graph)
     assert fault in found
-
-
-def test_the_change_is_dumped_on_request() -> None:
-    said: list[str] = []
-    note_ties(trace(nn.Linear(4, 4), torch.randn(2, 4)), dump=said.append)
-    assert said
-    assert said[0].startswith("== aliasing")
