@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,8 +20,26 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="all combinations, where a quarter of them is run otherwise")
+    parser.addoption("--full", action="store_true", help="all combinations, where a part of them is run otherwise")
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected text of golden files")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one of N cases of a test that is marked `sampled(N)`, unless all are asked for with `--full`."""
+    if config.getoption("--full"):
+        return
+    seen: Counter[str] = Counter()
+    left_out = []
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % marker.args[0]:
+            left_out.append(item)
+        seen[test] += 1
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture

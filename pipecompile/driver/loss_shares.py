@@ -27,6 +27,7 @@ from pipecompile.runtime.results import own_loss
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.recording import record
+from pipecompile.tracing.state.snapshot import contents_restored, places_of
 
 __all__ = ["find_divisor"]
 
@@ -104,11 +105,12 @@ def _of_function(loss_fn: Callable[..., Any], specialization: Specialization, ta
     try:
         output = pytree.tree_map_only(torch.Tensor, example, specialization.outputs.example)
         inputs = flatten(call.forward, (output, target), {})
-        graph = record(call, inputs, torch.device("cpu"))
+        with contents_restored(places_of(loss_fn)):
+            graph = record(call, inputs, torch.device("cpu"))
     except (PipecompileError, TypeError, ValueError):
         return None, _MEAN  # what cannot be recorded is weighted by samples
-    (argument,) = graph.graph.output_node().args[0] or (None,)  # type: ignore[misc]
-    divisor, rule = _found(BatchFlow(graph), argument)
+    results: Any = graph.graph.output_node().args[0]
+    divisor, rule = _found(BatchFlow(graph), results[0] if len(results) == 1 else None)
     if divisor is None:
         return None, rule
     placeholders = [node.name for node in graph.graph.nodes if node.op == "placeholder"]

@@ -31,9 +31,13 @@ _ELEMENTWISE = frozenset(
     ("dropout", "relu", "relu6", "gelu", "silu", "mish", "elu", "celu", "selu", "hardtanh", "leaky_relu", "softplus", "logsigmoid",
      "hardswish", "hardsigmoid", "softsign", "tanhshrink", "float", "half", "double", "bfloat16", "int", "long", "bool", "to", "type",
      "type_as", "clone", "contiguous", "detach", "masked_fill", "alpha_dropout", "feature_dropout", "requires_grad_", "zeros_like",
-     "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "bernoulli", "cpu", "cuda")
+     "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "bernoulli", "uniform", "normal",
+     "exponential", "geometric", "random", "log_normal", "cauchy", "cpu", "cuda")
 )  # fmt: skip
 """Further functions that work element by element."""
+
+_FACTORIES = frozenset(("new_empty", "new_zeros", "new_ones", "new_full"))
+"""Functions of a tensor that read no element of it."""
 
 _MOVES = frozenset(
     ("permute", "transpose", "swapaxes", "swapdims", "movedim", "t", "unsqueeze", "expand", "expand_as", "mT", "T")
@@ -97,6 +101,8 @@ def kept_apart(node: fx.Node, graph: TracedGraph, batched: Sequence[fx.Node]) ->
     if node.op == "call_module":
         return _layer_keeps(graph.get_submodule(str(node.target)), batched, symbol)
     sources = {source: batch_dim_of(value_of(source), symbol) for source in batched}
+    if word_of(node) in _FACTORIES:
+        return True
     if None in sources.values():
         return False
     word = word_of(node).strip("_") if not word_of(node).endswith("__") else word_of(node)
@@ -235,4 +241,4 @@ def _all_of(index: Any, dim: int) -> bool:
 def takes_sizes(node: fx.Node) -> bool:
     """Return whether a call may take the batch size as an argument and keep samples apart: it then says a shape."""
     word = word_of(node).strip("_")
-    return word in _RESHAPES or word in _MOVES or word == "getitem"
+    return word_of(node) in _FACTORIES or word in _RESHAPES or word in _MOVES or word == "getitem"

@@ -57,7 +57,7 @@ class Mirror:
             self.home.data.copy_(self.copy.data, non_blocking=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Mirrors:
     """The mirrors of one build. At most one mirror of a tensor can differ from its home after a run, because an operation that
     writes a tensor shares its stage with all operations that read the tensor.

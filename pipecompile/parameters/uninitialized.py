@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 """Bytes compared with `_FILL_BYTE` at a time: bounds the memory of the comparison to 1 MiB."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class UninitializedTensors:
     """The tensors of one model that have memory and no values yet."""
 

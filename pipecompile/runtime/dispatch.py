@@ -59,7 +59,7 @@ THREAD_SECONDS = 300e-6
 """Seconds of a cell from which on threads are chosen: handing a cell to a thread costs 130 to 150 us (docs/architecture.md)."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Dispatcher:
     """Choice of threads for the programs of one pipeline. "auto" runs inline until the seconds of a cell are measured."""
 

@@ -96,6 +96,7 @@ def test_every_argument_of_compile_that_can_be_typed_is_an_option(command):
         "mesh",
         "costs",
         "cache_size",
+        "check",
         "init",
     }
     spelled = {"n_stages": "stages", "n_microbatches": "microbatches"}

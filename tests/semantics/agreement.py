@@ -49,9 +49,16 @@ def recorded(model: nn.Module, case: Case) -> Callable[..., Any]:
 
 
 def piped(model: nn.Module, case: Case, *, n_stages: int = 99, dispatch: str = "inline") -> pc.Pipeline:
-    """Return a pipeline of 2 micro-batches, with as many stages as the model has pieces, at most `n_stages`."""
+    """Return a pipeline of 2 micro-batches, or of one where samples meet, with as many stages as the model has pieces, at most `n_stages`."""
     with case.around():
         graph = note_ties(pc.trace(model, *case.inputs(2)))
     pieces = len(compute_nodes(graph)) - sum(len(group) - 1 for group in ties_of(graph).groups)
     n_stages = max(1, min(n_stages, pieces))
-    return pc.compile(model, n_stages, n_microbatches=2, cost="analytic", devices=["cpu"] * n_stages, dispatch=dispatch)
+    return pc.compile(
+        model,
+        n_stages,
+        n_microbatches=1 if case.mixes else 2,
+        cost="analytic",
+        devices=["cpu"] * n_stages,
+        dispatch=dispatch,
+    )

@@ -38,6 +38,7 @@ class Case:
     refused  a pattern of the message with which the model is refused; "" if it is not
     around   a context for the calls
     modes    the training modes of the calls, one after the other
+    mixes    whether samples meet in the model, so that a pipeline equals the loop over one micro-batch only
     """
 
     build: Callable[[], nn.Module]
@@ -48,6 +49,7 @@ class Case:
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     modes: tuple[bool, ...] = (True, True, False)
     tolerance: float = 2e-5
+    mixes: bool = False
 
 
 class Body(nn.Module):

@@ -136,7 +136,7 @@ CASES = {
     "SyncBatchNorm": Case(lambda: nn.SyncBatchNorm.convert_sync_batchnorm(norm()()), modes=(False,)),
     "one BatchNorm, twice": Case(shared_norm),
     "InstanceNorm": Case(Instance, rows(3, 5)),
-    "running statistics by hand": Case(Ours),
+    "running statistics by hand": Case(Ours, mixes=True),
     "rand": Case(lambda: Body(lambda m, x: m.b(m.a(x) + torch.rand(4)) * torch.rand_like(x))),
     "manual_seed in forward": Case(lambda: Body(seeded)),
     "a generator of its own": Case(with_generator, left=lambda m: m.generator.get_state()),

@@ -220,7 +220,7 @@ CASES = {
     "float(x.mean())": Case(lambda: Body(item), refused=NEEDS),
     "if x.sum() > 0": Case(lambda: Body(branch), refused=NEEDS),
     "a check for nan": Case(lambda: Body(nan_check)),
-    "a mask of values": Case(lambda: Body(nonzero)),
+    "a mask of values": Case(lambda: Body(nonzero), mixes=True),
     "tolist": Case(lambda: Body(tolist), refused=NEEDS),
     "numpy": Case(lambda: Body(numpy), refused="numpy|value of a tensor"),
     "a formatted value": Case(lambda: Body(printed), refused=NEEDS),
