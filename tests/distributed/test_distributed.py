@@ -17,7 +17,9 @@ from pipecompile.schedules import CATALOGUE
 from tests.distributed.overlap_rows import ROWS
 
 WORLD = 4
-LIMIT = 400.0
+pytestmark = pytest.mark.timeout(1000)
+
+LIMIT = 900.0
 ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("transformers")

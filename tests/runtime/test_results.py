@@ -48,7 +48,7 @@ def test_outputs_are_merged_by_their_rules(outputs: Outputs) -> None:
 def test_an_output_without_a_rule_is_refused_with_its_reason(outputs: Outputs) -> None:
     with pytest.raises(pc.InputError, match="rows differ"):
         outputs.join([MergeRule(MergeKind.REFUSED, reason="rows differ")] * 3)
-    assert outputs.join_of(outputs.names[0]) == MergeRule(MergeKind.SAME)
+    assert outputs.join_of(outputs.names[0]) == MergeRule(MergeKind.JOINED, 0)
 
 
 @pytest.mark.parametrize(
