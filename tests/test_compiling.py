@@ -151,6 +151,10 @@ REFUSED: dict[str, list[Bad]] = {
     "has_aux": [*NO_FLAG, Bad(True, "without a loss_fn", beside=(("loss_fn", None),))],
     "compile_stages": [*[Bad(value, "True or False") for value in (1, None, X, ["eager"])], Bad("inductr", "inductor")],
     "cuda_graphs": NO_FLAG,
+    "check": [
+        *[Bad(value, "every:N") for value in ("every", "every:", "every:0", "every:-1", "every:2.5", "always")],
+        *[Bad(value, "True or False") for value in (1, None, X, ["every:2"])],
+    ],
     "cache_size": NO_COUNT,
     "init": [Bad(3, "init is a int"), Bad([3], "init is a int"), Bad("none", "none does not exist"), Bad(nn.init.ones_, "no tensor of the model is on meta")],
 }  # fmt: skip

@@ -47,7 +47,7 @@ class CompileCache:
     def __init__(self, model: nn.Module, options: Options, backend: Backend) -> None:
         self.model, self.options = model, options.with_choice_of(options.plan)
         self.context = CompileContext.of(model, options, backend)
-        self.checks = RecordingChecks(model, _obstacle(model, backend))
+        self.checks = RecordingChecks(model, _obstacle(model, backend), self.context.warnings.doubtful)
         self.decision = Decision(options.plan)
         self.entries: list[Specialization] = []
         self._hits = self._traces = self._evictions = 0

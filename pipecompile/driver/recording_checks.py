@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -30,7 +30,7 @@ from pipecompile.torch_private.storages import is_traceable_wrapper_subclass
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.eager_run import CheckedCall
-from pipecompile.verifiers.recording import verify_recording
+from pipecompile.verifiers.recording import Verdict, verify_recording
 
 __all__ = ["RecordingChecks"]
 
@@ -39,10 +39,13 @@ _OTHER_SIZES = 3
 
 
 class RecordingChecks:
-    """The checks of one pipeline. `obstacle` is the reason why the model cannot run as a whole; "" if it can."""
+    """The checks of one pipeline.
 
-    def __init__(self, model: nn.Module, obstacle: str) -> None:
-        self.model, self.obstacle = model, obstacle
+    `obstacle` is the reason why the model cannot run as a whole; "" if it can. `warn_of` gets a difference that may be rounding.
+    """
+
+    def __init__(self, model: nn.Module, obstacle: str, warn_of: Callable[[str], None]) -> None:
+        self.model, self.obstacle, self.warn_of = model, obstacle, warn_of
         self._seen: Counter[int] = Counter()
 
     def register(self, specialization: Specialization) -> None:
@@ -75,11 +78,12 @@ class RecordingChecks:
             self.model, batch.first, device, torch.is_grad_enabled(), loss_of, options.loss_fn if arrivals else None
         )
         try:
-            obstacle = verify_recording(_on(specialization.graph, device), call)
+            verdict = verify_recording(_on(specialization.graph, device), call)
         except torch.OutOfMemoryError:
-            obstacle = "the model and the recording do not fit into memory one after the other"
-        seconds = perf_counter() - start
-        specialization.checked = f"no: {obstacle}" if obstacle else f"{seconds:.2f} s"
+            verdict = Verdict(obstacle="the model and the recording do not fit into memory one after the other")
+        if verdict.doubt:
+            self.warn_of(verdict.doubt)
+        specialization.checked = f"no: {verdict.obstacle}" if verdict.obstacle else f"{perf_counter() - start:.2f} s"
         due = specialization.calls + options.check_period
         specialization.check_at = due, (due if call.with_grad else specialization.check_at[1])
 

@@ -102,6 +102,15 @@ class WarningsOnce:
             " that they keep samples apart is not proven. Try n_microbatches=1 and compare",
         )
 
+    def doubtful(self, difference: str) -> None:
+        """Warn that the first check of a recording found a difference that may be one of roundings."""
+        self._once(
+            "doubtful",
+            f"the recording differs from the model by more than a few roundings, in {difference}. Sums in another order, or a"
+            " branch that a library takes only while it is recorded, do this; a constant that should be a tensor does it, too."
+            " Try model.double(): if the difference goes, it was rounding",
+        )
+
     def outside_stages(self, line: str, operations: int) -> None:
         """Warn that a part of the model with parameters runs on the whole mini-batch."""
         self._once(

@@ -24,7 +24,10 @@ from pipecompile.tracing.state.random_states import RandomStates, generators_amo
 from pipecompile.tracing.state.snapshot import Place, contents_restored, held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 
-__all__ = ["CheckedCall", "Observation", "observe", "random_states_of", "undone"]
+__all__ = ["GRADIENT", "CheckedCall", "Observation", "observe", "random_states_of", "undone"]
+
+GRADIENT = "gradient of "
+"""The beginning of the name of a gradient in an observation."""
 
 
 _Differentiate = Callable[["CheckedCall", list[Any], list[Any]], Mapping[str, Any]]
@@ -166,7 +169,7 @@ def _roots(
     named |= {
         name: leaf for name, leaf in zip(call.inputs.names, leaves, strict=True) if isinstance(leaf, torch.Tensor)
     }
-    wanted = {f"gradient of {name}": tensor for name, tensor in named.items() if tensor.requires_grad}
+    wanted = {GRADIENT + name: tensor for name, tensor in named.items() if tensor.requires_grad}
     weights = None if len(roots) == 1 and roots[0].numel() == 1 else [_weights(root) for root in roots]
     return roots, weights, wanted if call.with_grad and roots else {}
 

@@ -51,6 +51,7 @@ def overlapped(mesh: DeviceMesh, *schedules: str, count: int = 4, shared: bool =
         if len(results) == len(schedules):
             for name, parameter in (*pipe.named_parameters(), *eager.named_parameters()):
                 parameter.requires_grad_(not name.startswith("2."))
+            pipe.prepare(x[part])  # records the model anew
         pipe.reschedule(schedule)
         before = pipe.replicas.reductions
         with logged(pipe, count) as log:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
 import pipecompile as pc
 from pipecompile.driver import recording_checks
@@ -37,7 +39,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     verify = recording_checks.verify_recording
 
-    def counted(graph: Any, call: Any) -> str:
+    def counted(graph: Any, call: Any) -> Any:
         sizes.append(call.inputs.samples)
         return verify(graph, call)
 
@@ -131,3 +133,18 @@ def test_a_check_without_gradients_does_not_stand_for_one_with_them(checks: list
         with torch.set_grad_enabled(grad):
             pipe.step(torch.ones(4, 4))
     assert len(checks) == 2
+
+
+def test_a_difference_that_may_be_rounding_is_warned_of_once_and_the_step_goes_on() -> None:
+    class OtherWhileRecorded(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = 2.0 if isinstance(x, FakeTensor) else 2.0 + 2**-17
+            return self[1](self[0](x) * scale)
+
+    pipe = compiled(OtherWhileRecorded(nn.Linear(4, 4), nn.Linear(4, 4)))
+    with pytest.warns(pc.RecordingWarning, match="differs from the model by more than a few roundings, in output 0"):
+        pipe.step(torch.ones(6, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe.step(torch.ones(6, 4))
+    assert pipe.explain().kept[0].checked.endswith(" s")

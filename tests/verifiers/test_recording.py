@@ -36,7 +36,8 @@ def verify(model: nn.Module, graph: Any = None, *, loss: bool = True, x: torch.T
     inputs = flatten(model.forward, (x,), {})
     loss_of = (lambda y: y.square().mean()) if loss else (lambda _: None)
     call = CheckedCall(model, inputs, torch.device("cpu"), torch.is_grad_enabled(), loss_of)
-    return verify_recording(graph or pc.trace(model, X), call)
+    verdict = verify_recording(graph or pc.trace(model, X), call)
+    return verdict.obstacle or verdict.doubt
 
 
 def scaled(model: Any, h: torch.Tensor) -> torch.Tensor:
@@ -144,3 +145,15 @@ def test_an_exception_of_the_model_alone_is_a_difference_one_of_both_is_not() ->
 
 def test_not_a_number_equals_itself() -> None:
     assert verify(Scaled(lambda _, h: h / 0 - h / 0)) == ""
+
+
+def test_roundings_pass_a_few_more_are_named_and_a_small_constant_differs() -> None:
+    model = Scaled(scaled)
+    graph = pc.trace(model, X)
+    model.scale = 2.0 + 2**-22
+    assert verify(model, graph) == ""
+    model.scale = 2.0 + 2**-17
+    assert "differs by" in verify(model, graph)
+    model.scale = 2.0 + 2**-8
+    with pytest.raises(MismatchError, match="differs by"):
+        verify(model, graph)

@@ -370,16 +370,24 @@ def test_sizes_that_the_data_decide_are_read_where_they_are_needed():
     same_step(model, torch.randn(8, 6), n_stages=3, parts=1)
 
 
-def test_an_output_whose_size_the_data_decide_is_not_put_together():
+@pytest.mark.parametrize("by_column", [False, True])
+def test_an_output_whose_size_the_data_decide_is_computed_on_the_whole_mini_batch(by_column):
     class Positive(nn.Module):
         def forward(self, x):
+            x = x.t() if by_column else x
             return x[x > 0]
 
     model = nn.Sequential(nn.Linear(6, 6), Positive())
     x = torch.randn(8, 6)
-    with pytest.raises(pc.InputError, match="depends on the data"), torch.no_grad():
-        pc.compile(model, 2, example_args=(x,), n_microbatches=2, cost="analytic")(x)
-    assert torch.equal(pc.compile(model, 2, n_microbatches=1, cost="analytic")(x), model(x))
+    expected = model(x)
+    expected.square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    for count in (1, 2):
+        output = pc.compile(model, 2, example_args=(x,), n_microbatches=count, cost="analytic")(x)
+        assert torch.equal(output, expected)
+        model.zero_grad()
+        output.square().sum().backward()
+        assert all(map(torch.allclose, gradients, [parameter.grad for parameter in model.parameters()]))
 
 
 def test_a_part_whose_results_are_as_many_as_samples_fixes_the_batch():
