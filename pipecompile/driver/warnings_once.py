@@ -103,12 +103,12 @@ class WarningsOnce:
         )
 
     def doubtful(self, difference: str) -> None:
-        """Warn that the first check of a recording found a difference that may be one of roundings."""
+        """Warn that the first check of a recording found a difference that roundings may explain."""
         self._once(
             "doubtful",
-            f"the recording differs from the model by more than a few roundings, in {difference}. Sums in another order, or a"
-            " branch that a library takes only while it is recorded, do this; a constant that should be a tensor does it, too."
-            " Try model.double(): if the difference goes, it was rounding",
+            f"the recording does not give the bits of the model: {difference}. Roundings explain this, if a library takes"
+            " another way while it is recorded (an attention mask for a mask of ones); so does a constant that changed a little."
+            " To know, compare in double precision",
         )
 
     def outside_stages(self, line: str, operations: int) -> None:

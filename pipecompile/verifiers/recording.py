@@ -1,8 +1,8 @@
 """The verifier of a recording: on one micro-batch it computes what the model itself computes, gradients and draws included.
 
     model, eager       values A ─┐
-    recording          values B ─┼─►  A = B but for a few roundings: right. Else, with several threads or on a GPU, a second
-    model, eager again values C ─┘    eager run tells how far eager is from itself
+    recording          values B ─┼─►  A = B bit for bit: right. Else, with several threads or on a GPU, a second eager run
+    model, eager again values C ─┘    tells how far eager is from itself
 
 Runs start from the same states of all generators. If the model draws random numbers, the comparison is repeated from other
 states: a draw that became a constant of the recording is right in the first comparison only by chance.
@@ -33,7 +33,7 @@ _REPEAT = 4
 
 _ROUNDINGS, _MOST_ROUNDINGS = 8, 1000
 """A recording may differ by so many roundings of a value's largest number: without a word, because sums come in other orders with several
-threads and on a GPU, and where a model takes another way while it is recorded (an attention mask of ones); and with a warning."""
+threads and on a GPU; and with a warning, because a model may take another way while it is recorded (an attention mask of ones)."""
 
 _FURTHEST = 1e-3
 """No warning excuses more than this part of a value's largest number."""
@@ -55,8 +55,8 @@ class _Difference:
 class Verdict:
     """The end of a comparison that found no error.
 
-    `obstacle` says why there was none: the model or the recording raises on these inputs. `doubt` names a value that differs by
-    more than a few roundings, and by less than a wrong recording would. Each is "" where there is nothing to say.
+    `obstacle` says why there was none: the model or the recording raises on these inputs. `doubt` names a value that differs, but
+    by so little that roundings may explain it. Each is "" where there is nothing to say.
     """
 
     obstacle: str = ""
@@ -108,16 +108,16 @@ def _raised(call: CheckedCall, eager: Any, recorded: Any) -> str:
 def _compare(
     graph: TracedGraph, call: CheckedCall, start: RandomStates, eager: Observation, recorded: Observation
 ) -> str:
-    """Compare an eager run with one of the recording. Return the value that differs by more than a few roundings; "" if none does.
+    """Compare an eager run with one of the recording. Return the first value that differs, as roundings may explain; "" if none does.
 
     Raises MismatchError.
     """
-    differences = list(_differences(eager, recorded, {}))
+    differences = list(_differences(eager, recorded, {}, 0))
     is_repeatable = call.device.type == "cpu" and torch.get_num_threads() == 1
     if differences and not is_repeatable:
         again = observe(call.model, call, start)
         noise = {name: _distance(value, again.values.get(name)) for name, value in eager.values.items()}
-        differences = list(_differences(eager, recorded, noise))
+        differences = list(_differences(eager, recorded, noise, _ROUNDINGS))
     wrong = [difference for difference in differences if not difference.is_rounding]
     if not wrong and (sources := eager.ends.differing(recorded.ends)):
         text = f"the model and the recording do not draw alike from {' and '.join(sources)}"
@@ -127,8 +127,10 @@ def _compare(
     return str(differences[0]) if differences else ""
 
 
-def _differences(eager: Observation, recorded: Observation, noise: Mapping[str, float]) -> Iterator[_Difference]:
-    """Yield the values that differ by more than the noise and a few roundings."""
+def _differences(
+    eager: Observation, recorded: Observation, noise: Mapping[str, float], roundings: int
+) -> Iterator[_Difference]:
+    """Yield the values that differ by more than the noise and so many roundings."""
     if eager.structure != recorded.structure and recorded.structure != _rebuilt(eager.structure):
         yield _Difference("the output", f"has the structure {recorded.structure} instead of {eager.structure}")
         return
@@ -146,7 +148,7 @@ def _differences(eager: Observation, recorded: Observation, noise: Mapping[str, 
                 _largest(each) for name, each in eager.values.items() if name.startswith(GRADIENT)
             )
             largest = steepest
-        if distance > _REPEAT * noise.get(name, 0.0) + _ROUNDINGS * eps * largest:
+        if distance > _REPEAT * noise.get(name, 0.0) + roundings * eps * largest:
             is_rounding = distance <= min(_MOST_ROUNDINGS * eps, _FURTHEST) * largest
             yield _Difference(
                 name, f"differs by {distance:.3g}; its largest value is {_largest(value):.3g}", is_rounding

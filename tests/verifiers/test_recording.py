@@ -147,13 +147,25 @@ def test_not_a_number_equals_itself() -> None:
     assert verify(Scaled(lambda _, h: h / 0 - h / 0)) == ""
 
 
-def test_roundings_pass_a_few_more_are_named_and_a_small_constant_differs() -> None:
+def test_a_difference_that_roundings_explain_is_named_and_a_larger_one_is_an_error() -> None:
     model = Scaled(scaled)
     graph = pc.trace(model, X)
-    model.scale = 2.0 + 2**-22
-    assert verify(model, graph) == ""
-    model.scale = 2.0 + 2**-17
-    assert "differs by" in verify(model, graph)
+    for small in (2**-22, 2**-17):
+        model.scale = 2.0 + small
+        assert "differs by" in verify(model, graph)
     model.scale = 2.0 + 2**-8
     with pytest.raises(MismatchError, match="differs by"):
         verify(model, graph)
+
+
+def test_with_several_threads_a_few_roundings_pass() -> None:
+    model = Scaled(scaled)
+    graph = pc.trace(model, X)
+    torch.set_num_threads(2)
+    try:
+        model.scale = 2.0 + 2**-22
+        assert verify(model, graph) == ""
+        model.scale = 2.0 + 2**-15
+        assert "differs by" in verify(model, graph)
+    finally:
+        torch.set_num_threads(1)
