@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private import pytree
+from pipecompile.tracing.container_items import values_in
 
 __all__ = [
     "CachedFunction",
@@ -81,7 +82,7 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
     """Yield functions set on the instance, its hooks, and the classes of its helper objects."""
     for value in vars(module).values():
         if isinstance(value, dict):
-            yield from (hook for hook in value.values() if not isinstance(hook, nn.Module) and callable(hook))
+            yield from (hook for hook in values_in(value) if not isinstance(hook, nn.Module) and callable(hook))
         elif not isinstance(value, nn.Module):
             yield value if callable(value) else type(value)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from threading import get_ident
 from types import FrameType, FunctionType, MethodType, ModuleType, TracebackType
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import CALL_MACHINERY
+from pipecompile.tracing.container_items import CONTAINERS, values_in
 from pipecompile.tracing.user_source import caller, folder_prefixes
 
 __all__ = ["AttributeReads", "Reads"]
@@ -34,7 +35,6 @@ _MACHINERY = nn.Module.__getattr__.__code__.co_filename
 _OWN_FILES = folder_prefixes(Path(__file__).parents[2])
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.Tensor, type, FunctionType, MethodType, ModuleType)
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
 _WATCHED_FOREIGN = ("argparse",)
 _ITEMS = 10_000
@@ -118,10 +118,9 @@ class AttributeReads:
             value = pending.pop()
             if type(value) in _PLAIN or id(value) in self._scanned:
                 continue
-            if isinstance(value, _CONTAINERS):
+            if isinstance(value, CONTAINERS):
                 self._scanned[id(value)] = value
-                items = value.values() if isinstance(value, dict) else value
-                pending += [item for item, _ in zip(items, range(_ITEMS), strict=False)]
+                pending += islice(values_in(value), _ITEMS)
             if not self.is_watched(value) and can_be_watched(type(value)):
                 self._watch(type(value))
 

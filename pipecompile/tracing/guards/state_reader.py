@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
+from pipecompile.tracing.container_items import CONTAINERS, builtin_type, keys_in, values_in
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.object_state import add_object, class_attribute
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
@@ -100,7 +101,7 @@ class StateReader:
         if isinstance(value, torch.Tensor):
             add(label, value, place)
             self.state.tensors.append((label, value))
-        elif isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+        elif isinstance(value, CONTAINERS):
             self._container(value, label, place)
         elif isinstance(value, (FunctionType, MethodType, staticmethod, classmethod, property, functools.partial)):
             self._callable(value, label, place)
@@ -123,19 +124,23 @@ class StateReader:
             add_object(self, value, label, place)
 
     def _container(self, value: Any, label: str, place: Place) -> None:
-        add, items = self.state.add, list(value.values() if isinstance(value, dict) else value)
+        add, items = self.state.add, list(values_in(value))
         if id(value) in self.written_containers:
             return
         if not isinstance(value, (tuple, frozenset)):
-            self.state.sized.append(value)
-            self.state.add_row(iter, value)
+            base = builtin_type(value)
+            if type(value).__len__ is base.__len__:
+                self.state.sized.append(value)
+            else:
+                self.state.add_row(_stored_length, value)
+            self.state.add_row(base.__iter__, value)
             if isinstance(value, dict):
                 self.state.add_row(dict.values, value)
-        keys = list(value) if isinstance(value, dict) else range(len(items))
+        keys = list(keys_in(value)) if isinstance(value, dict) else range(len(items))
         if len(items) > _MANY and all(isinstance(item, _ATOMS) for item in items):
             add(label, (type(value), tuple(keys), tuple(items)), place)
             return
-        members = frozenset(value) if isinstance(value, (set, frozenset)) else tuple(keys)
+        members = frozenset(values_in(value)) if isinstance(value, (set, frozenset)) else tuple(keys)
         add(label, (type(value), members), place)
         for key, item in zip(keys, items, strict=True):
             self.later(item, f"{label}[{key!r}]" if isinstance(key, (int, str)) else f"{label}[...]", place)
@@ -151,7 +156,7 @@ class StateReader:
 
     def _foreign(self, value: Any, label: str, place: Place) -> None:
         self.state.add(label, value, place)
-        if hasattr(value, "__next__"):
+        if hasattr(type(value), "__next__"):
             self.state.risks[label] = f"a {type(value).__name__}: each call of next changes it, unseen"
 
     # -- functions --------------------------------------------------------------------------------------------------
@@ -243,6 +248,11 @@ class StateReader:
                 if class_attribute(cls, name) is not None:
                     self.add_class_attribute(cls, name, place)
         return bool(self._pending)
+
+
+def _stored_length(container: Any) -> tuple[int]:
+    """Return the number of items, past a `__len__` of the user's."""
+    return (builtin_type(container).__len__(container),)
 
 
 def _content_of_variable(variable: ContextVar[Any]) -> tuple[Any]:

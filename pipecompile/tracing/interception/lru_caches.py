@@ -77,18 +77,23 @@ def caches_purged() -> Iterator[None]:
         yield
     finally:
         for cached in _all_caches():
-            _KNOWN.add(cached)
-            if _may_store_stand_in(cached, counters.get(cached)) and _stores_stand_in(cached):
-                cached.cache_clear()
+            if _is_users(cached):
+                _KNOWN.add(cached)
+                if _may_store_stand_in(cached, counters.get(cached)) and _stores_stand_in(cached):
+                    cached.cache_clear()
 
 
 _KNOWN: WeakSet[Any] = WeakSet()
-"""The caches that earlier recordings found."""
+"""The caches that earlier recordings found, but for those that are left alone."""
+
+
+def _is_users(cached: Any) -> bool:
+    return not str(cached.__module__).startswith(_PURGED_ELSEWHERE)
 
 
 def _may_store_stand_in(cached: Any, counters: Any) -> bool:
     now = cached.cache_info()
-    return bool(now.currsize and now != counters and not cached.__module__.startswith(_PURGED_ELSEWHERE))
+    return bool(now.currsize and now != counters)
 
 
 def _all_caches() -> list[Any]:

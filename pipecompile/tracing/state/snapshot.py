@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
+from pipecompile.tracing.container_items import items_in, refill, values_in
 from pipecompile.tracing.reachable_code import named_values, names_in, reachable
 from pipecompile.tracing.state.random_states import (
     RandomStates,
@@ -155,14 +156,14 @@ def _named(function: Any) -> Iterator[Any]:
 def _labelled(container: Any, name: str) -> Iterable[tuple[str, Any]]:
     """Return (path, item) of each item; the items of a list have the path of the list."""
     if isinstance(container, dict):
-        return [(f"{name}.{key}".lstrip("."), item) for key, item in container.items()]
+        return [(f"{name}.{key}".lstrip("."), item) for key, item in items_in(container)]
     return [(name, item) for item in _items(container)]
 
 
 def _items(container: Any) -> Iterable[Any]:
     if isinstance(container, CellType):
         return [value for _, value in content_of(container)]
-    return list(container.values()) if isinstance(container, dict) else container
+    return values_in(container)
 
 
 def _is_foreign(value: Any) -> bool:
@@ -185,7 +186,7 @@ def content_of(container: Any) -> list[Any]:
             return [("cell_contents", container.cell_contents)]
         except ValueError:  # not assigned yet
             return []
-    return list(container.items() if isinstance(container, dict) else container)
+    return items_in(container)
 
 
 def _restore(container: Any, content: list[Any]) -> None:
@@ -195,8 +196,7 @@ def _restore(container: Any, content: list[Any]) -> None:
     if isinstance(container, CellType):
         container.cell_contents = content[0][1] if content else None
         return
-    container.clear()
-    container.update(content) if isinstance(container, (dict, set)) else container.extend(content)
+    refill(container, content)
 
 
 def _same(now: list[Any], then: list[Any], *, is_pairs: bool) -> bool:

@@ -1,0 +1,49 @@
+"""The items of a container as Python stores them. Methods of the user's subclasses are not called: a lazy mapping would import its values."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["CONTAINERS", "builtin_type", "items_in", "keys_in", "refill", "values_in"]
+
+CONTAINERS = (OrderedDict, dict, list, tuple, set, frozenset, deque)
+"""The types of containers; a subclass stands before its base."""
+
+
+def builtin_type(container: Any) -> Any:
+    """Return the built-in type that a container is an instance of. Raises TypeError if there is none."""
+    for base in CONTAINERS:
+        if isinstance(container, base):
+            return base
+    raise TypeError(f"{type(container).__name__} is no container")
+
+
+def keys_in(mapping: Any) -> Iterable[Any]:
+    """Return the stored keys of a mapping, in order."""
+    keys: Iterable[Any] = builtin_type(mapping).__iter__(mapping)
+    return keys
+
+
+def values_in(container: Any) -> Iterable[Any]:
+    """Return the stored values of a mapping, or the items of another container."""
+    base = builtin_type(container)
+    values: Iterable[Any] = base.values(container) if issubclass(base, dict) else base.__iter__(container)
+    return values
+
+
+def items_in(container: Any) -> list[Any]:
+    """Return the stored (key, value) pairs of a mapping, or the items of another container."""
+    base = builtin_type(container)
+    return list(base.items(container) if issubclass(base, dict) else base.__iter__(container))
+
+
+def refill(container: Any, items: list[Any]) -> None:
+    """Give a mutable container these items in the place of its own: pairs for a mapping."""
+    base = builtin_type(container)
+    base.clear(container)
+    if issubclass(base, (dict, set)):
+        base.update(container, items)
+    else:
+        base.extend(container, items)
