@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from pipecompile.schedules import CATALOGUE
+from tests.distributed.layouts import FULL_ONLY
 from tests.distributed.overlap_rows import ROWS
 
 WORLD = 4
@@ -29,7 +30,7 @@ class RankRun:
     """The results, exit codes and logs of all ranks."""
 
     def __init__(self, directory: Path, *, full: bool = False) -> None:
-        self.directory = directory
+        self.directory, self.full = directory, full
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CASES_OUT": str(directory)}
@@ -53,6 +54,8 @@ class RankRun:
 
     def of(self, case: str) -> list[Any]:
         """Return the results of a case, per rank."""
+        if case in FULL_ONLY and not self.full:
+            pytest.skip("with --full")
         results = [lines.get(case) for lines in self._results]
         for rank, result in enumerate(results):
             assert result is not None, self.logs[rank][-2000:]
