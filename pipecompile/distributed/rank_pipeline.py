@@ -51,7 +51,7 @@ class RankPipeline(Pipeline):
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs, on all ranks together."""
         self._communicator.begin()
-        with self._communicator.guarded():
+        with self._communicator.guarded(), self._shards.whole():
             super().prepare(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -246,6 +246,3 @@ CASES: dict[str, Callable[[], Any]] = {
     "resumed unet": lambda: resumed_in_other_layouts(unet),
     "resumed gpt2": lambda: resumed_in_other_layouts(gpt2),
 }
-
-FULL_ONLY = ("initialised llama", "resumed unet")
-"""Cases that run with `--full` alone: the same as others, with another model."""

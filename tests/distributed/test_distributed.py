@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from pipecompile.schedules import CATALOGUE
-from tests.distributed.layouts import FULL_ONLY
+from tests.distributed.full_only import FULL_ONLY
 from tests.distributed.overlap_rows import ROWS
 
 WORLD = 4

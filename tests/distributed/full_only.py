@@ -1,0 +1,3 @@
+"""Cases of the ranks that run with `--full` alone: the same as others, with another model. This module imports nothing, as pytest imports it."""
+
+FULL_ONLY = ("initialised llama", "resumed unet")
