@@ -17,7 +17,8 @@ from torch import nn
 
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.errors import InputError
-from pipecompile.runtime.cells.deferred_batchnorm import BatchMoments, DeferredNorms, is_synchronized
+from pipecompile.graph.cross_sample import is_synchronized
+from pipecompile.runtime.cells.deferred_batchnorm import BatchMoments, DeferredNorms
 from pipecompile.torch_private.modules import BatchNorm, InstanceNorm, sync_check_input_dim
 
 __all__ = ["ReplicatedNorms", "check_sync_groups", "sync_batchnorm_layers", "without_sync"]

@@ -21,6 +21,7 @@ from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
+from pipecompile.graph.cross_sample import check_sync_batchnorm
 from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
@@ -28,7 +29,7 @@ from pipecompile.options import Options
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned
-from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, check_sync_batchnorm
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
 from pipecompile.tracing.traced_graph import TracedGraph
 

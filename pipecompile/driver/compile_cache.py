@@ -32,7 +32,7 @@ from pipecompile.driver.recording_checks import RecordingChecks
 from pipecompile.driver.signature import Signature, signature_of
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
-from pipecompile.graph.batch_normalisation import has_batch_norm
+from pipecompile.graph.cross_sample import has_batch_norm
 from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta

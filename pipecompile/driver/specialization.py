@@ -18,7 +18,7 @@ from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.signature import Signature
 from pipecompile.errors import InputError
 from pipecompile.graph.batch_flow import BatchFlow
-from pipecompile.graph.batch_normalisation import single_value_norm
+from pipecompile.graph.cross_sample import single_value_norm
 from pipecompile.graph.cut_transfer import Cut
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import TARGET, Route, Schedule

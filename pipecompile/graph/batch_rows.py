@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pipecompile.graph.row_order import batch_dims_of, by_sample, rows_each, word_of
+from pipecompile.graph.row_order import by_sample, rows_each, word_of
 from pipecompile.torch_private.modules import BatchNorm
+from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 

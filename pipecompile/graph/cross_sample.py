@@ -1,24 +1,38 @@
-"""Calls that mix samples of a batch: their result for one sample depends on other samples, so micro-batches change it.
+"""Layers and calls by which the samples of a batch meet: their result for one sample depends on others, so micro-batches change it.
 
 nn.LSTM on (B, T, C), batch_first=False     treats the batch as time: certainly a mistake
 x @ x.T, (B, B)                             all samples meet: in micro-batches, only those of one micro-batch
+BatchNorm1d on (B, C), (B, C, 1, 1)         one sample is one value per channel, which the layer refuses; (B, C, H, W) has H W
+SyncBatchNorm of several processes          samples of other processes meet, too
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
+from typing import Any
 
+import sympy
 import torch
-from torch import fx, nn
+import torch.nn.functional as F
+from torch import distributed, fx, nn
 
 from pipecompile.errors import InputError
-from pipecompile.graph.row_order import batch_dims_of
+from pipecompile.torch_private.modules import BatchNorm, NormBase
 from pipecompile.tracing.emit.call_description import model_path
+from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["check_batch_first", "cross_sample_lines"]
+__all__ = [
+    "check_batch_first",
+    "check_sync_batchnorm",
+    "cross_sample_lines",
+    "has_batch_norm",
+    "is_synchronized",
+    "single_value_norm",
+]
 
 
 def cross_sample_lines(graph: TracedGraph) -> list[str]:
@@ -57,3 +71,72 @@ def _sequential(graph: TracedGraph) -> Iterator[tuple[fx.Node, nn.RNNBase | nn.M
 def _time_is_batch(module: nn.RNNBase | nn.MultiheadAttention, value: torch.Tensor, graph: TracedGraph) -> bool:
     dims = [dim for dim, _ in batch_dims_of(value, graph.facts.symbol)]
     return dims == [0] and (value.dim() == 2 or not module.batch_first)
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Return whether a BatchNorm layer of the model normalises by the samples of a micro-batch."""
+    return any(isinstance(module, BatchNorm) and _by_batch(module) for module in model.modules())
+
+
+def single_value_norm(graph: TracedGraph) -> str:
+    """Return the first layer that gets a single value per channel from one sample; "" if there is none."""
+    for node in graph.graph.nodes:
+        if _normalises_batch(graph, node) and _values_of_one_sample(graph, node) == 1:
+            return model_path(str(node.target)) if node.op == "call_module" else facts(node).module or node.name
+    return ""
+
+
+def _by_batch(norm: BatchNorm) -> bool:
+    return norm.training or norm.running_mean is None
+
+
+def _normalises_batch(graph: TracedGraph, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        module = graph.get_submodule(str(node.target))
+        return isinstance(module, BatchNorm) and _by_batch(module)
+    if node.op != "call_function" or node.target is not F.batch_norm:
+        return False
+    return bool(node.args[5] if len(node.args) > 5 else node.kwargs.get("training"))
+
+
+def _values_of_one_sample(graph: TracedGraph, node: fx.Node) -> int:
+    """Return the number of values per channel that one sample brings to the input of a layer; 0 if it is not known."""
+    source = node.args[0] if node.args else node.kwargs.get("input")
+    value = value_of(source) if isinstance(source, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+        return 0
+    return prod(_of_one_sample(size, graph.facts.symbol) for place, size in enumerate(value.shape) if place != 1)
+
+
+def _of_one_sample(size: Any, symbol: sympy.Symbol) -> int:
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    number = sympy.sympify(size.node.expr).subs({symbol: 1})
+    return int(number) if number.is_Integer else 0
+
+
+def check_sync_batchnorm(model: nn.Module, batch_norm: str | None, dispatch: str) -> None:
+    """Raise InputError if SyncBatchNorm layers of several processes are deferred, or run in threads, where they may deadlock.
+
+    In one process they are BatchNorm layers like any other.
+    """
+    norms = ((n, module) for n, module in model.named_modules() if isinstance(module, BatchNorm))
+    name = next((n for n, module in norms if is_synchronized(module)), None)
+    deferred = batch_norm == "deferred"
+    if name is not None and (deferred or dispatch == "threads"):
+        raise InputError(
+            "a SyncBatchNorm layer of several processes cannot be " + ("deferred" if deferred else "run in threads"),
+            where=name,
+            why="its statistics are those of other processes too"
+            if deferred
+            else "the stages of one process may meet those of another in different orders, and wait for ever",
+            hint="batch_norm='each'" if deferred else "dispatch='inline'",
+        )
+
+
+def is_synchronized(layer: NormBase) -> bool:
+    """Return whether the layer exchanges statistics with other processes."""
+    if not isinstance(layer, nn.SyncBatchNorm) or not layer.training:
+        return False
+    group = layer.process_group
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size(group) > 1

@@ -10,7 +10,7 @@ import torch
 
 from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.graph.batch_rows import batch_dim_of
-from pipecompile.graph.row_order import batch_dims_of
+from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 
 __all__ = ["candidates_for", "has_unknown_size", "is_close", "reductions_for", "rule_holds"]
 

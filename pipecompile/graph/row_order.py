@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import operator
 from functools import lru_cache
-from typing import Any
 
 import sympy
 import torch
 from torch import fx
 
+from pipecompile.tracing.fakes.batch_symbol import batch_dims_of, expression_of
 from pipecompile.tracing.node_facts import value_of
 
-__all__ = ["batch_dims_of", "by_sample", "rows_each", "word_of"]
+__all__ = ["by_sample", "rows_each", "word_of"]
 
 _RESHAPES = ("reshape", "view", "flatten", "unflatten", "reshape_as", "view_as", "contiguous")
 _MOVES = (
@@ -32,16 +32,6 @@ _MOVES = (
     "tile",
     "repeat",
 )
-
-
-def batch_dims_of(value: torch.Tensor, symbol: sympy.Symbol) -> list[tuple[int, sympy.Basic]]:
-    """Return (dimension, size) for each dimension whose size depends on the batch size."""
-    found = enumerate(map(_expression, value.shape))
-    return [(dim, size) for dim, size in found if symbol in size.free_symbols]
-
-
-def _expression(size: Any) -> sympy.Basic:
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +79,7 @@ def _picks(node: fx.Node) -> bool:
 
 def _reshaped(source: fx.Node, value: torch.Tensor, dim: int, symbol: sympy.Symbol) -> bool:
     """Return whether a merged dimension has adjacent rows: the first merged dimension of a size other than 1 must have them."""
-    old, new = ([*map(_expression, tensor.shape)] for tensor in (value_of(source), value))
+    old, new = ([*map(expression_of, tensor.shape)] for tensor in (value_of(source), value))
     starts = [
         index for index in range(len(old)) if sympy.prod(old[:index]) == sympy.prod(new[:dim]) and old[index] != 1
     ]

@@ -53,7 +53,7 @@ def test_running_statistics_of_the_last_replica_are_those_of_the_whole_batch() -
         norm = DeferredNorm(layer)
         norm.begin()
         DeferredBatchNorm(norm.new_call())(part)
-        ReplicatedNorms(DeferredNorms([norm]), group).settle()
+        ReplicatedNorms(DeferredNorms((norm,)), group).settle()
     whole(samples)
     torch.testing.assert_close(last.running_mean, whole.running_mean)
     torch.testing.assert_close(last.running_var, whole.running_var)
@@ -61,7 +61,7 @@ def test_running_statistics_of_the_last_replica_are_those_of_the_whole_batch() -
 
 def test_nothing_is_sent_if_no_layer_has_run() -> None:
     group = Replayed()
-    ReplicatedNorms(DeferredNorms([DeferredNorm(nn.BatchNorm1d(3))]), group).settle()
+    ReplicatedNorms(DeferredNorms((DeferredNorm(nn.BatchNorm1d(3)),)), group).settle()
     assert not group.rows
 
 

@@ -8,8 +8,9 @@ import pytest
 import sympy
 import torch
 
-from pipecompile.graph.row_order import batch_dims_of, by_sample, rows_each, word_of
+from pipecompile.graph.row_order import by_sample, rows_each, word_of
 from pipecompile.tracing import trace
+from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from tests.support.bodies import Body
 
 N = sympy.Symbol("n", integer=True, positive=True)

@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import distributed, fx, nn
+from torch import fx, nn
 
-from pipecompile.errors import InputError
+from pipecompile.graph.cross_sample import is_synchronized
 from pipecompile.graph.stages import Stage
 from pipecompile.torch_private.modules import BatchNorm, InstanceNorm, NormBase
 from pipecompile.tracing.recompute_flag import is_recomputing
 
 __all__ = [
-    "BatchMoments", "DeferredBatchNorm", "DeferredNorm", "DeferredNorms", "check_sync_batchnorm", "defer_norms", "is_synchronized", "norms_by_node",
+    "BatchMoments", "DeferredBatchNorm", "DeferredNorm", "DeferredNorms", "defer_norms", "norms_by_node",
 ]  # fmt: skip
 
 
@@ -160,11 +160,11 @@ class DeferredNorm:
             call.forget()
 
 
+@dataclass(slots=True)
 class DeferredNorms:
     """The deferred layers of one build."""
 
-    def __init__(self, norms: Sequence[DeferredNorm] = ()) -> None:
-        self.norms = tuple(norms)
+    norms: tuple[DeferredNorm, ...] = ()
 
     def begin(self) -> None:
         """Before a run, remember the counters of all layers."""
@@ -226,33 +226,6 @@ def norms_by_node(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, Norm
             if owner is not None:
                 norms[node] = owner
     return {node: layer for node, layer in norms.items() if not is_synchronized(layer)}
-
-
-def check_sync_batchnorm(model: nn.Module, batch_norm: str | None, dispatch: str) -> None:
-    """Raise InputError if SyncBatchNorm layers of several processes are deferred, or run in threads, where they may deadlock.
-
-    In one process they are BatchNorm layers like any other.
-    """
-    norms = ((n, module) for n, module in model.named_modules() if isinstance(module, BatchNorm))
-    name = next((n for n, module in norms if is_synchronized(module)), None)
-    deferred = batch_norm == "deferred"
-    if name is not None and (deferred or dispatch == "threads"):
-        raise InputError(
-            "a SyncBatchNorm layer of several processes cannot be " + ("deferred" if deferred else "run in threads"),
-            where=name,
-            why="its statistics are those of other processes too"
-            if deferred
-            else "the stages of one process may meet those of another in different orders, and wait for ever",
-            hint="batch_norm='each'" if deferred else "dispatch='inline'",
-        )
-
-
-def is_synchronized(layer: NormBase) -> bool:
-    """Return whether the layer exchanges statistics with other processes."""
-    if not isinstance(layer, nn.SyncBatchNorm) or not layer.training:
-        return False
-    group = layer.process_group
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size(group) > 1
 
 
 def defer_norms(stages: Sequence[Stage], model: nn.Module) -> DeferredNorms:

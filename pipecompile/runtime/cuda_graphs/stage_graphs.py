@@ -18,8 +18,8 @@ import torch
 from torch import fx, nn
 
 from pipecompile.errors import RecordingWarning
+from pipecompile.graph.cross_sample import is_synchronized
 from pipecompile.graph.stages import Stage
-from pipecompile.runtime.cells.deferred_batchnorm import is_synchronized
 from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cuda_graphs import capture as captures

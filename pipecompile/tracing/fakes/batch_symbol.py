@@ -20,7 +20,7 @@ from pipecompile.tracing.fakes.data_sizes import DataSizes
 from pipecompile.tracing.node_facts import NodeFacts, Role, has_facts, set_facts
 from pipecompile.tracing.user_source import caller
 
-__all__ = ["BatchSymbol", "Guard"]
+__all__ = ["BatchSymbol", "Guard", "batch_dims_of", "expression_of"]
 
 
 class Guard:
@@ -228,3 +228,14 @@ class BatchSymbol:
         if self.fixed is not None:
             guards.append(Guard(self.symbol, sympy.Eq(self.symbol, self.fixed)))
         return tuple({str(guard): guard for guard in reversed(guards)}.values())[::-1]
+
+
+def batch_dims_of(value: torch.Tensor, symbol: sympy.Symbol) -> list[tuple[int, sympy.Basic]]:
+    """Return (dimension, size) for each dimension whose size depends on the batch size."""
+    found = enumerate(map(expression_of, value.shape))
+    return [(dim, size) for dim, size in found if symbol in size.free_symbols]
+
+
+def expression_of(size: Any) -> sympy.Basic:
+    """Return a size as an expression of the batch symbol."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)

@@ -212,22 +212,3 @@ def test_in_one_process_synchronised_layers_are_like_any_other(batch_norm: str) 
     for m in (model, plain):
         pc.compile(m, 2, n_microbatches=4, batch_norm=batch_norm, cost="analytic", loss_fn=square_loss).step(x)
     assert_same(model, plain)
-
-
-@pytest.mark.parametrize("options", [{"batch_norm": "deferred"}, {"dispatch": "threads"}], ids=str)
-def test_layers_that_speak_to_other_processes_are_refused_where_they_would_be_wrong(
-    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.SyncBatchNorm(8))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group=None: 2)
-    with pytest.raises(pc.InputError, match="SyncBatchNorm layer of several processes"):
-        pc.compile(
-            model,
-            2,
-            devices=["cpu"] * 2,
-            example_args=(torch.randn(8, 8),),
-            n_microbatches=2,
-            cost="analytic",
-            **options,
-        )
