@@ -19,7 +19,7 @@ from pipecompile.errors import TraceError
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import recording_device
 from pipecompile.tracing.interception.lru_caches import caches_purged
-from pipecompile.tracing.interception.python_draws import draw_refused, draws_located, python_draws
+from pipecompile.tracing.interception.randomness import draw_refused, draws_located, python_draws
 from pipecompile.tracing.opaque.attempts import OpaquePieces, record_with_retries
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.recorder import Recorder

@@ -1,22 +1,31 @@
-"""Random numbers in a recording: operators that draw, and functions about the state that they draw from.
+"""Random numbers in a recording: draws of torch, which become nodes, and draws of Python, which cannot.
 
-    torch.manual_seed(3)      ──►   manual_seed(3)              one node, which counts as writing the state
-    h + torch.rand(4)               rand(4)                     a draw; stays in the stage of its seed
+    torch.manual_seed(3)                ──►   manual_seed(3)      one node, which counts as writing the state
+    h + torch.rand(4)                         rand(4)             a draw; stays in the stage of its seed
+    if random.random() > 0.2: ...             PC116               at this line; the piece around it becomes an opaque node
 
-Draws without a seed in the model only keep their order, so that a pipeline draws what the plain loop draws.
+Draws of torch without a seed in the model only keep their order, so that a pipeline draws what the plain loop draws. A draw of
+`random`, `numpy.random` or a generator object is no call of torch, so its value would be a constant of the recording. A recording
+notices that the state of a generator is another at its end. Only then it runs again, with Python's trace function, to find the line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
+from types import FrameType
 from typing import Any
 
 import torch
 
+from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import TorchDispatchMode, active_fake_mode
+from pipecompile.tracing.state.random_states import RandomStates
+from pipecompile.tracing.user_source import is_users, place_of
 
-__all__ = ["RNG_FUNCTIONS", "RandomDrawCounter", "rng_function"]
+__all__ = ["RNG_FUNCTIONS", "RandomDrawCounter", "draw_refused", "draws_located", "python_draws", "rng_function"]
 
 RNG_FUNCTIONS = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
 """Functions of torch, and of torch.random, that read or set the state of the default generator."""
@@ -48,3 +57,64 @@ def rng_function(function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.empty(torch.default_generator.get_state().numel(), dtype=torch.uint8) if returns_state else None
 
     return call
+
+
+def python_draws(states: RandomStates) -> tuple[str, ...]:
+    """Return the generators that Python has drawn from; draws of torch are nodes."""
+    return states.of_python().changed()
+
+
+def draw_refused(states: RandomStates, place: str = "") -> TraceError:
+    """Return the error for a draw at this place."""
+    return TraceError(code="PC116", where=place, why=f"it draws from {' and '.join(python_draws(states))}, and would be a constant of the recording")  # fmt: skip
+
+
+@contextmanager
+def draws_located(states: RandomStates) -> Iterator[None]:
+    """Raise TraceError PC116 in the user's function whose line changes one of the states inside the block."""
+    before = sys.gettrace()
+    sys.settrace(_Locator(states).enter)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+class _Locator:
+    """A trace function: before each operation of the user's functions it looks whether a generator was drawn from.
+
+    `drawer` is the frame that drew, and `place` its line. The error is raised when that frame goes on: an error raised while a
+    function returns would not have its frame in the traceback, by which the piece is found.
+    """
+
+    def __init__(self, states: RandomStates) -> None:
+        self.states = states.of_python()
+        self.drawer: FrameType | None = None
+        self.place = ""
+
+    def enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event != "call" or not is_users(frame):
+            return None
+        self._look(_users_caller(frame))
+        frame.f_trace_opcodes = True
+        return self.step
+
+    def step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode":
+            self._look(frame)
+            if self.drawer is frame:
+                sys.settrace(None)
+                raise draw_refused(self.states, self.place)
+        return self.step
+
+    def _look(self, frame: FrameType | None) -> None:
+        if self.drawer is None and frame is not None and python_draws(self.states):
+            self.drawer, self.place = frame, place_of(frame, frame.f_lineno)
+
+
+def _users_caller(frame: FrameType) -> FrameType | None:
+    """Return the innermost frame of the user's around a frame."""
+    outer = frame.f_back
+    while outer is not None and not is_users(outer):
+        outer = outer.f_back
+    return outer

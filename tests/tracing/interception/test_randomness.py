@@ -1,10 +1,20 @@
-"""Draws are counted by the operators' tags, and functions of the random state do nothing on fake tensors."""
+"""Draws of torch are counted by the operators' tags; draws of Python are refused at their line."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from random import random as bound_before
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+import pipecompile as pc
+from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import FakeTensorMode
 from pipecompile.tracing.interception.randomness import RandomDrawCounter, rng_function
 
@@ -36,3 +46,107 @@ def test_a_run_calls_the_function_itself() -> None:
     first = torch.rand(2)
     seed(3)
     assert torch.equal(torch.rand(2), first)
+
+
+compiled = pc.compile  # imported before the generators are seeded: libraries draw while they are imported
+RNG = random.Random(1)
+GENERATOR = np.random.default_rng(1)
+
+
+def chosen(seed: int) -> float:
+    return float(np.random.default_rng(seed).random())  # a generator of its own: the same at every call
+
+
+DRAWS: dict[str, Callable[[Any], float]] = {
+    "random": lambda _: random.random(),
+    "uniform": lambda _: random.uniform(0, 1),
+    "bound before": lambda _: bound_before(),
+    "shuffle": lambda _: random.sample([0.1, 0.4, 0.6, 0.9], 1)[0],
+    "numpy": lambda _: float(np.random.rand()),
+    "object of the model": lambda layer: layer.rng.random(),
+    "object of numpy": lambda layer: float(layer.generator.random()),
+    "global object": lambda _: RNG.random(),
+    "global object of numpy": lambda _: float(GENERATOR.random()),
+}
+
+
+class Layer(nn.Module):
+    def __init__(self, draw: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.inner, self.draw = nn.Linear(4, 4), draw
+        self.rng, self.generator = random.Random(2), np.random.default_rng(2)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        if self.draw(self) > 0.5:
+            return self.inner(h)
+        return h
+
+
+class Net(nn.Module):
+    def __init__(self, draw: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), Layer(draw), Layer(draw), nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def fresh(draw: Callable[[Any], float]) -> nn.Module:
+    """Return the model, with all generators set to their beginnings."""
+    torch.manual_seed(0)
+    random.seed(3)
+    np.random.seed(3)
+    RNG.seed(3)
+    GENERATOR.bit_generator.state = np.random.default_rng(3).bit_generator.state
+    return Net(draw)
+
+
+def trained(model: nn.Module, step: Callable[[torch.Tensor], Any]) -> list[torch.Tensor]:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    for _ in range(3):
+        step(x)
+    return [torch.zeros(()) if p.grad is None else p.grad for p in model.parameters()]
+
+
+def looped(model: nn.Module) -> Callable[[torch.Tensor], Any]:
+    def step(x: torch.Tensor) -> None:
+        for part in x.chunk(4):
+            (model(part).square().mean() / 4).backward()
+
+    return step
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_each_micro_batch_draws_anew_what_the_loop_draws(kind: str) -> None:
+    expected = trained(model := fresh(DRAWS[kind]), looped(model))
+    model = fresh(DRAWS[kind])
+    settings = {"checkpoint": "always"} if kind in ("random", "object of numpy") else {}
+    pipe = compiled(model, 2, devices=["cpu"] * 2, n_microbatches=4, schedule="gpipe", cost="analytic",
+                      dispatch="inline", pin={"layers.1": 0, "layers.2": 0}, loss_fn=lambda y: y.square().mean(), **settings)  # fmt: skip
+    actual = trained(model, pipe.step)
+    assert {reason.piece.name for reason in pipe.graph.facts.kept} == {"layers.1", "layers.2"}
+    for one, two in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_a_draw_in_the_forward_of_the_model_itself_is_refused_at_its_line() -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.a(x)
+            x = x * RNG.random()  # the line
+            return self.b(x)
+
+    before = RNG.getstate()
+    with pytest.raises(TraceError, match=r"draws from a random\.Random") as caught:
+        pc.trace(Root(), torch.ones(2, 4))
+    assert (caught.value.code, caught.value.source) == ("PC116", "x = x * RNG.random()  # the line")
+    assert RNG.getstate() == before
+
+
+def test_a_generator_made_in_the_call_is_no_draw() -> None:
+    graph = pc.trace(nn.Sequential(nn.Linear(4, 4), Layer(lambda _: chosen(0))), torch.ones(2, 4))
+    assert graph.facts.kept == ()
