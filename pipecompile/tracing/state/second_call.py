@@ -69,15 +69,12 @@ class RecordedCall(Protocol):
         """Record a node that calls `function`, which returns nothing."""
 
 
-def record_state_changes(recording: RecordedCall, inputs: FlatInputs) -> None:
-    """Record nodes for what the first call left on the model.
+def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: list[StateChange]) -> None:
+    """Record nodes for the `changes` that the first call left on the model.
 
     Raise CarriedStateError if the second call is recorded otherwise than the first, and warn about changes that no node
     can make.
     """
-    changes = recording.leftovers.changes()
-    if not changes:
-        return
     recording.regions.close()
     model, values = recording.model, recording.values
     first = _computing_nodes(values.graph)

@@ -16,7 +16,7 @@ from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.node_facts import facts, value_of
-from pipecompile.tracing.recorder import Recorder
+from pipecompile.tracing.recording import Recorder
 
 HERE = Ambient.now()
 
