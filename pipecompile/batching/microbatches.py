@@ -28,8 +28,23 @@ __all__ = [
     "scaled_gradients",
     "scatter_tree",
     "sizes",
+    "split_sizes",
     "weighted_loss",
 ]
+
+
+def split_sizes(inputs: FlatInputs, count: int) -> tuple[int, ...]:
+    """Return the samples of each of `count` micro-batches, or of as many as there are samples.
+
+    Lists with an entry per sample go into equally long micro-batches, and so into fewer ones if need be.
+    """
+    samples = inputs.samples
+    if samples is None:
+        return (1,)
+    count = min(count, samples)
+    if inputs.lists:
+        count = next(n for n in range(count, 0, -1) if samples % n == 0)
+    return sizes(samples, count)
 
 
 def fewer_microbatches(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

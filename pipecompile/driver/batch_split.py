@@ -1,4 +1,4 @@
-"""The split of a mini-batch into micro-batches: their sizes, and fewer of them where one recording cannot serve all sizes.
+"""The choice of micro-batches: the splits to compare, and fewer micro-batches where one recording cannot serve all sizes.
 
 7 samples in 4 micro-batches    2 2 2 1     the model branches at 2 samples:  4 3     a BatchNorm of single values:  3 2 2
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.batching.microbatches import MiniBatch, fewer_microbatches, sizes
+from pipecompile.batching.microbatches import MiniBatch, fewer_microbatches, sizes, split_sizes
 from pipecompile.driver.specialization import Specialization
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.errors import InputError
@@ -17,32 +17,16 @@ from pipecompile.options import Options
 from pipecompile.planning.microbatch_counts import counts_to_try, first_count
 from pipecompile.tracing.fakes.batch_symbol import Guard
 
-__all__ = ["candidate_batches", "first_batch", "of_two_samples", "on_one_side", "split_sizes"]
+__all__ = ["candidate_batches", "first_batch", "of_two_samples", "on_one_side"]
 
 
-def split_sizes(inputs: FlatInputs, options: Options, warnings: WarningsOnce) -> tuple[int, ...]:
-    """Return the samples of each micro-batch: as many micro-batches as asked for, or as there are samples.
-
-    Lists with an entry per sample go into equally long micro-batches, and so into fewer ones if need be.
-    """
-    samples = inputs.samples
-    if samples is None:
-        return (1,)
-    count = min(options.default_microbatches, samples)
-    if not inputs.lists:
-        return sizes(samples, count)
-    even = next(n for n in range(count, 0, -1) if samples % n == 0)
-    warnings.unequal(samples, count, even)
-    return sizes(samples, even)
-
-
-def candidate_batches(inputs: FlatInputs, options: Options, warnings: WarningsOnce) -> tuple[MiniBatch, ...]:
+def candidate_batches(inputs: FlatInputs, options: Options) -> tuple[MiniBatch, ...]:
     """Return the splits to compare for `n_microbatches="auto"`, else the one split.
 
     Lists with an entry per sample would need a recording per number: they keep the default number.
     """
     if options.n_microbatches != "auto" or inputs.samples is None or inputs.lists:
-        return (MiniBatch(inputs, split_sizes(inputs, options, warnings)),)
+        return (MiniBatch(inputs, split_sizes(inputs, options.default_microbatches)),)
     counts = counts_to_try(inputs.samples, len(options.devices))
     return tuple(MiniBatch(inputs, sizes(inputs.samples, count)) for count in counts)
 

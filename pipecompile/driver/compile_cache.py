@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.batching.microbatches import MiniBatch, scaled_gradients, scatter_tree
+from pipecompile.batching.microbatches import MiniBatch, scaled_gradients, scatter_tree, split_sizes
 from pipecompile.batching.offsets import offset_names
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import (
@@ -21,7 +21,6 @@ from pipecompile.driver.batch_split import (
     first_batch,
     of_two_samples,
     on_one_side,
-    split_sizes,
 )
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
@@ -87,7 +86,9 @@ class CompileCache:
         traces = self._traces
         if self.decision.plan is None and self.options.has_open_choice:
             self._compile_open(inputs)
-        batch = MiniBatch(inputs, split_sizes(inputs, self.options, self.context.warnings))
+        batch = MiniBatch(inputs, split_sizes(inputs, self.options.default_microbatches))
+        if inputs.lists:
+            self.context.warnings.unequal(sum(batch.sizes), self.options.default_microbatches, len(batch.sizes))
         signature = signature_of(self.model, batch)
         specialization = self._lookup(signature, batch.sizes)
         if specialization is None:
@@ -160,7 +161,7 @@ class CompileCache:
 
     def _compile_open(self, inputs: FlatInputs) -> None:
         """Compile the first specialization, with the number of micro-batches and the schedule of the shortest step."""
-        candidates = candidate_batches(inputs, self.options, self.context.warnings)
+        candidates = candidate_batches(inputs, self.options)
         batch = first_batch(candidates, self.options)
         self._add(CompileRequest(batch, candidates, signature_of(self.model, batch)))
 

@@ -66,7 +66,7 @@ class WarningsOnce:
 
     def unequal(self, samples: int, wanted: int, count: int) -> None:
         """Warn that lists with an entry per sample go into fewer micro-batches, so that all are equally long."""
-        if count < wanted:
+        if count < min(wanted, samples):
             text = f"lists of {samples} samples go into {_micro_batches(count)} instead of {wanted}"
             self._once("unequal", f"{text}, so that all have equally many")
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.batching.microbatches import scatter, scatter_tree, sizes
+from pipecompile.batching.call_inputs import flatten
+from pipecompile.batching.microbatches import scatter, scatter_tree, sizes, split_sizes
 from pipecompile.errors import InputError
 
 
@@ -19,6 +20,25 @@ from pipecompile.errors import InputError
 def test_sizes_are_those_of_tensor_split(samples: int, count: int) -> None:
     count = min(samples, count)
     assert sizes(samples, count) == tuple(len(part) for part in torch.arange(samples).tensor_split(count))
+
+
+@pytest.mark.parametrize(
+    ("samples", "count", "expected", "of_lists"),
+    [
+        (8, 4, (2, 2, 2, 2), (2, 2, 2, 2)),
+        (7, 4, (2, 2, 2, 1), (7,)),
+        (9, 4, (3, 2, 2, 2), (3, 3, 3)),
+        (3, 4, (1, 1, 1), (1, 1, 1)),
+    ],
+)
+def test_there_are_as_many_micro_batches_as_asked_for_or_as_samples(
+    samples: int, count: int, expected: tuple[int, ...], of_lists: tuple[int, ...]
+) -> None:
+    def forward(x: object, texts: object = None) -> None: ...
+
+    x = torch.zeros(samples, 4)
+    assert split_sizes(flatten(forward, (x,), {}, {}), count) == expected
+    assert split_sizes(flatten(forward, (x,), {"texts": [*range(samples)]}, {"texts": list}), count) == of_lists
 
 
 def test_a_leaf_without_batch_dimension_is_shared() -> None:

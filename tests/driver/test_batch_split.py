@@ -13,7 +13,8 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.batching.call_inputs import FlatInputs, flatten
-from pipecompile.driver.batch_split import candidate_batches, first_batch, of_two_samples, on_one_side, split_sizes
+from pipecompile.batching.microbatches import split_sizes
+from pipecompile.driver.batch_split import candidate_batches, first_batch, of_two_samples, on_one_side
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.errors import InputError, RecordingWarning
 from pipecompile.tracing.fakes.batch_symbol import Guard
@@ -32,20 +33,15 @@ def inputs_of(samples: int, **batch_dims: Any) -> FlatInputs:
     return flatten(forward, (torch.zeros(samples, 4),), texts, batch_dims)
 
 
-@pytest.mark.parametrize(
-    ("samples", "keywords", "expected"),
-    [
-        (8, {"n_microbatches": 4}, (2, 2, 2, 2)),
-        (7, {"n_microbatches": 4}, (2, 2, 2, 1)),
-        (3, {"n_microbatches": 4}, (1, 1, 1)),
-        (8, {}, (2, 2, 2, 2)),  # twice the number of devices
-        (6, {"schedule": pc.build_schedule("gpipe", 2, 3)}, (2, 2, 2)),
-    ],
-)
-def test_there_are_as_many_micro_batches_as_the_options_say_or_as_samples(
-    samples: int, keywords: dict[str, Any], expected: tuple[int, ...]
-) -> None:
-    assert split_sizes(inputs_of(samples), options_of(**keywords), WarningsOnce()) == expected
+class Lists(nn.Module):
+    """A model whose input is a list with one tensor per sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        return self.last(self.first(torch.stack(rows)).relu())
 
 
 @pytest.mark.parametrize("first", [8, 3])
@@ -78,24 +74,26 @@ def test_inputs_without_a_batch_are_one_micro_batch() -> None:
     inputs = flatten(MODEL.forward, (torch.zeros(4),), {}, {"input": None})
     assert inputs.samples is None
     options = options_of(n_microbatches="auto")
-    assert split_sizes(inputs, options, WarningsOnce()) == (1,)
-    assert [batch.sizes for batch in candidate_batches(inputs, options, WarningsOnce())] == [(1,)]
+    assert split_sizes(inputs, 4) == (1,)
+    assert [batch.sizes for batch in candidate_batches(inputs, options)] == [(1,)]
 
 
 def test_lists_go_into_equally_long_micro_batches_with_one_warning() -> None:
-    inputs, once = inputs_of(9, texts=list), WarningsOnce()
-    assert inputs.lists
+    pipe = pc.compile(Lists(), 2, n_microbatches=4, batch_dims={"rows": list}, loss_fn=square_loss, devices=["cpu"] * 2)
+    rows = [torch.randn(4) for _ in range(9)]
     with pytest.warns(RecordingWarning, match="lists of 9 samples go into 3 micro-batches instead of 4"):
-        assert split_sizes(inputs, options_of(n_microbatches=4), once) == (3, 3, 3)
+        pipe.step(rows)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert split_sizes(inputs, options_of(n_microbatches=4), once) == (3, 3, 3)
-        assert split_sizes(inputs_of(8, texts=list), options_of(n_microbatches=4), WarningsOnce()) == (2, 2, 2, 2)
+        warnings.simplefilter("error", RecordingWarning)
+        pipe.step(rows)
+        pipe.step(rows[:8])
+        pipe.step(rows[:3])
+    assert pipe.program.n_microbatches == 3
 
 
 def test_auto_compares_several_splits_and_records_an_even_one() -> None:
     options = options_of(n_microbatches="auto")
-    candidates = candidate_batches(inputs_of(10), options, WarningsOnce())
+    candidates = candidate_batches(inputs_of(10), options)
     assert [batch.sizes for batch in candidates][:3] == [(10,), (5, 5), (4, 3, 3)]
     assert [len(batch.sizes) for batch in candidates] == [1, 2, 3, 4, 6, 8]
     assert first_batch(candidates, options).sizes == (5, 5)  # the most equal micro-batches, at most the default of 4
@@ -103,11 +101,11 @@ def test_auto_compares_several_splits_and_records_an_even_one() -> None:
 
 def test_a_number_or_lists_leave_nothing_to_compare() -> None:
     options = options_of(n_microbatches=3)
-    candidates = candidate_batches(inputs_of(8), options, WarningsOnce())
+    candidates = candidate_batches(inputs_of(8), options)
     assert [batch.sizes for batch in candidates] == [(3, 3, 2)]
     assert first_batch(candidates, options) is candidates[0]
     auto = options_of(n_microbatches="auto")
-    assert [b.sizes for b in candidate_batches(inputs_of(8, texts=list), auto, WarningsOnce())] == [(2, 2, 2, 2)]
+    assert [b.sizes for b in candidate_batches(inputs_of(8, texts=list), auto)] == [(2, 2, 2, 2)]
 
 
 def test_fewer_micro_batches_are_served_by_the_first_specialization_that_accepts_their_sizes() -> None:
