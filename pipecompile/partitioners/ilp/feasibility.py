@@ -18,7 +18,7 @@ from pipecompile.partitioners.bounds.stage_windows import StageWindows, compute_
 from pipecompile.partitioners.clusters import Clusters, transitive_reduction
 from pipecompile.partitioners.constraints import stage_ranges
 from pipecompile.partitioners.dp.chain_partition import cut_order
-from pipecompile.partitioners.dp.topological_orders import candidate_orders
+from pipecompile.partitioners.dp.strategy import candidate_orders
 from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
 from pipecompile.partitioners.ilp.memory_rows import MemoryRows
 from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip

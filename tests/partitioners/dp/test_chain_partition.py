@@ -16,7 +16,7 @@ from pipecompile.partitioners import Node, Problem
 from pipecompile.partitioners.clusters import Clusters, coarsen
 from pipecompile.partitioners.constraints import stage_ranges
 from pipecompile.partitioners.dp.chain_partition import cut_order
-from pipecompile.partitioners.dp.topological_orders import candidate_orders
+from pipecompile.partitioners.dp.strategy import candidate_orders
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 from pipecompile.partitioners.verify import assignment_faults
