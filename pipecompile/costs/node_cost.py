@@ -1,16 +1,24 @@
-"""The cost of one node for one micro-batch, and the protocol of functions that provide costs."""
+"""The cost of one node for one micro-batch, the protocol of functions that provide costs, and what W has of the nodes of a stage.
+
+input ─► a ─► b ─► out        b and a lead to an input that needs a gradient: W has their weight gradients only
+          c ─► d ─► out       c and d lead to no such input: W has all of their backward, as in a first stage
+          e ─► b              e does neither, but I passes through b and computes the gradient of e along the way
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch.fx import GraphModule
+import torch
+from torch import fx
 
 from pipecompile.errors import PipecompileError
+from pipecompile.graph.module_names import held_tensors
+from pipecompile.tracing.node_facts import value_of
 
-__all__ = ["CostError", "CostProvider", "NodeCost"]
+__all__ = ["CostError", "CostProvider", "NodeCost", "WeightGradCost", "nodes_needing_grad", "weight_grad_cost"]
 
 
 class CostError(PipecompileError):
@@ -55,4 +63,61 @@ class CostProvider(Protocol):
     has an entry for every `call_module`, `call_function` and `call_method` node.
     """
 
-    def __call__(self, graph: GraphModule, inputs: Sequence[object]) -> dict[str, NodeCost]: ...
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[object]) -> dict[str, NodeCost]: ...
+
+
+def nodes_needing_grad(graph: fx.GraphModule) -> set[fx.Node]:
+    """Return the nodes whose value requires a gradient: computed from a trained parameter or from an input that
+    requires one.
+    """
+    result: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        value = value_of(node)
+        if node.op == "placeholder":
+            needs_grad = isinstance(value, torch.Tensor) and value.requires_grad
+        else:
+            held = () if node.op in ("get_attr", "output") else held_tensors(graph, node)
+            needs_grad = any(t.requires_grad for t in held) or any(source in result for source in node.all_input_nodes)
+        if needs_grad:
+            result.add(node)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGradCost:
+    """The cost of one stage's W: `seconds`, of which `dividing` are due to the division, and the bytes kept for W."""
+
+    seconds: float
+    dividing: float
+    saved_bytes: float
+
+
+def weight_grad_cost(
+    nodes: Sequence[fx.Node], costs: Mapping[str, NodeCost], needing_grad: set[fx.Node]
+) -> WeightGradCost:
+    """Return the cost of W for one stage with `nodes` in order.
+
+    `needing_grad` are the nodes of the graph whose value needs a gradient. W has the whole backward of each node that
+    is not inward and feeds no inward node. An inward node leads from an input that needs a gradient; of its backward W
+    has the weight gradients, and W keeps the node's inputs and the gradient of its output. Received values stay with
+    the graph.
+    """
+    own, inward = set(nodes), set[fx.Node]()
+    for node in nodes:
+        if any(source in inward or (source not in own and source in needing_grad) for source in node.all_input_nodes):
+            inward.add(node)
+    absorbed = set[fx.Node]()
+    for node in reversed(nodes):
+        if any(user in inward or user in absorbed for user in node.users):
+            absorbed.add(node)
+    divided = [node for node in nodes if node in inward and costs[node.name].weight_grad]
+    kept_inputs = {source for node in divided for source in node.all_input_nodes if source in own}
+    divided_costs = [costs[node.name] for node in divided]
+    whole_costs = [costs[node.name] for node in nodes if node not in inward and node not in absorbed]
+    return WeightGradCost(
+        sum(each.backward for each in whole_costs) + sum(each.weight_grad for each in divided_costs),
+        sum(each.dividing for each in divided_costs),
+        sum(each.saved_bytes for each in whole_costs)
+        + sum(each.output_bytes for each in divided_costs)
+        + sum(costs[node.name].output_bytes for node in kept_inputs),
+    )

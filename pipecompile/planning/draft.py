@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from pipecompile.costs import NodeCost
-from pipecompile.costs.weight_grad import nodes_needing_grad, weight_grad_cost
+from pipecompile.costs.node_cost import nodes_needing_grad, weight_grad_cost
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.graph.module_names import held_tensors
