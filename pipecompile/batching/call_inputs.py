@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -29,7 +29,15 @@ from pipecompile.batching.sample_lists import list_length, listed_names
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 
-__all__ = ["FlatInputs", "count_leaves", "first_difference", "flatten", "flatten_target", "validate_model"]
+__all__ = [
+    "FlatInputs",
+    "count_leaves",
+    "first_difference",
+    "flatten",
+    "flatten_target",
+    "offset_names",
+    "validate_model",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +252,27 @@ def validate_model(model: object) -> nn.Module:
                          why="lazy layers get their shapes in the first call",
                          hint="call model(*example_args) once before compile")  # fmt: skip
     return model
+
+
+def offset_names(inputs: FlatInputs) -> list[str]:
+    """Return the names of the leaves that are cut along dimension 0 and look like offsets into another leaf."""
+    named = [*zip(inputs.names, inputs.leaves, inputs.dims, strict=True)]
+    tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
+    return [
+        name
+        for name, leaf, dim in named
+        if dim == 0
+        and _is_row_of_integers(leaf)
+        and _is_offsets(leaf, set(chain(*(tensor.shape for tensor in tensors if tensor is not leaf))))
+    ]
+
+
+def _is_row_of_integers(leaf: torch.Tensor) -> bool:
+    is_whole = not (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype is torch.bool)
+    return leaf.dim() == 1 and len(leaf) > 1 and is_whole and not leaf.is_meta
+
+
+def _is_offsets(row: torch.Tensor, lengths: set[int]) -> bool:
+    """Return whether a row begins with 0, never falls, and ends at the length of a dimension of another leaf."""
+    values = row.tolist()
+    return values[0] == 0 and values[-1] in lengths and values == sorted(values) and values[-1] > 0

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.batching.call_inputs import FlatInputs
+from pipecompile.batching.call_inputs import FlatInputs, offset_names
 from pipecompile.batching.microbatches import MiniBatch, scaled_gradients, scatter_tree, split_sizes
-from pipecompile.batching.offsets import offset_names
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import (
     candidate_batches,
