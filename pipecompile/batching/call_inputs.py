@@ -255,7 +255,10 @@ def validate_model(model: object) -> nn.Module:
 
 
 def offset_names(inputs: FlatInputs) -> list[str]:
-    """Return the names of the leaves that are cut along dimension 0 and look like offsets into another leaf."""
+    """Return the names of the leaves that are cut along dimension 0 and look like offsets of packed sequences (`cu_seqlens`).
+
+    Offsets 0 4 6 9 are three sequences in tokens of shape (9, C). A slice of the offsets does not belong to a slice of the tokens.
+    """
     named = [*zip(inputs.names, inputs.leaves, inputs.dims, strict=True)]
     tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
     return [

@@ -26,7 +26,7 @@ from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
 from pipecompile.torch_private.modes import FakeTensorMode, TorchDispatchMode, is_mkldnn_enabled, set_mkldnn_enabled
 from pipecompile.torch_private.modules import NormBase
-from pipecompile.torch_private.operators import packet_of, schema_of
+from pipecompile.torch_private.operators import schema_of
 from pipecompile.torch_private.pytree import tree_leaves
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
@@ -203,7 +203,7 @@ class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         read, results = _tensors((args, kwargs)), _tensors(result)
         if _launches(func, read, results):
-            formula = self._formulas.get(packet_of(func))
+            formula = self._formulas.get(func.overloadpacket)
             flops = float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
             self._kernels.append(Kernel(flops, _moved(func, args, read, results), _dtype(read, results)))
         return result
@@ -217,14 +217,14 @@ _OVERWRITES = frozenset({"copy_", "fill_", "zero_"})
 
 def _launches(func: Any, read: list[Tensor], results: list[Tensor]) -> bool:
     """Return whether a kernel runs: not if no tensor results, memory is only reserved, or the result is only a view."""
-    if not results or packet_of(func).__name__ in _ALLOCATIONS:
+    if not results or func.overloadpacket.__name__ in _ALLOCATIONS:
         return False
     storages = {storage_key(tensor) for tensor in read}
     return bool(schema_of(func).is_mutable or any(storage_key(tensor) not in storages for tensor in results))
 
 
 def _moved(func: Any, args: tuple[Any, ...], read: list[Tensor], results: list[Tensor]) -> float:
-    name = packet_of(func).__name__
+    name = func.overloadpacket.__name__
     written = sum(map(_bytes, results))
     if name in _GATHERS:
         return 2 * written + sum(_bytes(tensor) for tensor in read[1:])

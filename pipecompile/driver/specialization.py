@@ -74,22 +74,27 @@ class Specialization:
     facts: GraphFacts = field(init=False)
     inputs: tuple[str, ...] = field(init=False)
     stage_devices: tuple[torch.device, ...] = field(init=False)
-    outputs: Outputs = field(init=False)
     single_value_norm: str = field(init=False)
     _codes: tuple[StageCode, ...] = ()
     _flow: BatchFlow | None = None
+    _outputs: Outputs | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.facts = self.graph.facts
         self.inputs = tuple(node.name for node in self.graph.graph.nodes if node.op == "placeholder")
         self.stage_devices = tuple(self.options.devices[device] for device in self.plan.placement)
-        self.outputs = Outputs(self.graph)
         self.single_value_norm = single_value_norm(self.graph)
 
     @property
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
         """The parameters of the model when it was recorded, without those that the recording does not use."""
         return self.guards.parameters if self.guards else ()
+
+    @property
+    def outputs(self) -> Outputs:
+        """The structure of the outputs, and how they merge. The first run needs it."""
+        self._outputs = self._outputs or Outputs(self.graph)
+        return self._outputs
 
     @property
     def flow(self) -> BatchFlow:

@@ -1,4 +1,4 @@
-"""Operators as the dispatcher knows them: their schemas, packets and names."""
+"""Operators as the dispatcher knows them: their schemas and names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator  # 2.11; an operator that takes functions, as `torch.cond` does
 
-__all__ = ["HigherOrderOperator", "name_of", "packet_of", "schema_of", "symbolic_function", "torch_assert"]
+__all__ = ["HigherOrderOperator", "name_of", "schema_of", "symbolic_function", "torch_assert"]
 
 schema_of: Callable[[Any], Any] = attrgetter("_schema")
 """Return the schema of an overload: its arguments, and which of them it writes. 2.11."""
@@ -19,11 +19,6 @@ name_of: Callable[[Any], str] = attrgetter("_name")
 
 torch_assert = torch._assert
 """`torch._assert`, which models call to check shapes. 2.11."""
-
-
-def packet_of(operator: Any) -> Any:
-    """Return the packet of an overload (`aten.add` of `aten.add.Tensor`); other operators as they are. 2.11."""
-    return getattr(operator, "_overloadpacket", operator)
 
 
 def symbolic_function(name: str) -> Callable[[Any], Any] | None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from pipecompile.torch_private.operators import (
     HigherOrderOperator,
     name_of,
-    packet_of,
     schema_of,
     symbolic_function,
     torch_assert,
@@ -22,11 +19,6 @@ pytestmark = pytest.mark.smoke
 def test_a_schema_says_what_is_written() -> None:
     assert schema_of(torch.ops.aten.add_.Tensor).is_mutable
     assert not schema_of(torch.ops.aten.add.Tensor).is_mutable
-
-
-def test_the_packet_of_an_overload_and_of_a_plain_function() -> None:
-    assert packet_of(torch.ops.aten.add.Tensor) is torch.ops.aten.add
-    assert packet_of(math.sqrt) is math.sqrt
 
 
 def test_higher_order_operators_have_a_name() -> None:

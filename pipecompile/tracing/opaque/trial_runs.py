@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import TorchDispatchMode
-from pipecompile.torch_private.operators import packet_of, schema_of
+from pipecompile.torch_private.operators import schema_of
 from pipecompile.torch_private.storages import footprint, storage_key, version_of
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
@@ -229,7 +229,7 @@ class _CallObserver:
         allocated = [tensor for tensor in _tensors(result) if _memory_key(tensor) not in keys]
         self.known |= {_memory_key(tensor) for tensor in allocated}
         if allocated or schema_of(func).is_mutable:
-            count_flops = flop_registry.get(packet_of(func))
+            count_flops = flop_registry.get(getattr(func, "overloadpacket", func))
             moved_bytes = sum(map(footprint, (*read, *allocated)))
             dtype = next((tensor.dtype for tensor in (*read, *allocated)), torch.float32)
             flops = float(count_flops(*args, **kwargs, out_val=result)) if count_flops else 0.0
