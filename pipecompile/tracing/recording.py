@@ -37,11 +37,10 @@ from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import recording_device
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.guards.state_guards import RecordedReads
-from pipecompile.tracing.interception.call_rewriting import builtin_calls_redirected
-from pipecompile.tracing.interception.lru_caches import caches_bypassed, caches_purged
 from pipecompile.tracing.interception.module_calls import intercepted
 from pipecompile.tracing.interception.python_builtins import builtin_substitutes
 from pipecompile.tracing.interception.randomness import draw_refused, draws_located, python_draws
+from pipecompile.tracing.interception.user_functions import builtin_calls_redirected, caches_bypassed, caches_purged
 from pipecompile.tracing.model_pieces import piece_calls_intercepted
 from pipecompile.tracing.node_facts import NodeFacts, set_facts
 from pipecompile.tracing.opaque.attempts import OpaquePieces, record_with_retries

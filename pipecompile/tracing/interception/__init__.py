@@ -2,11 +2,10 @@
 
     module_calls       modules, autograd functions, TorchScript, random states, grad mode: patched where they are defined
     python_builtins    len, isinstance, max, text and hash of sizes: patched; which texts are only messages
-    call_rewriting     int, float, type: their calls are redirected in the bytecode of the user's functions
-    lru_caches         function caches of the user's: bypassed, and purged at the end
+    user_functions     calls of int, float and type redirected in their bytecode; their caches bypassed, and purged at the end
     dispatcher         operators that only the dispatcher sees
     assertions         branches on values that only raise: recorded as checks
-    randomness         operators that draw random numbers, functions that set the random state
+    randomness         draws of random numbers by torch and by Python, functions that set the random state
 
 Open `module_calls` first. Everything is undone when the recording ends.
 """

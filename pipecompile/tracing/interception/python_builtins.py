@@ -172,7 +172,7 @@ BUILTIN_PATCHES: tuple[tuple[Any, str, Callable[[Any, Any], Any]], ...] = (
 """Owner, attribute, and the patch of the attribute."""
 
 
-# -- int, float and type: types, so only their calls are redirected (`call_rewriting`) ---------------------------------
+# -- int, float and type: types, so only their calls are redirected (`user_functions`) ---------------------------------
 
 
 def builtin_substitutes(listener: Any) -> dict[str, Callable[..., Any]]:

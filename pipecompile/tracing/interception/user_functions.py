@@ -1,0 +1,185 @@
+"""The user's functions while a model is recorded: calls of `int`, `float` and `type` are redirected, and caches are bypassed.
+
+    int(n // 2)                          needs a number, but a size that depends on the batch is a symbol
+    type(x) is Tensor                    must see the class that x has in eager mode, not the class of its stand-in
+    @lru_cache  def plan(shape): ...     plan((batch_size, 3, 8)) calls the function itself; the cache stores nothing
+
+`int`, `float` and `type` are types, so they cannot be patched: `x is int` and `dtype=int` must keep their meaning. In the
+bytecode, a global that is loaded in order to be called has a flag; only these loads are changed to load another name.
+
+A cache hashes its arguments, which needs a concrete batch size: the recording would be right for that size alone. And a
+stored fake tensor would be a wrong result of the next eager call, so caches are purged at the end. (einops keeps such caches.)
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import CodeType, FunctionType
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.tracing.reachable_code import CachedFunction, names_in
+
+__all__ = ["builtin_calls_redirected", "caches_bypassed", "caches_purged"]
+
+_PREFIX = "_pipecompile_"
+_LOAD, _EXTENDED = dis.opmap["LOAD_GLOBAL"], dis.opmap["EXTENDED_ARG"]
+
+_CODES: dict[int, tuple[CodeType, CodeType]] = {}
+"""Cache by id: the code object, which stays alive here, and its rewritten form."""
+
+_STAND_INS = (torch.SymInt, torch.SymFloat, torch.SymBool, FakeTensor)
+"""Types that stand for numbers and tensors while a model is recorded."""
+
+_PURGED_ELSEWHERE = ("torch.", "sympy.", "pipecompile.")
+"""Modules whose caches are left alone: their own code makes fake tensors and symbols, and is prepared to cache them."""
+
+_Cache: Any = type(functools.lru_cache(len))
+
+_FOUND_CACHES: WeakSet[Any] = WeakSet()
+"""The caches that earlier recordings found, but for those that are left alone."""
+
+
+@contextmanager
+def builtin_calls_redirected(
+    substitutes: Mapping[str, Callable[..., Any]], functions: Iterable[FunctionType]
+) -> Iterator[None]:
+    """Let calls of the builtins named in `substitutes`, made by these functions, call the substitutes inside the block."""
+    originals = [(f, f.__code__) for f in functions if not names_in(f.__code__).isdisjoint(substitutes)]
+    for name, substitute in substitutes.items():
+        setattr(builtins, _PREFIX + name, substitute)
+    try:
+        for function, code in originals:
+            function.__code__ = _rewritten(code, tuple(substitutes))
+        yield
+    finally:
+        for function, code in originals:
+            function.__code__ = code
+        for name in substitutes:
+            delattr(builtins, _PREFIX + name)
+
+
+def _rewritten(code: CodeType, names: tuple[str, ...]) -> CodeType:
+    if id(code) not in _CODES:
+        _CODES[id(code)] = code, _rewrite(code, names)
+    return _CODES[id(code)][1]
+
+
+def _rewrite(code: CodeType, names: tuple[str, ...]) -> CodeType:
+    """Return the code, and the code of the functions inside it, with calls of `names` redirected."""
+    inner = tuple(_rewrite(c, names) if isinstance(c, CodeType) else c for c in code.co_consts)
+    indices = {index: name for index, name in enumerate(code.co_names) if name in names}
+    calls = list(_calls(code.co_code, indices)) if indices else []
+    if not calls and all(a is b for a, b in zip(inner, code.co_consts, strict=True)):
+        return code
+    table, body = list(code.co_names), bytearray(code.co_code)
+    for position, name in calls:
+        if _PREFIX + name not in table:
+            table.append(_PREFIX + name)
+        argument = table.index(_PREFIX + name) << 1 | 1
+        if argument > 255:  # needs an EXTENDED_ARG: leave the function as it is
+            return code
+        body[position] = argument
+    return code.replace(co_consts=inner, co_names=tuple(table), co_code=bytes(body))
+
+
+def _calls(body: bytes, names: Mapping[int, str]) -> Iterator[tuple[int, str]]:
+    """Yield (position, name) of the argument of each LOAD_GLOBAL that loads one of the names to call it.
+
+    `names` are by their index in the code. In the argument, bit 0 is the flag of a call, the other bits are the index.
+    """
+    extended = 0
+    for position in range(0, len(body), 2):
+        operation, argument = body[position], body[position + 1] | extended
+        extended = argument << 8 if operation == _EXTENDED else 0
+        if operation == _LOAD and argument & 1 and argument >> 1 in names:
+            yield position + 1, names[argument >> 1]
+
+
+@contextmanager
+def caches_bypassed(caches: Iterable[CachedFunction]) -> Iterator[None]:
+    """Call these functions past their caches inside the block, whenever an argument is symbolic or fake."""
+    swapped = [cached for cached in caches if _replace(cached, _bypass(cached.function))]
+    try:
+        yield
+    finally:
+        for cached in swapped:
+            _replace(cached, cached.function)
+
+
+def _bypass(cached: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (cached.__wrapped__ if _has_stand_in((args, kwargs)) else cached)(*args, **kwargs)
+
+    functools.update_wrapper(call, cached)
+    vars(call).update(cache_info=cached.cache_info, cache_clear=cached.cache_clear)
+    return call
+
+
+def _replace(cached: CachedFunction, function: Any) -> bool:
+    """Put `function` where the cached function is found. Return False if its class does not allow this."""
+    if isinstance(cached.holder, dict):
+        cached.holder[cached.name] = function
+        return True
+    try:
+        setattr(cached.holder, cached.name, function)
+    except (AttributeError, TypeError):  # a class of C, or one with a __setattr__ of its own
+        return False
+    return True
+
+
+@contextmanager
+def caches_purged() -> Iterator[None]:
+    """Empty, when the block ends, every function cache that stores fake tensors or symbols.
+
+    This finds the caches that `caches_bypassed` does not reach, by one look at all live objects. A cache with the counters that
+    it had before the block has stored nothing in the block, so its entries are not inspected.
+    """
+    counters = {cached: cached.cache_info() for cached in _FOUND_CACHES}
+    try:
+        yield
+    finally:
+        for cached in _all_caches():
+            if _is_users(cached):
+                _FOUND_CACHES.add(cached)
+                if _may_store_stand_in(cached, counters.get(cached)) and _stores_stand_in(cached):
+                    cached.cache_clear()
+
+
+def _is_users(cached: Any) -> bool:
+    return not str(cached.__module__).startswith(_PURGED_ELSEWHERE)
+
+
+def _may_store_stand_in(cached: Any, counters: Any) -> bool:
+    now = cached.cache_info()
+    return bool(now.currsize and now != counters)
+
+
+def _all_caches() -> list[Any]:
+    """Return all caches alive: an object refers to its type. This takes half the time of a look at the type of each object."""
+    return [referrer for referrer in gc.get_referrers(_Cache) if type(referrer) is _Cache]
+
+
+def _stores_stand_in(cached: Any) -> bool:
+    """Return whether a key or a value of the cache is symbolic or fake.
+
+    A cache refers to a dict of its keys and values, or to a linked list of them if its size is limited.
+    """
+    referents = gc.get_referents(cached)
+    tables = [referent for referent in referents if type(referent) is dict]
+    entries = [entry for table in tables for pair in table.items() for entry in pair]
+    linked = [item for link in entries if type(link).__name__ == "_lru_list_elem" for item in gc.get_referents(link)]
+    return _has_stand_in([*referents, *entries, *linked])
+
+
+def _has_stand_in(structure: Any) -> bool:
+    return any(isinstance(leaf, _STAND_INS) for leaf in pytree.tree_leaves(structure))
