@@ -18,6 +18,7 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
+from pipecompile.tracing.emit.closures import rebuilt
 from pipecompile.tracing.graph_facts import Ties
 from pipecompile.tracing.graph_text import ModuleStub
 from pipecompile.tracing.node_facts import Role, facts, value_of
@@ -92,15 +93,38 @@ def _is_opaque(module: nn.Module) -> bool:
 
 
 def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
-    """Tie all nodes between the inputs and outputs of `autograd.grad(outputs, inputs)`: autograd needs their graph in one piece."""
+    """Tie all nodes between the inputs and outputs of `autograd.grad(outputs, inputs)`: autograd needs their graph in one piece.
+
+    A function that closes over tensors may call `autograd.grad` on them.
+    """
     for i, node in enumerate(nodes):
         if node.target is torch.autograd.grad:
-            on_the_way: set[fx.Node] = set()
-            fx.node.map_arg(node.kwargs.get("inputs", node.args[1:2]), on_the_way.add)
-            for other in nodes[: i + 1]:
-                if not on_the_way.isdisjoint(other.all_input_nodes):
-                    on_the_way.add(other)
-            _tie(ties, [other for other in nodes[: i + 1] if other in on_the_way])
+            inputs: set[fx.Node] = set()
+            fx.node.map_arg(node.kwargs.get("inputs", node.args[1:2]), inputs.add)
+            reached = _reached(inputs, nodes[: i + 1])
+            _tie(ties, [other for other in nodes[: i + 1] if other in reached])
+        elif node.target is rebuilt:
+            held = set(node.all_input_nodes)
+            between = _reached(held, nodes[:i]) & _reaching(held, nodes[:i])
+            _tie(ties, [*(other for other in nodes[:i] if other in between), node] if between - held else [])
+
+
+def _reached(sources: set[fx.Node], nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that are computed from the sources, and these."""
+    reached = set(sources)
+    for node in nodes:
+        if not reached.isdisjoint(node.all_input_nodes):
+            reached.add(node)
+    return reached
+
+
+def _reaching(ends: set[fx.Node], nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that the ends are computed from, and these."""
+    reaching = set(ends)
+    for node in reversed(nodes):
+        if node in reaching:
+            reaching.update(node.all_input_nodes)
+    return reaching
 
 
 def _tie_draws(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:

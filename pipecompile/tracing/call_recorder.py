@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from pipecompile.errors import TraceError
-from pipecompile.torch_private.modes import DataDependentOutputException, FakeTensorMode
+from pipecompile.torch_private.modes import DataDependentOutputException, FakeTensorMode, set_grad_enabled
 from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.ambient_modes import Ambient
@@ -71,6 +72,7 @@ class CallRecorder(TorchFunctionMode):
         self.reach = reachable(model)
         self.draws = RandomDrawCounter()
         self.is_paused = self.asked_grad_mode = False
+        self.is_grad_enabled = grad
         self.thread = get_ident()
 
     # -- calls of torch -------------------------------------------------------------------------------------------
@@ -82,6 +84,8 @@ class CallRecorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is set_grad_enabled:
+            self.is_grad_enabled = args[0]
         self.asked_grad_mode |= self.is_listening and depends_on_grad_mode(func, args)
         if not self.is_listening or is_metadata_query(func):
             return func(*args, **kwargs)
@@ -94,10 +98,14 @@ class CallRecorder(TorchFunctionMode):
             return self._under_transform(func, args, kwargs)
         if (piece := self._opaque_piece(func)) is not None:
             return self._opaque_call(piece, func, args, kwargs)
+        return self._function_call(func, args, kwargs, sys._getframe(1))
+
+    def _function_call(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
+        """Make and record a call of torch's; `frame` makes it."""
         try:
             return self.call(func, args, kwargs, lambda faked: node_call(func, faked))
         except DataDependentOutputException:
-            expected = asserted_truth(func, sys._getframe(1))
+            expected = asserted_truth(func, frame)
             if expected is None:
                 raise
             return self._assertion(args[0], expected)

@@ -198,6 +198,7 @@ class Recorder(CallRecorder):
                 for context in self._contexts():
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
+                self.values.closed_over.check()
                 if changes := self.leftovers.changes():
                     record_state_changes(self, inputs, changes)
             graph = assemble_graph(self, inputs, output)

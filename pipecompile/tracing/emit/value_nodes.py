@@ -20,6 +20,7 @@ from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.call_description import graph_path
+from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts
@@ -76,6 +77,7 @@ class ValueNodes:
         self._nodes: dict[int, fx.Node] = {}
         self._attributes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
+        self.closed_over = ClosedOver()
 
     def replace_by_fakes(self, model: nn.Module) -> None:
         """Replace all parameters and buffers by fake tensors. The caller restores the model."""
@@ -173,6 +175,8 @@ class ValueNodes:
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
+        if contents := tensor_cells(value):
+            return self._function(value, contents)
         if shell := shell_of(value):
             return self._object(value, shell)
         return _plain(value) if isinstance(value, PLAIN) else self._constant(value)
@@ -181,6 +185,14 @@ class ValueNodes:
         """Return a node that builds an object with tensors when the graph runs."""
         node = self.graph.call_function(built, (self._constant(shell.layout), [*map(self.argument, shell.values)]))
         set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now()), value)
+        return node
+
+    def _function(self, function: Any, contents: dict[str, Any]) -> fx.Node:
+        """Return a node that rebuilds a function with the tensors that it closes over."""
+        self.closed_over.note(function, contents, caller())
+        held = self.argument(list(contents.values()))
+        node = self.graph.call_function(rebuilt, (self._constant(function), list(contents), held))
+        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now()), function)
         return node
 
     def result(self, value: Any) -> Any:

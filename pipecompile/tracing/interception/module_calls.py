@@ -1,7 +1,7 @@
 """Calls that never reach a TorchFunctionMode, intercepted where they are defined while a model is recorded.
 
 Module.__call__         leaf modules become one node each; other modules run, and the recorder knows which
-Function.apply          one node, so that a custom backward stays as it is
+Function.apply          one node, so that a custom backward stays as it is; also where `f = Square.apply` was bound before
 a scripted function     one node: TorchScript cannot be recorded through
 len(x), isinstance ...  see `python_builtins`
 manual_seed and others  nodes, because they change later draws
@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,7 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
+from pipecompile.torch_private import pytree
 from pipecompile.torch_private.interception_points import (
     CAUSAL_MASK,
     NESTED_MASK,
@@ -46,6 +47,8 @@ class CallListener(Protocol):
     """The recorder, as far as the patches need it. `leftovers` knows the model's containers."""
 
     leftovers: RecordingLeftovers
+    is_grad_enabled: bool
+    """Whether the model's Python has gradients on, whatever the mode inside a call is."""
 
     @property
     def is_listening(self) -> bool:
@@ -74,7 +77,7 @@ def intercepted(listener: CallListener) -> Iterator[None]:
     """Route the calls of this thread through `listener` inside the block."""
     originals = [
         (owner, name, owner.__dict__.get(name, _ABSENT), patch)
-        for owner, name, patch in (*_INTERCEPTED, *BUILTIN_PATCHES)
+        for owner, name, patch in (*_INTERCEPTED, *BUILTIN_PATCHES, *_bound_functions())
     ]
     replaced = [(owner, name, original, patch(listener, original)) for owner, name, original, patch in originals]
     with torch.compiler.set_stance("force_eager"):
@@ -110,6 +113,40 @@ def _function(listener: CallListener, original: Any) -> Any:
         return listener.record_single_call(original.__get__(None, cls), _applied(cls), args, kwargs)
 
     return classmethod(apply)
+
+
+def _bound_functions() -> Iterator[tuple[Any, str, Callable[[CallListener, Any], Any]]]:
+    """Yield the `forward` of every custom function, which `f = Square.apply` reaches without a lookup of `apply`."""
+    pending = list(Function.__subclasses__())
+    while pending:
+        cls = pending.pop()
+        pending += cls.__subclasses__()
+        if not cls.__module__.startswith("torch."):
+            yield cls, "forward", partial(_forward, cls, cls.forward)
+
+
+def _forward(cls: Any, forward: Callable[..., Any], listener: CallListener, _original: Any) -> Any:
+    def run(*args: Any) -> Any:
+        if not listener.is_listening:
+            return forward(*args)
+        has_context = cls.setup_context is Function.setup_context
+        context, inputs = (args[0], args[1:]) if has_context else (None, args)
+        mode = listener.is_grad_enabled
+        with torch.set_grad_enabled(mode):  # off inside `apply`
+            result = listener.record_single_call(cls.apply, _applied(cls), inputs, {})
+        listener.is_grad_enabled = mode
+        if context is not None:
+            _mark(context, result, inputs)
+        return result
+
+    return staticmethod(run)
+
+
+def _mark(context: Any, result: Any, inputs: tuple[Any, ...]) -> None:
+    """Mark results of the recorded call on the context of the call around it, which wraps them again."""
+    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    context.mark_non_differentiable(*(tensor for tensor in tensors if not tensor.requires_grad))
+    context.mark_dirty(*(tensor for tensor in tensors if any(tensor is given for given in inputs)))
 
 
 def _script(listener: CallListener, original: Any) -> Any:

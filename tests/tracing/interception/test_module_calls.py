@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 
@@ -47,6 +48,61 @@ def test_a_custom_autograd_function_is_one_node_with_its_own_gradient(agrees):
     before = len(graph.graph.nodes)
     graph(*rows(2))
     assert len(graph.graph.nodes) == before, "running the graph records nothing"
+
+
+BOUND = Square.apply
+TABLE = {"square": BOUND}
+PARTIAL = functools.partial(BOUND)
+
+
+class Holding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.square, self.a = BOUND, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            still = self.square(x, 5)
+        return self.square(self.a(x), 2) + still
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda m, x: m.b(BOUND(m.a(x), 2)),
+        lambda m, x: m.b(TABLE["square"](m.a(x), 2)),
+        lambda m, x, square=BOUND: m.b(square(m.a(x), 2)),
+        lambda m, x, square=PARTIAL: m.b(square(m.a(x), 2)),
+    ],
+)
+def test_a_custom_function_that_was_bound_before_is_the_same_node(agrees, body):
+    graph = agrees(Body(body), rows)
+    names = [node.name for node in graph.graph.nodes]
+    assert [name for name in names if "Square" in name] == ["Square"]
+    assert "mul" not in names
+
+
+def test_a_bound_custom_function_keeps_the_grad_mode_of_its_call(agrees):
+    graph = agrees(Holding(), rows)
+    assert [node.name for node in graph.graph.nodes if "Square" in node.name] == ["Square", "Square_1"]
+
+
+class DoubledInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 5
+
+
+IN_PLACE = DoubledInPlace.apply
+
+
+def test_a_bound_custom_function_may_write_in_place(agrees):
+    agrees(Body(lambda m, x: m.b(IN_PLACE(m.a(x) + 1))), rows)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -1,0 +1,76 @@
+"""Functions that a call takes and that close over tensors of this call: a node rebuilds them, with the tensors of each micro-batch.
+
+scale = h.mean()                           scale = mean(h)
+h.register_hook(lambda g: g * scale)       hook = rebuilt(<lambda>, [scale])
+                                           register_hook(h, hook)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+
+from pipecompile.errors import TraceError
+from pipecompile.torch_private import pytree
+
+__all__ = ["ClosedOver", "rebuilt", "tensor_cells"]
+
+
+def tensor_cells(function: object) -> dict[str, Any]:
+    """Return the contents, by name, of the variables that a function closes over and that hold tensors, also in functions there."""
+    if not isinstance(function, FunctionType):
+        return {}
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    contents = {name: cell.cell_contents for name, cell in cells.items() if _is_full(cell)}
+    return {name: content for name, content in contents.items() if content is not function and _has_tensors(content)}
+
+
+def rebuilt(function: FunctionType, names: Sequence[str], contents: Sequence[Any]) -> FunctionType:
+    """Return the function with other contents of these variables. Plans name graph nodes after this function."""
+    given = dict(zip(names, contents, strict=True))
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    closure = tuple(CellType(given[name]) if name in given else cell for name, cell in cells)
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+    return copy
+
+
+class ClosedOver:
+    """The contents of variables at the time when functions were recorded. Python would look them up when it calls the functions."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[FunctionType, dict[str, Any], str]] = []
+
+    def note(self, function: FunctionType, contents: dict[str, Any], where: str) -> None:
+        """Note what a function closes over at this line."""
+        self._noted.append((function, contents, where))
+
+    def check(self) -> None:
+        """Raise TraceError if the forward has assigned a variable anew after a function that closes over it was recorded."""
+        for function, contents, where in self._noted:
+            now = tensor_cells(function)
+            changed = [name for name, content in contents.items() if now.get(name) is not content]
+            if changed:
+                raise TraceError(
+                    f"cannot trace: {function.__name__} closes over {changed[0]}, which is assigned anew after this line",
+                    where=where,
+                    hint=f"give it the present value as a default: def {function.__name__}(..., {changed[0]}={changed[0]})",
+                )
+
+
+def _is_full(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not assigned yet
+        return False
+
+
+def _has_tensors(content: Any) -> bool:
+    if isinstance(content, torch.Tensor):
+        return True
+    if isinstance(content, FunctionType):
+        return bool(tensor_cells(content))
+    return isinstance(content, (list, tuple, dict)) and any(map(_has_tensors, pytree.tree_leaves(content)))

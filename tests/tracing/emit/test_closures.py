@@ -1,0 +1,114 @@
+"""Hooks that close over tensors of the call: each micro-batch has its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
+
+
+def made(content: Any) -> Any:
+    plain = 3
+    return lambda gradient: gradient * content * plain
+
+
+def test_contents_with_tensors_are_named_also_in_functions_and_containers() -> None:
+    one, two = torch.ones(()), torch.full((), 2.0)
+    assert tensor_cells(made(one)) == {"content": one}
+    assert list(tensor_cells(made([1, {"x": one}]))) == ["content"]
+    assert list(tensor_cells(made(made(one)))) == ["content"]
+    assert tensor_cells(made(4)) == tensor_cells(len) == tensor_cells(None) == {}
+    assert rebuilt(made(one), ["content"], [two])(5.0) == 30
+
+
+class Hooked(nn.Module):
+    def __init__(self, body: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.body(self, x).tanh())
+
+
+def scaled(model: Any, x: torch.Tensor) -> torch.Tensor:
+    h = model.a(x)
+    scale = h.mean()
+    if h.requires_grad:
+        h.register_hook(lambda gradient: gradient * scale)
+    return model.b(h)
+
+
+def nested(model: Any, x: torch.Tensor) -> torch.Tensor:
+    h, parts = model.a(x), {"scale": [x.abs().mean()]}
+
+    def inner(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * parts["scale"][0]
+
+    if h.requires_grad:
+        h.register_hook(lambda gradient: inner(gradient) + 1)
+    return model.b(h)
+
+
+def implicit(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Find a fixed point without gradients; its backward iterates, too (a deep equilibrium model)."""
+    with torch.no_grad():
+        z = torch.zeros_like(x)
+        for _ in range(4):
+            z = torch.tanh(model.a(z) + x)
+    z = torch.tanh(model.a(z) + x)
+    if z.requires_grad:
+        z0 = z.clone().detach().requires_grad_()
+        f0 = torch.tanh(model.a(z0) + x)
+
+        def solve(gradient: torch.Tensor) -> torch.Tensor:
+            found = gradient
+            for _ in range(4):
+                found = torch.autograd.grad(f0, z0, found, retain_graph=True)[0] + gradient
+            return found
+
+        z.register_hook(solve)
+    return model.b(z)
+
+
+@pytest.mark.parametrize("body", [scaled, nested, implicit])
+@pytest.mark.parametrize(
+    "options", [{}, {"checkpoint": "always"}, {"schedule": "zb-h1"}, {"dispatch": "threads"}], ids=str
+)
+def test_each_micro_batch_has_its_own_hook(body: Callable[..., torch.Tensor], options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, eager = Hooked(body), Hooked(body)
+    eager.load_state_dict(copy.deepcopy(model.state_dict()))
+    for _ in range(2):
+        x = torch.randn(7, 4)
+        if "pipe" not in locals():
+            pipe = pc.compile(model, 3, example_args=(x,), n_microbatches=3, cost="analytic", balance=[1, 1, 1] if body is scaled else None,
+                              loss_fn=lambda y: y.square().mean(), **options)  # fmt: skip
+        for part in x.split((3, 2, 2)):
+            (eager(part).square().mean() * len(part) / 7).backward()
+        pipe.step(x)
+        for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+            assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_a_variable_that_is_assigned_anew_is_refused_at_the_line_of_the_hook() -> None:
+    def late(model: Any, x: torch.Tensor) -> torch.Tensor:
+        h = model.a(x)
+        scale = h.mean()
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient * scale)  # this line
+        scale = scale * 2
+        return model.b(h) * scale
+
+    with pytest.raises(pc.TraceError, match="closes over scale, which is assigned anew") as raised:
+        pc.trace(Hooked(late), torch.randn(2, 4))
+    assert "test_closures.py" in str(raised.value)
+    closed = ClosedOver()
+    closed.check()
