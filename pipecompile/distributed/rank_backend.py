@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -49,6 +49,11 @@ class RankBackend:
         self.copies = None if group is None else CollectiveGroup(group, communicator)
         self.replicas = Replicas(self.copies, self.shards)
 
+    @cached_property
+    def pipeline(self) -> CollectiveGroup:
+        """The ranks that run the stages of one copy of the pipeline."""
+        return CollectiveGroup(self.communicator.ranks.group, self.communicator)
+
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:
         """Return a context in which SyncBatchNorm layers compute alone, as recording and measuring need.
 
@@ -61,6 +66,21 @@ class RankBackend:
 
     def gather_text(self, topic: str, text: str) -> list[str]:
         return self.communicator.all_gather_text(topic, text)
+
+    def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:
+        """Return the number of a recording that all ranks of the pipeline can use, the highest one; 0 if there is none.
+
+        A change of the model may concern a parameter of one rank alone.
+        """
+        if self.communicator.ranks.size == 1:
+            return found
+        highest, lowest = self.pipeline.max(torch.tensor([found, -found])).tolist()
+        if highest == -lowest:
+            return found
+        mine = accepted()
+        missing = torch.tensor([number not in mine for number in range(1, highest + 1)], dtype=torch.uint8)
+        common = (self.pipeline.max(missing) == 0).nonzero()
+        return int(common.max()) + 1 if common.numel() else 0
 
     def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
         lines = node_lines(graph)

@@ -41,6 +41,12 @@ class Backend(Protocol):
     def gather_text(self, topic: str, text: str) -> list[str]:
         """Return the texts of all processes, in the order of their indices."""
 
+    def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:
+        """Return the number of a recording that all processes can use, the highest one; 0 if there is none.
+
+        `found` is the one that this process would use, 0 if it has none; `accepted` returns all that it could use.
+        """
+
     def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
         """Raise an error on all processes unless all recorded the same graph."""
 
@@ -78,6 +84,9 @@ class ProcessBackend:
 
     def gather_text(self, topic: str, text: str) -> list[str]:  # noqa: ARG002
         return [text]
+
+    def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:  # noqa: ARG002
+        return found
 
     def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
         pass

@@ -181,7 +181,15 @@ class CompileCache:
         return specialization or self._compile(batch, signature), batch
 
     def _lookup(self, signature: Signature, sizes: tuple[int, ...]) -> Specialization | None:
-        return next((entry for entry in reversed(self.entries) if entry.accepts(signature, sizes)), None)
+        """Return the newest specialization that serves these micro-batches on all ranks."""
+        if not self.entries:
+            return None
+        serving = (entry for entry in reversed(self.entries) if entry.accepts(signature, sizes))
+        found = next(serving, None)
+        number = self.context.backend.in_common(
+            found.number if found else 0, lambda: {entry.number for entry in (*filter(None, [found]), *serving)}
+        )
+        return next((entry for entry in self.entries if entry.number == number), None)
 
     def _compile(self, batch: MiniBatch, signature: Signature) -> Specialization:
         alike = [entry for entry in self.entries if entry.signature == signature]
@@ -214,6 +222,7 @@ class CompileCache:
         if not self.entries and self.context.meta_init.is_done:
             self._values_ready(specialization)
         self._traces += 1
+        specialization.number = self._traces
         self.checks.register(specialization)
         self.entries.append(specialization)
         if len(self.entries) > self.options.cache_size:

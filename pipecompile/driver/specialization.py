@@ -45,7 +45,7 @@ class Specialization:
     """The stages of one recording, and the programs that run them.
 
     `plan` may come from an earlier specialization: its cut is then carried over to `graph`. `inputs` are the names of the flat
-    inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program. `calls` counts the
+    inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program. `number` counts the recordings of the pipeline, from 1; `calls` counts the
     mini-batches that were run, and `is_divided` says that one came in several micro-batches. Once `calls` is `check_at[grad mode]`,
     the recording is checked against the model; `checked` is the outcome. `merging` is the specialization that runs
     calls in several micro-batches, once there was one (output_merge.py).
@@ -63,6 +63,7 @@ class Specialization:
     log: PhaseLog
     guards: StateGuards | None = None
     changes: tuple[ReadChange, ...] = ()
+    number: int = 0
     calls: int = 0
     check_at: tuple[float, float] = (0, 0)
     checked: str = ""

@@ -134,6 +134,14 @@ def test_a_mesh_trains_as_eager_does_on_the_whole_batch(run: RankRun, case: str,
         )  # one per stage of the rank and backward of the whole batch: 3 steps of 2 backwards
 
 
+@pytest.mark.parametrize("case", ["changed", "changed parts"])
+def test_a_change_on_one_rank_is_recorded_by_all(run: RankRun, case: str) -> None:
+    for each in run.of(case):
+        assert max(each["off"]) < 1e-15
+        assert max(each["calls"]) < 1e-15
+        assert each["recordings"] == 3  # that of the beginning serves again
+
+
 @pytest.mark.parametrize("case", ROWS)
 def test_gradients_are_reduced_beside_the_last_backwards(run: RankRun, case: str) -> None:
     """Each gradient is reduced once, after the last backward of its stage, in the same order on all copies; with HSDP in two groups."""

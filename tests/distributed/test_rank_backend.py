@@ -85,3 +85,40 @@ def test_a_tensor_lives_on_its_home_and_an_unused_tensor_on_the_first_device() -
     homes, used, unused = Homes(), torch.ones(1), torch.ones(1)
     homes.assign(used, 1)
     assert (owner_of(used, homes), owner_of(unused, homes)) == (1, 0)
+
+
+class OtherRank:
+    """A group of this rank and one other, which would use recording `found` and could use `accepted`."""
+
+    def __init__(self, found: int, accepted: set[int]) -> None:
+        self.found, self.accepted, self.asked = found, accepted, 0
+
+    def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.asked += 1
+        if self.asked == 1:
+            return torch.maximum(tensor, torch.tensor([self.found, -self.found]))
+        missing = [number not in self.accepted for number in range(1, len(tensor) + 1)]
+        return torch.maximum(tensor, torch.tensor(missing, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("found", "accepted", "other", "expected"),
+    [
+        (2, {2}, OtherRank(2, {2}), 2),
+        (0, set(), OtherRank(0, set()), 0),
+        (2, {2}, OtherRank(0, set()), 0),
+        (3, {1, 3}, OtherRank(2, {1, 2}), 1),
+        (3, {2, 3}, OtherRank(2, {1, 2}), 2),
+        (1, {1}, OtherRank(4, {4}), 0),
+    ],
+)
+def test_ranks_use_the_newest_recording_that_all_can_use(
+    found: int, accepted: set[int], other: OtherRank, expected: int
+) -> None:
+    def agreed(backend: RankBackend) -> int:
+        backend.pipeline = other  # type: ignore[assignment]
+        return backend.in_common(found, lambda: accepted)
+
+    number = on_ranks(lambda backend: agreed(backend) if backend.is_planner else None)[0]
+    assert number == expected
+    assert other.asked == (1 if found == other.found else 2)
