@@ -26,6 +26,7 @@ class Recording:
     is right, each with the user's line. `kept` are the parts of the model that are opaque calls. `seconds` is the time to record,
     `calls` the number of mini-batches that ran. `changes` names what the recording before had read and what changed since, each
     with the line that reads it; `risks` what this recording read and whose changes are not noticed.
+    `read` are the numbers of the model that every run reads anew, because they change between steps.
     `checked` is the time of the comparison with the model, or why there was none.
     """
 
@@ -40,6 +41,7 @@ class Recording:
     changes: tuple[str, ...] = ()
     risks: tuple[str, ...] = ()
     checked: str = ""
+    read: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -69,8 +71,9 @@ class Recording:
 
     @property
     def because(self) -> str:
-        """A line per change that made this recording necessary, and per change that would not be noticed."""
-        return "\n".join((*self.changes, *(f"not noticed: {risk}" for risk in self.risks)))
+        """A line per change that made this recording necessary, per number that is read anew, and per change not noticed."""
+        read = (f"{label} is read at every run" for label in self.read)
+        return "\n".join((*self.changes, *read, *(f"not noticed: {risk}" for risk in self.risks)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,10 +196,12 @@ class CompileCache:
         guard = alike[-1].broken_guard(batch.sizes[:1]) if alike else None
         self.context.warnings.anew(signature, guard, batch.sizes[0], self.options.cache_size)
         changes = alike[-1].state_changes() if alike else ()
+        self.context.changing.note(changes, self.options)
+        lifted = self.context.changing.lifted(entry.guards for entry in self.entries if entry.guards)
         self._drop_replaced()
         if batch.sizes[0] == 1 and has_batch_norm(self.model):
             batch = of_two_samples(batch, self.options)  # costs are measured on the first micro-batch
-        specialization = self._add(CompileRequest(batch, (batch,), signature))
+        specialization = self._add(CompileRequest(batch, (batch,), signature, lifted))
         specialization.changes = changes
         specialization.is_divided = len(batch.sizes) > 1
         return specialization

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.backend import Backend
+from pipecompile.driver.changing_values import ChangingValues
 from pipecompile.driver.signature import Signature
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.graph.cut_transfer import Cut, check_fingerprint, verify_exact_cut
@@ -17,6 +18,7 @@ from pipecompile.parameters.meta_init import MetaInit
 from pipecompile.parameters.placement import Homes
 from pipecompile.partitioners import Problem
 from pipecompile.planning.planner import Planned
+from pipecompile.tracing.guards.lifted_state import LiftedState
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["CompileContext", "Decision", "CompileRequest"]
@@ -24,11 +26,15 @@ __all__ = ["CompileContext", "Decision", "CompileRequest"]
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """A call to compile for. The first micro-batch of `batch` is recorded; `candidates` are the splits to compare."""
+    """A call to compile for. The first micro-batch of `batch` is recorded; `candidates` are the splits to compare.
+
+    `lifted` are the numbers of the model that the recording reads at every run.
+    """
 
     batch: MiniBatch
     candidates: tuple[MiniBatch, ...]
     signature: Signature
+    lifted: LiftedState = field(default_factory=LiftedState)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -72,17 +78,21 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """The state that a pipeline keeps between compilations: its model, the homes of tensors, the warnings already given."""
+    """The state that a pipeline keeps between compilations: its model, the homes of tensors, the warnings already given, and
+    which values of the model change.
+    """
 
     model: nn.Module
     backend: Backend
     homes: Homes
     meta_init: MetaInit
     warnings: WarningsOnce
+    changing: ChangingValues
 
     @classmethod
     def of(cls, model: nn.Module, options: Options, backend: Backend) -> CompileContext:
         homes = Homes()
         meta_init = MetaInit(model, homes.uninitialized, options.init, options.devices[0])
         meta_init.gather = backend.gather_text
-        return cls(model, backend, homes, meta_init, WarningsOnce())
+        warnings = WarningsOnce()
+        return cls(model, backend, homes, meta_init, warnings, ChangingValues(model, warnings))

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import torch
 
 from pipecompile.batching.batch_dims import batch_dims_text
+from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.sample_lists import lists_of_tensors
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.phase_log import PhaseLog
@@ -91,7 +92,7 @@ def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
     with_grad = torch.is_grad_enabled()  # read first: leaving inference mode turns gradients on
     try:
         with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
-            return record(context.model, part, context.meta_init.device)
+            return _record_part(part, request, context)
     except TraceError as error:
         is_divided = whole.samples != part.samples
         hints = [error.hint]
@@ -103,6 +104,20 @@ def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
             raise
         hint = "; or ".join(hints)
         raise TraceError(error.what, code=error.code, where=error.where, why=error.why, hint=hint) from error
+
+
+def _record_part(part: FlatInputs, request: CompileRequest, context: CompileContext) -> TracedGraph:
+    """Record a micro-batch. Numbers that change between steps are read at every run; those for which this fails are constants."""
+    lifted, device = request.lifted, context.meta_init.device
+    while lifted:
+        try:
+            graph = record(context.model, part, device, lifted)
+        except TraceError as error:
+            lifted = context.changing.refuse(lifted, error)
+        else:
+            context.changing.note_kept(graph)
+            return graph
+    return record(context.model, part, device)
 
 
 def _check_division(graph: TracedGraph, request: CompileRequest, options: Options, context: CompileContext) -> None:

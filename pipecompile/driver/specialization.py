@@ -36,6 +36,7 @@ from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.guards.state_guards import ReadChange, StateGuards
 from pipecompile.tracing.traced_graph import TracedGraph
+from pipecompile.tracing.user_source import line_of
 
 __all__ = ["Specialization"]
 
@@ -161,7 +162,13 @@ class Specialization:
         risks = [f"{label}, {why}" for label, why in (self.guards.risks if self.guards else {}).items()]
         seconds = self.log.seconds["record"]
         recording = Recording.of(self.graph, self.signature[1], seconds, self.calls, [*map(str, self.changes)], risks)
-        return replace(recording, checked=self.checked)
+        lifted = self.guards.lifted if self.guards else None
+        if not lifted:
+            return replace(recording, checked=self.checked)
+        conditions = [f"{one}: {one.answer} ({line_of(one.place)})" for one in lifted.comparisons.values()]
+        return replace(
+            recording, checked=self.checked, read=tuple(lifted.holders), guards=(*recording.guards, *conditions)
+        )
 
     def reschedule(self, options: Options) -> None:
         """Take other options. Programs are lowered anew at their next use."""

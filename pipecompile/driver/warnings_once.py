@@ -58,6 +58,20 @@ class WarningsOnce:
                 f" Try compile(..., cache_size={2 * limit}); pipe.explain() shows what differs",
             )
 
+    def changing(self, label: str, place: str, why: str, kept: str = "") -> None:
+        """Warn of a value that changes between steps: the piece `kept` is kept whole, or the model is recorded anew every time."""
+        where = f", read at {place.partition(':  ')[0]}," if place else ""
+        does = (
+            f"{kept} is kept whole, and cannot be cut"
+            if kept
+            else f"the model is recorded anew at every change, because {why}"
+        )
+        self._once(
+            f"changing {label}",
+            f"{label}{where} changes between steps: {does}. Try a buffer instead: self.register_buffer(name, torch.tensor(value)),"
+            " changed by fill_ or copy_, and no decision of Python on its value",
+        )
+
     def uneven(self, guard: Guard, wanted: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         """Warn that a batch goes into other micro-batches than asked for, because those are on both sides of a branch."""
         both = " and ".join(map(str, sorted(set(wanted))))

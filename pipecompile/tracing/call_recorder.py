@@ -36,6 +36,8 @@ from pipecompile.tracing.emit.node_writer import NodeWriter, Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins, with_unknown_data
+from pipecompile.tracing.fakes.lifted_calls import check_shapes
+from pipecompile.tracing.fakes.lifted_numbers import examples
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.interception.assertions import asserted_truth, holds
 from pipecompile.tracing.interception.dispatcher import DispatchRecorder, is_transformed
@@ -71,7 +73,7 @@ class CallRecorder(TorchFunctionMode):
         self.names = {id(module): name for name, module in model.named_modules()}
         self.reach = reachable(model)
         self.draws = RandomDrawCounter()
-        self.is_paused = self.asked_grad_mode = False
+        self.is_paused = self.asked_grad_mode = self.has_lifted = False
         self.is_grad_enabled = grad
         self.thread = get_ident()
 
@@ -165,12 +167,16 @@ class CallRecorder(TorchFunctionMode):
         version changes, `held` the parameters and buffers inside the called module.
         """
         args, kwargs = self.values.with_fakes((args, kwargs))
+        example_args, example_kwargs = examples((args, kwargs)) if self.has_lifted else (args, kwargs)
         reached = (*tensors_in((args, kwargs)), *held)
         versions = [(tensor, version_of(tensor)) for tensor in reached if not tensor.is_inference()]
         ambient, drawn = Ambient.now(), self.draws.count
         exchanged = storages(args[:1]) if func.__name__ == "__set__" else frozenset()  # x.data = y exchanges the memory
         with self.paused(), nullcontext() if decides_rank(func) else self.symbol.lenient():
-            result = with_unknown_data(func, args, kwargs)(*args, **kwargs)
+            make = with_unknown_data(func, args, kwargs)
+            result = make(*example_args, **example_kwargs)
+            if self.has_lifted:
+                check_shapes(make, (args, kwargs), result)
         changed = [tensor for tensor, version in versions if version_of(tensor) != version]
         changed += [*written, *undeclared_writes(func, args, kwargs)]
         if changed or tensors_in(result):

@@ -36,6 +36,7 @@ from pipecompile.tracing.emit.value_nodes import storages
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import recording_device
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
+from pipecompile.tracing.guards.lifted_state import LiftedState
 from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.interception.module_calls import intercepted
 from pipecompile.tracing.interception.python_builtins import builtin_substitutes
@@ -80,20 +81,24 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
     return record(model, flatten(model.forward, args, kwargs, batch_dims))
 
 
-def record(model: nn.Module, inputs: FlatInputs, device: torch.device | None = None) -> TracedGraph:
+def record(
+    model: nn.Module, inputs: FlatInputs, device: torch.device | None = None, lifted: LiftedState | None = None
+) -> TracedGraph:
     """Record a model on flat inputs, as `trace` does.
 
     A batch of 1 sample is recorded with a size that no other dimension has, so that no tensor is broadcast that would not be in a
     larger batch. If the model branches on the single sample, the recording is for 1 sample alone. `device` is the device of the
     fake tensors, by default that of the model. One thread of the process records at a time, because a recording patches classes.
+    The graph reads the numbers of `lifted` at every run.
     """
     with _lock:
-        return _recorded(model, inputs, device or recording_device(model, inputs.leaves))
+        device = device or recording_device(model, inputs.leaves)
+        return _recorded(model, inputs, device, lifted or LiftedState())
 
 
-def _recorded(model: nn.Module, inputs: FlatInputs, device: torch.device) -> TracedGraph:
+def _recorded(model: nn.Module, inputs: FlatInputs, device: torch.device, lifted: LiftedState) -> TracedGraph:
     """Return the recording that is right for most batch sizes."""
-    attempt = partial(_record, model, inputs, device)
+    attempt = partial(_record, model, inputs, device, lifted)
     if inputs.lists:
         return record_with_retries(model, inputs, partial(attempt, inputs.samples or 1, fixed=True))
     alone = partial(attempt, 1, fixed=True)
@@ -132,7 +137,14 @@ def _unseen_size(leaves: Sequence[Any]) -> int:
 
 
 def _record(
-    model: nn.Module, inputs: FlatInputs, device: torch.device, size: int, opaque: OpaquePieces, *, fixed: bool = False
+    model: nn.Module,
+    inputs: FlatInputs,
+    device: torch.device,
+    lifted: LiftedState,
+    size: int,
+    opaque: OpaquePieces,
+    *,
+    fixed: bool = False,
 ) -> TracedGraph:
     """Return the recording of one attempt, in which the pieces of `opaque` are opaque nodes.
 
@@ -141,15 +153,15 @@ def _record(
     """
     around = torch.is_grad_enabled()
     try:
-        graph = _recorded_with(True, model, inputs, device, size, opaque, fixed=fixed)
+        graph = _recorded_with(True, model, inputs, device, lifted, size, opaque, fixed=fixed)
     except TraceError as error:
         if around or error.code != "PC199" or needs_values(error.__cause__ or error):
             raise
-        graph = _recorded_with(False, model, inputs, device, size, opaque, fixed=fixed)
+        graph = _recorded_with(False, model, inputs, device, lifted, size, opaque, fixed=fixed)
         graph.facts = replace(graph.facts, grad_mode=False)
     if graph.facts.grad_mode in (None, around):
         return graph
-    return _recorded_with(False, model, inputs, device, size, opaque, fixed=fixed)
+    return _recorded_with(False, model, inputs, device, lifted, size, opaque, fixed=fixed)
 
 
 def _recorded_with(
@@ -157,6 +169,7 @@ def _recorded_with(
     model: nn.Module,
     inputs: FlatInputs,
     device: torch.device,
+    lifted: LiftedState,
     size: int,
     opaque: OpaquePieces,
     *,
@@ -165,12 +178,14 @@ def _recorded_with(
     """Return the recording with gradients on or off; its `grad_mode` is None if the graph is right for both."""
     symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.is_batch_fixed else BatchSymbol(size)
     recorder = Recorder(model, symbol, device, OpaqueCalls(opaque, symbol), grad=grad)
-    with caches_purged(), model_restored(model) as states, torch.set_grad_enabled(grad):
+    recorder.has_lifted = bool(lifted)
+    with caches_purged(), model_restored(model) as states, torch.set_grad_enabled(grad), lifted.install():
         graph = recorder.record(inputs)
         if python_draws(states):
             states.restore()
             _refuse_draws(Recorder(model, symbol, device, OpaqueCalls(opaque, symbol), grad=grad), inputs, states)
-    graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None)
+    reads = replace(graph.facts.reads, lifted=lifted) if graph.facts.reads else None
+    graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None, reads=reads)
     return graph
 
 

@@ -27,6 +27,7 @@ from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, for
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modes import enter_autocast
+from pipecompile.tracing.guards.lifted_state import LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.reachable_code import named_values, reachable
@@ -55,6 +56,7 @@ class SideEffects:
     written_inputs    places of the inputs that it writes in place
     casts             it has autocast regions
     generators        the sources that Python of its opaque pieces may draw from
+    lifted            the numbers of the model that it reads at every run; None if there are none
     """
 
     draws: bool = False
@@ -62,6 +64,7 @@ class SideEffects:
     written_inputs: tuple[int, ...] = ()
     casts: bool = False
     generators: tuple[RandomSource, ...] = ()
+    lifted: LiftedState | None = None
 
     @classmethod
     def of(cls, stage: Stage) -> SideEffects:
@@ -75,6 +78,7 @@ class SideEffects:
             tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
             any(node.target is enter_autocast for node in nodes),
             _python_sources(stage.module, nodes),
+            next((node.target.state for node in nodes if hasattr(node.target, "state")), None),
         )
 
 
@@ -104,12 +108,15 @@ def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[R
 
 @dataclass(slots=True)
 class Recipe:
-    """State in which a forward began: random state, autocast, buffers, and the inputs that it then wrote, by place."""
+    """State in which a forward began: random state, autocast, buffers, the inputs that it then wrote, by place, and the numbers
+    of the model that it read, by label.
+    """
 
     random: _Random | None
     autocast: Autocast
     buffers: list[torch.Tensor]
     inputs: dict[int, torch.Tensor]
+    numbers: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,7 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
 def _restored(before: Recipe, stage: StageRun, device_types: Sequence[str]) -> AbstractContextManager[None]:
     """Return a context in which the state of the forward holds; for most stages nothing differs."""
     autocast = before.autocast if before.autocast != _autocast(device_types) else ()
-    is_same = not autocast and before.random is None and not stage.effects.written_buffers
+    is_same = not autocast and before.random is None and not stage.effects.written_buffers and before.numbers is None
     return nullcontext() if is_same else _state_restored(before, autocast, stage)
 
 
@@ -194,6 +201,8 @@ def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iter
         for kind, dtype, enabled in autocast:
             stack.enter_context(torch.autocast(kind, dtype, enabled))
         stack.enter_context(_tensors_restored(before, stage.effects, stage.device))
+        if stage.effects.lifted is not None and before.numbers is not None:
+            stack.enter_context(stage.effects.lifted.restored(before.numbers))
         yield
 
 
@@ -218,6 +227,7 @@ def _recipe(values: Sequence[Any], effects: SideEffects, device: torch.device, d
         _autocast(device_types),
         [buffer.detach().clone() for buffer in effects.written_buffers],
         {place: _copy(values[place]) for place in effects.written_inputs if isinstance(values[place], torch.Tensor)},
+        effects.lifted.numbers if effects.lifted is not None else None,
     )
 
 

@@ -23,6 +23,7 @@ from pipecompile.tracing.emit.call_description import graph_path
 from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
+from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber, NotLiftedError
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts
 from pipecompile.tracing.user_source import caller
 
@@ -78,6 +79,7 @@ class ValueNodes:
         self._attributes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
         self.closed_over = ClosedOver()
+        self._numbers: dict[int, Any] = {}
 
     def replace_by_fakes(self, model: nn.Module) -> None:
         """Replace all parameters and buffers by fake tensors. The caller restores the model."""
@@ -162,6 +164,8 @@ class ValueNodes:
         """Return an argument of a call as an argument of a node."""
         if isinstance(value, torch.Tensor):
             return self.node(value)
+        if isinstance(value, LiftedNumber):
+            return value.graph_node(self.graph, self._numbers)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self.symbol.argument(self.graph, value, self.node)
         if isinstance(value, slice):
@@ -197,6 +201,8 @@ class ValueNodes:
 
     def result(self, value: Any) -> Any:
         """Return a leaf of the model's output as an argument of the output node. Raise TraceError."""
+        if isinstance(value, LiftedNumber):
+            raise NotLiftedError(value, "the model returns it")
         if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) or type(value) in PLAIN:
             return self.argument(value)
         if not hides_tensors(value):

@@ -17,6 +17,7 @@ from torch import nn
 
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensorMode, disable_current_modes, unset_fake_temporarily
+from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 
 __all__ = ["Twins", "recording_device", "with_unknown_data"]
 
@@ -108,4 +109,6 @@ def _zero(leaf: Any) -> Any:
     """Return a zero of the same type for an unknown number, and a known number as it is."""
     if isinstance(leaf, torch.Tensor):
         return torch.zeros((), dtype=leaf.dtype)
+    if isinstance(leaf, LiftedNumber):
+        return type(leaf.number)(0)
     return leaf.node.pytype(0) if _is_unknown(leaf) else leaf

@@ -13,6 +13,7 @@ from torch import nn
 
 from pipecompile.torch_private.modules import HOOK_ATTRIBUTES, STATE_TABLES
 from pipecompile.tracing.guards.attribute_reads import Reads
+from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
 from pipecompile.tracing.model_pieces import is_leaf
 
@@ -30,8 +31,11 @@ class Walk(Protocol):
     written: frozenset[tuple[int, Any]]
     registered: frozenset[int]
 
-    def later(self, value: Any, label: str, place: Place) -> None:
-        """Visit a value in its turn."""
+    def later(self, value: Any, label: str, place: Place, holder: Holder | None = None) -> None:
+        """Visit a value in its turn. `holder` is where it is found."""
+
+    def is_lifted(self, label: str, value: Any) -> bool:
+        """Return whether the recording reads the value at every run."""
 
     def reads_of(self, value: Any, label: str) -> Reads | None:
         """Return the names read on an object; None if any may have been read."""
@@ -64,12 +68,12 @@ def add_object(walk: Walk, value: Any, label: str, place: Place) -> None:
             index = _find(walk, value, tables, name, where or place)
             if index is not None:
                 held[index].append(name)
-                walk.later(tables[index][name], f"{label}.{name}", where or place)
+                walk.later(tables[index][name], f"{label}.{name}", where or place, Holder(tables[index], name))
             elif _holder(type(value), name) is None:
                 walk.state.add(f"{label}.{name}", ABSENT, where or place)
                 walk.state.sized += tables[1:]
-    for index, found in held.items():
-        walk.state.add_names(tables[index], found)
+    for table, found in ((tables[index], found) for index, found in held.items()):
+        walk.state.add_names(table, [name for name in found if not walk.is_lifted(f"{label}.{name}", table[name])])
 
 
 def _find(walk: Walk, value: Any, tables: Iterable[Any], name: str, place: Place) -> int | None:
@@ -104,8 +108,9 @@ def _slots(cls: type) -> list[str]:
 def _add_slot(walk: Walk, value: Any, name: str, label: str, place: Place) -> None:
     """Note the value of a slot."""
     if hasattr(value, name):
-        walk.state.add_row(attrgetter(name, name), value)
-        walk.later(getattr(value, name), label, place)
+        if not walk.is_lifted(label, getattr(value, name)):
+            walk.state.add_row(attrgetter(name, name), value)
+        walk.later(getattr(value, name), label, place, Holder(value, name))
     else:
         walk.state.add(label, ABSENT, place)
 

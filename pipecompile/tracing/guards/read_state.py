@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pipecompile.tracing.guards.attribute_reads import Reads
+from pipecompile.tracing.guards.lifted_state import Holder
 
 __all__ = ["ABSENT", "Place", "ReadState", "line_of_read"]
 
@@ -42,6 +43,7 @@ class ReadState:
     tensors   (label, tensor) of each tensor
     arrays    (label, numpy array, copy of its bytes)
     risks     per label: the reason why a change would not be noticed
+    holders   per label of a number: where it is found
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class ReadState:
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     arrays: list[tuple[str, Any, bytes]] = field(default_factory=list)
     risks: dict[str, str] = field(default_factory=dict)
+    holders: dict[str, Holder] = field(default_factory=dict)
 
     def add(self, label: str, value: Any, place: Place) -> None:
         """Note a value."""

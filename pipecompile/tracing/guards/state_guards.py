@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
+from pipecompile.tracing.guards.lifted_state import Holder, LiftedState
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState, line_of_read
 from pipecompile.tracing.guards.state_fetch import StateFetch
 from pipecompile.tracing.guards.state_reader import StateReader
@@ -20,11 +21,12 @@ __all__ = ["ReadChange", "RecordedReads", "StateGuards"]
 
 @dataclass(frozen=True, slots=True)
 class RecordedReads:
-    """The reads of one recording of `model`, and (container, key) of the state that its graph writes."""
+    """The reads of one recording of `model`, (container, key) of the state that its graph writes, and what it reads at every run."""
 
     model: nn.Module
     notes: AttributeReads
     written: frozenset[tuple[int, Any]] = frozenset()
+    lifted: LiftedState = field(default_factory=LiftedState)
 
     def guards(self) -> StateGuards:
         """Return guards on the present state of the model."""
@@ -51,7 +53,7 @@ class StateGuards:
     def __init__(self, recorded: RecordedReads) -> None:
         self._recorded = recorded
         self._state = self._read()
-        self.fetch = StateFetch(self._state)
+        self.fetch = StateFetch(self._state, recorded.lifted)
 
     @property
     def risks(self) -> dict[str, str]:
@@ -75,8 +77,8 @@ class StateGuards:
         state = self._read(self._state)
         if any(True for _ in _differences(self._state, state)):
             return False
-        self._state, self.fetch = state, StateFetch(state)
-        return True
+        self._state, self.fetch = state, StateFetch(state, self._recorded.lifted)
+        return self.fetch.is_unchanged()
 
     def changes(self) -> list[ReadChange]:
         """Return what has changed since the recording, each change with the line that reads it."""
@@ -88,11 +90,25 @@ class StateGuards:
             ReadChange(label, before, now, line_of_read(place))
             for label, before, now, place in _differences(self._state, self._read(self._state))
         ]
-        return _outermost(of_tensors + others)
+        compared = [
+            ReadChange(str(one), one.answer, not one.answer, one.place)
+            for one in self.lifted.comparisons.values()
+            if not one.holds()
+        ]
+        return _outermost(of_tensors + others) + compared
+
+    @property
+    def lifted(self) -> LiftedState:
+        """The numbers that the recording reads at every run."""
+        return self._recorded.lifted
+
+    def holders(self) -> dict[str, Holder]:
+        """Return where the numbers that the recording read are found now, by label."""
+        return self._read(self._state).holders
 
     def _read(self, known: ReadState | None = None) -> ReadState:
         recorded = self._recorded
-        reader = StateReader(recorded.model, recorded.notes, recorded.written)
+        reader = StateReader(recorded.model, recorded.notes, recorded.written, recorded.lifted.holders)
         return reader.read(known.reads if known else None)
 
 

@@ -14,7 +14,7 @@ import functools
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextvars import ContextVar
 from operator import attrgetter
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -24,37 +24,41 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
-from pipecompile.tracing.container_items import CONTAINERS, builtin_type, keys_in, values_in
+from pipecompile.tracing.container_items import CONTAINERS
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
+from pipecompile.tracing.guards.container_state import ATOMS, add_container
+from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.object_state import add_object, class_attribute
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
 from pipecompile.tracing.reachable_code import loaded_globals, names_in
 
 __all__ = ["StateReader"]
 
-_ATOMS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range, enum.Enum)
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"sympy", "numpy", "pipecompile"}
 _TORCH = _FOREIGN | {"torch"}
 _WHOLE = (SimpleNamespace, functools.partial)
 _parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _content_of_cell = attrgetter("cell_contents", "cell_contents")  # of a single name, attrgetter returns no tuple
-_MANY = 256
-"""Items from which on a container of plain values is one value, without a label per item."""
-
 _ARRAY_BYTES = 1 << 20
 """Bytes up to which the contents of a numpy array are compared before every run."""
 
 
 class StateReader:
-    """One walk. `written` has (container, key) of what the recorded graph itself writes: such a change is none."""
+    """One walk. `written` has (container, key) of what the recorded graph itself writes: such a change is none.
 
-    def __init__(self, model: nn.Module, notes: AttributeReads, written: frozenset[tuple[int, Any]]) -> None:
+    `lifted` are the labels of numbers that the graph reads at every run: only their types count.
+    """
+
+    def __init__(
+        self, model: nn.Module, notes: AttributeReads, written: frozenset[tuple[int, Any]], lifted: Container[str] = ()
+    ) -> None:
+        self.lifted = lifted
         self.model, self.notes, self.written = model, notes, written
         self.written_containers = frozenset(container for container, _ in written)
         self.registered = frozenset(id(module) for module in model.modules())
         self.state = ReadState()
         self._known_reads: dict[str, Reads] | None = None
-        self._pending: deque[tuple[Any, str, Place]] = deque()
+        self._pending: deque[tuple[Any, str, Place, Holder | None]] = deque()
         self._seen: dict[int, tuple[str, Any]] = {}
         self._names: set[str] = set()
         self._classes: dict[type, Place] = {}
@@ -71,9 +75,13 @@ class StateReader:
             self._visit(*self._pending.popleft())
         return self.state
 
-    def later(self, value: Any, label: str, place: Place) -> None:
-        """Visit a value in its turn."""
-        self._pending.append((value, label, place))
+    def later(self, value: Any, label: str, place: Place, holder: Holder | None = None) -> None:
+        """Visit a value in its turn. `holder` is where it is found."""
+        self._pending.append((value, label, place, holder))
+
+    def is_lifted(self, label: str, value: Any) -> bool:
+        """Return whether the recording reads the value at every run."""
+        return label in self.lifted and type(value) in (int, float)
 
     def reads_of(self, value: Any, label: str) -> Reads | None:
         """Return the names read on an object; None if its reads were not noted, so that any may have happened."""
@@ -86,10 +94,12 @@ class StateReader:
 
     # -- values -----------------------------------------------------------------------------------------------------
 
-    def _visit(self, value: Any, label: str, place: Place) -> None:
+    def _visit(self, value: Any, label: str, place: Place, holder: Holder | None) -> None:
         add = self.state.add
-        if isinstance(value, _ATOMS):
-            add(label, value, place)
+        if isinstance(value, ATOMS):
+            add(label, type(value) if self.is_lifted(label, value) else value, place)
+            if holder is not None and type(value) in (int, float):
+                self.state.holders[label] = holder
         elif id(value) in self._seen:
             add(label, f"the same as {self._seen[id(value)][0]}", place)
         else:
@@ -124,26 +134,9 @@ class StateReader:
             add_object(self, value, label, place)
 
     def _container(self, value: Any, label: str, place: Place) -> None:
-        add, items = self.state.add, list(values_in(value))
         if id(value) in self.written_containers:
             return
-        if not isinstance(value, (tuple, frozenset)):
-            base = builtin_type(value)
-            if type(value).__len__ is base.__len__:
-                self.state.sized.append(value)
-            else:
-                self.state.add_row(_stored_length, value)
-            self.state.add_row(base.__iter__, value)
-            if isinstance(value, dict):
-                self.state.add_row(dict.values, value)
-        keys = list(keys_in(value)) if isinstance(value, dict) else range(len(items))
-        if len(items) > _MANY and all(isinstance(item, _ATOMS) for item in items):
-            add(label, (type(value), tuple(keys), tuple(items)), place)
-            return
-        members = frozenset(values_in(value)) if isinstance(value, (set, frozenset)) else tuple(keys)
-        add(label, (type(value), members), place)
-        for key, item in zip(keys, items, strict=True):
-            self.later(item, f"{label}[{key!r}]" if isinstance(key, (int, str)) else f"{label}[...]", place)
+        add_container(self, value, label, place)
         if _package(type(value)) not in _TORCH and hasattr(value, "__dict__"):
             add_object(self, value, f"{label}, as an object", place)
 
@@ -188,8 +181,10 @@ class StateReader:
         self.later(function.__kwdefaults__, f"keyword defaults of {name}", place)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if _is_full(cell) and (id(cell), "cell_contents") not in self.written:
-                self.state.add_row(_content_of_cell, cell)
-                self.later(cell.cell_contents, f"{variable} (variable around {name})", (code, variable))
+                path = f"{variable} (variable around {name})"
+                if not self.is_lifted(path, cell.cell_contents):
+                    self.state.add_row(_content_of_cell, cell)
+                self.later(cell.cell_contents, path, (code, variable), Holder(cell, "cell_contents"))
         names = names_in(code)
         self._names |= names
         self._add_globals(function, names)
@@ -198,9 +193,10 @@ class StateReader:
         code, scope = function.__code__, function.__globals__
         module = scope.get("__name__", "")
         loads = [name for name in loaded_globals(code) if name in scope and self._is_new(scope, name)]
-        self.state.add_names(scope, loads)
-        for name in loads:
-            self.later(scope[name], f"{name} (global of {module})", (code, name))
+        paths = {name: f"{name} (global of {module})" for name in loads}
+        self._add_names(scope, paths)
+        for name, path in paths.items():
+            self.later(scope[name], path, (code, name), Holder(scope, name))
         for name in loaded_globals(code) & scope.keys():
             if isinstance(scope[name], ModuleType):
                 self._add_module(scope[name], names, (code, name))
@@ -209,16 +205,20 @@ class StateReader:
         """Note the attributes of a module that a function names; of a library's module, also of its submodules."""
         scope = vars(module)
         named = [name for name in names if name in scope and self._is_new(scope, name)]
-        self.state.add_names(scope, named)
+        self._add_names(scope, {name: f"{module.__name__}.{name}" for name in named})
         for name in named:
             code = place[0] if isinstance(place, tuple) else place
             where: Place = (code, name) if not isinstance(code, str) else code
-            self.later(scope[name], f"{module.__name__}.{name}", where)
+            self.later(scope[name], f"{module.__name__}.{name}", where, Holder(scope, name))
             if isinstance(scope[name], ModuleType):
                 self._add_module(scope[name], names, place)
         if "environ" in named or "getenv" in named:
             self.state.add_row(_variables, os.environ)
             self.state.add("the environment variables", *_variables(os.environ), place)
+
+    def _add_names(self, scope: Mapping[str, Any], paths: Mapping[str, str]) -> None:
+        """Note the values of a mapping as a row, without those that are read at every run. `paths` has labels by name."""
+        self.state.add_names(scope, [name for name, path in paths.items() if not self.is_lifted(path, scope[name])])
 
     def _is_new(self, scope: Any, name: str) -> bool:
         key = id(scope), name
@@ -238,8 +238,9 @@ class StateReader:
     def add_class_attribute(self, cls: type, name: str, place: Place) -> None:
         """Note the value of an attribute of a class."""
         if self._is_new(cls, name):
-            self.state.add_names(vars(cls), [name])
-            self.later(vars(cls)[name], f"{cls.__qualname__}.{name}", place)
+            path = f"{cls.__qualname__}.{name}"
+            self._add_names(vars(cls), {name: path})
+            self.later(vars(cls)[name], path, place, Holder(cls, name))
 
     def _add_class_attributes(self) -> bool:
         """Note attributes of the classes that the functions name. Return whether there were new ones."""
@@ -248,11 +249,6 @@ class StateReader:
                 if class_attribute(cls, name) is not None:
                     self.add_class_attribute(cls, name, place)
         return bool(self._pending)
-
-
-def _stored_length(container: Any) -> tuple[int]:
-    """Return the number of items, past a `__len__` of the user's."""
-    return (builtin_type(container).__len__(container),)
 
 
 def _content_of_variable(variable: ContextVar[Any]) -> tuple[Any]:

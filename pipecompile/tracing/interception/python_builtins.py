@@ -14,15 +14,11 @@ A text that is only a message does not decide what is computed. It shows the exa
 
 from __future__ import annotations
 
-import ast
 import builtins
-import linecache
 import math
 import sys
 from collections.abc import Callable
-from functools import lru_cache, reduce
-from itertools import islice
-from types import FrameType
+from functools import reduce
 from typing import Any
 
 import sympy
@@ -31,12 +27,15 @@ import torch
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.operators import symbolic_function
 from pipecompile.torch_private.symbols import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
+from pipecompile.tracing.fakes.lifted_numbers import LiftedFloat, LiftedInt, LiftedNumber, lifted
+from pipecompile.tracing.message_text import is_in_message
 from pipecompile.tracing.user_source import called_by_user
 
-__all__ = ["BUILTIN_PATCHES", "builtin_substitutes", "is_in_message"]
+__all__ = ["BUILTIN_PATCHES", "builtin_substitutes"]
 
-_EXAMPLES: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
-"""Per symbolic type, a value of the type that it has in eager mode."""
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_EXAMPLES: dict[type, Any] = {**dict(zip(_SYMBOLS, (1, 1.0, True), strict=True)), LiftedInt: 1, LiftedFloat: 1.0}
+"""Per type of a stand-in for a number, a value of the type that it has in eager mode."""
 
 _STAND_INS = frozenset((*_EXAMPLES, FakeTensor))
 
@@ -44,7 +43,7 @@ _MATH = "sqrt exp log log2 sin cos tan sinh cosh tanh asin acos atan".split()
 
 
 def _is_symbol(value: object) -> bool:
-    return type(value) in _EXAMPLES
+    return type(value) in _SYMBOLS
 
 
 # -- patches: each takes the listener and the original, and returns the replacement ------------------------------------
@@ -68,7 +67,7 @@ def _isinstance(listener: Any, original: Any) -> Any:
         answer = original(value, classes)
         if answer or type(value) not in _STAND_INS or not listener.is_listening or not called_by_user():
             return answer
-        if _is_symbol(value):
+        if type(value) in _EXAMPLES:
             return original(_EXAMPLES[type(value)], classes)
         cls = listener.tensor_class(value)
         return cls not in (torch.Tensor, torch.nn.Parameter) and issubclass(cls, classes)
@@ -82,6 +81,8 @@ def _extreme(symbolic: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def make(listener: Any, original: Any) -> Any:
         def extreme(*args: Any, **kwargs: Any) -> Any:
             values = args if len(args) > 1 else args[0] if args and isinstance(args[0], (tuple, list)) else ()
+            if not kwargs and any(isinstance(one, LiftedNumber) for one in values):
+                return lifted(original, *values)
             if kwargs or not any(map(_is_symbol, values)) or not listener.is_listening:
                 return original(*args, **kwargs)
             return reduce(symbolic, values)
@@ -99,6 +100,8 @@ def _math(name: str) -> Callable[[Any, Any], Any]:
         def function(value: Any, *rest: Any) -> Any:
             if symbolic is not None and not rest and _is_symbol(value) and listener.is_listening:
                 return symbolic(value)
+            if type(value) is LiftedInt or type(value) is LiftedFloat:
+                return lifted(original, value, *rest)
             return original(value, *rest)
 
         return function
@@ -131,6 +134,8 @@ def _example(value: Any) -> Any:
     """Return a size, or the sizes of a shape, as the numbers of the example."""
     if isinstance(value, torch.Size):
         return torch.Size(map(_example, value))
+    if isinstance(value, LiftedNumber):
+        return value.number
     return value.node.hint if _is_symbol(value) else value
 
 
@@ -179,14 +184,18 @@ def builtin_substitutes(listener: Any) -> dict[str, Callable[..., Any]]:
     """Return what calls of `int`, `float` and `type` are redirected to."""
 
     def to_int(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], LiftedNumber):
+            return lifted(int, *args)
         return _whole(args[0]) if args and _is_symbol(args[0]) else int(*args, **kwargs)
 
     def to_float(*args: Any) -> Any:
+        if args and isinstance(args[0], LiftedNumber):
+            return lifted(float, *args)
         return torch.sym_float(args[0]) if args and _is_symbol(args[0]) else float(*args)
 
     def class_of(*args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and type(args[0]) in _STAND_INS and listener.is_listening:
-            return type(_EXAMPLES[type(args[0])]) if _is_symbol(args[0]) else listener.tensor_class(args[0])
+            return type(_EXAMPLES[type(args[0])]) if type(args[0]) in _EXAMPLES else listener.tensor_class(args[0])
         return type(*args, **kwargs)
 
     return {"int": to_int, "float": to_float, "type": class_of}
@@ -207,53 +216,3 @@ def _whole(number: Any) -> Any:
             whole = FloorDiv(size, sympy.Integer(int(divisor)))
             return number.node.shape_env.create_symintnode(whole, hint=int(number.node.hint))
     return torch.sym_int(number)
-
-
-# -- messages ---------------------------------------------------------------------------------------------------------
-
-_MESSAGE_CALLS = frozenset(
-    "_assert _check _check_value _check_is_size print warn warn_once warning warning_once info info_once debug error "
-    "exception critical log".split()
-)
-"""Names of functions and methods whose arguments are messages."""
-
-_Position = tuple[int, int]
-"""Line from 1, column from 0."""
-
-
-def is_in_message(frame: FrameType) -> bool:
-    """Return whether the expression that `frame` is evaluating is part of a message."""
-    line, end_line, column, end_column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    if line is None or end_line is None or column is None or end_column is None:
-        return False
-    return any(
-        start <= (line, column) and (end_line, end_column) <= end for start, end in _messages(frame.f_code.co_filename)
-    )
-
-
-@lru_cache(maxsize=64)
-def _messages(file: str) -> tuple[tuple[_Position, _Position], ...]:
-    """Return start and end of every message in a file."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ()
-    return tuple(_span(part) for node in ast.walk(tree) for part in _message_parts(node))
-
-
-def _message_parts(node: ast.AST) -> list[ast.expr]:
-    if isinstance(node, ast.Raise):
-        return [node.exc] if node.exc else []
-    if isinstance(node, ast.Assert):
-        return [node.msg] if node.msg else []
-    if isinstance(node, ast.Call) and _name(node.func) in _MESSAGE_CALLS:
-        return [*node.args, *(keyword.value for keyword in node.keywords)]
-    return []
-
-
-def _name(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def _span(node: ast.expr) -> tuple[_Position, _Position]:
-    return (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or 0)

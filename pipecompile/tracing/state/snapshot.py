@@ -20,6 +20,7 @@ from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
 from pipecompile.tracing.container_items import items_in, refill, values_in
+from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 from pipecompile.tracing.reachable_code import named_values, names_in, reachable
 from pipecompile.tracing.state.random_states import (
     RandomStates,
@@ -174,7 +175,7 @@ def can_hold(value: object) -> bool:
     """Return whether a value may contain others: a container, a module, a function, an object of a user's class."""
     if isinstance(value, (nn.Module, FunctionType, MethodType, partial)) or type(value) in _CONTAINERS:
         return True
-    if isinstance(value, (type, torch.Tensor)) or not hasattr(value, "__dict__"):
+    if isinstance(value, (type, torch.Tensor, LiftedNumber)) or not hasattr(value, "__dict__"):
         return False
     return type(value).__module__.partition(".")[0] not in _FOREIGN
 
