@@ -93,7 +93,7 @@ def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: l
         by_kind[_is_constant(change, values, constants)].append(change)
     if not (is_alike and _tensor_keys(by_kind[False]) == _tensor_keys(later) - _tensor_keys(by_kind[True])):
         raise CarriedStateError(changes, model)
-    _warn([change.name for change in changes if not _record_change(change, later, values, constants, recording)], model)
+    _warn([change.name for change in _record_changes(changes, later, constants, recording)], model)
 
 
 def _warn(lost: Sequence[str], model: nn.Module) -> None:
@@ -151,23 +151,35 @@ def _erase_second_call(graph: fx.Graph, first: set[fx.Node]) -> None:
             graph.erase_node(node)
 
 
-def _record_change(
-    change: StateChange,
-    later: Sequence[StateChange],
-    values: ValueNodes,
-    constants: set[fx.Node],
-    recording: RecordedCall,
-) -> bool:
-    """Record a node that makes the change, unless a run makes it anyway. Return False if no node can make it."""
+_MADE_ANYWAY: Any = object()
+"""The effect of a change that every run of the graph makes."""
+
+
+def _record_changes(
+    changes: Sequence[StateChange], later: Sequence[StateChange], constants: set[fx.Node], recording: RecordedCall
+) -> list[StateChange]:
+    """Record a node for each change that a run does not make anyway, and return the changes that no node makes.
+
+    Flags go with the others: a model that installs hooks and notes that they are there must not have the note alone.
+    """
+    effects = [(change, _effect(change, later, recording.values, constants)) for change in changes]
+    lost = [change for change, effect in effects if effect is None]
+    for change, effect in effects:
+        if effect is None or effect is _MADE_ANYWAY:
+            continue
+        if lost and not change.tensors and not change.is_count:
+            lost.append(change)
+        else:
+            recording.leftovers.note_written(change)
+            recording.write_effect(effect, () if change.is_count else (change.value,))
+    return lost
+
+
+def _effect(change: StateChange, later: Sequence[StateChange], values: ValueNodes, constants: set[fx.Node]) -> Any:
+    """Return the function of a node that makes the change, `_MADE_ANYWAY`, or None if no node can make it."""
     if not all(map(values.has_node_for, change.tensors)):
-        return False
+        return None
     if change.tensors and _is_constant(change, values, constants):
-        return True
-    next_value = next(
-        (c.value for c in later if c.place.container is change.place.container and c.key == change.key), None
-    )
-    function = effect_function(change, next_value)
-    if function is not None:
-        recording.leftovers.note_written(change)
-        recording.write_effect(function, () if change.is_count else (change.value,))
-    return function is not None
+        return _MADE_ANYWAY
+    same = (c.value for c in later if c.place.container is change.place.container and c.key == change.key)
+    return effect_function(change, next(same, None))

@@ -101,3 +101,31 @@ def test_what_is_kept_is_what_the_first_call_made() -> None:
     graph = pc.trace(model, torch.randn(3, 4))
     x = torch.randn(5, 4)
     assert torch.equal(graph(x), model(x))
+
+
+class Capturing(nn.Module):
+    """Installs hooks in its first call and notes that they are there, as models of transformers do for hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.installed, self.seen = nn.Linear(4, 4), nn.Linear(4, 4), False, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.installed:
+            self.b.register_forward_hook(lambda _module, _args, output: self.seen.append(output.detach()))
+            self.installed = True
+        return self.b(self.a(x))
+
+
+def test_hooks_and_the_note_of_them_are_left_together_or_not_at_all() -> None:
+    model, x = Capturing(), torch.randn(6, 4)
+    with pytest.warns(pc.RecordingWarning, match="installed"):
+        pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=2, loss_fn=lambda y: y.sum(), cost="analytic")
+    pipe.step(x)
+    assert not model.installed
+    model.seen.clear()
+    output = model(x)
+    assert model.installed
+    assert torch.equal(model.seen[-1], output)
+    pipe.step(x)
+    assert len(model.b._forward_hooks) == 1
