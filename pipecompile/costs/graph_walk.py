@@ -201,5 +201,18 @@ class OneDevice(TorchFunctionMode):
             kwargs["device"] = self._device
         if func is Tensor.to:
             args = (args[0], *(self._device if isinstance(arg, str) else arg for arg in args[1:]))
+        if func is Tensor.__setitem__ and _selects_by_mask(args[1]):
+            return _write_by_mask(args[0], args[2])
         args = tuple(self._device if isinstance(arg, torch.device) else arg for arg in args)
         return with_unknown_data(func, args, kwargs)(*args, **kwargs)
+
+
+def _selects_by_mask(index: Any) -> bool:
+    """Return whether the values of the index decide how many elements it selects."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
+
+
+def _write_by_mask(tensor: Tensor, value: Any) -> None:
+    """Stand for `tensor[mask] = value`, which fake tensors cannot run: read and write the tensor once, with a gradient to both."""
+    tensor.add_(value.sum() if isinstance(value, Tensor) else 0)

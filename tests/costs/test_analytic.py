@@ -1,4 +1,4 @@
-"""None"""
+"""Kernels and costs of nodes on fake tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""None"""
+"""Figures of named devices and links, and times by the roofline."""
 
 from __future__ import annotations
 

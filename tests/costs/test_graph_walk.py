@@ -1,4 +1,4 @@
-"""None"""
+"""The walk over a graph that all cost models share."""
 
 from __future__ import annotations
 
@@ -171,3 +171,13 @@ def test_calls_that_name_a_device_get_the_common_one() -> None:
         typed = torch.ones(2).to(torch.int8)
     assert {tensor.device for tensor in made} == {CPU}
     assert (made[2].dtype, typed.dtype) == (torch.float64, torch.int8)
+
+
+def test_a_write_by_a_mask_costs_a_pass_over_the_tensor_and_has_both_gradients() -> None:
+    with FakeTensorMode(), OneDevice(CPU):
+        h, value = torch.zeros(4, 3, requires_grad=True).clone(), torch.ones((), requires_grad=True)
+        for index in (h > 0, (slice(None), torch.ones(3, dtype=torch.bool))):
+            h[index] = value
+        h[torch.ones(4, dtype=torch.bool)] = 2.0
+        assert all(gradient is not None for gradient in torch.autograd.grad(h.sum(), [value]))
+        assert h.shape == (4, 3)

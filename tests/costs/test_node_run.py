@@ -1,4 +1,4 @@
-"""None"""
+"""Runs of single nodes: values, gradients, saved bytes, writes."""
 
 from __future__ import annotations
 

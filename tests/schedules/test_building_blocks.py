@@ -1,4 +1,4 @@
-"""None"""
+"""Queues of actions, loops over them, and their merging into rows."""
 
 from __future__ import annotations
 

@@ -82,10 +82,16 @@ _DATA_POSITION = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.T
 
 
 def with_unknown_data(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
-    """Return `func`, or, if the call makes a tensor of unknown numbers, a function that makes one of zeros."""
+    """Return `func`, or, if the call makes a tensor of unknown numbers, a function that makes one of zeros.
+
+    A draw of unknown shape from a generator becomes one without, since torch's operators with a generator take known shapes alone.
+    """
     position = _DATA_POSITION.get(func)
     if position is None:
-        return func  # type: ignore[no-any-return]
+        is_sized_draw = "generator" in kwargs and any(
+            isinstance(leaf, torch.SymInt) for leaf in pytree.tree_leaves((args, kwargs))
+        )
+        return _without_generator(func) if is_sized_draw else func
     data = args[position] if len(args) > position else kwargs.get("data", kwargs.get("obj"))
     if isinstance(data, torch.Tensor) or not any(_is_unknown(leaf) for leaf in pytree.tree_leaves(data)):
         return func  # type: ignore[no-any-return]
@@ -99,6 +105,13 @@ def with_unknown_data(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
         return zeros if not isinstance(fake, FakeTensorMode) else fake.from_tensor(zeros, static_shapes=True)
 
     return make
+
+
+def _without_generator(func: Any) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **{key: value for key, value in kwargs.items() if key != "generator"})
+
+    return draw
 
 
 def _is_unknown(leaf: Any) -> bool:

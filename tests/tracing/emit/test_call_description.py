@@ -1,4 +1,4 @@
-"""None"""
+"""Opcode, target and effects of calls as nodes of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""None"""
+"""Fake twins of tensors, and calls whose numbers only a run knows."""
 
 from __future__ import annotations
 
@@ -105,3 +105,26 @@ def test_their_cost_can_be_computed():
     model, (x,) = Body(made_of_numbers), rows(4)(4)
     pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=1, cost="analytic", partitioner="dp")
     assert torch.equal(pipe(x), model(x))
+
+
+def test_draws_of_as_many_samples_from_a_generator():
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.source = nn.Linear(4, 4), nn.Linear(4, 4), torch.Generator().manual_seed(3)
+
+        def forward(self, x):
+            h = self.a(x) + torch.randn(x.shape, generator=self.source) + torch.rand(size=x.shape, generator=None)
+            return self.b(h[torch.randperm(len(h), generator=self.source)])
+
+    outputs = []
+    for piped in (False, True):
+        torch.manual_seed(0)
+        model, x = Noisy(), torch.randn(6, 4)
+        run = pc.compile(model, 2, example_args=(x,), n_microbatches=2, cost="analytic") if piped else model
+        torch.manual_seed(1)
+        with torch.no_grad():
+            outputs.append(run(x) if piped else torch.cat([run(part) for part in x.split(3)]))
+        outputs.append(model.source.get_state())
+    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[1], outputs[3])
