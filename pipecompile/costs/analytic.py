@@ -9,7 +9,7 @@ operand once. Views launch nothing; a gather reads only the selected rows; a wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -24,6 +24,7 @@ from pipecompile.costs.device_specs import DeviceSpec, spec_for
 from pipecompile.costs.graph_walk import FakeTwins, OneDevice, Visit, walk
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
+from pipecompile.costs.run_signature import run_signature
 from pipecompile.torch_private.modes import FakeTensorMode, TorchDispatchMode, is_mkldnn_enabled, set_mkldnn_enabled
 from pipecompile.torch_private.modules import NormBase
 from pipecompile.torch_private.operators import schema_of
@@ -88,12 +89,24 @@ def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[N
 
 
 class _Tally:
-    """The meter of the walk: run each node once and record its kernels."""
+    """The meter of the walk: run each node once and record its kernels. Of nodes with equal signatures, the first is recorded."""
 
     def __init__(self, device: torch.device) -> None:
         self.log, self.place = KernelLog(), OneDevice(device)
+        self._known: dict[Hashable, NodeKernels] = {}
 
     def __call__(self, run: NodeRun) -> NodeKernels:
+        signature = run_signature(run)
+        if signature is None:
+            return self._recorded(run)
+        if signature not in self._known:
+            self._known[signature] = self._recorded(run)
+        else:
+            with self.place:
+                run.first()
+        return self._known[signature]
+
+    def _recorded(self, run: NodeRun) -> NodeKernels:
         with self.log, self.place:
             run.first()
         forward = self.log.take()

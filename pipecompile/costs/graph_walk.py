@@ -29,7 +29,7 @@ from pipecompile.tracing.fakes.fake_tensors import with_unknown_data
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.state.preserved_run import state_tensors
 
-__all__ = ["COMPUTE_OPS", "FakeTwins", "OneDevice", "Visit", "naming", "walk"]
+__all__ = ["COMPUTE_OPS", "FakeTwins", "MethodCall", "OneDevice", "Visit", "naming", "walk"]
 
 
 T = TypeVar("T")
@@ -45,6 +45,16 @@ class Visit(Generic[T]):
     saved_bytes: int
     output_bytes: int
     saves: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class MethodCall:
+    """A call of a method of its first argument."""
+
+    name: str
+
+    def __call__(self, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(owner, self.name)(*args, **kwargs)
 
 
 def walk(graph: GraphModule, inputs: Sequence[object], meter: Callable[[NodeRun], T]) -> dict[str, Visit[T]]:
@@ -102,7 +112,7 @@ class _Walker(Interpreter, Generic[T]):
             return node.target
         name = str(node.target)
         if node.op == "call_method":
-            return lambda owner, *args, **kwargs: getattr(owner, name)(*args, **kwargs)
+            return MethodCall(name)
         module: nn.Module = self.fetch_attr(name)
         return module
 

@@ -70,7 +70,7 @@ class NodeRun:
         parameters: Iterable[Tensor],
         ledger: SavedLedger,
     ) -> None:
-        self.call, self.args, self._kwargs, self._ledger = call, args, kwargs, ledger
+        self.call, self.args, self.kwargs, self._ledger = call, args, kwargs, ledger
         self.arguments = tensors_in((*args, *kwargs.values()))
         self.parameters = tuple(parameters)
         self._trained = [parameter for parameter in self.parameters if parameter.requires_grad]
@@ -137,7 +137,7 @@ class NodeRun:
         for tensor in self.arguments:
             self._aliases[id(tensor)] = self._alias(tensor)
         self._versions = [version_of(tensor) for tensor in self.arguments]
-        self._ready = map_tensors(lambda t: self._aliases[id(t)], (tuple(self.args), dict(self._kwargs)))
+        self._ready = map_tensors(lambda t: self._aliases[id(t)], (tuple(self.args), dict(self.kwargs)))
 
     def forward(self) -> None:
         """Run the node. This method and `backward` are the ones to time."""
