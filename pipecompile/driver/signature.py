@@ -16,7 +16,7 @@ from pipecompile.tracing.ambient_modes import Ambient
 __all__ = ["Signature", "signature_of"]
 
 Signature = tuple[Any, ...]
-"""Structure of the inputs, modes of all modules, autocast, then per input leaf its shape without the batch and its dtype, or its plain value."""
+"""Structure of the inputs, modes of all modules, autocast, the default dtype, then per input leaf its shape without the batch and its dtype, or its plain value."""
 
 
 def signature_of(model: nn.Module, batch: MiniBatch) -> Signature:
@@ -40,7 +40,7 @@ def signature_of(model: nn.Module, batch: MiniBatch) -> Signature:
 
 def _signature(model: nn.Module, inputs: FlatInputs) -> Signature:
     leaves = [_leaf_signature(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
-    return (inputs.spec, training_modes(model), Ambient.now().autocast, *leaves)
+    return (inputs.spec, training_modes(model), Ambient.now().autocast, torch.get_default_dtype(), *leaves)
 
 
 def training_modes(model: nn.Module) -> tuple[bool, ...]:

@@ -78,6 +78,16 @@ def test_modes_and_autocast_count() -> None:
     assert signature(X) == usual
 
 
+def test_the_default_dtype_counts() -> None:
+    x, before = torch.zeros(4, 3), torch.get_default_dtype()
+    known = signature(x)
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert signature(x) != known
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_modes_are_breadth_first_and_a_shared_module_counts_once() -> None:
     model = Model()
     model.inner.training = False

@@ -29,7 +29,7 @@ from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.container_state import ATOMS, add_container
 from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.object_state import add_object, class_attribute
-from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
+from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState, line_of_read
 from pipecompile.tracing.reachable_code import loaded_globals, names_in
 
 __all__ = ["StateReader"]
@@ -39,6 +39,12 @@ _TORCH = _FOREIGN | {"torch"}
 _WHOLE = (SimpleNamespace, functools.partial)
 _parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _content_of_cell = attrgetter("cell_contents", "cell_contents")  # of a single name, attrgetter returns no tuple
+_CLOCKS = {
+    ("time", name) for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "process_time")
+}
+_CLOCKS |= {("posix", "getpid"), ("nt", "getpid")}
+"""Module and name of functions that return another number at every run."""
+
 _ARRAY_BYTES = 1 << 20
 """Bytes up to which the contents of a numpy array are compared before every run."""
 
@@ -149,6 +155,8 @@ class StateReader:
 
     def _foreign(self, value: Any, label: str, place: Place) -> None:
         self.state.add(label, value, place)
+        if (getattr(value, "__module__", ""), getattr(value, "__name__", "")) in _CLOCKS:
+            self.state.risks[label] = f"at {line_of_read(place)}: what it returns is a constant of the recording"
         if hasattr(type(value), "__next__"):
             self.state.risks[label] = f"a {type(value).__name__}: each call of next changes it, unseen"
 

@@ -39,6 +39,7 @@ __all__ = [
     "effect_function",
     "effects_muted",
     "hooks_of",
+    "put_value",
     "recorded_alike",
     "without_keys",
 ]
@@ -196,19 +197,20 @@ def effect_function(change: StateChange, later: Any) -> Any:
         step = change.value - change.before
         if later - change.value != step:
             return None
-        return _effect("advance", lambda: _put(container, key, _at(container, key) + step))
+        return _effect("advance", lambda: put_value(container, key, _at(container, key) + step))
     if not change.is_plain:
         return None
     if key is None:
         return _effect("extend", container.extend)
-    return _effect("keep", lambda value: _put(container, key, value))
+    return _effect("keep", lambda value: put_value(container, key, value))
 
 
 def _at(container: Any, key: Any) -> Any:
     return container[key] if isinstance(container, (dict, list)) else container.cell_contents
 
 
-def _put(container: Any, key: Any, value: Any) -> None:
+def put_value(container: Any, key: Any, value: Any) -> None:
+    """Replace a value in a container, or the content of a variable."""
     if isinstance(container, (dict, list)):
         container[key] = value
     else:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +23,10 @@ from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes
+from pipecompile.tracing.fakes.lifted_numbers import examples
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import Role, facts
+from pipecompile.tracing.state.counters import adds_a_constant, counters_watched, warn_of_decisions
 from pipecompile.tracing.state.leftover_state import (
     StateChange,
     StateWatch,
@@ -32,6 +35,7 @@ from pipecompile.tracing.state.leftover_state import (
     recorded_alike,
 )
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
+from pipecompile.tracing.state.snapshot import contents_restored, places_of
 
 __all__ = ["CarriedStateError", "RecordedCall", "record_state_changes"]
 
@@ -81,7 +85,7 @@ def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: l
     if recording.leftovers.is_length_read(changes):
         raise CarriedStateError(changes, model)
     try:
-        later = _record_again(recording, inputs)
+        later = _later_changes(recording, inputs, changes, first)
     except Exception as error:
         raise CarriedStateError(changes, model) from error
     second = [node for node in _computing_nodes(values.graph) if node not in set(first)]
@@ -102,6 +106,28 @@ def _warn(lost: Sequence[str], model: nn.Module) -> None:
         names = ", ".join(dict.fromkeys(lost))
         what = f"{type(model).__name__}.forward changes {names} in a way that a graph cannot: a pipeline leaves this state as it is"
         warnings.warn(what, RecordingWarning, stacklevel=3)
+
+
+def _later_changes(
+    recording: RecordedCall, inputs: FlatInputs, changes: Sequence[StateChange], first: Sequence[fx.Node]
+) -> list[StateChange]:
+    """Return the changes of a second call. If the first advanced counters, Python's decisions on them are looked for.
+
+    A call that does not run with stand-ins for the counters is recorded with the numbers.
+    """
+    model, graph = recording.model, recording.values.graph
+    if not any(change.is_count for change in changes):
+        return _record_again(recording, inputs)
+    later: list[StateChange] | None = None
+    with contents_restored(places_of(model)), counters_watched(changes) as comparisons, suppress(Exception):
+        later = _record_again(recording, inputs)
+    if later is None:
+        _erase_second_call(graph, set(first))
+        return _record_again(recording, inputs)
+    if not all(adds_a_constant(one.value) for one in later):
+        raise CarriedStateError(changes, model)
+    warn_of_decisions(comparisons, model)
+    return [replace(one, value=examples(one.value)) for one in later]
 
 
 def _record_again(recording: RecordedCall, inputs: FlatInputs) -> list[StateChange]:

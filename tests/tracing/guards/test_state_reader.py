@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import pipecompile as pc
 from tests.support.recorded_reads import state_of
 
 TEMPERATURE = 2.0
@@ -76,3 +78,15 @@ def test_what_no_code_reads_is_left_out() -> None:
 def test_what_cannot_be_guarded_is_a_risk() -> None:
     risks = state_of(Net(), torch.zeros(3, 2)).risks
     assert set(risks) == {"model.steps", "model.large"}
+
+
+def test_a_clock_is_a_risk_with_its_line() -> None:
+    class Timed(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x * time.perf_counter()
+
+    graph = pc.trace(Timed(), torch.ones(2))
+    assert graph.facts.reads is not None
+    risks = graph.facts.reads.guards().risks
+    line = Timed.forward.__code__.co_firstlineno + 1
+    assert f"test_state_reader.py:{line} in" in risks["time.perf_counter"]
