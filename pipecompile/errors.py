@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "CODES",
+    "DetachedLossError",
     "ErrorCode",
     "InfeasibleError",
     "InputError",
@@ -45,6 +46,10 @@ class PipecompileError(Exception):
 
 class InputError(PipecompileError):
     """An argument or a mini-batch that cannot be used: wrong types, shapes, batch sizes, devices or counts."""
+
+
+class DetachedLossError(InputError, RuntimeError):
+    """A loss that has no gradient: it is detached, or nothing is to be trained. A RuntimeError, as `loss.backward()` raises."""
 
 
 class TraceError(PipecompileError):

@@ -34,7 +34,7 @@ from pipecompile.runtime.autograd_call import PipelineCall, run_with_autograd
 from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.registers import Frame, Spans
-from pipecompile.runtime.results import return_input_gradients
+from pipecompile.runtime.results import require_gradient, return_input_gradients
 from pipecompile.schedules import Builder
 from pipecompile.show import pipeline_html, render, stage_table
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -108,6 +108,8 @@ class Pipeline(ModelProxy):
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
         executable.finished(frame, threaded=self._dispatcher.threaded)
+        if trains:
+            require_gradient(losses)
         if is_whole:
             self._dispatcher.settle(frame.spans)
             self._last = executable, frame.spans

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "sizes",
     "split_sizes",
     "weighted_loss",
+    "without_uncounted",
 ]
 
 
@@ -129,9 +130,12 @@ def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[Sequence[float]
 
 
 def weighted_loss(losses: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Return the loss of the mini-batch: the weighted sum of the micro-batches' losses, added in order."""
+    """Return the loss of the mini-batch: the weighted sum of the micro-batches' losses, added in order.
+
+    A loss without weight counts only if it is infinite, and makes the sum NaN: there is a sum that its divisor does not count.
+    """
     if 0.0 in weights and any(weights):  # the loss of nothing that counts is not a number
-        pairs = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if weight]
+        pairs = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if weight or loss.isinf()]
         losses, weights = [loss for loss, _ in pairs], [weight for _, weight in pairs]
     with torch.no_grad():
         first, *others = foreach_mul(losses, weights)
@@ -155,17 +159,29 @@ class LossDivisor:
         """Return the divisor with other names for its inputs, in their order."""
         return replace(self, inputs=tuple(names))
 
-    def of(self, values: Mapping[str, Any], size: int) -> torch.Tensor:
-        """Return the divisor for the inputs of `size` samples, by name: a number as a float64 tensor."""
+    def value(self, values: Mapping[str, Any], size: int) -> Any:
+        """Return what is computed from the inputs of `size` samples, by name."""
         arguments = [values[name] for name in self.inputs]
         with torch.no_grad():
-            result = arguments[0] if self.compute is None else self.compute(*arguments, size)
+            return arguments[0] if self.compute is None else self.compute(*arguments, size)
+
+    def of(self, values: Mapping[str, Any], size: int) -> torch.Tensor:
+        """Return the divisor for the inputs of `size` samples, by name: a number as a float64 tensor."""
+        result = self.value(values, size)
+        with torch.no_grad():
             if not self.is_target:
                 return torch.as_tensor(result).double().cpu()
             counted: torch.Tensor = result != self.ignored
             if self.weight is not None:
                 counted = self.weight.to(result.device)[result.masked_fill(~counted, 0)].double() * counted
             return counted.sum().double().cpu()
+
+    def fed_by(self, sources: Sequence[LossDivisor]) -> LossDivisor:
+        """Return the divisor with its inputs computed by these sources."""
+        names = tuple(dict.fromkeys(name for source in sources for name in source.inputs))
+        if all(source.compute is None for source in sources):
+            return self.renamed([source.inputs[0] for source in sources])
+        return replace(self, inputs=names, compute=partial(_chained, self.compute, sources, names))
 
     def is_complete(self, values: Mapping[str, Any], whole: torch.Tensor) -> bool:
         """Return whether every class index of the mini-batch counts alike: shares are then those of the samples."""
@@ -182,6 +198,21 @@ class LossDivisor:
         with torch.inference_mode(False):
             weights = torch.stack([self.of(part, size) for part, size in zip(parts, sizes, strict=True)]) / total
             return weights.tolist(), weights.unbind()
+
+
+def _chained(
+    compute: Callable[..., Any] | None, sources: Sequence[LossDivisor], names: Sequence[str], *arguments: Any
+) -> Any:
+    """Return what `compute` makes of the values of the sources; of the only one, if it is None."""
+    *given, size = arguments
+    values = dict(zip(names, given, strict=True))
+    computed = [source.value(values, size) for source in sources]
+    return computed[0] if compute is None else compute(*computed, size)
+
+
+def without_uncounted(gradients: Sequence[torch.Tensor], weights: Sequence[float]) -> Sequence[torch.Tensor | None]:
+    """Return no gradient for a micro-batch without weight: its loss is 0/0, whose derivative is NaN."""
+    return [gradient if weight else None for gradient, weight in zip(gradients, weights, strict=True)]
 
 
 def scaled_gradients(

@@ -13,7 +13,15 @@ import torch
 from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs, offset_names
-from pipecompile.batching.microbatches import MiniBatch, scaled_gradients, scatter_tree, split_sizes
+from pipecompile.batching.merging import MergeRule
+from pipecompile.batching.microbatches import (
+    LossDivisor,
+    MiniBatch,
+    scaled_gradients,
+    scatter_tree,
+    split_sizes,
+    without_uncounted,
+)
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import (
     candidate_batches,
@@ -24,7 +32,8 @@ from pipecompile.driver.batch_split import (
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.loss_shares import find_divisor
-from pipecompile.driver.output_merge import check_tail_size, merging_specialization
+from pipecompile.driver.measured_shares import MeasuredShares
+from pipecompile.driver.output_merge import check_tail_size, fixed_output_rules, merging_specialization
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks
 from pipecompile.driver.signature import Signature, signature_of
@@ -130,12 +139,20 @@ class CompileCache:
             arrivals[TARGET, False] = parts
         key = target is not None
         if len(batch.sizes) > 1 and self.options.loss_reduction == "mean" and key not in specialization.divisors:
-            found = find_divisor(specialization, target, arrivals, self.options, self.context.warnings)
-            specialization.divisors[key] = found
+            specialization.divisors[key] = self._divisor(specialization, batch, target, arrivals)
         weights, gradient = specialization.loss_weights(batch, target, arrivals)
         device = specialization.stage_devices[-1]
-        arrivals[LOSS, True] = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
+        gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
+        arrivals[LOSS, True] = without_uncounted(gradient, weights) if 0.0 in weights else gradient
         return arrivals, weights
+
+    def _divisor(
+        self, specialization: Specialization, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
+    ) -> LossDivisor | MeasuredShares | None:
+        def rules() -> Sequence[MergeRule]:
+            return fixed_output_rules(specialization, batch, self.options, self.context)
+
+        return find_divisor(specialization, batch, target, arrivals, self.context.warnings, rules)
 
     def check_values(self) -> None:
         """Raise InputError while tensors that were on meta have no values."""

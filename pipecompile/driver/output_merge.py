@@ -30,7 +30,7 @@ from pipecompile.options import Options
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.recording import another_size
 
-__all__ = ["check_tail_size", "merging_specialization"]
+__all__ = ["check_tail_size", "fixed_output_rules", "merging_specialization"]
 
 
 def merging_specialization(
@@ -42,9 +42,7 @@ def merging_specialization(
     """
     graph = specialization.graph
     if graph.facts.batch_size is not None and any(dim is not None for dim in graph.facts.dims):
-        with context.backend.without_collectives(context.model, options):
-            other = another_size(context.model, graph, batch.first, context.meta_init.device)
-        fixed = fixed_rules(graph, other)
+        fixed = fixed_output_rules(specialization, batch, options, context)
         if any(rule.reason == UNPROVEN for rule in fixed):
             context.warnings.unproven("its first line")
         specialization.outputs.join(fixed)
@@ -62,6 +60,15 @@ def merging_specialization(
     form = _without_tail(specialization, tail, others, options, context)
     form.outputs.join(rules, tail)
     return form
+
+
+def fixed_output_rules(
+    specialization: Specialization, batch: MiniBatch, options: Options, context: CompileContext
+) -> tuple[MergeRule, ...]:
+    """Return the merge rules of the outputs of a recording for one batch size, by a recording of another size."""
+    with context.backend.without_collectives(context.model, options):
+        other = another_size(context.model, specialization.graph, batch.first, context.meta_init.device)
+    return fixed_rules(specialization.graph, other)
 
 
 def _settled(

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.microbatches import LossDivisor, MiniBatch, loss_weights
 from pipecompile.driver.cache_report import Recording
+from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.signature import Signature
 from pipecompile.errors import InputError
@@ -31,7 +33,6 @@ from pipecompile.runtime.cells.torch_compiled import stage_codes
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.runtime.streams import DeviceStreams
-from pipecompile.torch_private import pytree
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.guards.state_guards import ReadChange, StateGuards
@@ -72,7 +73,7 @@ class Specialization:
     executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     schedules: dict[int, Schedule] = field(default_factory=dict)
     merging: Specialization | None = None
-    divisors: dict[bool, LossDivisor | None] = field(default_factory=dict)
+    divisors: dict[bool, LossDivisor | MeasuredShares | None] = field(default_factory=dict)
     facts: GraphFacts = field(init=False)
     inputs: tuple[str, ...] = field(init=False)
     stage_devices: tuple[torch.device, ...] = field(init=False)
@@ -149,13 +150,19 @@ class Specialization:
         divisor = self.divisors.get(target is not None)
         if divisor is None or len(batch.sizes) == 1:
             return loss_weights(batch.sizes, mean=self.options.loss_reduction == "mean")
-        if target is None:
-            wholes = dict(zip(self.inputs, batch.whole.leaves, strict=False))
-            parts = [{name: arrivals[name, False][m] for name in divisor.inputs} for m in range(len(batch.sizes))]
-            return divisor.shares(wholes, parts, batch.sizes)
-        leaves, *others = ({f"target:{i}": leaf for i, leaf in enumerate(pytree.tree_leaves(one))}
-                           for one in (target, *arrivals[TARGET, False]))  # fmt: skip
-        return divisor.shares(leaves, others, batch.sizes)
+        return divisor.shares(*self.step_values(batch, target, arrivals), batch.sizes)
+
+    def step_values(
+        self, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the inputs and the target of the mini-batch and of each micro-batch, and the target's leaves, by name."""
+        whole = dict(zip(self.inputs, batch.whole.leaves, strict=False))
+        parts = [{name: arrivals[name, False][m] for name in self.inputs} for m in range(len(batch.sizes))]
+        targets = arrivals.get((TARGET, False), [None] * len(parts))
+        for values, one in zip((whole, *parts), (target, *targets), strict=True):
+            leaves = [] if one is None else flatten_containers(one)[0]
+            values.update({TARGET: one, **{f"{TARGET}:{place}": leaf for place, leaf in enumerate(leaves)}})
+        return whole, parts
 
     def report(self) -> Recording:
         """Return the row of `pipe.explain()`."""

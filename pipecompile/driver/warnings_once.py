@@ -142,12 +142,14 @@ class WarningsOnce:
         )
 
     def undivided_loss(self) -> None:
-        """Warn that the loss is no mean over samples, and that its divisor is not known before the forward."""
+        """Warn that the loss is no mean over samples as far as is known, nor a mean over what is known before the forward."""
         self._once(
             "undivided loss",
-            "the loss is neither a mean nor a sum over samples, so micro-batches change it, and what it divides by is not known"
-            " before the forward. Try a sum, divided before the step: loss_fn=lambda output, target: loss_sum(output, target) /"
-            " divisor, with loss_reduction='sum' and the divisor of the whole mini-batch",
+            "as far as can be found, the loss is neither a mean nor a sum over samples, nor a mean over what targets and inputs"
+            " count: micro-batches may change it, and are weighted by samples. Try n_microbatches=1 and compare; or a sum, with"
+            " the divisor of the whole mini-batch:\n"
+            "    pc.compile(..., loss_reduction='sum', loss_fn=lambda output, target: loss_sum(output, target) / divisor[0])\n"
+            "    divisor[0] = count(target); pipe.step(x, target=target)",
         )
 
     def normalised(self, layers: int) -> None:

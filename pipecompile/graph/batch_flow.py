@@ -15,7 +15,7 @@ it has after the write.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,10 +48,11 @@ class BatchFlow:
     """The rules of all values of a graph.
 
     `rules` has one rule per leaf of a node's value. `mixing` are the calls that are known to mix samples, in graph order; `guessed`
-    those that could not be tried, whose rows are taken to stay apart because their number says so.
+    those that could not be tried, whose rows are taken to stay apart because their number says so. `given` has the rules of
+    inputs, by place, that are neither joined nor the same for all.
     """
 
-    def __init__(self, graph: TracedGraph) -> None:
+    def __init__(self, graph: TracedGraph, given: Mapping[int, MergeRule] | None = None) -> None:
         self.graph, self.symbol = graph, graph.facts.symbol
         self.rules: dict[fx.Node, Rules] = {}
         self.mixing: list[fx.Node] = []
@@ -60,8 +61,9 @@ class BatchFlow:
         self._seen: list[fx.Node] = []
         self._of_size: set[fx.Node] = set()
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        for node, dim in zip(placeholders, graph.facts.dims, strict=True):
-            self._note(node, [MergeRule(MergeKind.JOINED, dim) if isinstance(dim, int) else _SAME])
+        for place, (node, dim) in enumerate(zip(placeholders, graph.facts.dims, strict=True)):
+            by_dim = MergeRule(MergeKind.JOINED, dim) if isinstance(dim, int) else _SAME
+            self._note(node, [(given or {}).get(place, by_dim)])
         for node in graph.graph.nodes:
             if node.op == "get_attr":
                 self._note(node, [_SAME])

@@ -43,7 +43,7 @@ _MOST_NUMBERS = 2_000_000
 """Numbers in the inputs of an experiment. More take longer than 20 ms to draw; such calls stay without a law."""
 
 _TRIALS, _DISCRETE_TRIALS = 8, 24
-"""Draws of the inputs, if all results are real numbers, and else."""
+"""Draws of the inputs, if all inputs and results are real numbers, and else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ class BatchProbes:
             return [Finding(None, is_tested=False)] * len(outputs)
         candidates = [candidates_for(pytree.tree_leaves(value_of(node))[leaf], self.symbol) for node, leaf in outputs]
         tested = False
-        discrete = any(not value.is_floating_point() for value in map(_tensor_of, outputs) if value is not None)
+        tensors = [*map(_tensor_of, outputs), *map(value_of, inputs)]
+        discrete = any(not value.is_floating_point() for value in tensors if value is not None)
         with isolated():
             for trial in range(_DISCRETE_TRIALS if discrete else _TRIALS):
                 if not any(candidates):

@@ -10,7 +10,8 @@ inputs alone, not on parameters: they are known before the forward.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from pipecompile.batching.merging import MergeKind
+from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import LossDivisor
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.module_names import held_tensors
@@ -26,56 +27,149 @@ from pipecompile.graph.row_order import word_of
 from pipecompile.graph.stages import Stage, extract
 from pipecompile.tracing.node_facts import facts, value_of
 
-__all__ = ["divisor_of"]
+__all__ = ["computed_from_inputs", "divisor_of"]
 
+_SAME = MergeRule(MergeKind.SAME)
 _CASTS = ("to", "float", "double", "type", "clone", "contiguous", "view_as", "mean", "squeeze", "reshape")
+_SCALINGS = (*_CASTS, "mul", "truediv", "div", "neg")
+_RESHAPES = ("view", "reshape", "flatten", "contiguous", "long", "transpose", "permute")
+_SUMS = (operator.add, operator.sub, torch.add, torch.sub, "add", "sub")
+_RATIOS = (operator.truediv, torch.div, "div")
 _COUNTED: tuple[Any, ...] = (F.cross_entropy, F.nll_loss)
 _COUNTED_LAYERS = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """What a mean counts: `end`, a number that is computed, per sample if `is_mean`; with `is_target`, class indices."""
+
+    end: fx.Node
+    is_target: bool = False
+    ignored: int = -100
+    weight: fx.Node | torch.Tensor | None = None
+    is_mean: bool = False
+
+
 def divisor_of(flow: BatchFlow, loss: fx.Node) -> LossDivisor | None:
-    """Return the divisor of a loss whose value is a mean over what counts; None if no such divisor is known."""
-    node = loss
-    while not _is_mean(flow, node) and word_of(node) in (*_CASTS, "mul", "truediv", "div") and _is_scaling(node):
+    """Return the divisor of a loss whose value is a mean over what counts; None if no such divisor is known.
+
+    Terms of a sum must have the same divisor, whose micro-batches add up if there are terms that no sample enters.
+    """
+    counts = _counts(flow, loss)
+    if counts is None or len(kinds := set(counts) - {None}) != 1:
+        return None
+    (count,) = kinds
+    assert count is not None
+    if None in counts and not count.is_target and flow.rule(count.end).kind is not MergeKind.ADDED:
+        return None
+    weight = count.weight
+    if isinstance(weight, fx.Node) and (weight := _constant(flow, weight)) is None:
+        return None
+    if not count.is_target:
+        found = _extracted(flow, count.end, {})
+        return _by_size(found) if count.is_mean and found is not None else found
+    return _extracted(flow, count.end, {"is_target": True, "ignored": count.ignored, "weight": weight})
+
+
+def computed_from_inputs(flow: BatchFlow, node: fx.Node) -> LossDivisor | None:
+    """Return the computation of a value from inputs alone; None if parameters, draws or gradients enter."""
+    return _extracted(flow, node, {})
+
+
+def _by_size(divisor: LossDivisor) -> LossDivisor | None:
+    """Return a mean over the samples as a sum."""
+    return None if divisor.compute is None else replace(divisor, compute=partial(_times_size, divisor.compute))
+
+
+def _times_size(compute: Callable[..., Any], *arguments: Any) -> Any:
+    return compute(*arguments) * arguments[-1]
+
+
+def _counts(flow: BatchFlow, node: fx.Node) -> list[_Count | None] | None:
+    """Return what each term of a loss counts, None for a term that no sample enters; None alone if a term is unknown."""
+    while not _is_mean(flow, node) and word_of(node) in _SCALINGS and _is_scaling(node):
         node = node.args[0]  # type: ignore[assignment]
+    if flow.rules.get(node) == (_SAME,):
+        return [None]
     if _is_mean(flow, node):
         return _counted(flow, node)
-    if node.target in (operator.truediv, torch.div, "div") and len(node.all_input_nodes) > 1:
-        above, below = node.args[:2]
-        if isinstance(above, fx.Node) and isinstance(below, fx.Node) and flow.rules[above][0].kind is MergeKind.ADDED:
-            return _extracted(flow, below, {})
+    terms = node.args[:2]
+    if (
+        node.target in _SUMS
+        and not node.kwargs
+        and all(isinstance(term, (int, float)) or _is_tensor(term) for term in terms)
+    ):
+        found = [_counts(flow, term) if isinstance(term, fx.Node) else [None] for term in terms]
+        return None if None in found else [count for one in found for count in one or ()]
+    if node.target in _RATIOS and len(terms) == 2 and all(map(_is_tensor, terms)):
+        above, below = terms
+        kinds = [flow.rules[term][0].kind for term in (above, below)]  # type: ignore[index]
+        if kinds == [MergeKind.AVERAGED] * 2:
+            return [_Count(below, is_mean=True)]  # type: ignore[arg-type]
+        return [_Count(below)] if kinds[0] is MergeKind.ADDED else None  # type: ignore[arg-type]
     return None
+
+
+def _is_tensor(argument: Any) -> bool:
+    return isinstance(argument, fx.Node) and isinstance(value_of(argument), torch.Tensor)
 
 
 def _is_scaling(node: fx.Node) -> bool:
     """Return whether a call has one argument that is a value: a cast, or a product with a number."""
     first = node.args[0] if node.args else None
     is_alone = isinstance(first, fx.Node) and set(node.all_input_nodes) == {first}
-    return is_alone and bool(value_of(first).dim() == 0)  # type: ignore[arg-type]
+    is_one_use = is_alone and sum(argument is first for argument in node.args) == 1
+    return is_one_use and bool(value_of(first).dim() == 0)  # type: ignore[arg-type]
 
 
 def _is_mean(flow: BatchFlow, node: fx.Node) -> bool:
     if node.op == "call_module":
         layer = flow.graph.get_submodule(str(node.target))
-        return isinstance(layer, _COUNTED_LAYERS) and layer.reduction == "mean"
+        return type(layer) in _COUNTED_LAYERS and layer.reduction == "mean"
     is_counted = node.target in _COUNTED and len(tuple(node.args)) < 4
     return is_counted and bool(node.kwargs.get("reduction", "mean") == "mean")
 
 
-def _counted(flow: BatchFlow, node: fx.Node) -> LossDivisor | None:
+def _counted(flow: BatchFlow, node: fx.Node) -> list[_Count | None] | None:
+    scores: Any = node.args[0] if node.args else node.kwargs.get("input")
     target: Any = node.kwargs.get("target", node.args[1] if len(node.args) > 1 else None)
     if node.op == "call_module":
         layer: Any = flow.graph.get_submodule(str(node.target))
         weight, ignored = layer.weight, layer.ignore_index
     else:
-        given: Any = node.kwargs.get("weight", node.args[2] if len(node.args) > 2 else None)
-        weight = _constant(flow, given) if isinstance(given, fx.Node) else None
+        weight = node.kwargs.get("weight", node.args[2] if len(node.args) > 2 else None)
         ignored = node.kwargs.get("ignore_index", -100)
-        if isinstance(given, fx.Node) and weight is None:
-            return None
-    if not isinstance(target, fx.Node) or value_of(target).is_floating_point() or not isinstance(ignored, int):
+    if not isinstance(scores, fx.Node) or not isinstance(target, fx.Node) or not isinstance(ignored, int):
         return None
-    return _extracted(flow, target, {"is_target": True, "ignored": ignored, "weight": weight})
+    if value_of(target).is_floating_point() or not _are_aligned(flow, scores, target):
+        return None
+    return [_Count(_reshaped_from(target), is_target=True, ignored=ignored, weight=weight)]
+
+
+def _reshaped_from(target: fx.Node) -> fx.Node:
+    """Return the value that has the same class indices in another shape: losses of several outputs count the same labels."""
+    while word_of(target) in _RESHAPES and isinstance(source := target.args[0], fx.Node):
+        if value_of(source).is_floating_point():
+            break
+        target = source
+    return target
+
+
+def _are_aligned(flow: BatchFlow, scores: fx.Node, target: fx.Node) -> bool:
+    """Return whether samples stay apart in scores and target, as rows or moved in the same way from the same dimension."""
+    one, other = _rows(flow, scores), _rows(flow, target)
+    return None not in (one, other) and (one == other or (one, other) == ("rows", "rows"))
+
+
+def _rows(flow: BatchFlow, node: fx.Node) -> Any:
+    """Return "rows" for rows of samples, the batch dimension of what was reshaped into another order, or None."""
+    if flow.rule(node).kind is MergeKind.JOINED:
+        return "rows"
+    while word_of(node) in _RESHAPES and isinstance(source := node.args[0], fx.Node):
+        if (rule := flow.rule(source)).kind is MergeKind.JOINED:
+            return rule.dim
+        node = source
+    return None
 
 
 def _constant(flow: BatchFlow, node: fx.Node) -> torch.Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,14 +22,24 @@ _FAR = 1e6
 
 def random_values(shape: Sequence[int], dtype: torch.dtype, trial: int, special: Sequence[float]) -> torch.Tensor:
     """Return random values. Trials differ in kind: fractions, normal or sparse numbers, numbers near the `special` ones; few or
-    many true values; integers 0 and 1, or the `special` ones as well.
+    many true values; integers 0 and 1, or the `special` ones as well. True values and special integers become more frequent along
+    a value, so that the parts of a batch hardly ever have the same share of them.
     """
     if dtype is torch.bool:
-        return torch.rand(shape) < (0.5, 0.05, 0.95)[trial % 3]
+        return torch.rand(shape) < (_rising(shape), 0.05, 0.95)[trial % 3]
     if dtype.is_floating_point or dtype.is_complex:
         return _random_numbers(shape, trial, special).to(dtype)
-    choices = torch.tensor([0, 1, *(int(one) for one in (special if trial // 2 % 2 == 0 else ()))])
-    return choices[torch.randint(len(choices), tuple(shape))].to(dtype)
+    plain = torch.randint(2, tuple(shape))
+    if trial // 2 % 2 or not special:
+        return plain.to(dtype)
+    choices = torch.tensor([int(one) for one in special])
+    chosen = choices[torch.randint(len(choices), tuple(shape))]
+    return torch.where(torch.rand(shape) < _rising(shape), chosen, plain).to(dtype)
+
+
+def _rising(shape: Sequence[int]) -> torch.Tensor:
+    """Return probabilities from 0.1 to 0.9 along a value."""
+    return torch.linspace(0.1, 0.9, math.prod(shape)).reshape(tuple(shape))
 
 
 def _random_numbers(shape: Sequence[int], trial: int, special: Sequence[float]) -> torch.Tensor:

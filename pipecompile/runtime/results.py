@@ -18,14 +18,14 @@ from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.batching.microbatches import MiniBatch
-from pipecompile.errors import InputError
+from pipecompile.errors import DetachedLossError, InputError
 from pipecompile.graph.whole_batch import WholeBatchTail
 from pipecompile.runtime.registers import Frame
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["OutputLeaf", "Outputs", "input_gradients", "own_loss", "return_input_gradients"]
+__all__ = ["OutputLeaf", "Outputs", "input_gradients", "own_loss", "require_gradient", "return_input_gradients"]
 
 # -- the model's output ------------------------------------------------------------------------------------------------
 
@@ -117,6 +117,16 @@ def own_loss(output: Any) -> Any:
         return output if output.numel() == 1 else None
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return loss if isinstance(loss, torch.Tensor) else None
+
+
+def require_gradient(losses: Sequence[torch.Tensor]) -> None:
+    """Raise DetachedLossError if no micro-batch's loss has a gradient."""
+    if not any(loss.requires_grad for loss in losses):
+        raise DetachedLossError(
+            "the loss has no gradient: element 0 of tensors does not require grad and does not have a grad_fn",
+            why="no parameter requires one, or the loss is detached from the model's output",
+            hint="requires_grad_(True) on what is to be trained; torch.no_grad() around step for the loss alone",
+        )
 
 
 # -- gradients of the inputs -------------------------------------------------------------------------------------------

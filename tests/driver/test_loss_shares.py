@@ -42,6 +42,12 @@ class Tagger(nn.Module):
 
 WEIGHTED = nn.CrossEntropyLoss(torch.arange(1.0, 6.0))
 
+
+def ratio_of_means(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    counted = (labels != -100).float()
+    return (y.square().mean(-1) * counted).mean() / counted.mean()
+
+
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "ignored tokens": tokens,
     "classes in dimension 1": lambda y, labels: F.cross_entropy(y.mT, labels),
@@ -49,6 +55,9 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "a module with weights": lambda y, labels: WEIGHTED(y.mT, labels),
     "shifted labels": lambda y, labels: tokens(y[:, :-1], labels[:, 1:]),
     "a mask": masked,
+    "a mask without a least count": lambda y, labels: (y.mean(-1) * (labels > 0)).sum() / (labels > 0).sum(),
+    "a ratio of means": ratio_of_means,
+    "two heads and a constant": lambda y, labels: tokens(y, labels) + 0.4 * tokens(-y, labels) + 1.0,
 }
 
 
@@ -73,6 +82,83 @@ def test_a_mean_over_what_counts_is_that_of_the_mini_batch(name: str, own: bool)
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
+class Padded(nn.Module):
+    """Tokens as rows, the mask of the input among the outputs; with `dim` 1, the batch is dimension 1."""
+
+    def __init__(self, *, is_flat: bool, dim: int = 0) -> None:
+        super().__init__()
+        self.a, self.is_flat, self.dim = nn.Linear(4, 5), is_flat, dim
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.a(x)
+        if self.is_flat:
+            return y.flatten(0, 1)
+        return {"y": y, "mask": x[..., 0] > 0}
+
+
+def of_output(output: Any) -> torch.Tensor:
+    return (output["y"].square().mean(-1) * output["mask"]).sum() / output["mask"].sum()
+
+
+FORMS: dict[str, tuple[nn.Module, Callable[..., torch.Tensor], dict[str, int], bool]] = {
+    "no target": (Padded(is_flat=False), of_output, {}, False),
+    "no target, a selection": (Padded(is_flat=False), lambda o: o["y"][o["mask"]].square().mean(), {}, False),
+    "what a mask selects": (Tagger(), lambda y, t: F.cross_entropy(y[t >= 0], t[t >= 0]), {}, True),
+    "several rows per sample": (Padded(is_flat=True), lambda y, t: F.cross_entropy(y, t.flatten()), {}, True),
+    "batch_dims": (Padded(is_flat=False), lambda o, t: tokens(o["y"], t), {"x": 1, "target": 1}, True),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_any_form_of_a_call_divides_by_what_counts(name: str) -> None:
+    torch.manual_seed(0)
+    model, loss_fn, batch_dims, has_target = FORMS[name]
+    eager, x = copy.deepcopy(model), torch.randn(7, 3, 4)
+    labels = LABELS
+    if batch_dims:
+        x, labels = x.transpose(0, 1).contiguous(), labels.T.contiguous()
+    target = {"target": labels} if has_target else {}
+    pipe = pc.compile(
+        model, 1, cost="analytic", devices=["cpu"], n_microbatches=4, loss_fn=loss_fn, batch_dims=batch_dims
+    )
+    loss = pipe.step(x, **target)
+    expected = loss_fn(eager(x), *target.values())
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"checkpoint": "always"}, {"schedule": "zb-h1"}, {"dispatch": "threads"}])
+def test_a_micro_batch_without_labels_is_no_nan(options: dict[str, Any]) -> None:
+    model = Tagger()
+    eager, x = copy.deepcopy(model), torch.randn(7, 3, 4)
+    loss_fn = LOSSES["a mask without a least count"]
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=7, loss_fn=loss_fn, **options)
+    loss = pipe.step(x, target=LABELS)
+    expected = loss_fn(eager(x), LABELS)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_loss_without_a_gradient_is_the_error_of_eager(is_frozen: bool, count: int, checkpoint: str) -> None:
+    model = Tagger()
+    model.requires_grad_(not is_frozen)
+    loss_fn = tokens if is_frozen else lambda y, labels: tokens(y, labels).detach()
+    pipe = pc.compile(
+        model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=count, loss_fn=loss_fn, checkpoint=checkpoint
+    )
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="does not require grad and does not have a grad_fn") as error:
+            pipe.step(torch.randn(7, 3, 4), target=LABELS)
+        assert isinstance(error.value, pc.PipecompileError)
+
+
 def test_plain_classes_keep_the_shares_of_the_samples() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh())
     pipe = pc.compile(model, 1, cost="analytic", devices=["cpu"], n_microbatches=3, loss_fn=F.cross_entropy)
@@ -90,6 +176,8 @@ def test_plain_classes_keep_the_shares_of_the_samples() -> None:
     [
         (lambda y, labels: F.cross_entropy(y.mT, labels, reduction="sum"), "is a sum"),
         (lambda y, labels: (y.mean((1, 2)) * labels[:, 0]).softmax(0).square().sum(), "neither a mean nor a sum"),
+        (lambda y, labels: tokens(y / y.std(), labels), "neither a mean nor a sum"),
+        (lambda y, labels: tokens(y, labels) + y.square().mean(), "neither a mean nor a sum"),
     ],
 )
 def test_a_loss_that_micro_batches_change_is_told_in_the_first_step(

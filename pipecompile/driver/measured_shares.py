@@ -1,0 +1,188 @@
+"""Shares of micro-batches measured on a loss function that cannot be analysed, by gradients at random outputs.
+
+    d loss(whole) / d rows of m   =   share of m  *  d loss(m) / d rows of m
+
+holds for a mean over what counts, whatever the outputs are. A loss for which it fails mixes samples: micro-batches change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipecompile.batching.merging import MergeKind, gather, ungather
+from pipecompile.batching.microbatches import loss_weights
+from pipecompile.graph.loss_outputs import LossOutputs
+from pipecompile.ir import TARGET
+from pipecompile.torch_private.device_functions import to_device
+from pipecompile.tracing.state.random_states import python_sources, random_states_restored
+from pipecompile.tracing.state.snapshot import contents_restored, places_of
+from pipecompile.tracing.state.tensor_contents import tensors_restored
+
+__all__ = ["MeasuredShares"]
+
+_DRAWS = 5
+"""Draws of the outputs in the first step: a share that depends on the outputs differs among them."""
+
+_TOLERANCE = 1e-3
+"""Relative difference of gradients and of shares in single precision."""
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(slots=True)
+class MeasuredShares:
+    """The shares of one loss function, measured in every step on the targets of the step.
+
+    `warn` is called once if a later step shows a loss that micro-batches change.
+    """
+
+    loss_fn: Callable[..., Any]
+    has_aux: bool
+    outputs: LossOutputs
+    device: torch.device
+    warn: Callable[[], None]
+    inputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.inputs = tuple(dict.fromkeys(name for known in self.outputs.known.values() for name in known.inputs))
+
+    def is_defined(self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]) -> bool:
+        """Return whether the loss of these targets has shares that do not depend on the outputs."""
+        found = [self._measured(whole, parts, sizes, draw) for draw in range(_DRAWS)]
+        if any(shares is None for shares in found):
+            return False
+        drawn = torch.tensor(found, dtype=torch.float64)
+        return torch.allclose(drawn, drawn[:1].expand_as(drawn), rtol=_TOLERANCE, atol=1e-5, equal_nan=True)
+
+    def shares(
+        self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]
+    ) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
+        """Return the weight of each micro-batch in the loss, as numbers and as gradients; sizes in samples."""
+        shares = self._measured(whole, parts, sizes, 0)
+        if shares is None:
+            self.warn()
+            return loss_weights(sizes, mean=True)
+        with torch.inference_mode(False):
+            return shares, torch.tensor(shares, dtype=torch.float64).unbind()
+
+    # -- one measurement --------------------------------------------------------------------------------------------
+
+    def _measured(
+        self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...], draw: int
+    ) -> list[float] | None:
+        """Return the shares at one draw of the outputs; None if the loss has none, or does not take these outputs."""
+        for is_normal in (True, False):
+            source = torch.Generator().manual_seed(draw)
+            # the user's loss may refuse random outputs, as a loss of probabilities does
+            with suppress(Exception), ExitStack() as stack:
+                self._preserve(stack)
+                return self._shares_at(whole, parts, sizes, source, is_normal)
+        return None
+
+    def _preserve(self, stack: ExitStack) -> None:
+        """Restore what the loss function writes, and turn gradients on."""
+        owner = self.loss_fn if isinstance(self.loss_fn, nn.Module) else getattr(self.loss_fn, "__self__", None)
+        stack.enter_context(random_states_restored(python_sources()))
+        stack.enter_context(torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []))
+        if isinstance(owner, nn.Module):
+            stack.enter_context(tensors_restored(owner))
+        stack.enter_context(contents_restored(places_of(self.loss_fn)))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+
+    def _shares_at(
+        self,
+        whole: Mapping[str, Any],
+        parts: Sequence[Mapping[str, Any]],
+        sizes: tuple[int, ...],
+        source: torch.Generator,
+        is_normal: bool,
+    ) -> list[float] | None:
+        wholes, pieces = self._drawn(whole, parts, sizes, source, is_normal)
+        loss, gradients = self._gradients(wholes, sum(sizes), whole)
+        results = [self._gradients(one, n, given) for one, n, given in zip(pieces, sizes, parts, strict=True)]
+        if not loss.isfinite():
+            return [float("nan")] * len(sizes)
+        trained = [(i, p) for i, p in enumerate(self.outputs.places) if self.outputs.values[p].requires_grad]
+        divided = [
+            ungather(gradient, [piece[i] for piece in pieces], self.outputs.rules[place], sizes)
+            for gradient, (i, place) in zip(gradients, trained, strict=True)
+        ]
+        largest = max(float(gradient.abs().max()) for gradient in gradients if gradient.numel())
+        shares = []
+        for m, (_, own) in enumerate(results):
+            share = _ratio([one[m] for one in divided], own, largest)
+            if share is None:
+                return None
+            shares.append(share)
+        total = sum(share * float(one) for share, (one, _) in zip(shares, results, strict=True) if share)
+        return shares if abs(total - float(loss)) <= _TOLERANCE * max(abs(float(loss)), 1e-3) else None
+
+    def _drawn(
+        self,
+        whole: Mapping[str, Any],
+        parts: Sequence[Mapping[str, Any]],
+        sizes: tuple[int, ...],
+        source: torch.Generator,
+        is_normal: bool,
+    ) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+        """Return the tensors of an output for the mini-batch, and for each micro-batch; those that inputs decide are computed."""
+        wholes: list[torch.Tensor] = []
+        columns: list[Tensors] = []
+        outputs = self.outputs
+        for place in outputs.places:
+            if (known := outputs.known.get(place)) is not None:
+                wholes.append(known.value(whole, sum(sizes)).to(self.device))
+                columns.append([known.value(one, n).to(self.device) for one, n in zip(parts, sizes, strict=True)])
+                continue
+            rule, fake = outputs.rules[place], outputs.values[place]
+            dtype = torch.promote_types(fake.dtype, torch.float32)
+
+            def draw(n: int, place: int = place, dtype: torch.dtype = dtype) -> torch.Tensor:
+                made = (torch.randn if is_normal else torch.rand)(outputs.shape(place, n), generator=source)
+                return made.to(self.device, dtype)
+
+            if rule.kind is MergeKind.JOINED:
+                value, rows = draw(sum(sizes)), outputs.rows(place)
+                columns.append(torch.split(value, [n * rows for n in sizes], rule.dim or 0))
+                wholes.append(value)
+            else:
+                columns.append([draw(1)] * len(sizes) if rule.kind is MergeKind.SAME else [draw(1) for _ in sizes])
+                wholes.append(gather(columns[-1], rule, sizes))
+        return wholes, [list(row) for row in zip(*columns, strict=True)]
+
+    def _gradients(
+        self, tensors: Tensors, samples: int, given: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the loss at an output, and the gradient of each of its tensors that requires one."""
+        leaves = [
+            tensor.detach().requires_grad_(bool(self.outputs.values[place].requires_grad))
+            for place, tensor in zip(self.outputs.places, tensors, strict=True)
+        ]
+        output = self.outputs.output(leaves, samples)
+        target = [to_device(given[TARGET], self.device)] if given.get(TARGET) is not None else []
+        loss = self.loss_fn(output, *target)
+        loss = loss[0] if self.has_aux else loss
+        trained = [leaf for leaf in leaves if leaf.requires_grad]
+        found = torch.autograd.grad(loss.reshape(()), trained, allow_unused=True)
+        pairs = zip(trained, found, strict=True)
+        return loss.detach(), [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in pairs]
+
+
+def _ratio(whole: Sequence[torch.Tensor | None], own: Tensors, largest: float) -> float | None:
+    """Return the number that multiplies the gradients of a micro-batch to those of the mini-batch; None if there is none."""
+    pairs = [(w.double().flatten(), o.double().flatten()) for w, o in zip(whole, own, strict=True) if w is not None]
+    if not pairs:
+        return None
+    one, other = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
+    if not bool(one.any()):
+        return 0.0
+    square = float(other @ other)
+    share = float(one @ other) / square if square else float("nan")
+    return share if float((one - share * other).abs().max()) <= _TOLERANCE * largest else None
