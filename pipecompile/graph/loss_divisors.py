@@ -41,7 +41,7 @@ _COUNTED_LAYERS = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """What a mean counts: `end`, a number that is computed, per sample if `is_mean`; with `is_target`, class indices."""
+    """The count that divides a mean: `end` is a number, per sample if `is_mean`; with `is_target`, class indices."""
 
     end: fx.Node
     is_target: bool = False
