@@ -84,8 +84,8 @@ class BatchProbes:
             return [Finding(None, is_tested=False)] * len(outputs)
         candidates = [candidates_for(pytree.tree_leaves(value_of(node))[leaf], self.symbol) for node, leaf in outputs]
         tested = False
-        tensors = [*map(_tensor_of, outputs), *map(value_of, inputs)]
-        discrete = any(not value.is_floating_point() for value in tensors if value is not None)
+        values = (*map(_leaf_of, outputs), *map(value_of, inputs))
+        discrete = any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in values)
         with isolated():
             for trial in range(_DISCRETE_TRIALS if discrete else _TRIALS):
                 if not any(candidates):
@@ -239,9 +239,8 @@ class BatchProbes:
                 yield layer
 
 
-def _tensor_of(output: tuple[fx.Node, int]) -> torch.Tensor | None:
-    leaf = pytree.tree_leaves(value_of(output[0]))[output[1]]
-    return leaf if isinstance(leaf, torch.Tensor) else None
+def _leaf_of(output: tuple[fx.Node, int]) -> Any:
+    return pytree.tree_leaves(value_of(output[0]))[output[1]]
 
 
 class _KeptFunction(nn.Module):
