@@ -108,7 +108,7 @@ class Pipeline(ModelProxy):
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
         executable.finished(frame, threaded=self._dispatcher.threaded)
-        if trains:
+        if trains and self._cache.context.backend.holds_model:  # ranks without the last stage get plain losses
             require_gradient(losses)
         if is_whole:
             self._dispatcher.settle(frame.spans)
