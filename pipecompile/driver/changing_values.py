@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -19,7 +20,7 @@ from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.errors import TraceError
 from pipecompile.options import Options
 from pipecompile.tracing.fakes.lifted_numbers import NotLiftedError
-from pipecompile.tracing.guards.lifted_state import Holder, LiftedState
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, Holder, LiftedState
 from pipecompile.tracing.guards.state_guards import ReadChange, StateGuards
 from pipecompile.tracing.model_pieces import is_leaf
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -33,31 +34,32 @@ _CAUSES = 8
 """Causes of an error that are looked at: a chain of causes may be a circle."""
 
 
+@dataclass(eq=False)
 class ChangingValues:
-    """The changes of values by label, over all recordings of one model."""
+    """The changes of values over all recordings of one model. `counts` has the number of changes by label."""
 
-    def __init__(self, model: nn.Module, warnings: WarningsOnce) -> None:
-        self.model, self.warnings = model, warnings
-        self._counts: Counter[str] = Counter()
-        self._refused: dict[str, str] = {}
+    model: nn.Module
+    warnings: WarningsOnce
+    counts: Counter[str] = field(default_factory=Counter)
+    _refused: dict[str, str] = field(default_factory=dict)
 
     def note(self, changes: Sequence[ReadChange], options: Options) -> None:
         """Count changes that make a recording necessary. Warn of those that make a recording necessary every time."""
         for change in changes:
-            self._counts[change.label] += 1
+            self.counts[change.label] += 1
             is_number = {type(change.before), type(change.now)} <= {int, float}
             if is_number and (options.cuda_graphs or options.compile_stages):
                 self._refused[change.label] = "a captured or compiled stage contains it"
             elif not is_number:
                 self._refused[change.label] = "it is no plain number"
-            if self._counts[change.label] >= _WARNED_AT and change.label in self._refused:
+            if self.counts[change.label] >= _WARNED_AT and change.label in self._refused:
                 self.warnings.changing(change.label, change.place, self._refused[change.label])
 
     def lifted(self, guards: Iterable[StateGuards]) -> LiftedState:
         """Return the numbers that the next recording reads at every run. `guards` are those of the recordings so far."""
-        labels = {label for label, count in self._counts.items() if count >= _LIFTED_AT} - self._refused.keys()
+        labels = {label for label, count in self.counts.items() if count >= _LIFTED_AT} - self._refused.keys()
         if not labels:
-            return LiftedState()
+            return NOTHING_LIFTED
         leaves = {
             id(vars(module)) for module in self.model.modules() if is_leaf(module)
         }  # their nodes run them as they are

@@ -43,6 +43,7 @@ from pipecompile.graph.cross_sample import has_batch_norm
 from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
 from pipecompile.tracing.state.random_states import python_sources, random_states_restored
 
 __all__ = ["CompileCache"]
@@ -203,6 +204,8 @@ class CompileCache:
             return None
         serving = (entry for entry in reversed(self.entries) if entry.accepts(signature, sizes))
         found = next(serving, None)
+        if self.context.backend.holds_model:
+            return found
         number = self.context.backend.in_common(
             found.number if found else 0, lambda: {entry.number for entry in (*filter(None, [found]), *serving)}
         )
@@ -213,8 +216,10 @@ class CompileCache:
         guard = alike[-1].broken_guard(batch.sizes[:1]) if alike else None
         self.context.warnings.anew(signature, guard, batch.sizes[0], self.options.cache_size)
         changes = alike[-1].state_changes() if alike else ()
-        self.context.changing.note(changes, self.options)
-        lifted = self.context.changing.lifted(entry.guards for entry in self.entries if entry.guards)
+        changing, lifted = self.context.changing, NOTHING_LIFTED
+        if changes or changing.counts:
+            changing.note(changes, self.options)
+            lifted = changing.lifted(entry.guards for entry in self.entries if entry.guards)
         self._drop_replaced()
         if batch.sizes[0] == 1 and has_batch_norm(self.model):
             batch = of_two_samples(batch, self.options)  # costs are measured on the first micro-batch

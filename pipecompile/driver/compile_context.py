@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from pipecompile.parameters.meta_init import MetaInit
 from pipecompile.parameters.placement import Homes
 from pipecompile.partitioners import Problem
 from pipecompile.planning.planner import Planned
-from pipecompile.tracing.guards.lifted_state import LiftedState
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["CompileContext", "Decision", "CompileRequest"]
@@ -34,7 +34,7 @@ class CompileRequest:
     batch: MiniBatch
     candidates: tuple[MiniBatch, ...]
     signature: Signature
-    lifted: LiftedState = field(default_factory=LiftedState)
+    lifted: LiftedState = NOTHING_LIFTED
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -109,7 +109,7 @@ def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
 def _record_part(part: FlatInputs, request: CompileRequest, context: CompileContext) -> TracedGraph:
     """Record a micro-batch. Numbers that change between steps are read at every run; those for which this fails are constants."""
     lifted, device = request.lifted, context.meta_init.device
-    while lifted:
+    while lifted.holders:
         try:
             graph = record(context.model, part, device, lifted)
         except TraceError as error:

@@ -170,7 +170,7 @@ class Specialization:
         seconds = self.log.seconds["record"]
         recording = Recording.of(self.graph, self.signature[1], seconds, self.calls, [*map(str, self.changes)], risks)
         lifted = self.guards.lifted if self.guards else None
-        if not lifted:
+        if lifted is None or not lifted.holders:
             return replace(recording, checked=self.checked)
         conditions = [f"{one}: {one.answer} ({line_of(one.place)})" for one in lifted.comparisons.values()]
         return replace(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from threading import RLock
@@ -36,7 +36,7 @@ from pipecompile.tracing.emit.value_nodes import storages
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import recording_device
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
-from pipecompile.tracing.guards.lifted_state import LiftedState
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.interception.module_calls import intercepted
 from pipecompile.tracing.interception.python_builtins import builtin_substitutes
@@ -82,7 +82,7 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
 
 
 def record(
-    model: nn.Module, inputs: FlatInputs, device: torch.device | None = None, lifted: LiftedState | None = None
+    model: nn.Module, inputs: FlatInputs, device: torch.device | None = None, lifted: LiftedState = NOTHING_LIFTED
 ) -> TracedGraph:
     """Record a model on flat inputs, as `trace` does.
 
@@ -93,7 +93,7 @@ def record(
     """
     with _lock:
         device = device or recording_device(model, inputs.leaves)
-        return _recorded(model, inputs, device, lifted or LiftedState())
+        return _recorded(model, inputs, device, lifted)
 
 
 def _recorded(model: nn.Module, inputs: FlatInputs, device: torch.device, lifted: LiftedState) -> TracedGraph:
@@ -178,8 +178,9 @@ def _recorded_with(
     """Return the recording with gradients on or off; its `grad_mode` is None if the graph is right for both."""
     symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.is_batch_fixed else BatchSymbol(size)
     recorder = Recorder(model, symbol, device, OpaqueCalls(opaque, symbol), grad=grad)
-    recorder.has_lifted = bool(lifted)
-    with caches_purged(), model_restored(model) as states, torch.set_grad_enabled(grad), lifted.install():
+    recorder.has_lifted = bool(lifted.holders)
+    installed = lifted.install() if recorder.has_lifted else nullcontext()
+    with caches_purged(), model_restored(model) as states, torch.set_grad_enabled(grad), installed:
         graph = recorder.record(inputs)
         if python_draws(states):
             states.restore()
@@ -213,7 +214,8 @@ class Recorder(CallRecorder):
                 for context in self._contexts():
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
-                self.values.closed_over.check()
+                if self.values.closed_over.noted:
+                    self.values.closed_over.check()
                 if changes := self.leftovers.changes():
                     record_state_changes(self, inputs, changes)
             graph = assemble_graph(self, inputs, output)

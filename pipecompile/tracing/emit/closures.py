@@ -8,6 +8,7 @@ h.register_hook(lambda g: g * scale)       hook = rebuilt(<lambda>, [scale])
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import CellType, FunctionType
 from typing import Any
 
@@ -38,19 +39,22 @@ def rebuilt(function: FunctionType, names: Sequence[str], contents: Sequence[Any
     return copy
 
 
+@dataclass(slots=True)
 class ClosedOver:
-    """The contents of variables at the time when functions were recorded. Python would look them up when it calls the functions."""
+    """The contents of variables at the time when functions were recorded. Python would look them up when it calls the functions.
 
-    def __init__(self) -> None:
-        self._noted: list[tuple[FunctionType, dict[str, Any], str]] = []
+    `noted` has the functions, what they closed over, by name, and the lines of their calls.
+    """
+
+    noted: list[tuple[FunctionType, dict[str, Any], str]] = field(default_factory=list)
 
     def note(self, function: FunctionType, contents: dict[str, Any], where: str) -> None:
         """Note what a function closes over at this line."""
-        self._noted.append((function, contents, where))
+        self.noted.append((function, contents, where))
 
     def check(self) -> None:
         """Raise TraceError if the forward has assigned a variable anew after a function that closes over it was recorded."""
-        for function, contents, where in self._noted:
+        for function, contents, where in self.noted:
             now = tensor_cells(function)
             changed = [name for name, content in contents.items() if now.get(name) is not content]
             if changed:

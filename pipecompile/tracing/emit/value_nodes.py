@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -179,7 +180,7 @@ class ValueNodes:
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
-        if contents := tensor_cells(value):
+        if isinstance(value, FunctionType) and (contents := tensor_cells(value)):
             return self._function(value, contents)
         if shell := shell_of(value):
             return self._object(value, shell)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipecompile.tracing.fakes.lifted_numbers import Comparison, LiftedFloat, LiftedInt
 
-__all__ = ["Holder", "LiftedState"]
+__all__ = ["Holder", "LiftedState", "NOTHING_LIFTED"]
 
 _CLASSES: dict[type, Any] = {float: LiftedFloat, int: LiftedInt}
 
@@ -69,9 +69,6 @@ class LiftedState:
         self.function = lifted
         """The function of the nodes that read a number. Its name is part of saved plans."""
 
-    def __bool__(self) -> bool:
-        return bool(self.holders)
-
     @contextmanager
     def install(self) -> Iterator[None]:
         """Put stand-ins into the model inside the block."""
@@ -99,3 +96,7 @@ class LiftedState:
             yield
         finally:
             self.numbers = present
+
+
+NOTHING_LIFTED = LiftedState()
+"""The state of a recording that contains all numbers."""

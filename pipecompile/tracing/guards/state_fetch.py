@@ -78,8 +78,8 @@ class StateFetch:
     """
 
     def __init__(self, state: ReadState, lifted: LiftedState | None = None) -> None:
-        self._lifted = lifted or None
-        self._holders_of_numbers = {label: state.holders[label] for label in lifted.holders if label in state.holders} if lifted else {}  # fmt: skip
+        self._lifted = lifted if lifted is not None and lifted.holders else None
+        self._holders_of_numbers = {label: state.holders[label] for label in lifted.holders if label in state.holders} if lifted is not None else {}  # fmt: skip
         self._kinds = {label: type(holder.get()) for label, holder in self._holders_of_numbers.items()}
         self._fetches = [fetch for fetch, _, _ in state.rows]
         self._holders = [holder for _, holder, _ in state.rows]

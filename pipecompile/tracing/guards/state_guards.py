@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
-from pipecompile.tracing.guards.lifted_state import Holder, LiftedState
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, Holder, LiftedState
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState, line_of_read
 from pipecompile.tracing.guards.state_fetch import StateFetch
 from pipecompile.tracing.guards.state_reader import StateReader
@@ -26,7 +26,7 @@ class RecordedReads:
     model: nn.Module
     notes: AttributeReads
     written: frozenset[tuple[int, Any]] = frozenset()
-    lifted: LiftedState = field(default_factory=LiftedState)
+    lifted: LiftedState = NOTHING_LIFTED
 
     def guards(self) -> StateGuards:
         """Return guards on the present state of the model."""
