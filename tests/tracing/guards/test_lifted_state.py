@@ -46,7 +46,7 @@ def test_a_stand_in_is_in_the_model_while_it_is_recorded(container: Any, key: An
 
 
 def test_a_value_that_is_no_number_has_no_stand_in() -> None:
-    assert not LiftedState({"flag": Holder({"flag": True}, "flag"), "text": Holder(["a"], 0)})
+    assert not LiftedState({"flag": Holder({"flag": True}, "flag"), "text": Holder(["a"], 0)}).holders
 
 
 def test_an_answer_that_changes_is_noticed() -> None:
