@@ -160,7 +160,7 @@ class Specialization:
         parts = [{name: arrivals[name, False][m] for name in self.inputs} for m in range(len(batch.sizes))]
         targets = arrivals.get((TARGET, False), [None] * len(parts))
         for values, one in zip((whole, *parts), (target, *targets), strict=True):
-            leaves = [] if one is None else flatten_containers(one)[0]
+            leaves = [one] if isinstance(one, torch.Tensor) else [] if one is None else flatten_containers(one)[0]
             values.update({TARGET: one, **{f"{TARGET}:{place}": leaf for place, leaf in enumerate(leaves)}})
         return whole, parts
 
