@@ -100,7 +100,7 @@ def logged(pipe: Any, count: int) -> Iterator[list[str]]:
         code.flat[position](frame)
 
     def logged_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if tensor.numel() > 1:
+        if tensor.numel() > 1 and tensor.is_floating_point():  # not the number of the recording, on which ranks agree
             log.append(f"[{tensor.numel()}]")
         return reduce(tensor, *args, **kwargs)
 
