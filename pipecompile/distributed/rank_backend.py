@@ -74,13 +74,14 @@ class RankBackend:
         """
         if self.communicator.ranks.size == 1:
             return found
-        highest, lowest = self.pipeline.max(torch.tensor([found, -found])).tolist()
-        if highest == -lowest:
-            return found
-        mine = accepted()
-        missing = torch.tensor([number not in mine for number in range(1, highest + 1)], dtype=torch.uint8)
-        common = (self.pipeline.max(missing) == 0).nonzero()
-        return int(common.max()) + 1 if common.numel() else 0
+        with self.communicator.choosing():
+            highest, lowest = self.pipeline.max(torch.tensor([found, -found])).tolist()
+            if highest == -lowest:
+                return found
+            mine = accepted()
+            missing = torch.tensor([number not in mine for number in range(1, highest + 1)], dtype=torch.uint8)
+            common = (self.pipeline.max(missing) == 0).nonzero()
+            return int(common.max()) + 1 if common.numel() else 0
 
     def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
         lines = node_lines(graph)

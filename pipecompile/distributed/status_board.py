@@ -85,10 +85,12 @@ class StatusBoard:
 
     # -- failures -----------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Raise RankLost if a rank has failed, or has begun an exchange in this run that this rank has not begun."""
+    def check(self, *, exchanges: bool = True) -> None:
+        """Raise RankLost if a rank has failed, or, with `exchanges`, has begun an exchange in this run that this rank has not begun."""
         if (report := self.failed()) is not None:
             raise RankLost(report, is_posted=True)
+        if not exchanges:
+            return
         with suppress(RuntimeError):
             if self.store.check([EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step)]):
                 what = "the ranks disagree: another rank begins an exchange that this rank does not"

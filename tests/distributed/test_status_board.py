@@ -108,6 +108,7 @@ def test_an_exchange_that_only_another_rank_begins_is_noticed() -> None:
     second.check()
     with pytest.raises(RankLost, match="did not take part"):
         first.agree("program", "text")
+    second.check(exchanges=False)  # it may begin the same one next
     with pytest.raises(RankLost, match="another rank begins an exchange"):
         second.check()
     second.begin()
