@@ -96,6 +96,7 @@ class ShardedParameters:
     """
 
     def __init__(self, mesh: DeviceMesh | None, communicator: Communicator) -> None:
+        self.communicator = communicator
         self.mesh, self.is_known = mesh, mesh is None
         groups = mesh.get_all_groups() if mesh is not None else ()
         self.groups = [CollectiveGroup(group, communicator) for group in groups]
@@ -145,7 +146,8 @@ class ShardedParameters:
         if self._is_whole or not self._parameters:
             yield
             return
-        self._gather()
+        with self.communicator.choosing():  # ranks of other groups may be about to compile already
+            self._gather()
         self._is_whole = True
         try:
             yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -87,7 +89,8 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def sharded(single_rank: None, model: nn.Module) -> ShardedParameters:
-    shards = ShardedParameters(init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",)), cast(Any, None))
+    alone = cast(Any, SimpleNamespace(choosing=nullcontext))
+    shards = ShardedParameters(init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",)), alone)
     assert not shards.is_known
     shards.shard([*model.parameters(), nn.Parameter(torch.tensor([1]), requires_grad=False)])
     return shards
