@@ -224,5 +224,8 @@ def _selects_by_mask(index: Any) -> bool:
 
 
 def _write_by_mask(tensor: Tensor, value: Any) -> None:
-    """Stand for `tensor[mask] = value`, which fake tensors cannot run: read and write the tensor once, with a gradient to both."""
-    tensor.add_(value.sum() if isinstance(value, Tensor) else 0)
+    """Stand for `tensor[mask] = value`, which fake tensors cannot run: write the tensor once, with a gradient to both."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.add_(value.sum().to(tensor.dtype) if isinstance(value, Tensor) else 0)
+    else:
+        tensor.zero_()

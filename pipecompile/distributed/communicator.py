@@ -72,7 +72,7 @@ class Communicator:
         self._is_connected = False
         self._waiting: PendingWait | None = None
         self._seen: PendingWait | None = None  # the wait at the last check
-        self._is_choosing = False
+        self._is_starting = False
         self._is_wait_posted, self._lock = False, Lock()
         self._verdict: RankLost | None = None  # why the checking thread broke the connections
 
@@ -231,16 +231,16 @@ class Communicator:
 
     def check(self) -> None:
         """Raise RankLost if a rank has failed or has begun an exchange that this rank has not."""
-        self.board.check(exchanges=not self._is_choosing)
+        self.board.check(is_starting=self._is_starting)
 
     @contextmanager
-    def choosing(self) -> Iterator[None]:
-        """Let other ranks begin an exchange inside the block, in which ranks choose whether to have one: some are there first."""
-        self._is_choosing = True
+    def starting(self) -> Iterator[None]:
+        """Wait inside the block for ranks that start the same run; others may be ahead, in an exchange of this run."""
+        self._is_starting = True
         try:
             yield
         finally:
-            self._is_choosing = False
+            self._is_starting = False
 
     def awaited_from(self, rank: int, own: str) -> set[str]:
         """Return the names of the values that ranks await from `rank` in the earliest step; this rank awaits `own`."""

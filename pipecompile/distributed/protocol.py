@@ -22,6 +22,7 @@ __all__ = [
     "PROTOCOL",
     "READERS",
     "SMALL",
+    "TIMELINES",
     "WAITS",
     "Credit",
     "HeadField",
@@ -119,7 +120,12 @@ class StoreKey:
         return "/".join(str(next(parts)) if field.startswith("{") else field for field in self.template.split("/"))
 
 
-EXCHANGE_BEGUN = StoreKey("begun/{run}/{exchange}", "each member", "empty: an exchange of texts has begun in this run")
+TIMELINES = "timelines to gather"
+"""The topic of the one exchange that begins no run."""
+
+EXCHANGE_BEGUN = StoreKey(
+    "begun/{run}/{exchange}", "each member", "topic of an exchange of texts that has begun in this run"
+)
 EXCHANGE = StoreKey("exchange/{exchange}/{member}", "the member", "topic, newline, text")
 FAILED = StoreKey("failed", "first failing rank", "FailureReport")
 READERS = StoreKey("readers", "each other rank", "number of ranks that have read FAILED")

@@ -74,7 +74,7 @@ class RankBackend:
         """
         if self.communicator.ranks.size == 1:
             return found
-        with self.communicator.choosing():
+        with self.communicator.starting():
             highest, lowest = self.pipeline.max(torch.tensor([found, -found])).tolist()
             if highest == -lowest:
                 return found

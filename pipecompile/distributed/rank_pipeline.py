@@ -15,6 +15,7 @@ from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import check_unwrapped
 from pipecompile.distributed.gradient_norm import scale_to_norm, spread_infinities, total_norm
+from pipecompile.distributed.protocol import TIMELINES
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
@@ -126,7 +127,7 @@ class RankPipeline(Pipeline):
         """
         self._communicator.begin()
         with self._communicator.guarded():
-            self._communicator.agree("timelines to gather", "none" if self._last is None else "those of the last step")
+            self._communicator.agree(TIMELINES, "none" if self._last is None else "those of the last step")
             if self._last is not None:
                 spans, self.clock_error = gathered_spans(self._communicator, self._last[1])
                 self._last = self._last[0], spans

@@ -146,7 +146,7 @@ class ShardedParameters:
         if self._is_whole or not self._parameters:
             yield
             return
-        with self.communicator.choosing():  # ranks of other groups may be about to compile already
+        with self.communicator.starting():
             self._gather()
         self._is_whole = True
         try:

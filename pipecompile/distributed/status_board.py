@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from torch.distributed.distributed_c10d import Store
 
 from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
-from pipecompile.distributed.protocol import EXCHANGE, EXCHANGE_BEGUN, FAILED, READERS, WAITS
+from pipecompile.distributed.protocol import EXCHANGE, EXCHANGE_BEGUN, FAILED, READERS, TIMELINES, WAITS
 
 __all__ = ["StatusBoard"]
 
@@ -41,7 +41,7 @@ class StatusBoard:
         Raises Disagreement, on all members, for different topics, and RankLost for a member that does not come in time.
         """
         self._exchanges += 1
-        self.store.set(EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step), "")
+        self.store.set(EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step), topic)
         self._exchanges_of_step += 1
         own = self.members.index(self.rank)
         self.store.set(EXCHANGE.at(self._exchanges, own), f"{topic}\n{text}")
@@ -85,14 +85,16 @@ class StatusBoard:
 
     # -- failures -----------------------------------------------------------------------------------------------------
 
-    def check(self, *, exchanges: bool = True) -> None:
-        """Raise RankLost if a rank has failed, or, with `exchanges`, has begun an exchange in this run that this rank has not begun."""
+    def check(self, *, is_starting: bool = False) -> None:
+        """Raise RankLost if a rank has failed, or has begun an exchange in this run that this rank has not begun.
+
+        While a run `is_starting`, others may be ahead, in an exchange that begins a run.
+        """
         if (report := self.failed()) is not None:
             raise RankLost(report, is_posted=True)
-        if not exchanges:
-            return
+        key = EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step)
         with suppress(RuntimeError):
-            if self.store.check([EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step)]):
+            if self.store.check([key]) and not (is_starting and self.store.get(key).decode() != TIMELINES):
                 what = "the ranks disagree: another rank begins an exchange that this rank does not"
                 raise RankLost(FailureReport(self.rank, what), is_posted=False)
 

@@ -204,8 +204,6 @@ class CompileCache:
             return None
         serving = (entry for entry in reversed(self.entries) if entry.accepts(signature, sizes))
         found = next(serving, None)
-        if self.context.backend.holds_model:
-            return found
         number = self.context.backend.in_common(
             found.number if found else 0, lambda: {entry.number for entry in (*filter(None, [found]), *serving)}
         )

@@ -35,6 +35,7 @@ from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
 from pipecompile.tracing.guards.state_guards import ReadChange, StateGuards
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
@@ -169,8 +170,8 @@ class Specialization:
         risks = [f"{label}, {why}" for label, why in (self.guards.risks if self.guards else {}).items()]
         seconds = self.log.seconds["record"]
         recording = Recording.of(self.graph, self.signature[1], seconds, self.calls, [*map(str, self.changes)], risks)
-        lifted = self.guards.lifted if self.guards else None
-        if lifted is None or not lifted.holders:
+        lifted = self.guards.lifted if self.guards else NOTHING_LIFTED
+        if not lifted.holders:
             return replace(recording, checked=self.checked)
         conditions = [f"{one}: {one.answer} ({line_of(one.place)})" for one in lifted.comparisons.values()]
         return replace(

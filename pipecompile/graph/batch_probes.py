@@ -211,7 +211,7 @@ class BatchProbes:
     # -- layers -----------------------------------------------------------------------------------------------------
 
     def can_run(self, nodes: Sequence[fx.Node], inputs: Mapping[fx.Node, MergeRule]) -> bool:
-        """Return whether the calls can run on random inputs: few numbers, no draws, no code of the user's."""
+        """Return whether the calls can run on random inputs: few numbers, no draws, no opaque pieces; custom functions of autograd do run."""
         numbers = 0
         for node in inputs:
             if has_unknown_size(value_of(node), self.symbol):

@@ -36,7 +36,7 @@ _ROUNDINGS, _MOST_ROUNDINGS = 8, 1000
 threads and on a GPU; and with a warning, because a model may take another way while it is recorded (an attention mask of ones)."""
 
 _FURTHEST = 1e-3
-"""No warning excuses more than this part of a value's largest number."""
+"""No warning excuses more than this part of a value's largest number, unless that is a few roundings, as in half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _differences(
             )
             largest = steepest
         if distance > _REPEAT * noise.get(name, 0.0) + roundings * eps * largest:
-            is_rounding = distance <= min(_MOST_ROUNDINGS * eps, _FURTHEST) * largest
+            is_rounding = distance <= max(_ROUNDINGS * eps, min(_MOST_ROUNDINGS * eps, _FURTHEST)) * largest
             yield _Difference(
                 name, f"differs by {distance:.3g}; its largest value is {_largest(value):.3g}", is_rounding
             )

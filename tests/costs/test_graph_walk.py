@@ -180,4 +180,9 @@ def test_a_write_by_a_mask_costs_a_pass_over_the_tensor_and_has_both_gradients()
             h[index] = value
         h[torch.ones(4, dtype=torch.bool)] = 2.0
         assert all(gradient is not None for gradient in torch.autograd.grad(h.sum(), [value]))
+        for dtype in (torch.bool, torch.int64, torch.uint8):
+            written = torch.zeros(4, dtype=dtype)
+            written[torch.ones(4, dtype=torch.bool)] = torch.ones(4)
+            assert written.dtype == dtype
+        h.detach()[h > 0] = torch.ones(2, dtype=torch.float64)
         assert h.shape == (4, 3)

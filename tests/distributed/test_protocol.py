@@ -21,7 +21,7 @@ posted_ahead   2 receives per peer
 unsent         8 values of two parts per peer
 
 store key                      writer               value
-begun/{run}/{exchange}         each member          empty: an exchange of texts has begun in this run
+begun/{run}/{exchange}         each member          topic of an exchange of texts that has begun in this run
 exchange/{exchange}/{member}   the member           topic, newline, text
 failed                         first failing rank   FailureReport
 readers                        each other rank      number of ranks that have read FAILED

@@ -9,6 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
+from pipecompile.distributed.protocol import TIMELINES
 from pipecompile.distributed.status_board import StatusBoard
 
 MEMBERS = (4, 5, 7)
@@ -108,11 +109,16 @@ def test_an_exchange_that_only_another_rank_begins_is_noticed() -> None:
     second.check()
     with pytest.raises(RankLost, match="did not take part"):
         first.agree("program", "text")
-    second.check(exchanges=False)  # it may begin the same one next
+    second.check(is_starting=True)  # it may begin the same one next
     with pytest.raises(RankLost, match="another rank begins an exchange"):
         second.check()
     second.begin()
     second.check()
+    first.begin()
+    with pytest.raises(RankLost, match="did not take part"):
+        first.agree(TIMELINES, "none")
+    with pytest.raises(RankLost, match="another rank begins an exchange"):
+        second.check(is_starting=True)
 
 
 def test_a_posted_wait_is_read_until_it_is_cleared() -> None:

@@ -159,6 +159,18 @@ def test_a_difference_that_roundings_explain_is_named_and_a_larger_one_is_an_err
         verify(model, graph)
 
 
+def test_one_rounding_of_half_precision_is_a_warning_too() -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(scaled).bfloat16(), X.bfloat16()
+    graph = pc.trace(model, x)
+    assert verify(model, graph, x=x) == ""
+    model.scale = 2.0 + 2**-6
+    assert "differs by" in verify(model, graph, x=x)
+    model.scale = 2.5
+    with pytest.raises(MismatchError, match="differs by"):
+        verify(model, graph, x=x)
+
+
 def test_with_several_threads_a_few_roundings_pass() -> None:
     torch.manual_seed(0)
     model = Scaled(scaled)

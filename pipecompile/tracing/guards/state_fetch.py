@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipecompile.torch_private.modes import FakeTensor
-from pipecompile.tracing.guards.lifted_state import LiftedState
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.guards.read_state import ReadState
 from pipecompile.tracing.guards.strict_equality import is_same
 
@@ -74,12 +74,12 @@ def _properties(tensor: torch.Tensor) -> tuple[Any, ...]:
 class StateFetch:
     """The state as parallel lists, fetched again by `is_unchanged`. `metadata` are those of its tensors.
 
-    `lifted` are the numbers that the recording reads at every run; None if there are none.
+    `lifted` are the numbers that the recording reads at every run.
     """
 
-    def __init__(self, state: ReadState, lifted: LiftedState | None = None) -> None:
-        self._lifted = lifted if lifted is not None and lifted.holders else None
-        self._holders_of_numbers = {label: state.holders[label] for label in lifted.holders if label in state.holders} if lifted is not None else {}  # fmt: skip
+    def __init__(self, state: ReadState, lifted: LiftedState = NOTHING_LIFTED) -> None:
+        self._lifted = lifted
+        self._holders_of_numbers = {label: state.holders[label] for label in lifted.holders if label in state.holders}  # fmt: skip
         self._kinds = {label: type(holder.get()) for label, holder in self._holders_of_numbers.items()}
         self._fetches = [fetch for fetch, _, _ in state.rows]
         self._holders = [holder for _, holder, _ in state.rows]
@@ -97,12 +97,11 @@ class StateFetch:
             and all(map(is_, map(type, self._typed), self._types))
             and self.metadata.holds()
             and all(array.tobytes() == content for array, content in self._arrays)
-            and (self._lifted is None or self._takes_numbers())
+            and (not self._lifted.holders or self._takes_numbers())
         )
 
     def _takes_numbers(self) -> bool:
         """Take the present values of the numbers that change between steps. Return whether the recording is right for them."""
-        assert self._lifted is not None
         try:
             kinds = {label: type(holder.get()) for label, holder in self._holders_of_numbers.items()}
         except (KeyError, AttributeError, IndexError):
