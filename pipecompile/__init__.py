@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipecompile.batching.microbatch_list import Microbatch as Microbatch
     from pipecompile.compiling import compile as compile
     from pipecompile.costs import CostError as CostError
     from pipecompile.errors import InfeasibleError as InfeasibleError
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from pipecompile.verifiers import verify as verify
 
 _HOMES = {
+    "batching.microbatch_list": ("Microbatch",),
     "parameters.checkpoint_files": ("latest_checkpoint",),
     "verifiers": ("verify",),
     "compiling": ("compile",),

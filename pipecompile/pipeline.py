@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,7 @@ from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.compile_context import Decision
 from pipecompile.driver.evaluation import Evaluation, ValidationLoop
 from pipecompile.driver.inspection import Inspection
+from pipecompile.driver.listed_steps import ListedSteps, refuse_others
 from pipecompile.driver.model_proxy import ModelProxy
 from pipecompile.driver.programs import call_executable, step_executable, step_schedule
 from pipecompile.driver.specialization import Specialization
@@ -28,7 +29,6 @@ from pipecompile.ir.candidates import Considered
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options, load_schedule
-from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
 from pipecompile.partitioners import Problem
 from pipecompile.runtime.autograd_call import PipelineCall, run_with_autograd
 from pipecompile.runtime.dispatch import Dispatcher
@@ -49,6 +49,7 @@ class Pipeline(ModelProxy):
         super().__init__(model)
         self._cache = CompileCache(model, options, backend or ProcessBackend())
         self._dispatcher = Dispatcher(options.dispatch, options.devices)
+        self._listed = ListedSteps(model, self._cache, self._dispatcher)
         self._last: tuple[Executable, Spans] | None = None
 
     @property
@@ -61,17 +62,25 @@ class Pipeline(ModelProxy):
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs now, instead of at the first call with such inputs. Nothing of the model is computed."""
-        self._cache.find(self._flatten(args, kwargs))
+        if self._listed.is_asked(kwargs):
+            self._listed.prepare(kwargs["microbatches"])
+        else:
+            self._cache.find(self._flatten(args, kwargs))
 
     # -- running ----------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order."""
+        """Return the model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order.
+
+        With `microbatches`, a list as for `step` but without targets, returns a list of outputs. One `backward()` serves all.
+        """
+        if self._listed.is_asked(kwargs):
+            return self._listed.call(args, kwargs)
         inputs = self._flatten(args, kwargs)
         specialization, batch = self._cache.find(inputs)
         self._cache.check_values()
         specialization = self._cache.for_call(specialization, batch)
-        sources = chain(_tensors(inputs), self.model.parameters())
+        sources = chain(inputs.tensors, self.model.parameters())
         with_backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
         executable = call_executable(specialization, len(batch.sizes), with_backward=with_backward)
         outputs = specialization.outputs
@@ -86,14 +95,28 @@ class Pipeline(ModelProxy):
             executable.finished(frame)
         return outputs.whole(values, batch.sizes, dict(zip(specialization.inputs, inputs.leaves, strict=False)))
 
-    def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        microbatches: Iterable[Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Run forward and backward of all micro-batches under the schedule. Gradients are added to `.grad`.
 
         Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size, or their sum. With `has_aux`,
         returns (loss, list of what `loss_fn` returned beside the loss, one entry per micro-batch). Gradients are those of the loss
         times the scale of `scaler`; the returned loss is not scaled. No gradients are added under `torch.no_grad` and
         `torch.inference_mode`, nor by a schedule without a backward.
+
+        `microbatches` is a list of micro-batches of any sizes, in place of a mini-batch: mappings of arguments with the target
+        among them, tuples that end with the target, or `Microbatch(*args, target=, **kwargs)`. Their losses are weighted by
+        what the loss counts. Raises InputError for an empty list, and for micro-batches with different arguments.
         """
+        if microbatches is not None:
+            refuse_others(args, target=target, **kwargs)
+            return self._step_listed(microbatches, scaler)
         inputs, trains = self._flatten(args, kwargs), self._options.is_training_now
         with torch.set_grad_enabled(trains):
             specialization, batch = self._cache.find(inputs)
@@ -116,6 +139,11 @@ class Pipeline(ModelProxy):
         loss = weighted_loss(losses, weights)
         return (loss, aux) if self._options.has_aux else loss
 
+    def _step_listed(self, entries: Any, scaler: torch.amp.GradScaler | None) -> Any:
+        done = self._listed.step(entries, scaler)
+        self._last = self._last if done.spans is None else (done.executable, done.spans)
+        return (done.loss, done.aux) if self._options.has_aux else done.loss
+
     def evaluate(self, batches: Iterable[Any], metric: Callable[..., Any] | None = None) -> Evaluation:
         """Return the loss over all `batches`, as `step` takes them, in eval mode and without gradients; modes are restored.
 
@@ -134,15 +162,6 @@ class Pipeline(ModelProxy):
         executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.workers)
         return frame
 
-    def clip_grad_norm_(
-        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
-    ) -> torch.Tensor:
-        """Clip gradients as `torch.nn.utils.clip_grad_norm_` does, whatever their devices. Return the norm before clipping.
-
-        `max_norm` is in the unit of the gradients; `norm_type` is the order p of the norm, a number without a unit.
-        """
-        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
-
     def reschedule(
         self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
     ) -> Pipeline:
@@ -156,20 +175,6 @@ class Pipeline(ModelProxy):
         self._cache.reschedule(replace(self._options, schedule=schedule, n_microbatches=count))
         self._last = None
         return self
-
-    # -- the optimizer's state --------------------------------------------------------------------------------------
-
-    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state of an optimizer of these parameters, by parameter names.
-
-        The format is that of PyTorch's `get_optimizer_state_dict` with `flatten_optimizer_state_dict`. On ranks, the state has
-        the parameters that live on this rank.
-        """
-        return optimizer_state_of(dict(self.named_parameters()), optimizer)
-
-    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-        """Load the part of such a state that belongs to these parameters. The state may come from any other layout."""
-        load_optimizer_state(dict(self.named_parameters()), optimizer, state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the model, the options and the cut. The copy records at its first call."""
@@ -290,7 +295,3 @@ def _copied(model: nn.Module, options: Options, decision: Decision) -> Pipeline:
     pipe = Pipeline(model, options)
     pipe._cache.decision = decision  # noqa: SLF001 the constructor of a copy
     return pipe
-
-
-def _tensors(inputs: FlatInputs) -> list[torch.Tensor]:
-    return [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]

@@ -18,6 +18,7 @@ EXPECTED = [
     "Explanation",
     "InfeasibleError",
     "InputError",
+    "Microbatch",
     "MismatchError",
     "Partition",
     "PartitionError",

@@ -30,6 +30,7 @@ __all__ = [
     "check_batch_dims",
     "common_size",
     "default_dims",
+    "parameters_of",
     "scatter",
     "sizes",
     "slots_named",

@@ -35,9 +35,14 @@ __all__ = [
     "first_difference",
     "flatten",
     "flatten_target",
+    "is_offsets_beside",
     "offset_names",
     "validate_model",
 ]
+
+
+IsShared = Callable[[torch.Tensor, Sequence[Any]], bool]
+"""Whether a leaf among these leaves has no batch dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,11 @@ class FlatInputs:
     def names(self) -> tuple[str, ...]:
         """The names of the leaves, after the parameters of `forward` that they arrive in: x, mask, pair_0 ..."""
         return tuple(slot[0] for slot in _slots(self.forward, self.args, self.kwargs))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The leaves that are tensors."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -131,9 +141,17 @@ def _resized(leaf: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 
 
 def flatten(
-    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: BatchDims | None = None
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    batch_dims: BatchDims | None = None,
+    *,
+    is_shared: IsShared | None = None,
 ) -> FlatInputs:
-    """Flatten a call of `forward`. Raise InputError if the batch sizes of its tensors disagree or are zero."""
+    """Flatten a call of `forward`. Raise InputError if the batch sizes of its tensors disagree or are zero.
+
+    Where they disagree, leaves for which `is_shared` holds have no batch dimension.
+    """
     leaves, spec = _flatten_call(args, kwargs)
     slots = partial(_slots, forward, args, kwargs)
     lists = listed_names(batch_dims) if batch_dims else frozenset[str]()
@@ -142,7 +160,7 @@ def flatten(
         samples_listed = list_length(
             dict(zip(_arguments(forward, args, kwargs), (*args, *kwargs.values()), strict=True)), lists
         )
-    samples, dims = _samples_and_dims(leaves, slots, batch_dims or {}, samples_listed)
+    samples, dims = _samples_and_dims(leaves, slots, batch_dims or {}, samples_listed, is_shared)
     return FlatInputs(
         forward,
         args,
@@ -181,11 +199,19 @@ def flatten_target(target: Any, batch_dims: BatchDims, samples: int | None) -> t
 
 
 def _samples_and_dims(
-    leaves: Sequence[Any], slots: Callable[[], list[Slot]], batch_dims: BatchDims, samples: int | None
+    leaves: Sequence[Any],
+    slots: Callable[[], list[Slot]],
+    batch_dims: BatchDims,
+    samples: int | None,
+    is_shared: IsShared | None = None,
 ) -> tuple[int | None, Dims]:
     dims = by_rule = default_dims(leaves)
     if batch_dims:
         dims, by_rule = apply_batch_dims(dims, leaves, slots(), batch_dims)
+    lengths = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if isinstance(dim, int)}
+    if is_shared is not None and len(lengths) > 1:
+        pairs = zip(leaves, dims, by_rule, strict=True)
+        dims = tuple([None if rule is not None and is_shared(leaf, leaves) else dim for leaf, dim, rule in pairs])
     return common_size(leaves, dims, by_rule, slots, samples)
 
 
@@ -259,23 +285,16 @@ def offset_names(inputs: FlatInputs) -> list[str]:
 
     Offsets 0 4 6 9 are three sequences in tokens of shape (9, C). A slice of the offsets does not belong to a slice of the tokens.
     """
-    named = [*zip(inputs.names, inputs.leaves, inputs.dims, strict=True)]
-    tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
-    return [
-        name
-        for name, leaf, dim in named
-        if dim == 0
-        and _is_row_of_integers(leaf)
-        and _is_offsets(leaf, set(chain(*(tensor.shape for tensor in tensors if tensor is not leaf))))
-    ]
+    named = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
+    return [name for name, leaf, dim in named if dim == 0 and is_offsets_beside(leaf, inputs.leaves)]
 
 
-def _is_row_of_integers(leaf: torch.Tensor) -> bool:
-    is_whole = not (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype is torch.bool)
-    return leaf.dim() == 1 and len(leaf) > 1 and is_whole and not leaf.is_meta
-
-
-def _is_offsets(row: torch.Tensor, lengths: set[int]) -> bool:
-    """Return whether a row begins with 0, never falls, and ends at the length of a dimension of another leaf."""
+def is_offsets_beside(row: torch.Tensor, leaves: Sequence[Any]) -> bool:
+    """Return whether a row of integers begins with 0, never falls, and ends at the length of a dimension of another leaf."""
+    is_whole = not (row.is_floating_point() or row.is_complex() or row.dtype is torch.bool)
+    if row.dim() != 1 or len(row) < 2 or not is_whole or row.is_meta:
+        return False
     values = row.tolist()
+    others = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf is not row)
+    lengths = set(chain.from_iterable(leaf.shape for leaf in others))
     return values[0] == 0 and values[-1] in lengths and values == sorted(values) and values[-1] > 0

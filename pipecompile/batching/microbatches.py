@@ -60,6 +60,8 @@ class MiniBatch:
     batch dimension. `origins[m][i]` is the leaf of the whole call that leaf i of micro-batch m comes from.
     """
 
+    is_listed = False
+
     def __init__(self, whole: FlatInputs, sizes: tuple[int, ...]) -> None:
         self.whole, self.sizes = whole, sizes
         self.calls = tuple(whole.microbatch_calls(len(sizes))) if whole.lists else ()
@@ -146,7 +148,8 @@ def weighted_loss(losses: list[torch.Tensor], weights: Sequence[float]) -> torch
 class LossDivisor:
     """The divisor of a loss, computed by `compute` from `inputs` and the number of samples; without `compute`, it is made of the only input.
 
-    With `is_target`, the result are class indices: those other than `ignored` count, each with its class's `weight`.
+    With `is_target`, the result are class indices: those other than `ignored` count, each with its class's `weight`. The loss
+    divides by no less than `floor`, which `of` does not apply: counts of micro-batches add up without it.
     """
 
     inputs: tuple[str, ...]
@@ -154,6 +157,7 @@ class LossDivisor:
     is_target: bool = False
     ignored: int = -100
     weight: torch.Tensor | None = None
+    floor: float = 0.0
 
     def renamed(self, names: Sequence[str]) -> LossDivisor:
         """Return the divisor with other names for its inputs, in their order."""

@@ -72,7 +72,7 @@ class ReplicatedNorms(DeferredNorms):
     """The deferred layers of one build. All `replicas` observe the same layers: those of this rank's stages."""
 
     def __init__(self, norms: DeferredNorms, replicas: CollectiveGroup) -> None:
-        super().__init__(norms.norms)
+        super().__init__(norms.norms, norms.links)
         self.replicas = replicas
 
     def settle(self) -> None:

@@ -81,6 +81,11 @@ class Replicas:
         finally:
             self._step = None
 
+    def weigh(self, count: float, unit: str) -> None:
+        """Weight this replica's part of the batch by a count in this unit instead of samples, if the step is a mean."""
+        if self._step is not None and self._step.samples is not None:
+            self._step.samples, self._step.unit = count, unit
+
     def agree(self, program: str) -> None:
         """Raise Disagreement, on all replicas, unless all are about to run this program. Has no effect outside a step."""
         if self._step is not None:
@@ -113,10 +118,10 @@ class GradientReduction:
     """
 
     def __init__(
-        self, group: CollectiveGroup, shards: ShardedParameters, parameters: Parameters, samples: int | None
+        self, group: CollectiveGroup, shards: ShardedParameters, parameters: Parameters, samples: float | None
     ) -> None:
         self.group, self.shards, self.parameters, self.samples = group, shards, parameters, samples
-        self.share = 1.0
+        self.share, self.unit = 1.0, "samples"
         self._buckets: list[GradientBucket] = []
 
     @cached_property
@@ -126,6 +131,7 @@ class GradientReduction:
 
     def agree(self, program: str) -> None:
         """Compare the program, whose order is that of the buckets, and compute `share` from the samples of all replicas."""
+        program = program if self.unit == "samples" else f"{program}, weighted by {self.unit}"
         digest = float(int(sha256(program.encode()).hexdigest()[:12], 16))
         rows = self.group.all_gather(torch.tensor([self.samples or 0.0, digest], dtype=torch.float64))
         if (rows[:, 1] != digest).any():

@@ -48,6 +48,7 @@ class RankBackend:
         group = ranks.replica_group
         self.copies = None if group is None else CollectiveGroup(group, communicator)
         self.replicas = Replicas(self.copies, self.shards)
+        self.has_copies = group is not None
 
     @cached_property
     def pipeline(self) -> CollectiveGroup:
@@ -123,6 +124,9 @@ class RankBackend:
             replicas=self.replicas,
             tied=mirrors.tied,
         )
+
+    def weigh(self, count: float, unit: str) -> None:
+        self.replicas.weigh(count, unit)
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         """Broadcast this rank's parameters from the first copy of the pipeline, then shard them."""

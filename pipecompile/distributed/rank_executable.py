@@ -22,11 +22,12 @@ from pipecompile.distributed.row_messages import Departure, departures, incoming
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Instruction, Program
 from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.executable import Executable, ProgramBinding
 from pipecompile.runtime.interpreter import Code, CodeBuilder
 from pipecompile.runtime.registers import Frame, Run
-from pipecompile.runtime.run_errors import InstructionFailure, run_error
+from pipecompile.runtime.run_errors import InstructionFailure
 from pipecompile.runtime.worker_threads import WorkerThreads
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.ambient_modes import contained
@@ -38,7 +39,11 @@ class RankCodeBuilder(CodeBuilder):
     """Binds SEND and RECV between devices to the communicator, and those of the host to frames."""
 
     def __init__(
-        self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], communicator: Communicator
+        self,
+        program: Program,
+        cells: Sequence[Cell | VariantCell],
+        devices: Sequence[torch.device],
+        communicator: Communicator,
     ) -> None:
         super().__init__(program, cells, devices)
         self.communicator = communicator
@@ -133,7 +138,7 @@ class RankExecutable(Executable):
                     run_inline(code, frame)
                     self._share(frame)
             except InstructionFailure as failure:
-                error = self._explained(failure)
+                error = self._blamable(failure, frame)
             if error is not None:
                 self.norms.forget()
                 raise error
@@ -152,11 +157,11 @@ class RankExecutable(Executable):
         except RankLost as lost:
             raise lost if lost.is_posted else RankLost(self._blamed(lost.report, is_begun), is_posted=False) from None
 
-    def _explained(self, failure: InstructionFailure) -> BaseException:
+    def _blamable(self, failure: InstructionFailure, frame: Frame) -> BaseException:
         instruction = self.program.rows[failure.device][failure.index]
         if not isinstance(failure.error, RankLost):
             self.communicator.action = f"at {instruction.action or instruction}"
-            return run_error(failure, self.program, self.graph)
+            return self.explained(failure, frame)
         return failure.error
 
     def _blamed(self, report: FailureReport, is_begun: bool) -> FailureReport:

@@ -68,7 +68,14 @@ class RankPipeline(Pipeline):
         with self._communicator.guarded(), self._shards.whole():
             return super().forward(*args, **kwargs)
 
-    def step(self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any) -> Any:
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        microbatches: Iterable[Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Run a step as `Pipeline.step` does, on all ranks together, and return the same loss on all.
 
         With copies of the pipeline, each copy gets its own part of the batch; loss and gradients are those of the whole batch.
@@ -76,10 +83,13 @@ class RankPipeline(Pipeline):
         self._require_shards()
         self._communicator.begin()
         with self._communicator.guarded(), self._shards.whole():
-            samples = self._flatten(args, kwargs).samples if self._options.loss_reduction == "mean" else None
+            samples: int | None = 1  # a list of micro-batches says later what its loss counts
+            if microbatches is None or self._options.loss_reduction == "sum":
+                samples = self._flatten(args, kwargs).samples if self._options.loss_reduction == "mean" else None
             trains = self._options.is_training_now
             with self.replicas.reduced(self._whole_parameters, samples, trains=trains) as loss_of_batch:
-                result = super().step(*args, target=target, scaler=scaler, **kwargs)
+                given = {"target": target, "scaler": scaler, "microbatches": microbatches}
+                result = super().step(*args, **given, **kwargs)
                 result = (loss_of_batch(result[0]), result[1]) if self._options.has_aux else loss_of_batch(result)
             if trains and scaler is not None and scaler.is_enabled():
                 spread_infinities(self.parameters(), self._groups)

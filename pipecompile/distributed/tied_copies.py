@@ -9,8 +9,9 @@ tensor in `parameters()`, so an optimizer updates it once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -48,6 +49,17 @@ class TiedCopies(Mirrors):
         self.tied = frozenset(id(copy.tensor) for copy in copies)
         self._refreshed = [(copy.home, copy.name) for copy in copies if copy.away == self.here]
         self._settled = [(c.away, name) for c in copies if c.home == self.here for name in (f"{c.name}'", c.name)]
+
+    def joined_with(self, others: Iterable[Mirrors]) -> TiedCopies:
+        """Return the copies of this specialization and of others, each tensor once per rank."""
+        copies = {
+            (id(copy.tensor), copy.home, copy.away): copy
+            for one in (self, *others)
+            for copy in cast(TiedCopies, one).copies
+        }
+        return TiedCopies(
+            tuple(replace(copy, name=f"tied {place}") for place, copy in enumerate(copies.values())), self.communicator
+        )
 
     def _expect(self, values: Sequence[tuple[int, str]]) -> None:
         for source in dict.fromkeys(source for source, _ in values):

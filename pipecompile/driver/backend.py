@@ -35,6 +35,9 @@ class Backend(Protocol):
     holds_model: bool
     """Whether all parameters of the model are in this process."""
 
+    has_copies: bool
+    """Whether there are several copies of the pipeline, each with its part of the batch."""
+
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:
         """Return a context in which layers of the model can run in this process alone."""
 
@@ -70,6 +73,9 @@ class Backend(Protocol):
     def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:
         """Return the constructor of what runs a program."""
 
+    def weigh(self, count: float, unit: str) -> None:
+        """Note what the loss of this process counts in the step at hand, for the shares of several copies of the pipeline."""
+
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         """Make the parameters of all copies of the pipeline equal, once every parameter has values."""
 
@@ -78,6 +84,7 @@ class ProcessBackend:
     """All devices in this process."""
 
     is_planner = holds_model = True
+    has_copies = False
 
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
@@ -118,6 +125,9 @@ class ProcessBackend:
 
     def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:  # noqa: ARG002
         return Executable
+
+    def weigh(self, count: float, unit: str) -> None:
+        pass
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         pass

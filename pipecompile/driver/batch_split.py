@@ -45,7 +45,13 @@ def of_two_samples(batch: MiniBatch, options: Options) -> MiniBatch:
     A Schedule has a fixed number of micro-batches, and a batch of one sample cannot be helped.
     """
     samples = sum(batch.sizes)
-    if min(batch.sizes) > 1 or samples == 1 or isinstance(options.schedule, Schedule) or batch.whole.lists:
+    if (
+        min(batch.sizes) > 1
+        or samples == 1
+        or isinstance(options.schedule, Schedule)
+        or batch.whole.lists
+        or batch.is_listed
+    ):
         return batch
     return MiniBatch(batch.whole, sizes(samples, samples // 2))
 

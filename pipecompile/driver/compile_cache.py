@@ -14,6 +14,7 @@ from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs, offset_names
 from pipecompile.batching.merging import MergeRule
+from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
 from pipecompile.batching.microbatches import (
     LossDivisor,
     MiniBatch,
@@ -31,12 +32,13 @@ from pipecompile.driver.batch_split import (
 )
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
+from pipecompile.driver.listed_programs import ListedPrograms
 from pipecompile.driver.loss_shares import find_divisor
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.driver.output_merge import check_tail_size, fixed_output_rules, merging_specialization
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks
-from pipecompile.driver.signature import Signature, signature_of
+from pipecompile.driver.signature import Signature, signature_of, signatures_of
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import has_batch_norm
@@ -59,6 +61,7 @@ class CompileCache:
         self.decision = Decision(options.plan)
         self.entries: list[Specialization] = []
         self._hits = self._traces = self._evictions = 0
+        self.listed = ListedPrograms(self.context)
         self.context.warnings.check_options(options)
 
     def __bool__(self) -> bool:
@@ -75,6 +78,7 @@ class CompileCache:
     def clear(self) -> None:
         """Drop all specializations. The next call records the model again and keeps the plan."""
         self.entries.clear()
+        self.listed.clear()
         self.context.homes.clear()
 
     def reschedule(self, options: Options) -> None:
@@ -87,6 +91,7 @@ class CompileCache:
             raise InputError('n_microbatches="auto" is chosen with the cut, which stays', hint=hint)
         self.options = options
         self.context.warnings.undivided(options)
+        self.listed.clear()
         for specialization in self.entries:
             specialization.reschedule(options)
 
@@ -110,10 +115,32 @@ class CompileCache:
         if len(batch.sizes) > 1 and not specialization.is_divided:
             check_division(specialization.graph, self.options, self.context)
             specialization.is_divided = True
-        specialization.calls += 1
-        self.entries.remove(specialization)
-        self.entries.append(specialization)
+        self._note_use(specialization)
         return specialization, batch
+
+    def find_each(self, listed: MicrobatchList) -> tuple[Specialization, ...]:
+        """Return the specialization of each micro-batch of a list, compiled now if there is none."""
+        traces = self._traces
+        if self.decision.plan is None:
+            batch = ListedBatch(listed.largest_first())
+            self._add(CompileRequest(batch, (batch,), signatures_of(self.model, batch.calls[:1])[0]))
+        kinds = [*zip(signatures_of(self.model, listed.calls), listed.sizes, strict=True)]
+        found: list[tuple[tuple[Signature, int], Specialization]] = []
+        for kind, call in zip(kinds, listed.calls, strict=True):
+            if all(known != kind for known, _ in found):
+                batch = ListedBatch((call, *listed.calls[1:]))
+                found.append((kind, self._lookup(kind[0], kind[1:]) or self._compile(batch, kind[0])))
+        self._hits += traces == self._traces
+        for one in {id(one): one for _, one in found}.values():
+            self._note_use(one)
+        return tuple(next(one for known, one in found if known == kind) for kind in kinds)
+
+    def _note_use(self, specialization: Specialization) -> None:
+        """Count a mini-batch, and make the specialization the last used; one that was dropped meanwhile serves this once."""
+        specialization.calls += 1
+        if specialization in self.entries:
+            self.entries.remove(specialization)
+            self.entries.append(specialization)
 
     def for_call(self, specialization: Specialization, batch: MiniBatch) -> Specialization:
         """Return the specialization that runs a call, with the merge rules of its outputs if there are several micro-batches.
@@ -223,7 +250,7 @@ class CompileCache:
             batch = of_two_samples(batch, self.options)  # costs are measured on the first micro-batch
         specialization = self._add(CompileRequest(batch, (batch,), signature, lifted))
         specialization.changes = changes
-        specialization.is_divided = len(batch.sizes) > 1
+        specialization.is_divided = len(batch.sizes) > 1 and not batch.is_listed
         return specialization
 
     def _drop_replaced(self) -> None:
@@ -234,7 +261,7 @@ class CompileCache:
 
     def _add(self, request: CompileRequest) -> Specialization:
         """Compile for a request and keep the result. The least recently used specialization goes if there are too many."""
-        if len(request.batch.sizes) > 1:
+        if len(request.batch.sizes) > 1 and not request.batch.is_listed:
             self.context.warnings.offsets(offset_names(request.batch.whole))
         with random_states_restored(python_sources()):  # a library that is imported now may draw
             specialization, decision = specialize(request, self.options, self.decision, self.context)
@@ -249,6 +276,7 @@ class CompileCache:
         self.entries.append(specialization)
         if len(self.entries) > self.options.cache_size:
             self._evictions += 1
+            self.listed.clear()
             self.context.warnings.evicted(self.entries.pop(0).signature)
         return specialization
 

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.batching.microbatch_list import arguments_of
 from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
 from pipecompile.torch_private.device_functions import to_device
 
-__all__ = ["Evaluation", "ValidationLoop", "RunningTotal", "arguments_of", "evaluating"]
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of `step` for one batch, the target among the keywords."""
+__all__ = ["Evaluation", "ValidationLoop", "RunningTotal", "evaluating"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +59,6 @@ class RunningTotal:
             )
         means = {name: float(total) / self.samples for name, total in self.metrics.items()}
         return Evaluation(float(self.loss) / (self.samples if self.is_mean else 1), self.samples, means)
-
-
-def arguments_of(batch: Any, *, with_target: bool) -> Arguments:
-    """Return the arguments of `step` for a batch of a loader.
-
-    A mapping has them by name, a tuple or list in order, its last entry the target if `loss_fn` takes one. Anything else is the
-    only input.
-    """
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if not isinstance(batch, (tuple, list)):
-        return (batch,), {}
-    return (tuple(batch[:-1]), {"target": batch[-1]}) if with_target else (tuple(batch), {})
 
 
 @contextmanager

@@ -9,6 +9,7 @@ A loss function is recorded once per kind of call, on outputs of the recorded si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from pipecompile.driver.specialization import Specialization
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.errors import PipecompileError
 from pipecompile.graph.batch_flow import BatchFlow
+from pipecompile.graph.loss_counts import loss_count
 from pipecompile.graph.loss_divisors import divisor_of
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.graph.output_merging import join_rules
@@ -33,14 +35,22 @@ from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
 
-__all__ = ["find_divisor"]
+__all__ = ["Finding", "find_count", "find_divisor"]
 
 Arrivals = Mapping[tuple[str, bool], Any]
 
 _MEAN, _UNKNOWN = MergeRule(MergeKind.AVERAGED), MergeRule(MergeKind.COMPUTED)
 
-Finding = tuple[LossDivisor | None, MergeRule]
-"""The divisor of a loss if it has one, and the rule by which losses of micro-batches merge; COMPUTED if that is not known."""
+
+def _no_count() -> None:
+    """Return None: the count of a loss that cannot be analysed."""
+
+
+Count = Callable[[], LossDivisor | None]
+"""Return the count of a mean: its divisor as a number that can be compared between recordings; None if it is not known."""
+
+Finding = tuple[LossDivisor | None, MergeRule, Count]
+"""The divisor of a loss if it has one, the rule by which losses of micro-batches merge (COMPUTED if that is not known), the count."""
 
 
 def find_divisor(
@@ -57,20 +67,12 @@ def find_divisor(
     the rules of the outputs of a recording for one batch size.
     """
     options = specialization.options
-    if options.loss_fn is None:
-        divisor, rule = _of_model(specialization, batch)
-    else:
-        is_fixed = specialization.facts.batch_size is not None
-        flow = None if is_fixed else specialization.flow
-        rules = fixed_rules() if flow is None else join_rules(flow)
-        outputs = LossOutputs.of(specialization.graph, rules, flow)
-        targets = arrivals.get((TARGET, False), (None,))
-        divisor, rule = _of_function(options, outputs, targets[0], batch.sizes[0])
-        if divisor is None and rule.kind is MergeKind.COMPUTED:
-            device = specialization.stage_devices[-1]
-            measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warnings.undivided_loss)
-            if measured.is_defined(*specialization.step_values(batch, target, arrivals), batch.sizes):
-                return measured
+    divisor, rule, _, outputs = _analysed(specialization, batch, arrivals, fixed_rules)
+    if outputs is not None and divisor is None and rule.kind is MergeKind.COMPUTED:
+        device = specialization.stage_devices[-1]
+        measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warnings.undivided_loss)  # type: ignore[arg-type]
+        if measured.is_defined(*specialization.step_values(batch, target, arrivals), batch.sizes):
+            return measured
     if rule.kind is MergeKind.ADDED:
         warnings.summed()
     elif rule.kind is not MergeKind.AVERAGED and divisor is None:
@@ -78,23 +80,54 @@ def find_divisor(
     return divisor
 
 
+def find_count(
+    specialization: Specialization,
+    batch: MiniBatch,
+    arrivals: Arrivals,
+    fixed_rules: Callable[[], Sequence[MergeRule]],
+) -> tuple[LossDivisor | None, MergeRule]:
+    """Return the count of the loss of a step, None if it is not known, and the rule by which losses of micro-batches merge."""
+    _, rule, count, _ = _analysed(specialization, batch, arrivals, fixed_rules)
+    return count(), rule
+
+
+def _analysed(
+    specialization: Specialization,
+    batch: MiniBatch,
+    arrivals: Arrivals,
+    fixed_rules: Callable[[], Sequence[MergeRule]],
+) -> tuple[LossDivisor | None, MergeRule, Count, LossOutputs | None]:
+    """Return what is known of the loss, and the outputs that a loss function takes."""
+    options = specialization.options
+    if options.loss_fn is None:
+        return *_of_model(specialization, batch), None
+    is_fixed = specialization.facts.batch_size is not None
+    flow = None if is_fixed else specialization.flow
+    rules = fixed_rules() if flow is None else join_rules(flow)
+    outputs = LossOutputs.of(specialization.graph, rules, flow)
+    targets = arrivals.get((TARGET, False), (None,))
+    return *_of_function(options, outputs, targets[0], batch.sizes[0]), outputs
+
+
 def _of_model(specialization: Specialization, batch: MiniBatch) -> Finding:
     """Return the divisor of a loss that the model computes itself."""
-    if specialization.facts.batch_size is not None or batch.whole.lists:
-        return None, _UNKNOWN
     loss = own_loss(specialization.outputs.example)
     node = specialization.graph.graph.output_node()
     pairs: Any = zip(node.args[0], value_of(node), strict=True)  # type: ignore[arg-type]
     argument = next((a for a, value in pairs if value is loss), None)
+    if specialization.facts.batch_size is not None or batch.whole.lists:
+        count = partial(loss_count, specialization.graph, argument) if isinstance(argument, fx.Node) else _no_count
+        return None, _UNKNOWN, count
     return _found(specialization.flow, argument)
 
 
 def _found(flow: BatchFlow, loss: Any) -> Finding:
     """Return what is known of a loss in a graph. A constant has no gradient: the step refuses it."""
     if not isinstance(loss, fx.Node) or not value_of(loss).requires_grad:
-        return None, _MEAN
+        return None, _MEAN, _no_count
     divisor, rule = divisor_of(flow, loss), flow.rule(loss)
-    return divisor, (_UNKNOWN if divisor is None and rule.kind not in (MergeKind.ADDED, MergeKind.AVERAGED) else rule)
+    is_known = divisor is not None or rule.kind in (MergeKind.ADDED, MergeKind.AVERAGED)
+    return divisor, (rule if is_known else _UNKNOWN), partial(loss_count, flow.graph, loss)
 
 
 # -- a loss function --------------------------------------------------------------------------------------------------
@@ -125,25 +158,32 @@ class _LossCall(nn.Module):
 def _of_function(options: Options, outputs: LossOutputs, target: Any, samples: int) -> Finding:
     """Return the divisor of a loss function, called on an output and the target of a micro-batch of so many samples."""
     if options.batch_dims.get("target") is list or not all(map(outputs.is_usable, outputs.places)):
-        return None, _UNKNOWN
+        return None, _UNKNOWN, _no_count
     if any(isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) for value in outputs.values):
-        return None, _UNKNOWN
+        return None, _UNKNOWN, _no_count
     call = _LossCall(options, outputs, samples)
     try:
         inputs = _inputs(call, target, options, samples)
         with contents_restored(places_of(options.loss_fn)):
             graph = record(call, inputs, torch.device("cpu"))
     except (PipecompileError, TypeError, ValueError, RuntimeError):
-        return None, _UNKNOWN
+        return None, _UNKNOWN, _no_count
     given = {i: outputs.rules[p] for i, p in enumerate(outputs.places) if outputs.rules[p].kind not in _BY_DIMS}
     results: Any = graph.graph.output_node().args[0]
-    divisor, rule = _found(BatchFlow(graph, given), results[0] if len(results) == 1 else None)
-    if divisor is None:
-        return None, rule
-    placeholders = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-    sources = [_source(outputs, placeholders.index(name)) for name in divisor.inputs]
+    divisor, rule, count = _found(BatchFlow(graph, given), results[0] if len(results) == 1 else None)
+    places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    found = _fed(divisor, outputs, places)
+    is_known = divisor is None or found is not None
+    return found, (rule if is_known else _UNKNOWN), lambda: _fed(count(), outputs, places)
+
+
+def _fed(divisor: LossDivisor | None, outputs: LossOutputs, places: Mapping[str, int]) -> LossDivisor | None:
+    """Return a divisor computed from the inputs of the model and the target; None if other values enter."""
+    if divisor is None or not divisor.inputs:
+        return divisor
+    sources = [_source(outputs, places[name]) for name in divisor.inputs]
     known = [source for source in sources if source is not None]
-    return (divisor.fed_by(known), rule) if len(known) == len(sources) else (None, _UNKNOWN)
+    return divisor.fed_by(known) if len(known) == len(sources) else None
 
 
 _BY_DIMS = (MergeKind.JOINED, MergeKind.SAME)

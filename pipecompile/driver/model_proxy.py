@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pipecompile.errors import InputError
+from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
 from pipecompile.torch_private.device_functions import requested_device
 from pipecompile.torch_private.modules import apply_to_tensors
 
@@ -103,6 +104,29 @@ class ModelProxy(nn.Module):
         if is_changed:
             self._forget()
         return self
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Clip gradients as `torch.nn.utils.clip_grad_norm_` does, whatever their devices. Return the norm before clipping.
+
+        `max_norm` is in the unit of the gradients; `norm_type` is the order p of the norm, a number without a unit.
+        """
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+
+    # -- the optimizer's state --------------------------------------------------------------------------------------
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state of an optimizer of these parameters, by parameter names.
+
+        The format is that of PyTorch's `get_optimizer_state_dict` with `flatten_optimizer_state_dict`. On ranks, the state has
+        the parameters that live on this rank.
+        """
+        return optimizer_state_of(dict(self.named_parameters()), optimizer)
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+        """Load the part of such a state that belongs to these parameters. The state may come from any other layout."""
+        load_optimizer_state(dict(self.named_parameters()), optimizer, state_dict)
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:

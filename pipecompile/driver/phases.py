@@ -121,7 +121,7 @@ def _record_part(part: FlatInputs, request: CompileRequest, context: CompileCont
 
 
 def _check_division(graph: TracedGraph, request: CompileRequest, options: Options, context: CompileContext) -> None:
-    if len(request.candidates) == 1 and len(request.batch.sizes) > 1:
+    if len(request.candidates) == 1 and len(request.batch.sizes) > 1 and not request.batch.is_listed:
         check_division(graph, options, context)
 
 

@@ -15,7 +15,9 @@ from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
 from pipecompile.runtime.cuda_graphs.stage_graphs import with_cuda_graphs
 from pipecompile.runtime.executable import Executable, ProgramBinding
 
-__all__ = ["call_executable", "step_executable", "step_schedule"]
+__all__ = [
+    "breadth_first", "call_executable", "call_parts", "forward_schedule", "step_executable", "step_parts", "step_schedule",
+]  # fmt: skip
 
 
 def step_executable(
@@ -74,21 +76,34 @@ def breadth_first(placement: Sequence[int], n_microbatches: int, *, with_backwar
 
 
 def _new_step(specialization: Specialization, schedule: Schedule, with_target: bool) -> Executable:
-    options, stages, log = specialization.options, specialization.stages, specialization.log
-    routes = training_routes(specialization.routes, len(stages), with_target, options.has_aux)
+    routes, cells = step_parts(specialization, with_target)
+    log = specialization.log
     program = log.run("lower", _lower, schedule, routes, "never", specialization, describe=_instructions)
+    return log.run("bind", _bind, specialization, program, cells)
+
+
+def step_parts(specialization: Specialization, with_target: bool) -> tuple[tuple[Route, ...], Sequence[Cell]]:
+    """Return the routes of a step and the cells of its stages."""
+    options, stages = specialization.options, specialization.stages
+    routes = training_routes(specialization.routes, len(stages), with_target, options.has_aux)
     cells = loss_cells(stages, specialization.codes, routes, specialization.outputs, options.loss_fn)
-    return log.run("bind", _bind, specialization, program, _graphed(specialization, cells))
+    return routes, _graphed(specialization, cells)
 
 
 def _new_call(specialization: Specialization, n_microbatches: int, with_backward: bool) -> Executable:
     options, log = specialization.options, specialization.log
     order = breadth_first(specialization.plan.placement, n_microbatches, with_backward=with_backward)
     checkpoint = options.checkpoint if with_backward else "never"
-    program = log.run("lower", _lower, order, specialization.routes, checkpoint, specialization, describe=_instructions)
+    routes, cells = call_parts(specialization, with_backward)
+    program = log.run("lower", _lower, order, routes, checkpoint, specialization, describe=_instructions)
+    return log.run("bind", _bind, specialization, program, cells)
+
+
+def call_parts(specialization: Specialization, with_backward: bool) -> tuple[tuple[Route, ...], Sequence[Cell]]:
+    """Return the routes of `pipe(x)` and the cells of its stages."""
     cells = plain_cells(specialization.stages, specialization.codes)
     # with a backward to come, `pipe(x)` may be called again before: a captured graph would overwrite its own results
-    return log.run("bind", _bind, specialization, program, cells if with_backward else _graphed(specialization, cells))
+    return specialization.routes, cells if with_backward else _graphed(specialization, cells)
 
 
 def _lower(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from pipecompile.errors import InputError
 from pipecompile.torch_private.modules import children_of
 from pipecompile.tracing.ambient_modes import Ambient
 
-__all__ = ["Signature", "signature_of"]
+__all__ = ["Signature", "signature_of", "signatures_of"]
 
 Signature = tuple[Any, ...]
 """Structure of the inputs, modes of all modules, autocast, the default dtype, then per input leaf its shape without the batch and its dtype, or its plain value."""
@@ -38,9 +39,16 @@ def signature_of(model: nn.Module, batch: MiniBatch) -> Signature:
     return first
 
 
-def _signature(model: nn.Module, inputs: FlatInputs) -> Signature:
+def signatures_of(model: nn.Module, calls: Sequence[FlatInputs]) -> list[Signature]:
+    """Return the signature of each micro-batch of a list."""
+    modes = training_modes(model)
+    return [_signature(model, call, modes) for call in calls]
+
+
+def _signature(model: nn.Module, inputs: FlatInputs, modes: tuple[bool, ...] | None = None) -> Signature:
+    modes = training_modes(model) if modes is None else modes
     leaves = [_leaf_signature(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
-    return (inputs.spec, training_modes(model), Ambient.now().autocast, torch.get_default_dtype(), *leaves)
+    return (inputs.spec, modes, Ambient.now().autocast, torch.get_default_dtype(), *leaves)
 
 
 def training_modes(model: nn.Module) -> tuple[bool, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pipecompile.batching.containers import flatten_containers
+from pipecompile.batching.merging import MergeRule
 from pipecompile.batching.microbatches import LossDivisor, MiniBatch, loss_weights
 from pipecompile.driver.cache_report import Recording
 from pipecompile.driver.measured_shares import MeasuredShares
@@ -51,7 +52,8 @@ class Specialization:
     inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program. `number` counts the recordings of the pipeline, from 1; `calls` counts the
     mini-batches that were run, and `is_divided` says that one came in several micro-batches. Once `calls` is `check_at[grad mode]`,
     the recording is checked against the model; `checked` is the outcome. `merging` is the specialization that runs
-    calls in several micro-batches, once there was one (output_merge.py).
+    calls in several micro-batches, once there was one (output_merge.py). `divisors` are those of losses with and without a target,
+    `counts` those of micro-batches of a list (listed_weights.py).
     """
 
     graph: TracedGraph
@@ -75,6 +77,7 @@ class Specialization:
     schedules: dict[int, Schedule] = field(default_factory=dict)
     merging: Specialization | None = None
     divisors: dict[bool, LossDivisor | MeasuredShares | None] = field(default_factory=dict)
+    counts: dict[bool, tuple[LossDivisor | None, MergeRule]] = field(default_factory=dict)
     facts: GraphFacts = field(init=False)
     inputs: tuple[str, ...] = field(init=False)
     stage_devices: tuple[torch.device, ...] = field(init=False)

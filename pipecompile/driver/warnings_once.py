@@ -152,6 +152,16 @@ class WarningsOnce:
             "    divisor[0] = count(target); pipe.step(x, target=target)",
         )
 
+    def uncounted_loss(self) -> None:
+        """Warn that micro-batches of a list are weighted by samples, because what their loss counts is not known."""
+        self._once(
+            "uncounted loss",
+            "what the loss divides by cannot be found: the micro-batches of a list are weighted by their samples, whatever their"
+            " lengths. Try a sum, with the divisor of the whole step:\n"
+            "    pc.compile(..., loss_reduction='sum', loss_fn=lambda output, target: loss_sum(output, target) / divisor[0])\n"
+            "    divisor[0] = sum(map(count, targets)); pipe.step(microbatches=[...])",
+        )
+
     def normalised(self, layers: int) -> None:
         """Warn that so many BatchNorm layers update their running statistics at every micro-batch."""
         if layers:

@@ -26,17 +26,20 @@ from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.row_order import word_of
 from pipecompile.graph.stages import Stage, extract
 from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["computed_from_inputs", "divisor_of"]
+__all__ = [
+    "COUNTED", "COUNTED_LAYERS", "RATIOS", "SUMS", "computed_from_inputs", "constant_of", "divisor_of", "extracted", "is_scaling", "reshaped_from",
+]  # fmt: skip
 
 _SAME = MergeRule(MergeKind.SAME)
 _CASTS = ("to", "float", "double", "type", "clone", "contiguous", "view_as", "mean", "squeeze", "reshape")
 _SCALINGS = (*_CASTS, "mul", "truediv", "div", "neg")
 _RESHAPES = ("view", "reshape", "flatten", "contiguous", "long", "transpose", "permute")
-_SUMS = (operator.add, operator.sub, torch.add, torch.sub, "add", "sub")
-_RATIOS = (operator.truediv, torch.div, "div")
-_COUNTED: tuple[Any, ...] = (F.cross_entropy, F.nll_loss)
-_COUNTED_LAYERS = (nn.CrossEntropyLoss, nn.NLLLoss)
+SUMS = (operator.add, operator.sub, torch.add, torch.sub, "add", "sub")
+RATIOS = (operator.truediv, torch.div, "div")
+COUNTED: tuple[Any, ...] = (F.cross_entropy, F.nll_loss)
+COUNTED_LAYERS = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +66,17 @@ def divisor_of(flow: BatchFlow, loss: fx.Node) -> LossDivisor | None:
     if None in counts and not count.is_target and flow.rule(count.end).kind is not MergeKind.ADDED:
         return None
     weight = count.weight
-    if isinstance(weight, fx.Node) and (weight := _constant(flow, weight)) is None:
+    if isinstance(weight, fx.Node) and (weight := constant_of(flow.graph, weight)) is None:
         return None
     if not count.is_target:
-        found = _extracted(flow, count.end, {})
+        found = extracted(flow.graph, count.end, {})
         return _by_size(found) if count.is_mean and found is not None else found
-    return _extracted(flow, count.end, {"is_target": True, "ignored": count.ignored, "weight": weight})
+    return extracted(flow.graph, count.end, {"is_target": True, "ignored": count.ignored, "weight": weight})
 
 
 def computed_from_inputs(flow: BatchFlow, node: fx.Node) -> LossDivisor | None:
     """Return the computation of a value from inputs alone; None if parameters, draws or gradients enter."""
-    return _extracted(flow, node, {})
+    return extracted(flow.graph, node, {})
 
 
 def _by_size(divisor: LossDivisor) -> LossDivisor | None:
@@ -87,7 +90,7 @@ def _times_size(compute: Callable[..., Any], *arguments: Any) -> Any:
 
 def _counts(flow: BatchFlow, node: fx.Node) -> list[_Count | None] | None:
     """Return what each term of a loss counts, None for a term that no sample enters; None alone if a term is unknown."""
-    while not _is_mean(flow, node) and word_of(node) in _SCALINGS and _is_scaling(node):
+    while not _is_mean(flow, node) and is_scaling(node):
         node = node.args[0]  # type: ignore[assignment]
     if flow.rules.get(node) == (_SAME,):
         return [None]
@@ -95,13 +98,13 @@ def _counts(flow: BatchFlow, node: fx.Node) -> list[_Count | None] | None:
         return _counted(flow, node)
     terms = node.args[:2]
     if (
-        node.target in _SUMS
+        node.target in SUMS
         and not node.kwargs
         and all(isinstance(term, (int, float)) or _is_tensor(term) for term in terms)
     ):
         found = [_counts(flow, term) if isinstance(term, fx.Node) else [None] for term in terms]
         return None if None in found else [count for one in found for count in one or ()]
-    if node.target in _RATIOS and len(terms) == 2 and all(map(_is_tensor, terms)):
+    if node.target in RATIOS and len(terms) == 2 and all(map(_is_tensor, terms)):
         above, below = terms
         kinds = [flow.rules[term][0].kind for term in (above, below)]  # type: ignore[index]
         if kinds == [MergeKind.AVERAGED] * 2:
@@ -114,8 +117,10 @@ def _is_tensor(argument: Any) -> bool:
     return isinstance(argument, fx.Node) and isinstance(value_of(argument), torch.Tensor)
 
 
-def _is_scaling(node: fx.Node) -> bool:
-    """Return whether a call has one argument that is a value: a cast, or a product with a number."""
+def is_scaling(node: fx.Node) -> bool:
+    """Return whether a call has one argument that is a number as a tensor: a cast of it, or a product with a number."""
+    if word_of(node) not in _SCALINGS:
+        return False
     first = node.args[0] if node.args else None
     is_alone = isinstance(first, fx.Node) and set(node.all_input_nodes) == {first}
     is_one_use = is_alone and sum(argument is first for argument in node.args) == 1
@@ -125,8 +130,8 @@ def _is_scaling(node: fx.Node) -> bool:
 def _is_mean(flow: BatchFlow, node: fx.Node) -> bool:
     if node.op == "call_module":
         layer = flow.graph.get_submodule(str(node.target))
-        return type(layer) in _COUNTED_LAYERS and layer.reduction == "mean"
-    is_counted = node.target in _COUNTED and len(tuple(node.args)) < 4
+        return type(layer) in COUNTED_LAYERS and layer.reduction == "mean"
+    is_counted = node.target in COUNTED and len(tuple(node.args)) < 4
     return is_counted and bool(node.kwargs.get("reduction", "mean") == "mean")
 
 
@@ -143,10 +148,10 @@ def _counted(flow: BatchFlow, node: fx.Node) -> list[_Count | None] | None:
         return None
     if value_of(target).is_floating_point() or not _are_aligned(flow, scores, target):
         return None
-    return [_Count(_reshaped_from(target), is_target=True, ignored=ignored, weight=weight)]
+    return [_Count(reshaped_from(target), is_target=True, ignored=ignored, weight=weight)]
 
 
-def _reshaped_from(target: fx.Node) -> fx.Node:
+def reshaped_from(target: fx.Node) -> fx.Node:
     """Return the value that has the same class indices in another shape: losses of several outputs count the same labels."""
     while word_of(target) in _RESHAPES and isinstance(source := target.args[0], fx.Node):
         if value_of(source).is_floating_point():
@@ -172,24 +177,24 @@ def _rows(flow: BatchFlow, node: fx.Node) -> Any:
     return None
 
 
-def _constant(flow: BatchFlow, node: fx.Node) -> torch.Tensor | None:
+def constant_of(graph: TracedGraph, node: fx.Node) -> torch.Tensor | None:
+    """Return a value that neither inputs nor parameters enter; None if they do."""
     if node.op != "get_attr":
         nodes, inputs = _ancestors(node)
-        if inputs or any(isinstance(t, nn.Parameter) for one in nodes for t in held_tensors(flow.graph, one)):
+        if inputs or any(isinstance(t, nn.Parameter) for one in nodes for t in held_tensors(graph, one)):
             return None
-        order = {one: place for place, one in enumerate(flow.graph.graph.nodes)}
-        stage = extract(flow.graph, sorted(nodes, key=order.__getitem__), [], [node], torch.device("cpu"))
+        order = {one: place for place, one in enumerate(graph.graph.nodes)}
+        stage = extract(graph, sorted(nodes, key=order.__getitem__), [], [node], torch.device("cpu"))
         return None if stage.sized else stage.module()[0]
-    value: Any = flow.graph
+    value: Any = graph
     for name in str(node.target).split("."):
         value = getattr(value, name)
     return value if isinstance(value, torch.Tensor) else None
 
 
-def _extracted(flow: BatchFlow, end: fx.Node, form: Mapping[str, Any]) -> LossDivisor | None:
+def extracted(graph: TracedGraph, end: fx.Node, form: Mapping[str, Any]) -> LossDivisor | None:
     """Return the divisor whose stage computes `end` from inputs alone; None if parameters or draws enter."""
     nodes, inputs = _ancestors(end)
-    graph = flow.graph
     if any(facts(n).draws or any(isinstance(t, nn.Parameter) for t in held_tensors(graph, n)) for n in nodes):
         return None
     if not inputs or any(value_of(n).requires_grad for n in (end, *inputs) if isinstance(value_of(n), torch.Tensor)):

@@ -65,6 +65,10 @@ class Mirrors:
 
     mirrors: tuple[Mirror, ...] = ()
 
+    def joined_with(self, others: Iterable[Mirrors]) -> Mirrors:
+        """Return the mirrors of this build and of others, for a run of all of them."""
+        return Mirrors((*self.mirrors, *(mirror for one in others for mirror in one.mirrors)))
+
     def refresh(self) -> None:
         """Refresh every mirror; to be called before a run."""
         if self.mirrors:

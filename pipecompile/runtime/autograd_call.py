@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,9 +26,36 @@ from pipecompile.torch_private import pytree
 __all__ = ["PipelineCall", "run_with_autograd"]
 
 
+class AutogradCall(Protocol):
+    """One forward and, later, its backward. `frame` is set in between; `spec` is the structure of the results."""
+
+    executable: Executable
+    frame: Frame | None
+    spec: Any
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The inputs that require a gradient."""
+
+    def begin(self) -> Frame:
+        """Return a frame with detached inputs."""
+
+    def results(self, frame: Frame) -> Any:
+        """Return the results of a forward, a nested structure of tensors."""
+
+    def constants(self, frame: Frame, results: Any) -> list[Any]:
+        """Return the results that have no gradient."""
+
+    def accept(self, frame: Frame, gradients: Any) -> None:
+        """Take the gradients of the results, in their structure."""
+
+    def input_gradients(self, frame: Frame) -> list[torch.Tensor | None]:
+        """Return the gradient of each of the `tensors`, after a backward."""
+
+
 @dataclass(slots=True)
-class PipelineCall:
-    """One forward and, later, its backward. `frame` is set in between; `spec` is the structure of the outputs by name."""
+class PipelineCall(AutogradCall):
+    """A call on a mini-batch, whose results are values by name, put together from its micro-batches."""
 
     executable: Executable
     outputs: Outputs
@@ -37,37 +64,60 @@ class PipelineCall:
     frame: Frame | None = None
     spec: Any = None
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in self.batch.whole.tensors if leaf.requires_grad]
 
-def run_with_autograd(call: PipelineCall) -> dict[str, Any]:
-    """Run the forward and return the outputs by name, attached to autograd."""
-    tensors = [leaf for leaf in call.batch.whole.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    def begin(self) -> Frame:
+        values = MiniBatch(self.batch.whole.detached(), self.batch.sizes).values
+        arrivals = {(name, False): parts for name, parts in zip(self.names, values, strict=True)}
+        return self.executable.frame(self.batch.sizes, arrivals)
+
+    def results(self, frame: Frame) -> dict[str, Any]:
+        return self.outputs.gathered(self._parts(frame), self.batch.sizes)
+
+    def _parts(self, frame: Frame) -> dict[str, Any]:
+        return {name: frame.departures[name, False] for name in self.outputs.names}
+
+    def constants(self, frame: Frame, results: Any) -> list[Any]:
+        parts = self._parts(frame)
+        return [value for name, value in results.items() if not _requires_grad(parts[name])]
+
+    def accept(self, frame: Frame, gradients: Any) -> None:
+        for name, gradient in gradients.items():
+            parts, join = frame.departures[name, False], self.outputs.join_of(name)
+            frame.arrivals[name, True] = ungather(gradient, parts, join, self.batch.sizes)
+
+    def input_gradients(self, frame: Frame) -> list[torch.Tensor | None]:
+        pairs = zip(self.batch.whole.leaves, input_gradients(frame, self.names, self.batch), strict=True)
+        return [g for leaf, g in pairs if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+
+def run_with_autograd(call: AutogradCall) -> Any:
+    """Run the forward and return the results, attached to autograd."""
     trigger = torch.empty(0, requires_grad=True)  # a backward is due also when only parameters require gradients
-    leaves = _PipelinedCall.apply(call, trigger, *tensors)
-    outputs: dict[str, Any] = pytree.tree_unflatten(list(leaves), call.spec)
-    return outputs
+    leaves = _PipelinedCall.apply(call, trigger, *call.tensors)
+    return pytree.tree_unflatten(list(leaves), call.spec)
 
 
 class _PipelinedCall(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: PipelineCall, *_tensors: torch.Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, call: AutogradCall, *_tensors: torch.Tensor) -> tuple[Any, ...]:
         ctx.call = call
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
-            values = MiniBatch(call.batch.whole.detached(), call.batch.sizes).values
-            arrivals = {(name, False): parts for name, parts in zip(call.names, values, strict=True)}
-            frame = call.frame = call.executable.frame(call.batch.sizes, arrivals)
+            frame = call.frame = call.begin()
             call.executable.run(call.executable.halves[0], frame)
         call.executable.norms.settle()
-        parts = {name: frame.departures[name, False] for name in call.outputs.names}
-        gathered = call.outputs.gathered(parts, call.batch.sizes)
-        constant = [value for name, value in gathered.items() if not _requires_grad(parts[name])]
+        results = call.results(frame)
+        constant = call.constants(frame, results)
         ctx.mark_non_differentiable(*[v for v in pytree.tree_leaves(constant) if isinstance(v, torch.Tensor)])
-        leaves, call.spec = pytree.tree_flatten(gathered)
+        leaves, call.spec = pytree.tree_flatten(results)
         return tuple(leaves)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        call: PipelineCall = ctx.call
+        call: AutogradCall = ctx.call
         if torch.is_grad_enabled():
             raise InputError(
                 "a pipelined forward cannot be differentiated twice",
@@ -77,15 +127,13 @@ class _PipelinedCall(torch.autograd.Function):
         if call.frame is None:
             raise InputError(
                 "backward ran a second time through the same pipelined forward",
-                hint="call pipe(x) again before each backward",
+                why="all micro-batches of a call run their backward together",
+                hint="one backward of the sum of all losses, or call the pipeline again before each backward",
             )
         frame, call.frame = call.frame, None
-        for name, gradient in pytree.tree_unflatten(list(gradients), call.spec).items():
-            parts, join = frame.departures[name, False], call.outputs.join_of(name)
-            frame.arrivals[name, True] = ungather(gradient, parts, join, call.batch.sizes)
+        call.accept(frame, pytree.tree_unflatten(list(gradients), call.spec))
         call.executable.run(call.executable.halves[1], frame)
-        pairs = zip(call.batch.whole.leaves, input_gradients(frame, call.names, call.batch), strict=True)
-        requested = [g for leaf, g in pairs if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        requested = call.input_gradients(frame)
         call.executable.finished(frame)
         return (None, None, *requested)
 

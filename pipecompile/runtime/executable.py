@@ -15,10 +15,11 @@ from pipecompile.ir import HOST, Instruction, Kind, Op, Program
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.registers import Frame
-from pipecompile.runtime.run_errors import InstructionFailure, run_error
+from pipecompile.runtime.run_errors import InstructionFailure, microbatch_of, run_error
 from pipecompile.runtime.worker_threads import WorkerThreads
 from pipecompile.tracing.ambient_modes import contained
 
@@ -30,7 +31,7 @@ class ProgramBinding:
     """A program, with the cells and devices that it runs on, and the tensors that runs share."""
 
     program: Program
-    cells: Sequence[Cell]
+    cells: Sequence[Cell | VariantCell]
     devices: Sequence[torch.device]
     graph: fx.GraphModule
     mirrors: Mirrors
@@ -91,7 +92,7 @@ class Executable:
         self.mirrors.settle()
         if self.norms.norms:
             self.norms.settle()
-        frame.arrivals, frame.departures, frame.events = {}, {}, {}
+        frame.arrivals, frame.departures, frame.events, frame.recordings = {}, {}, {}, ()
         self._idle[threaded].append(frame)
 
     @cached_property
@@ -107,13 +108,20 @@ class Executable:
                 run_inline(code, frame) if workers is None else workers.run(code, frame)
         except InstructionFailure as failure:
             self.norms.forget()
-            error = run_error(failure, self.program, self.graph)
+            error = self.explained(failure, frame)
         except BaseException:  # Ctrl-C while threads run
             self.norms.forget()
             raise
         else:
             return
         raise error
+
+    def explained(self, failure: InstructionFailure, frame: Frame) -> BaseException:
+        """Return the error to raise for a failure, with the line of the micro-batch's recording."""
+        cell, microbatch = self.cells[0], microbatch_of(failure, self.program)
+        is_listed = isinstance(cell, VariantCell) and bool(frame.recordings)
+        graph = cell.graphs[frame.recordings[microbatch]] if is_listed else self.graph  # type: ignore[union-attr]
+        return run_error(failure, self.program, graph)
 
 
 def _first_backward(row: Sequence[Instruction]) -> int:

@@ -23,6 +23,7 @@ from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, weight_cell
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, recompute_cell, with_random_lock
 from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.execution_order import frees_after, may_join_backward, merged
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import launches
@@ -52,7 +53,7 @@ class Code:
 
 def bind(
     program: Program,
-    cells: Sequence[Cell],
+    cells: Sequence[Cell | VariantCell],
     devices: Sequence[torch.device],
     *,
     threaded: bool,
@@ -78,7 +79,7 @@ class CodeBuilder:
     def __init__(
         self,
         program: Program,
-        cells: Sequence[Cell],
+        cells: Sequence[Cell | VariantCell],
         devices: Sequence[torch.device],
         streams: Streams | None = None,
         *,
@@ -147,8 +148,17 @@ class CodeBuilder:
 
     def forward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of an F or an R."""
+        cell = self.cells[action.stage]
+        if not isinstance(cell, VariantCell):
+            return self.forward_of(cell, action, registers, device)
+        return chosen_run(
+            action.microbatch, lambda number: self.forward_of(cell.variants[number], action, registers, device)
+        )
+
+    def forward_of(self, cell: Cell, action: Action, registers: CellRegisters, device: torch.device) -> Run:
+        """Return the function of an F or an R of one cell."""
         s, m = action.stage, action.microbatch
-        cell, saved_state, recipe_name = self.cells[s], saved(s, m), recipe(s, m).name
+        saved_state, recipe_name = saved(s, m), recipe(s, m).name
         function = cell.code.for_slot(registers.slot_of(saved_state))
         stage = StageRun(function, m if cell.is_sized else None, cell.effects, device)
         inputs = [registers.reads[name] for name in cell.inputs]

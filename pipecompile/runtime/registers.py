@@ -25,6 +25,7 @@ class Frame:
     departures    (name, is gradient) ──► per micro-batch the value for the host; of a gradient {consuming stage: gradient}
     spans         times of the compute instructions
     events        (device, index in its row) ──► event recorded after that instruction
+    recordings    number of the recording of each micro-batch, where a program serves several
     """
 
     registers: list[Any]
@@ -34,6 +35,7 @@ class Frame:
     departures: dict[tuple[str, bool], list[Any]] = field(default_factory=dict)
     spans: Spans = field(default_factory=list)
     events: dict[tuple[int, int], Any] = field(default_factory=dict)
+    recordings: tuple[int, ...] = ()
 
 
 Run = Callable[[Frame], None]

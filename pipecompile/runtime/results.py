@@ -25,7 +25,15 @@ from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["OutputLeaf", "Outputs", "input_gradients", "own_loss", "require_gradient", "return_input_gradients"]
+__all__ = [
+    "OutputLeaf",
+    "Outputs",
+    "input_gradients",
+    "own_loss",
+    "require_gradient",
+    "return_input_gradients",
+    "summed_gradient",
+]
 
 # -- the model's output ------------------------------------------------------------------------------------------------
 
@@ -151,7 +159,7 @@ def input_gradients(frame: Frame, names: Sequence[str], batch: MiniBatch) -> lis
         leaf = leaves[origins[0][place]]
         if not isinstance(leaf, torch.Tensor) or (name, True) not in frame.departures:
             continue
-        parts = [_sum(by_stage, leaf.device) for by_stage in frame.departures[name, True]]
+        parts = [summed_gradient(by_stage, leaf.device) for by_stage in frame.departures[name, True]]
         if dim is list:
             for origin, part in zip(origins, parts, strict=True):
                 gradients[origin[place]] = part
@@ -170,8 +178,8 @@ def _whole(parts: Sequence[torch.Tensor | None], leaf: torch.Tensor, dim: Any) -
     return torch.cat([torch.zeros_like(s) if p is None else p for p, s in zip(parts, slices, strict=True)], dim)
 
 
-def _sum(by_stage: Mapping[int, torch.Tensor | None], device: torch.device) -> torch.Tensor | None:
-    """Add the gradients from the last stage to the first, the order in which autograd adds them."""
+def summed_gradient(by_stage: Mapping[int, torch.Tensor | None], device: torch.device) -> torch.Tensor | None:
+    """Add the gradients of an input from the last stage to the first, the order in which autograd adds them."""
     gradients = [by_stage[stage] for stage in sorted(by_stage, reverse=True)]
     present = [gradient.to(device) for gradient in gradients if gradient is not None]
     return reduce(torch.add, present) if present else None

@@ -12,7 +12,7 @@ from pipecompile.errors import RunError
 from pipecompile.ir import Instruction, Kind, Program
 from pipecompile.tracing.node_facts import facts
 
-__all__ = ["InstructionFailure", "run_error"]
+__all__ = ["InstructionFailure", "microbatch_of", "run_error"]
 
 
 class InstructionFailure(Exception):
@@ -46,6 +46,11 @@ def run_error(failure: InstructionFailure, program: Program, graph: fx.GraphModu
     )
     result.__cause__ = error
     return result
+
+
+def microbatch_of(failure: InstructionFailure, program: Program) -> int:
+    """Return the micro-batch of the instruction that failed."""
+    return _subject(program.rows[failure.device][failure.index], failure.device)[2]
 
 
 def _subject(instruction: Instruction, device: int) -> tuple[str, int | None, int]:

@@ -96,6 +96,10 @@ def test_ranks_equal_one_process_bit_for_bit(run: RankRun, case: str, groups: tu
             assert all(results[rank][schedule]["loss"] == first["expected"] for rank in group)
 
 
+def test_lists_of_micro_batches_are_weighted_over_all_copies(run: RankRun) -> None:
+    assert max(run.of("listed")) < 1e-12
+
+
 def test_every_schedule_ran(run: RankRun) -> None:
     names = {name for case in ("plain", "looped", "vee") for name in run.of(case)[0]}
     assert names == {name for case in ("plain", "looped", "vee") for name in run.of(f"deep {case}")[0]}

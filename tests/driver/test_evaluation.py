@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.evaluation import RunningTotal, arguments_of
+from pipecompile.batching.microbatch_list import arguments_of
+from pipecompile.driver.evaluation import RunningTotal
 from pipecompile.errors import InputError
 
 GENERATOR = torch.Generator().manual_seed(0)

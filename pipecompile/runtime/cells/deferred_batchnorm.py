@@ -57,6 +57,7 @@ class DeferredCall:
     """One call of a normalisation layer in a model's forward, and its statistics of the present mini-batch.
 
     `momentum` is what the call itself passes; None for the call of a layer, which takes its own. `runs` counts micro-batches.
+    `receiver` is the same call of another recording, which takes the statistics of a run of several recordings.
     """
 
     def __init__(self, layer: NormBase) -> None:
@@ -64,6 +65,7 @@ class DeferredCall:
         self.seen: BatchMoments | None = None
         self.momentum: float | None = None
         self.runs = 0
+        self.receiver: DeferredCall | None = None
 
     def empty_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a mean of zeros and a variance of ones, for one run of the layer."""
@@ -74,6 +76,10 @@ class DeferredCall:
     def record(self, samples: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
         """Merge the statistics that a run with momentum 1 wrote. A recomputation is skipped: its forward was recorded."""
         if is_recomputing():
+            return
+        if self.receiver is not None:
+            self.receiver.momentum = self.momentum
+            self.receiver.record(samples, mean, variance)
             return
         self.runs += 1
         mean, variance = mean.double(), variance.double()
@@ -162,12 +168,14 @@ class DeferredNorm:
 
 @dataclass(slots=True)
 class DeferredNorms:
-    """The deferred layers of one build."""
+    """The deferred layers of one build. `links` are calls of other recordings, each with the call that takes its statistics."""
 
     norms: tuple[DeferredNorm, ...] = ()
+    links: tuple[tuple[DeferredCall, DeferredCall], ...] = ()
 
     def begin(self) -> None:
         """Before a run, remember the counters of all layers."""
+        self._link(is_linked=True)
         if self.norms:
             with torch.inference_mode(False), torch.no_grad():
                 for norm in self.norms:
@@ -175,6 +183,7 @@ class DeferredNorms:
 
     def forget(self) -> None:
         """After a run that failed, drop what it recorded."""
+        self._link(is_linked=False)
         if self.norms:
             with torch.inference_mode(False), torch.no_grad():
                 for norm in self.norms:
@@ -182,10 +191,15 @@ class DeferredNorms:
 
     def settle(self) -> None:
         """After the forwards of a run, update the running statistics of all layers."""
+        self._link(is_linked=False)
         if self.norms:
             with torch.inference_mode(False), torch.no_grad():
                 for norm in self.norms:
                     norm.settle()
+
+    def _link(self, *, is_linked: bool) -> None:
+        for call, receiver in self.links:
+            call.receiver = receiver if is_linked else None
 
 
 class DeferredBatchNorm(nn.Module):

@@ -1,0 +1,168 @@
+"""Steps and calls on micro-batches that the user has made: `step(microbatches=[...])`, `pipe(microbatches=[...])`.
+
+list ─► a recording for each kind of micro-batch ─► one program ─► loss, gradients; outputs, one per micro-batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList, is_list_asked, read_microbatches
+from pipecompile.batching.microbatches import scaled_gradients, weighted_loss, without_uncounted
+from pipecompile.driver.compile_cache import CompileCache
+from pipecompile.driver.listed_programs import ListedProgram
+from pipecompile.driver.listed_weights import listed_weights
+from pipecompile.driver.specialization import Specialization
+from pipecompile.errors import InputError
+from pipecompile.ir import AUX, LOSS, TARGET
+from pipecompile.runtime.autograd_call import run_with_autograd
+from pipecompile.runtime.dispatch import Dispatcher
+from pipecompile.runtime.executable import Executable
+from pipecompile.runtime.listed_call import ListedCall, ListedPorts
+from pipecompile.runtime.registers import Frame, Spans
+from pipecompile.runtime.results import require_gradient
+
+__all__ = ["ListedSteps", "refuse_others"]
+
+Arrivals = dict[tuple[str, bool], Any]
+
+
+def refuse_others(args: tuple[Any, ...], **others: Any) -> None:
+    """Raise InputError for arguments that are given together with `microbatches`."""
+    given = ["arguments"] * bool(args) + [name for name, value in others.items() if value is not None]
+    if given:
+        raise InputError(
+            f"microbatches is given together with {' and '.join(given)}",
+            why="every micro-batch has arguments and a target of its own",
+            hint='step(microbatches=[{"x": x, "target": y}, ...])',
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ListedStep:
+    """The result of a step: loss, what `loss_fn` returned beside it, and what ran; `spans` is None for the loss alone."""
+
+    loss: torch.Tensor
+    aux: list[Any] | None
+    executable: Executable
+    spans: Spans | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSteps:
+    """Runs of one pipeline on lists of micro-batches."""
+
+    model: nn.Module
+    cache: CompileCache
+    dispatcher: Dispatcher
+
+    def is_asked(self, kwargs: Mapping[str, Any]) -> bool:
+        """Return whether a call has a list of micro-batches, and not an argument of this name."""
+        return is_list_asked(self.model.forward, kwargs)
+
+    def read(self, entries: Any, *, is_step: bool = True, is_example: bool = False) -> MicrobatchList:
+        """Return the micro-batches of a user's list. An example may lack targets. Raise InputError."""
+        options = self.cache.options
+        with_target = is_step and options.is_target_required
+        return read_microbatches(
+            self.model.forward, entries, options.batch_dims,
+            with_target=with_target, is_step=is_step, is_example=is_example,
+        )  # fmt: skip
+
+    def prepare(self, entries: Any) -> None:
+        """Compile for these micro-batches."""
+        self.cache.find_each(self.read(entries, is_example=True))
+
+    # -- a step -----------------------------------------------------------------------------------------------------
+
+    def step(self, entries: Any, scaler: torch.amp.GradScaler | None) -> ListedStep:
+        """Run forward and backward of all micro-batches under the schedule; gradients are added to `.grad`."""
+        listed, options = self.read(entries), self.cache.options
+        trains = options.is_training_now
+        with torch.set_grad_enabled(trains):
+            recordings = self.cache.find_each(listed)
+        self.cache.check_values()
+        for one in recordings:
+            one.require_loss(listed.has_targets)
+        is_whole = trains == self.cache.options.has_backward
+        kind = "step" if is_whole else "loss"
+        program = self.cache.listed.step(recordings, with_target=listed.has_targets, kind=kind)
+        ports = ListedPorts(program.recordings, [one.inputs for one in recordings], program.name, listed.calls)
+        arrivals, weights = self._arrivals(recordings, listed, ports, scaler)
+        with torch.set_grad_enabled(trains):
+            self._check(recordings, listed, is_step=True)
+            frame = self._run(program, listed.sizes, arrivals)
+        losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
+        ports.return_gradients(frame)
+        program.executable.finished(frame, threaded=self.dispatcher.threaded)
+        if is_whole:
+            self.dispatcher.settle(frame.spans)
+        if trains and self.cache.context.backend.holds_model:
+            require_gradient(losses)
+        return ListedStep(weighted_loss(losses, weights), aux, program.executable, frame.spans if is_whole else None)
+
+    def _arrivals(
+        self,
+        recordings: Sequence[Specialization],
+        listed: MicrobatchList,
+        ports: ListedPorts,
+        scaler: torch.amp.GradScaler | None,
+    ) -> tuple[Arrivals, Sequence[float]]:
+        """Return what arrives from the host, and the weights of the losses."""
+        arrivals = ports.arrivals([call.leaves for call in listed.calls])
+        if listed.has_targets:
+            arrivals[TARGET, False] = listed.targets
+        weights, gradient = listed_weights(recordings, listed, self.cache.options, self.cache.context)
+        device = recordings[0].stage_devices[-1]
+        gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
+        arrivals[LOSS, True] = without_uncounted(gradient, weights) if 0.0 in weights else gradient
+        return arrivals, weights
+
+    def _run(self, program: ListedProgram, sizes: tuple[int, ...], arrivals: Arrivals) -> Frame:
+        threaded, executable = self.dispatcher.threaded, program.executable
+        frame = executable.frame(sizes, arrivals, threaded=threaded)
+        frame.recordings = program.recordings
+        executable.run(executable.threaded if threaded else executable.inline, frame, self.dispatcher.workers)
+        return frame
+
+    def _check(self, recordings: Sequence[Specialization], listed: MicrobatchList, *, is_step: bool) -> None:
+        """Compare each recording with the model itself on its first micro-batch, if that is due."""
+        checked: set[int] = set()
+        for one, call, target in zip(recordings, listed.calls, listed.targets, strict=True):
+            if one.number in checked:
+                continue
+            checked.add(one.number)
+            arrivals: Mapping[tuple[str, bool], Any] | None = None
+            if is_step:
+                arrivals = {(TARGET, False): [target]} if listed.has_targets else {(LOSS, True): [None]}
+            self.cache.check(one, ListedBatch((call,)), arrivals)
+
+    # -- a call -----------------------------------------------------------------------------------------------------
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the model's output for each micro-batch of `kwargs["microbatches"]`. Raise InputError for other arguments."""
+        refuse_others(args, **{name: value for name, value in kwargs.items() if name != "microbatches"})
+        listed = self.read(kwargs["microbatches"], is_step=False)
+        recordings = self.cache.find_each(listed)
+        self.cache.check_values()
+        tensors = [leaf for call in listed.calls for leaf in call.tensors]
+        with_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *self.model.parameters()))
+        program = self.cache.listed.call(recordings, with_backward=with_backward)
+        ports = ListedPorts(program.recordings, [one.inputs for one in recordings], program.name, listed.calls)
+        self._check(recordings, listed, is_step=False)
+        outputs = [one.outputs for one in recordings]
+        call = ListedCall(program.executable, ports, outputs, listed.sizes)
+        if with_backward:
+            values = run_with_autograd(call)
+        else:
+            frame = call.begin([one.leaves for one in listed.calls])
+            program.executable.run(program.executable.inline, frame)
+            values = call.results(frame)
+            program.executable.finished(frame)
+        pairs = zip(outputs, values, listed.sizes, strict=True)
+        return [output.assemble(own.__getitem__, size) for output, own, size in pairs]
