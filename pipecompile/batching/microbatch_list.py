@@ -32,6 +32,11 @@ class Microbatch:
     def __init__(self, *args: Any, target: Any = None, **kwargs: Any) -> None:
         self.args, self.kwargs, self.target = args, kwargs, target
 
+    def __repr__(self) -> str:
+        count = len(self.args) + len(self.kwargs)
+        arguments = "1 argument" if count == 1 else f"{count} arguments"
+        return f"Microbatch({arguments}{'' if self.target is None else ', target'})"
+
 
 def arguments_of(batch: Any, *, with_target: bool) -> Arguments:
     """Return the arguments of `step` for a batch of a loader.
