@@ -5,6 +5,7 @@ for torch.
 """
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -90,9 +91,24 @@ def __getattr__(name: str) -> object:
     for home, names in _HOMES.items():
         if name in names:
             if name in _PICTURED:
-                import_module("pipecompile.show.notebook")
-            return getattr(import_module(f"pipecompile.{home}"), name)
+                _imported("show.notebook")
+            return getattr(_imported(home), name)
     raise AttributeError(f"module 'pipecompile' has no attribute {name!r}")
+
+
+def _imported(home: str) -> ModuleType:
+    """Return a module of the package. Its first import leaves Python's generator of random numbers as it is: rich draws from it."""
+    import random
+    import sys
+
+    name = f"pipecompile.{home}"
+    if name in sys.modules:
+        return import_module(name)
+    state = random.getstate()
+    try:
+        return import_module(name)
+    finally:
+        random.setstate(state)
 
 
 def __dir__() -> list[str]:

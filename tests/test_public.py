@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,9 @@ def test_the_house() -> None:
         if (lines := path.read_text().count("\n")) > 300
     }
     assert not long
+
+
+def test_the_first_use_of_a_name_draws_no_random_number() -> None:
+    """A script that seeds `random` after its imports draws what it drew without us; the first import of rich draws a number."""
+    script = "import random, pipecompile as pc; state = random.getstate(); pc.compile; assert random.getstate() == state"
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,8 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Specimen:
     """`inputs(n)` makes a call with n samples. `skipped` says why there is nothing to examine. `lists` names the arguments that
-    are lists with an entry per sample.
+    are lists with an entry per sample. `longer` makes calls of another length. `dims` are batch dimensions of keyword arguments that
+    are not 0, None for what all samples share.
     """
 
     library: str
@@ -33,10 +34,12 @@ class Specimen:
     inputs: Callable[[int], Call]
     skipped: str = ""
     lists: tuple[str, ...] = ()
+    longer: Callable[[int], Call] | None = None
+    dims: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
-    def batch_dims(self) -> dict[str, type[list[Any]]]:
-        return dict.fromkeys(self.lists, list)
+    def batch_dims(self) -> dict[str, Any]:
+        return {**dict.fromkeys(self.lists, list), **self.dims}
 
 
 def images(size: int, channels: int = 3) -> Callable[[int], Call]:

@@ -153,6 +153,13 @@ class BatchFlow:
         return rules[:leaves], rules[leaves:]
 
     def _guess(self, node: fx.Node, written: Sequence[fx.Node]) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
+        """Return the rules that the sizes suggest. What is computed from values that no rule merges, such as positions in the
+        batch, has none either, whatever its size.
+        """
+        sources = [source for source in node.all_input_nodes if not facts(source).is_size]
+        if not all(source in self.rules and self.is_merged(source) for source in sources):
+            leaves = len(pytree.tree_leaves(value_of(node)))
+            return [_COMPUTED] * leaves, [_COMPUTED] * len(written)
         rules = self._by_shape(node), [self._rows_of(target) for target in written]
         if any(rule.kind is MergeKind.JOINED for rule in (*rules[0], *rules[1])):
             self.guessed.append(node)

@@ -77,3 +77,28 @@ def test_a_region_begins_behind_values_with_rules() -> None:
     inputs, region = flow.region_of([end])  # type: ignore[list-item]
     assert [node.name for node in inputs] == ["a", "exp"]
     assert [node.name for node in region] == ["cumsum", "add", "flip"]
+
+
+class Kept(nn.Module):
+    def forward(self, rows: torch.Tensor, owners: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (rows, owners) if rows.sum() > -1e6 else (-rows, owners)
+
+
+class Graphs(nn.Module):
+    """Three nodes a graph, as rows, with the number of the graph of each: what PyG's pooling makes of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Kept()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        owners = torch.arange(len(x)).repeat_interleave(3)
+        rows, owners = self.kept(x.reshape(-1, 2), owners)
+        return rows.new_zeros(len(x), 2).index_add(0, owners, rows)
+
+
+def test_positions_in_the_batch_that_pass_a_piece_kept_whole_are_not_joined() -> None:
+    """They were joined as rows: graph 0 of the second micro-batch was added to graph 0 of the first."""
+    pipe = pc.compile(Graphs(), 1, n_microbatches=2, cost="analytic", devices=["cpu"])
+    x = torch.randn(4, 3, 2)
+    torch.testing.assert_close(pipe(x), x.sum(1))

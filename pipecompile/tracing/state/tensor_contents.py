@@ -20,9 +20,10 @@ __all__ = ["tensors_restored"]
 
 @contextmanager
 def tensors_restored(model: nn.Module) -> Iterator[None]:
-    """Restore, when the block ends, the contents of all tensors of the model, `.grad`, and the random states of GPUs.
+    """Restore, when the block ends, the contents and memory of all tensors of the model, `.grad`, and the random states of GPUs.
 
-    Buffers and plain tensors are copied at once, a parameter before the first kernel that writes to it.
+    Buffers and plain tensors are copied at once, a parameter before the first kernel that writes to it. `p.data = values` gives a
+    tensor other memory, and is undone as well.
     """
     parameters = list(model.parameters())
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in parameters]
@@ -30,6 +31,7 @@ def tensors_restored(model: nn.Module) -> Iterator[None]:
     others = [tensor for tensor in tensors_of(model) if id(tensor) not in parameter_ids and not tensor.is_inference()]
     with torch.no_grad():
         copies = [(tensor, tensor.clone()) for tensor in others]
+    memory = [(tensor, tensor.detach()) for tensor in (*parameters, *others) if tensor.layout is torch.strided]
     guard = _CopyBeforeWrite(parameters)
     cards = sorted({tensor.get_device() for tensor in parameters if tensor.is_cuda})
     versions = preserve_versions((*parameters, *others))
@@ -38,11 +40,20 @@ def tensors_restored(model: nn.Module) -> Iterator[None]:
             with guard:
                 yield
         finally:
+            for tensor, before in memory:
+                if not _is_same_memory(tensor, before):
+                    tensor.data = before
             for tensor, copy in (*copies, *guard.copies.values()):
                 tensor.data.copy_(copy)
             for parameter, gradient, required in gradients:
                 parameter.requires_grad_(required)
                 parameter.grad = gradient
+
+
+def _is_same_memory(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    """Return whether a tensor still is what `before`, an alias that was made of it, is."""
+    now = (storage_key(tensor), tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+    return now == (storage_key(before), before.shape, before.stride(), before.storage_offset(), before.dtype)
 
 
 class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -59,3 +59,16 @@ def test_a_parameter_that_is_not_written_is_not_copied(monkeypatch: pytest.Monke
         with torch.no_grad():
             model.bias.zero_()
         assert cloned == [(2,)]
+
+
+def test_a_tensor_that_gets_other_memory_gets_its_own_back() -> None:
+    """Data-dependent initialisation (ActNorm): what `.data =` puts on a parameter is not left there."""
+    model = Writes()
+    tensors_before = tensors(model)
+    contents, places = [t.detach().clone() for t in tensors_before], [t.data_ptr() for t in tensors_before]
+    with tensors_restored(model):
+        model.layer.weight.data = torch.ones(5, 3, dtype=torch.float64)
+        model.norm.running_mean.data = torch.full((2,), 7.0)
+        model.constant.data = model.constant.data[:1]
+    assert all(map(torch.equal, tensors(model), contents))
+    assert [tensor.data_ptr() for tensor in tensors(model)] == places
