@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression for the name")
     parser.add_argument("--rows", type=Path, default=Path("out/adversarial.jsonl"))
     parser.add_argument("--resume", action="store_true", help="leave out what has a row already")
-    parser.add_argument("--sample", type=int, default=0, help="so many models of each library of the old zoo; 0 for all")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="so many models of each library of the old zoo; 0 for all"
+    )
     parser.add_argument("--markdown", type=Path, help="write the table of all rows, and examine nothing")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one model")
     options = parser.parse_args()

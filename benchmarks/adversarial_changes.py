@@ -184,7 +184,7 @@ def leaf_hook(model: nn.Module) -> bool:
     """A layer gets a hook that changes its output."""
     found = _middle(_of(model, nn.Linear, nn.Conv2d, nn.Conv1d, nn.LayerNorm))
     if found:
-        found[2].register_forward_hook(lambda module, args, output: output * 1.25)
+        found[2].register_forward_hook(lambda _module, _args, output: output * 1.25)
     return bool(found)
 
 
@@ -196,7 +196,7 @@ def container_hook(model: nn.Module) -> bool:
     return found is not None
 
 
-def _scaled_inputs(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _scaled_inputs(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(a * 1.25 if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
 
 

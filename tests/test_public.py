@@ -93,5 +93,7 @@ def test_the_house() -> None:
 
 def test_the_first_use_of_a_name_draws_no_random_number() -> None:
     """A script that seeds `random` after its imports draws what it drew without us; the first import of rich draws a number."""
-    script = "import random, pipecompile as pc; state = random.getstate(); pc.compile; assert random.getstate() == state"
+    script = (
+        "import random, pipecompile as pc; state = random.getstate(); pc.compile; assert random.getstate() == state"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -87,7 +87,15 @@ def emformer() -> nn.Module:
 def conv_tasnet() -> nn.Module:
     from torchaudio.models import ConvTasNet
 
-    return ConvTasNet(num_sources=2, enc_kernel_size=8, enc_num_feats=8, msk_num_feats=8, msk_num_hidden_feats=12, msk_num_layers=2, msk_num_stacks=2)
+    return ConvTasNet(
+        num_sources=2,
+        enc_kernel_size=8,
+        enc_num_feats=8,
+        msk_num_feats=8,
+        msk_num_hidden_feats=12,
+        msk_num_layers=2,
+        msk_num_stacks=2,
+    )
 
 
 @add("torchaudio", rows(1, 1024))
@@ -104,7 +112,10 @@ def deepspeech() -> nn.Module:
     return DeepSpeech(8, 16, 5, dropout=0.3)
 
 
-@add("torchaudio", lambda n: Call((torch.randint(0, 20, (n, 6)), torch.full((n,), 6), torch.randn(n, 8, 10), torch.full((n,), 10))))
+@add(
+    "torchaudio",
+    lambda n: Call((torch.randint(0, 20, (n, 6)), torch.full((n,), 6), torch.randn(n, 8, 10), torch.full((n,), 10))),
+)
 def tacotron2() -> nn.Module:
     from torchaudio.models import Tacotron2
 
@@ -129,14 +140,22 @@ def spec_augment() -> nn.Module:
 def spec_augment_iid() -> nn.Module:
     from torchaudio.transforms import SpecAugment, Spectrogram
 
-    return nn.Sequential(Spectrogram(n_fft=64), SpecAugment(2, 6, 2, 6, iid_masks=False), nn.Conv1d(33, 12, 3), nn.GELU(), nn.Conv1d(12, 6, 3))
+    return nn.Sequential(
+        Spectrogram(n_fft=64),
+        SpecAugment(2, 6, 2, 6, iid_masks=False),
+        nn.Conv1d(33, 12, 3),
+        nn.GELU(),
+        nn.Conv1d(12, 6, 3),
+    )
 
 
 @add("torchaudio", _wave(600))
 def squim() -> nn.Module:
     from torchaudio.models import squim_objective_model
 
-    return squim_objective_model(feat_dim=8, win_len=16, d_model=8, nhead=2, hidden_dim=8, num_blocks=1, rnn_type="LSTM", chunk_size=7)
+    return squim_objective_model(
+        feat_dim=8, win_len=16, d_model=8, nhead=2, hidden_dim=8, num_blocks=1, rnn_type="LSTM", chunk_size=7
+    )
 
 
 @add("torchaudio", lambda n: Call((torch.randn(n, 9, 8), _full(n, 8), torch.randint(0, 9, (n, 3)), _full(n, 3))))
@@ -163,17 +182,32 @@ def _full(n: int, value: int) -> torch.Tensor:
 def ecapa_tdnn() -> nn.Module:
     from speechbrain.lobes.models.ECAPA_TDNN import ECAPA_TDNN
 
-    return ECAPA_TDNN(8, lin_neurons=6, channels=[8, 8, 8, 8, 16], attention_channels=4, res2net_scale=2, se_channels=4, dropout=0.2)
+    return ECAPA_TDNN(
+        8, lin_neurons=6, channels=[8, 8, 8, 8, 16], attention_channels=4, res2net_scale=2, se_channels=4, dropout=0.2
+    )
 
 
 @add("speechbrain", sequence(24, 8), sequence(32, 8))
 def crdnn() -> nn.Module:
     from speechbrain.lobes.models.CRDNN import CRDNN
 
-    return CRDNN(input_size=8, cnn_blocks=1, cnn_channels=(4,), time_pooling=True, rnn_layers=1, rnn_neurons=8, dnn_blocks=1, dnn_neurons=8)
+    return CRDNN(
+        input_size=8,
+        cnn_blocks=1,
+        cnn_channels=(4,),
+        time_pooling=True,
+        rnn_layers=1,
+        rnn_neurons=8,
+        dnn_blocks=1,
+        dnn_neurons=8,
+    )
 
 
-@add("speechbrain", lambda n: Call((torch.randn(n, 10, 8), torch.randint(1, 20, (n, 6)))), lambda n: Call((torch.randn(n, 12, 8), torch.randint(1, 20, (n, 7)))))
+@add(
+    "speechbrain",
+    lambda n: Call((torch.randn(n, 10, 8), torch.randint(1, 20, (n, 6)))),
+    lambda n: Call((torch.randn(n, 12, 8), torch.randint(1, 20, (n, 7)))),
+)
 def transformer_asr_layer_drop() -> nn.Module:
     from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
 
@@ -194,7 +228,14 @@ def spectrogram_drop() -> nn.Module:
     from speechbrain.augment.freq_domain import SpectrogramDrop
     from speechbrain.lobes.models.Xvector import Xvector
 
-    body = Xvector(in_channels=8, tdnn_blocks=2, tdnn_channels=[8, 16], tdnn_kernel_sizes=[3, 1], tdnn_dilations=[1, 1], lin_neurons=6)
+    body = Xvector(
+        in_channels=8,
+        tdnn_blocks=2,
+        tdnn_channels=[8, 16],
+        tdnn_kernel_sizes=[3, 1],
+        tdnn_dilations=[1, 1],
+        lin_neurons=6,
+    )
     return nn.Sequential(SpectrogramDrop(2, 4, 1, 3), body)
 
 
@@ -211,7 +252,11 @@ def metric_gan_generator() -> nn.Module:
     from speechbrain.nnet.normalization import BatchNorm1d
 
     return nn.Sequential(
-        Conv1d(8, 3, input_shape=(None, 80, 30)), BatchNorm1d(input_size=8), nn.LeakyReLU(), nn.Dropout(0.2), Conv1d(4, 3, in_channels=8)
+        Conv1d(8, 3, input_shape=(None, 80, 30)),
+        BatchNorm1d(input_size=8),
+        nn.LeakyReLU(),
+        nn.Dropout(0.2),
+        Conv1d(4, 3, in_channels=8),
     )
 
 
@@ -223,7 +268,9 @@ def dual_path() -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             block = {"num_layers": 1, "d_model": 8, "nhead": 2, "d_ffn": 12, "dropout": 0.1}
-            self.body = Dual_Path_Model(8, 8, SBTransformerBlock(**block), SBTransformerBlock(**block), num_layers=1, K=6, num_spks=2)
+            self.body = Dual_Path_Model(
+                8, 8, SBTransformerBlock(**block), SBTransformerBlock(**block), num_layers=1, K=6, num_spks=2
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             out: torch.Tensor = self.body(x.transpose(1, 2))
@@ -239,14 +286,23 @@ def dual_path() -> nn.Module:
 def lucid_conformer() -> nn.Module:
     from conformer import Conformer
 
-    return Conformer(dim=16, depth=2, dim_head=8, heads=2, conv_kernel_size=5, attn_dropout=0.1, ff_dropout=0.1, conv_dropout=0.1)
+    return Conformer(
+        dim=16, depth=2, dim_head=8, heads=2, conv_kernel_size=5, attn_dropout=0.1, ff_dropout=0.1, conv_dropout=0.1
+    )
 
 
 @add("encodec", rows(1, 640))
 def encodec_autoencoder() -> nn.Module:
     from encodec.modules import SEANetDecoder, SEANetEncoder
 
-    shape: dict[str, Any] = {"channels": 1, "dimension": 8, "n_filters": 4, "n_residual_layers": 1, "ratios": [4, 2], "lstm": 1}
+    shape: dict[str, Any] = {
+        "channels": 1,
+        "dimension": 8,
+        "n_filters": 4,
+        "n_residual_layers": 1,
+        "ratios": [4, 2],
+        "lstm": 1,
+    }
     return nn.Sequential(SEANetEncoder(**shape), SEANetDecoder(**shape))
 
 
@@ -254,11 +310,19 @@ def encodec_autoencoder() -> nn.Module:
 def encodec_quantizer() -> nn.Module:
     from encodec.quantization.core_vq import ResidualVectorQuantization
 
-    return ResidualVectorQuantization(num_quantizers=2, dim=8, codebook_size=8, kmeans_init=True, threshold_ema_dead_code=2)
+    return ResidualVectorQuantization(
+        num_quantizers=2, dim=8, codebook_size=8, kmeans_init=True, threshold_ema_dead_code=2
+    )
 
 
 @add("asteroid-filterbanks", rows(1, 256))
 def asteroid_filters() -> nn.Module:
     from asteroid_filterbanks import Encoder, FreeFB, ParamSincFB
 
-    return nn.Sequential(Encoder(ParamSincFB(8, 32, stride=16)), nn.ReLU(), nn.Dropout(0.2), Encoder(FreeFB(8, 4, stride=2)), nn.Conv2d(8, 4, 1))
+    return nn.Sequential(
+        Encoder(ParamSincFB(8, 32, stride=16)),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        Encoder(FreeFB(8, 4, stride=2)),
+        nn.Conv2d(8, 4, 1),
+    )

@@ -27,9 +27,7 @@ class Registry:
     ) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
         def register(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
             name = build.__name__.strip("_")
-            self.found.append(
-                Specimen(library, self.group, name, build, inputs, longer=longer, dims=dict(dims or {}))
-            )
+            self.found.append(Specimen(library, self.group, name, build, inputs, longer=longer, dims=dict(dims or {})))
             return build
 
         return register

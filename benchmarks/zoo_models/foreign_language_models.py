@@ -29,7 +29,10 @@ def _decoder(**options: Any) -> nn.Module:
     from x_transformers import Decoder, TransformerWrapper
 
     return TransformerWrapper(
-        num_tokens=64, max_seq_len=32, emb_dropout=0.1, attn_layers=Decoder(dim=24, depth=3, heads=2, attn_dim_head=8, **options)
+        num_tokens=64,
+        max_seq_len=32,
+        emb_dropout=0.1,
+        attn_layers=Decoder(dim=24, depth=3, heads=2, attn_dim_head=8, **options),
     )
 
 
@@ -77,7 +80,9 @@ def x_encoder_sandwich() -> nn.Module:
 def x_vision() -> nn.Module:
     from x_transformers import Encoder, ViTransformerWrapper
 
-    return ViTransformerWrapper(image_size=32, patch_size=8, num_classes=5, attn_layers=Encoder(dim=24, depth=3, heads=2, **_DROPPED))
+    return ViTransformerWrapper(
+        image_size=32, patch_size=8, num_classes=5, attn_layers=Encoder(dim=24, depth=3, heads=2, **_DROPPED)
+    )
 
 
 @add("x-transformers", lambda n: Call((torch.randint(1, 64, (n, 10)), torch.randint(1, 64, (n, 9)))))
@@ -94,7 +99,9 @@ def x_translator() -> nn.Module:
 def x_continuous() -> nn.Module:
     from x_transformers import ContinuousTransformerWrapper, Encoder
 
-    return ContinuousTransformerWrapper(dim_in=6, dim_out=5, max_seq_len=16, attn_layers=Encoder(dim=24, depth=2, heads=2, **_DROPPED))
+    return ContinuousTransformerWrapper(
+        dim_in=6, dim_out=5, max_seq_len=16, attn_layers=Encoder(dim=24, depth=2, heads=2, **_DROPPED)
+    )
 
 
 # -- lucidrains ---------------------------------------------------------------------------------------------------
@@ -114,14 +121,26 @@ def performer() -> nn.Module:
 def performer_reversible() -> nn.Module:
     from performer_pytorch import PerformerLM
 
-    return PerformerLM(num_tokens=64, max_seq_len=16, dim=16, depth=2, heads=2, causal=False, nb_features=8, reversible=True, ff_dropout=0.1)
+    return PerformerLM(
+        num_tokens=64,
+        max_seq_len=16,
+        dim=16,
+        depth=2,
+        heads=2,
+        causal=False,
+        nb_features=8,
+        reversible=True,
+        ff_dropout=0.1,
+    )
 
 
 @add("linformer", ids(16))
 def linformer() -> nn.Module:
     from linformer import LinformerLM
 
-    return LinformerLM(num_tokens=64, dim=16, seq_len=16, depth=2, heads=2, k=8, one_kv_head=True, share_kv=True, dropout=0.1)
+    return LinformerLM(
+        num_tokens=64, dim=16, seq_len=16, depth=2, heads=2, k=8, one_kv_head=True, share_kv=True, dropout=0.1
+    )
 
 
 @add("linformer", ids(16))
@@ -143,7 +162,9 @@ def reformer() -> nn.Module:
 def lsh_attention() -> nn.Module:
     from reformer_pytorch import LSHSelfAttention
 
-    return nn.Sequential(LSHSelfAttention(dim=16, heads=2, bucket_size=8, n_hashes=2), nn.LayerNorm(16), nn.Linear(16, 4))
+    return nn.Sequential(
+        LSHSelfAttention(dim=16, heads=2, bucket_size=8, n_hashes=2), nn.LayerNorm(16), nn.Linear(16, 4)
+    )
 
 
 @add("linear-attention-transformer", ids(32))
@@ -160,7 +181,9 @@ def linear_attention() -> nn.Module:
 def sinkhorn() -> nn.Module:
     from sinkhorn_transformer import SinkhornTransformerLM
 
-    return SinkhornTransformerLM(num_tokens=64, dim=16, heads=2, depth=2, max_seq_len=32, bucket_size=8, layer_dropout=0.2, ff_dropout=0.1)
+    return SinkhornTransformerLM(
+        num_tokens=64, dim=16, heads=2, depth=2, max_seq_len=32, bucket_size=8, layer_dropout=0.2, ff_dropout=0.1
+    )
 
 
 @add("routing-transformer", ids(32))
@@ -197,7 +220,9 @@ def gmlp_survival() -> nn.Module:
 def st_moe() -> nn.Module:
     from st_moe_pytorch import MoE, SparseMoEBlock
 
-    return SparseMoEBlock(MoE(dim=16, num_experts=4, gating_top_n=2, threshold_train=0.2), add_ff_before=True, add_ff_after=True)
+    return SparseMoEBlock(
+        MoE(dim=16, num_experts=4, gating_top_n=2, threshold_train=0.2), add_ff_before=True, add_ff_after=True
+    )
 
 
 @add("mixture-of-experts", sequence(8, 16))
@@ -244,7 +269,8 @@ def memory_efficient() -> nn.Module:
     from memory_efficient_attention_pytorch import Attention
 
     return nn.Sequential(
-        Attention(dim=16, dim_head=8, heads=2, causal=True, memory_efficient=True, q_bucket_size=8, k_bucket_size=8), nn.Linear(16, 4)
+        Attention(dim=16, dim_head=8, heads=2, causal=True, memory_efficient=True, q_bucket_size=8, k_bucket_size=8),
+        nn.Linear(16, 4),
     )
 
 
@@ -252,7 +278,9 @@ def memory_efficient() -> nn.Module:
 def recurrent_memory() -> nn.Module:
     from recurrent_memory_transformer_pytorch import RecurrentMemoryTransformer
 
-    return RecurrentMemoryTransformer(num_tokens=64, num_memory_tokens=3, dim=16, depth=2, causal=True, dim_head=8, heads=2, seq_len=16)
+    return RecurrentMemoryTransformer(
+        num_tokens=64, num_memory_tokens=3, dim=16, depth=2, causal=True, dim_head=8, heads=2, seq_len=16
+    )
 
 
 @add("coca-pytorch", lambda n: Call((torch.randint(1, 64, (n, 8)),), {"images": torch.rand(n, 3, 32, 32)}))
@@ -270,14 +298,18 @@ def coca() -> nn.Module:
 def tab_transformer() -> nn.Module:
     from tab_transformer_pytorch import TabTransformer
 
-    return TabTransformer(categories=(4, 5, 6), num_continuous=4, dim=16, dim_out=2, depth=2, heads=2, mlp_act=nn.ReLU(), attn_dropout=0.1)
+    return TabTransformer(
+        categories=(4, 5, 6), num_continuous=4, dim=16, dim_out=2, depth=2, heads=2, mlp_act=nn.ReLU(), attn_dropout=0.1
+    )
 
 
 @add("tab-transformer-pytorch", lambda n: Call((torch.randint(0, 4, (n, 3)), torch.randn(n, 4))))
 def ft_transformer() -> nn.Module:
     from tab_transformer_pytorch import FTTransformer
 
-    return FTTransformer(categories=(4, 5, 6), num_continuous=4, dim=16, dim_out=2, depth=2, heads=2, attn_dropout=0.1, ff_dropout=0.1)
+    return FTTransformer(
+        categories=(4, 5, 6), num_continuous=4, dim=16, dim_out=2, depth=2, heads=2, attn_dropout=0.1, ff_dropout=0.1
+    )
 
 
 @add("rtdl_revisiting_models", lambda n: Call((torch.randn(n, 4), None)))
@@ -291,14 +323,18 @@ def rtdl_ft_transformer() -> nn.Module:
 def rtdl_resnet() -> nn.Module:
     from rtdl_revisiting_models import ResNet
 
-    return ResNet(d_in=6, d_out=2, n_blocks=2, d_block=12, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.3, dropout2=0.1)
+    return ResNet(
+        d_in=6, d_out=2, n_blocks=2, d_block=12, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.3, dropout2=0.1
+    )
 
 
 @add("pytorch-tabnet", rows(6))
 def tabnet() -> nn.Module:
     from pytorch_tabnet.tab_network import TabNet
 
-    return TabNet(6, 3, n_d=4, n_a=4, n_steps=2, virtual_batch_size=2, momentum=0.1, group_attention_matrix=torch.eye(6))
+    return TabNet(
+        6, 3, n_d=4, n_a=4, n_steps=2, virtual_batch_size=2, momentum=0.1, group_attention_matrix=torch.eye(6)
+    )
 
 
 @add("iTransformer", sequence(12, 5))
@@ -314,7 +350,9 @@ def xlstm() -> nn.Module:
     from xlstm import mLSTMBlockConfig, mLSTMLayerConfig, xLSTMBlockStack, xLSTMBlockStackConfig
 
     block = mLSTMBlockConfig(mlstm=mLSTMLayerConfig(conv1d_kernel_size=4, qkv_proj_blocksize=4, num_heads=2))
-    return xLSTMBlockStack(xLSTMBlockStackConfig(mlstm_block=block, context_length=8, num_blocks=2, embedding_dim=16, dropout=0.1))
+    return xLSTMBlockStack(
+        xLSTMBlockStackConfig(mlstm_block=block, context_length=8, num_blocks=2, embedding_dim=16, dropout=0.1)
+    )
 
 
 # -- peft, sentence-transformers, open_clip -----------------------------------------------------------------------
@@ -338,7 +376,13 @@ def _gpt2() -> nn.Module:
 def _llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
     model: nn.Module = LlamaForCausalLM(LlamaConfig(vocab_size=64, attention_dropout=0.1, **sizes))
     return model
 
@@ -352,7 +396,9 @@ def _peft(base: nn.Module, kind: str, **options: Any) -> nn.Module:
 
 @add("peft", _tokens(10), _tokens(13))
 def lora_dropout() -> nn.Module:
-    return _peft(_gpt2(), "LoraConfig", r=2, lora_alpha=4, lora_dropout=0.2, target_modules=["c_attn"], fan_in_fan_out=True)
+    return _peft(
+        _gpt2(), "LoraConfig", r=2, lora_alpha=4, lora_dropout=0.2, target_modules=["c_attn"], fan_in_fan_out=True
+    )
 
 
 @add("peft", _tokens(10), _tokens(13))
@@ -362,7 +408,9 @@ def dora() -> nn.Module:
 
 @add("peft", _tokens(10), _tokens(13))
 def ia3() -> nn.Module:
-    return _peft(_llama(), "IA3Config", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"])
+    return _peft(
+        _llama(), "IA3Config", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]
+    )
 
 
 @add("peft", _tokens(10), _tokens(13))
@@ -392,7 +440,15 @@ def vera() -> nn.Module:
 
 @add("peft", _tokens(10), _tokens(13))
 def adalora() -> nn.Module:
-    return _peft(_llama(), "AdaLoraConfig", init_r=4, target_r=2, total_step=10, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+    return _peft(
+        _llama(),
+        "AdaLoraConfig",
+        init_r=4,
+        target_r=2,
+        total_step=10,
+        lora_dropout=0.1,
+        target_modules=["q_proj", "v_proj"],
+    )
 
 
 @add("peft", _tokens(10), _tokens(13))
@@ -400,7 +456,12 @@ def adaption_prompt() -> nn.Module:
     return _peft(_llama(), "AdaptionPromptConfig", adapter_len=2, adapter_layers=2)
 
 
-@add("sentence-transformers", lambda n: Call(({"input_ids": torch.randint(3, 60, (n, 9)), "attention_mask": torch.ones(n, 9, dtype=torch.long)},)))
+@add(
+    "sentence-transformers",
+    lambda n: Call(
+        ({"input_ids": torch.randint(3, 60, (n, 9)), "attention_mask": torch.ones(n, 9, dtype=torch.long)},)
+    ),
+)
 def sentence_encoder() -> nn.Module:
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
     from transformers import BertConfig, BertModel
@@ -418,7 +479,11 @@ def sentence_encoder() -> nn.Module:
     return nn.Sequential(Tokens(), Pooling(16, "mean"), Dense(16, 8), Normalize())
 
 
-@add("pytorch-crf", lambda n: Call((torch.randn(n, 7, 4), torch.randint(0, 4, (n, 7)))), lambda n: Call((torch.randn(n, 9, 4), torch.randint(0, 4, (n, 9)))))
+def _tags(length: int) -> Any:
+    return lambda n: Call((torch.randn(n, length, 4), torch.randint(0, 4, (n, length))), {"reduction": "mean"})
+
+
+@add("pytorch-crf", _tags(7), _tags(9))
 def crf() -> nn.Module:
     from torchcrf import CRF
 
@@ -440,7 +505,9 @@ def lightning_module() -> nn.Module:
         def __init__(self, rate: float = 0.3) -> None:
             super().__init__()
             self.save_hyperparameters()
-            self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(rate), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+            self.body = nn.Sequential(
+                nn.Linear(8, 16), nn.ReLU(), nn.Dropout(rate), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.body(x + self.hparams.rate * torch.randn_like(x))  # type: ignore[no-any-return]

@@ -41,7 +41,11 @@ def real_nvp_actnorm() -> nn.Module:
 
     layers: list[nn.Module] = []
     for _ in range(2):
-        layers += [nf.flows.AffineCouplingBlock(nf.nets.MLP([2, 8, 4], init_zeros=False)), nf.flows.Permute(4, mode="swap"), nf.flows.ActNorm(4)]
+        layers += [
+            nf.flows.AffineCouplingBlock(nf.nets.MLP([2, 8, 4], init_zeros=False)),
+            nf.flows.Permute(4, mode="swap"),
+            nf.flows.ActNorm(4),
+        ]
     return _Density(nf.NormalizingFlow(nf.distributions.DiagGaussian(4), layers))
 
 
@@ -60,7 +64,11 @@ def residual_flow() -> nn.Module:
     import normflows as nf
 
     net = nf.nets.LipschitzMLP([4, 8, 4], init_zeros=False, lipschitz_const=0.9)
-    return _Density(nf.NormalizingFlow(nf.distributions.DiagGaussian(4), [nf.flows.Residual(net, reduce_memory=False), nf.flows.ActNorm(4)]))
+    return _Density(
+        nf.NormalizingFlow(
+            nf.distributions.DiagGaussian(4), [nf.flows.Residual(net, reduce_memory=False), nf.flows.ActNorm(4)]
+        )
+    )
 
 
 @add("normflows", lambda n: Call((torch.rand(n, 1, 8, 8),)))
@@ -80,7 +88,11 @@ def masked_autoregressive_flow() -> nn.Module:
 
     parts: list[nn.Module] = []
     for _ in range(2):
-        parts += [RandomPermutation(4), MaskedAffineAutoregressiveTransform(4, 8, dropout_probability=0.2), BatchNorm(4)]
+        parts += [
+            RandomPermutation(4),
+            MaskedAffineAutoregressiveTransform(4, 8, dropout_probability=0.2),
+            BatchNorm(4),
+        ]
     return _Density(Flow(CompositeTransform(parts), StandardNormal([4])))
 
 
@@ -112,7 +124,10 @@ def invertible_sequence() -> nn.Module:
 
     net = ff.SequenceINN(4)
     for _ in range(2):
-        net.append(fm.AllInOneBlock, subnet_constructor=lambda a, b: nn.Sequential(nn.Linear(a, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, b)))
+        net.append(
+            fm.AllInOneBlock,
+            subnet_constructor=lambda a, b: nn.Sequential(nn.Linear(a, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, b)),
+        )
     return net
 
 
@@ -194,7 +209,7 @@ def controlled_equation() -> nn.Module:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             path = torchcde.LinearInterpolation(torchcde.linear_interpolation_coeffs(x))
             start = self.start(path.evaluate(path.interval[0]))
-            z = torchcde.cdeint(path, lambda t, z: self.field(z).tanh().view(*z.shape[:-1], 4, 3), start, path.interval, adjoint=False,
+            z = torchcde.cdeint(path, lambda _t, z: self.field(z).tanh().view(*z.shape[:-1], 4, 3), start, path.interval, adjoint=False,
                                 method="rk4", options={"step_size": 0.5})  # fmt: skip
             return self.head(z[:, -1])  # type: ignore[no-any-return]
 
@@ -226,14 +241,20 @@ def vector_quantize_ema() -> nn.Module:
 def vector_quantize_kmeans_dead_codes() -> nn.Module:
     from vector_quantize_pytorch import VectorQuantize
 
-    return _Bottleneck(VectorQuantize(dim=8, codebook_size=8, kmeans_init=True, kmeans_iters=2, threshold_ema_dead_code=2))
+    return _Bottleneck(
+        VectorQuantize(dim=8, codebook_size=8, kmeans_init=True, kmeans_iters=2, threshold_ema_dead_code=2)
+    )
 
 
 @add("vector-quantize-pytorch", sequence(6, 6), sequence(9, 6))
 def vector_quantize_stochastic() -> nn.Module:
     from vector_quantize_pytorch import VectorQuantize
 
-    return _Bottleneck(VectorQuantize(dim=8, codebook_size=8, stochastic_sample_codes=True, sample_codebook_temp=0.5, use_cosine_sim=True))
+    return _Bottleneck(
+        VectorQuantize(
+            dim=8, codebook_size=8, stochastic_sample_codes=True, sample_codebook_temp=0.5, use_cosine_sim=True
+        )
+    )
 
 
 @add("vector-quantize-pytorch", sequence(6, 6), sequence(9, 6))
@@ -287,7 +308,9 @@ class _Projected(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         codes = self.quantizer(x)
-        return nn.functional.cross_entropy(self.body(self.dropout(x)).transpose(1, 2), codes.view(len(x), -1), reduction="none")
+        return nn.functional.cross_entropy(
+            self.body(self.dropout(x)).transpose(1, 2), codes.view(len(x), -1), reduction="none"
+        )
 
 
 # -- graphs -------------------------------------------------------------------------------------------------------
@@ -378,7 +401,11 @@ def graph_top_k_union() -> nn.Module:
 
         def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
             count, nodes, width = x.shape
-            edges = (edge_index.unsqueeze(0) + torch.arange(count).mul(nodes).view(-1, 1, 1)).permute(1, 0, 2).reshape(2, -1)
+            edges = (
+                (edge_index.unsqueeze(0) + torch.arange(count).mul(nodes).view(-1, 1, 1))
+                .permute(1, 0, 2)
+                .reshape(2, -1)
+            )
             batch = torch.arange(count).repeat_interleave(nodes)
             h = self.conv(x.reshape(-1, width), edges).relu()
             h, _, _, batch, _, _ = self.top(h, edges, batch=batch)
@@ -387,7 +414,11 @@ def graph_top_k_union() -> nn.Module:
     return Pooled()
 
 
-@add("torch_geometric", lambda n: Call((torch.randn(n, 6, 5), torch.rand(n, 6, 6).round())), lambda n: Call((torch.randn(n, 7, 5), torch.rand(n, 7, 7).round())))
+@add(
+    "torch_geometric",
+    lambda n: Call((torch.randn(n, 6, 5), torch.rand(n, 6, 6).round())),
+    lambda n: Call((torch.randn(n, 7, 5), torch.rand(n, 7, 7).round())),
+)
 def dense_diff_pool() -> nn.Module:
     from torch_geometric.nn import DenseGCNConv, DenseSAGEConv, dense_diff_pool
 
@@ -397,7 +428,7 @@ def dense_diff_pool() -> nn.Module:
             self.embed, self.assign, self.last = DenseSAGEConv(5, 8), DenseGCNConv(5, 3), DenseGCNConv(8, 4)
 
         def forward(self, x: torch.Tensor, adj: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            h, adj, link, entropy = dense_diff_pool(self.embed(x, adj).relu(), adj, self.assign(x, adj))
+            h, adj, _, entropy = dense_diff_pool(self.embed(x, adj).relu(), adj, self.assign(x, adj))
             return self.last(h, adj).mean(1), entropy
 
     return Pooled()
@@ -413,7 +444,7 @@ def schnet_union() -> nn.Module:
             super().__init__()
             self.cutoff = cutoff
 
-        def forward(self, pos: torch.Tensor, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(self, pos: torch.Tensor, _batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             count = int(len(pos) / 5)
             one = torch.cartesian_prod(torch.arange(5), torch.arange(5))
             one = one[one[:, 0] != one[:, 1]].t()
@@ -423,7 +454,9 @@ def schnet_union() -> nn.Module:
     class Atoms(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body = SchNet(hidden_channels=8, num_filters=8, num_interactions=2, num_gaussians=6, interaction_graph=Edges(10.0))
+            self.body = SchNet(
+                hidden_channels=8, num_filters=8, num_interactions=2, num_gaussians=6, interaction_graph=Edges(10.0)
+            )
 
         def forward(self, z: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
             batch = torch.arange(len(z)).repeat_interleave(5)
@@ -433,11 +466,23 @@ def schnet_union() -> nn.Module:
     return Atoms()
 
 
-@add("egnn-pytorch", lambda n: Call((torch.randint(0, 9, (n, 6)), torch.randn(n, 6, 3))), lambda n: Call((torch.randint(0, 9, (n, 8)), torch.randn(n, 8, 3))))
+@add(
+    "egnn-pytorch",
+    lambda n: Call((torch.randint(0, 9, (n, 6)), torch.randn(n, 6, 3))),
+    lambda n: Call((torch.randint(0, 9, (n, 8)), torch.randn(n, 8, 3))),
+)
 def egnn() -> nn.Module:
     from egnn_pytorch import EGNN_Network
 
-    return EGNN_Network(num_tokens=9, dim=8, depth=2, num_nearest_neighbors=3, norm_coors=True, coor_weights_clamp_value=2.0, dropout=0.1)
+    return EGNN_Network(
+        num_tokens=9,
+        dim=8,
+        depth=2,
+        num_nearest_neighbors=3,
+        norm_coors=True,
+        coor_weights_clamp_value=2.0,
+        dropout=0.1,
+    )
 
 
 @add("point-transformer-pytorch", lambda n: Call((torch.randn(n, 8, 12), torch.randn(n, 8, 3))))
@@ -461,7 +506,16 @@ def fourier_operator() -> nn.Module:
 def u_shaped_operator() -> nn.Module:
     from neuralop.models import UNO
 
-    return UNO(1, 1, 8, uno_out_channels=[8, 8, 8], uno_n_modes=[[4, 4]] * 3, uno_scalings=[[1.0, 1.0], [0.5, 0.5], [2.0, 2.0]], n_layers=3, channel_mlp_skip="linear")
+    return UNO(
+        1,
+        1,
+        8,
+        uno_out_channels=[8, 8, 8],
+        uno_n_modes=[[4, 4]] * 3,
+        uno_scalings=[[1.0, 1.0], [0.5, 0.5], [2.0, 2.0]],
+        n_layers=3,
+        channel_mlp_skip="linear",
+    )
 
 
 @add("bayesian-torch", rows(6))
@@ -495,7 +549,10 @@ def deep_kernel() -> nn.Module:
     class Kernel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.kernel = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)), ScaleKernel(RBFKernel())
+            self.body, self.kernel = (
+                nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)),
+                ScaleKernel(RBFKernel()),
+            )
             self.register_buffer("inducing", torch.randn(5, 2))
             self.mean = nn.Linear(5, 1)
 

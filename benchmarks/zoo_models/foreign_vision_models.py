@@ -15,7 +15,15 @@ __all__ = ["specimens"]
 registry = Registry("vision")
 add = registry.add
 
-_VIT: dict[str, Any] = {"image_size": 32, "patch_size": 8, "num_classes": 5, "dim": 32, "depth": 3, "heads": 2, "mlp_dim": 48}
+_VIT: dict[str, Any] = {
+    "image_size": 32,
+    "patch_size": 8,
+    "num_classes": 5,
+    "dim": 32,
+    "depth": 3,
+    "heads": 2,
+    "mlp_dim": 48,
+}
 _DROPS: dict[str, Any] = {"dropout": 0.2, "emb_dropout": 0.2}
 
 
@@ -83,7 +91,14 @@ def nest() -> nn.Module:
     from vit_pytorch.nest import NesT
 
     return NesT(
-        image_size=32, patch_size=4, dim=16, heads=2, num_hierarchies=2, block_repeats=(1, 1), num_classes=5, dropout=0.2
+        image_size=32,
+        patch_size=4,
+        dim=16,
+        heads=2,
+        num_hierarchies=2,
+        block_repeats=(1, 1),
+        num_classes=5,
+        dropout=0.2,
     )
 
 
@@ -91,7 +106,9 @@ def nest() -> nn.Module:
 def region_vit() -> nn.Module:
     from vit_pytorch.regionvit import RegionViT
 
-    return RegionViT(dim=(8, 8, 8, 16), depth=(1, 1, 1, 1), window_size=7, num_classes=5, attn_dropout=0.2, ff_dropout=0.2)
+    return RegionViT(
+        dim=(8, 8, 8, 16), depth=(1, 1, 1, 1), window_size=7, num_classes=5, attn_dropout=0.2, ff_dropout=0.2
+    )
 
 
 @add("vit-pytorch", pixels(32))
@@ -182,7 +199,11 @@ def mobile_vit() -> nn.Module:
     from vit_pytorch.mobile_vit import MobileViT
 
     return MobileViT(
-        image_size=(64, 64), dims=[16, 24, 32], channels=[4, 8, 8, 8, 12, 12, 16, 16, 16, 16, 32], num_classes=5, depths=(1, 1, 1)
+        image_size=(64, 64),
+        dims=[16, 24, 32],
+        channels=[4, 8, 8, 8, 12, 12, 16, 16, 16, 16, 32],
+        num_classes=5,
+        depths=(1, 1, 1),
     )
 
 
@@ -219,7 +240,11 @@ def unet_2d_condition() -> nn.Module:
     )  # fmt: skip
 
 
-@add("diffusers", lambda n: Call((torch.rand(n, 3, 16, 16),), {"sample_posterior": True}), lambda n: Call((torch.rand(n, 3, 24, 24),), {"sample_posterior": True}))
+@add(
+    "diffusers",
+    lambda n: Call((torch.rand(n, 3, 16, 16),), {"sample_posterior": True}),
+    lambda n: Call((torch.rand(n, 3, 24, 24),), {"sample_posterior": True}),
+)
 def autoencoder_kl_sampled() -> nn.Module:
     from diffusers import AutoencoderKL
 
@@ -237,7 +262,12 @@ def vq_model() -> nn.Module:
                    down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2)  # fmt: skip
 
 
-@add("diffusers", lambda n: Call((torch.randn(n, 4, 8, 8),), {"timestep": torch.randint(0, 100, (n,)), "class_labels": torch.arange(n) % 4}))
+@add(
+    "diffusers",
+    lambda n: Call(
+        (torch.randn(n, 4, 8, 8),), {"timestep": torch.randint(0, 100, (n,)), "class_labels": torch.arange(n) % 4}
+    ),
+)
 def dit_class_dropout() -> nn.Module:
     from diffusers import DiTTransformer2DModel
 
@@ -247,17 +277,32 @@ def dit_class_dropout() -> nn.Module:
     )  # fmt: skip
 
 
-@add("diffusers", lambda n: Call((torch.randn(n, 6, 16), torch.rand(n) * 100, torch.randn(n, 16)), {"encoder_hidden_states": torch.randn(n, 5, 16)}))
+@add(
+    "diffusers",
+    lambda n: Call(
+        (torch.randn(n, 6, 16), torch.rand(n) * 100, torch.randn(n, 16)),
+        {"encoder_hidden_states": torch.randn(n, 5, 16)},
+    ),
+)
 def prior_transformer() -> nn.Module:
     from diffusers import PriorTransformer
 
     model: nn.Module = PriorTransformer(
-        num_attention_heads=2, attention_head_dim=8, num_layers=2, embedding_dim=16, num_embeddings=5, additional_embeddings=9, dropout=0.1
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_layers=2,
+        embedding_dim=16,
+        num_embeddings=5,
+        additional_embeddings=9,
+        dropout=0.1,
     )
     return model
 
 
-@add("diffusers", lambda n: Call((torch.randn(n, 4, 8, 8), torch.randn(n, 5, 12), torch.randn(n, 16), torch.randint(0, 100, (n,)))))
+@add(
+    "diffusers",
+    lambda n: Call((torch.randn(n, 4, 8, 8), torch.randn(n, 5, 12), torch.randn(n, 16), torch.randint(0, 100, (n,)))),
+)
 def sd3_transformer() -> nn.Module:
     from diffusers import SD3Transformer2DModel
 
@@ -298,14 +343,18 @@ def denoising_unet() -> nn.Module:
 def monai_unet() -> nn.Module:
     from monai.networks.nets import UNet
 
-    return UNet(spatial_dims=2, in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2), num_res_units=2, dropout=0.2)
+    return UNet(
+        spatial_dims=2, in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2), num_res_units=2, dropout=0.2
+    )
 
 
 @add("monai", pixels(32, 1))
 def unetr() -> nn.Module:
     from monai.networks.nets import UNETR
 
-    return UNETR(1, 2, (32, 32), feature_size=4, hidden_size=24, mlp_dim=32, num_heads=2, dropout_rate=0.2, spatial_dims=2)
+    return UNETR(
+        1, 2, (32, 32), feature_size=4, hidden_size=24, mlp_dim=32, num_heads=2, dropout_rate=0.2, spatial_dims=2
+    )
 
 
 @add("monai", pixels(64, 1))
@@ -352,7 +401,9 @@ def monai_vqvae() -> nn.Module:
 def dynunet() -> nn.Module:
     from monai.networks.nets import DynUNet
 
-    return DynUNet(2, 1, 2, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), dropout=0.1, deep_supervision=True, deep_supr_num=1)
+    return DynUNet(
+        2, 1, 2, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), dropout=0.1, deep_supervision=True, deep_supr_num=1
+    )
 
 
 @add("kornia", pixels(32))
@@ -360,7 +411,9 @@ def kornia_augmented() -> nn.Module:
     import kornia.augmentation as augment
     from kornia.models.vit import VisionTransformer
 
-    body = VisionTransformer(image_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, dropout_rate=0.1, dropout_attn=0.1)
+    body = VisionTransformer(
+        image_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, dropout_rate=0.1, dropout_attn=0.1
+    )
     return nn.Sequential(augment.RandomHorizontalFlip(p=0.5), augment.RandomErasing(p=0.5), body)
 
 
@@ -368,7 +421,9 @@ def kornia_augmented() -> nn.Module:
 def kornia_blurred() -> nn.Module:
     from kornia.filters import GaussianBlur2d, Sobel
 
-    return nn.Sequential(nn.Conv2d(3, 4, 3), GaussianBlur2d((3, 3), (1.5, 1.5)), nn.ReLU(), Sobel(), nn.Conv2d(4, 2, 3), nn.Dropout(0.2))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), GaussianBlur2d((3, 3), (1.5, 1.5)), nn.ReLU(), Sobel(), nn.Conv2d(4, 2, 3), nn.Dropout(0.2)
+    )
 
 
 @add("kornia", pixels(32, 1))
@@ -434,7 +489,15 @@ def clip_resnet() -> nn.Module:
 def open_coca() -> nn.Module:
     from open_clip.coca_model import CoCa
 
-    text = {"context_length": 12, "vocab_size": 64, "width": 32, "heads": 2, "layers": 2, "embed_cls": True, "output_tokens": True}
+    text = {
+        "context_length": 12,
+        "vocab_size": 64,
+        "width": 32,
+        "heads": 2,
+        "layers": 2,
+        "embed_cls": True,
+        "output_tokens": True,
+    }
     vision = {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16, "attentional_pool": True,
               "attn_pooler_heads": 2, "output_tokens": True}  # fmt: skip
     return CoCa(32, {"context_length": 12, "vocab_size": 64, "width": 32, "heads": 2, "layers": 2}, text, vision)
@@ -502,7 +565,9 @@ def byol_moving_average() -> nn.Module:
     from byol_pytorch import BYOL
     from torchvision.models import resnet18
 
-    return BYOL(resnet18(num_classes=8), image_size=32, hidden_layer="avgpool", projection_size=16, projection_hidden_size=32)
+    return BYOL(
+        resnet18(num_classes=8), image_size=32, hidden_layer="avgpool", projection_size=16, projection_hidden_size=32
+    )
 
 
 @add("efficientnet_pytorch", pixels(64), pixels(96))
@@ -559,7 +624,9 @@ def simsiam() -> nn.Module:
 def lpips_distance() -> nn.Module:
     import lpips
 
-    return lpips.LPIPS(pretrained=False, net="squeeze", pnet_rand=True, verbose=False, use_dropout=True, eval_mode=False)
+    return lpips.LPIPS(
+        pretrained=False, net="squeeze", pnet_rand=True, verbose=False, use_dropout=True, eval_mode=False
+    )
 
 
 @add("snntorch", rows(1, 12, 12))
@@ -567,7 +634,11 @@ def spiking_convolutions() -> nn.Module:
     import snntorch as snn
 
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), snn.Leaky(beta=0.9, init_hidden=True), nn.Flatten(), nn.Linear(400, 10), snn.Leaky(beta=0.8, init_hidden=True)
+        nn.Conv2d(1, 4, 3),
+        snn.Leaky(beta=0.9, init_hidden=True),
+        nn.Flatten(),
+        nn.Linear(400, 10),
+        snn.Leaky(beta=0.8, init_hidden=True),
     )
 
 
@@ -576,5 +647,9 @@ def spiking_layers() -> nn.Module:
     from spikingjelly.activation_based import layer, neuron, surrogate
 
     return nn.Sequential(
-        layer.Conv2d(2, 4, 3), neuron.LIFNode(surrogate_function=surrogate.ATan()), layer.Flatten(), layer.Dropout(0.3), layer.Linear(400, 5)
+        layer.Conv2d(2, 4, 3),
+        neuron.LIFNode(surrogate_function=surrogate.ATan()),
+        layer.Flatten(),
+        layer.Dropout(0.3),
+        layer.Linear(400, 5),
     )

@@ -171,7 +171,7 @@ class BatchFlow:
     def _is_opaque(self, node: fx.Node) -> bool:
         """Return whether a node is a piece of the user's own code, which is not run on random values."""
         layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        return isinstance(layer, OpaqueModule) and layer.function is None
+        return isinstance(layer, OpaqueModule) and not layer.piece.line
 
     def _by_shape(self, node: fx.Node) -> list[MergeRule]:
         return [self._rows(leaf) for leaf in pytree.tree_leaves(value_of(node))]

@@ -228,7 +228,7 @@ class BatchProbes:
             layer = self.graph.get_submodule(path)
             is_large = sum(tensor.numel() for tensor in (*layer.parameters(), *layer.buffers())) > _MOST_NUMBERS
             if isinstance(layer, OpaqueModule):
-                self.layers[path] = _KeptFunction(layer.function) if layer.function is not None else None
+                self.layers[path] = _KeptFunction(layer.function) if layer.function and layer.piece.line else None
             else:
                 self.layers[path] = None if is_large else _copied(layer)
         return self.layers[path]

@@ -1,7 +1,7 @@
 """Pieces of a model that may become opaque, and the interception of their calls.
 
 A piece is a submodule; or a method of a module, if no submodule is as small; or, if nothing else is, the calls of one torch
-function on one line of the user's. The recorder and the trial runs intercept the same calls, in the same order.
+function on one line of the user's, or of one plain function of the user's. The recorder and the trial runs intercept the same calls, in the same order.
 
 Leaf modules are pieces of another kind: modules of torch.nn that compute are one node each, and modules that only contain others
 are recorded through.
@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from threading import get_ident
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import CALL_MACHINERY, NormBase, backward_hooks_of, children_of, forward_hooks_of
+from pipecompile.tracing.plain_functions import function_name, function_of, functions_replaced
 from pipecompile.tracing.user_source import frames
 
 __all__ = [
@@ -37,22 +39,29 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece: the module at `path`, its method `method`, or a torch function.
+    """A piece: the module at `path`, its method `method`, a torch function, or a plain function.
 
-    For a function, `method` is its name, `path` the module that calls it, and `line` the user's line of the call.
+    For a torch function, `method` is its name, `path` the module that calls it, and `line` the user's line of the call. For a
+    plain function, `method` is its name, `path` is "", and `function` names it as `plain_functions` does.
     """
 
     path: str
     method: str = ""
     line: str = ""
+    function: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.path}.{self.method.strip('_') if self.line else self.method}".strip(".")
+        return f"{self.path}.{self.method.strip('_') if self.is_function else self.method}".strip(".")
 
     @property
     def is_module(self) -> bool:
         return not self.method
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function, of torch or of the user's, and no part of a module."""
+        return bool(self.line or self.function)
 
 
 PieceHandler = Callable[[Piece, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -63,16 +72,22 @@ def candidates(error: BaseException, model: nn.Module) -> Iterator[Piece]:
     """Yield the pieces that an exception passed through, the smallest first; never the whole model."""
     paths = {id(module): path for path, module in model.named_modules()}
     pieces: dict[Piece, None] = {}
+    functions: dict[Piece, None] = {}
+    is_inside = False
     for frame, _ in frames(error):
+        if is_inside and (function := function_name(frame)):
+            functions[Piece("", frame.f_code.co_name, function=function)] = None
         names = frame.f_code.co_varnames
         owner = frame.f_locals.get(names[0]) if frame.f_code.co_argcount else None
         if isinstance(owner, nn.Module) and id(owner) in paths:
+            is_inside = True
             piece = _piece(paths[id(owner)], owner, frame.f_code.co_name)
             if piece is not None:
                 pieces.pop(piece, None)
                 pieces[piece] = None
     yield from reversed(pieces)
     yield from vars(error).get(_FUNCTION_PIECE, ())
+    yield from reversed(functions)
 
 
 _FUNCTION_PIECE = "_pipecompile_piece"
@@ -105,8 +120,10 @@ def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: 
 
     Calls from inside a routed call are not routed.
     """
-    interceptor = _PieceInterceptor(handler)
-    by_owner = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces if not piece.line}
+    interceptor, pieces = _PieceInterceptor(handler), tuple(pieces)
+    functions = [(function_of(piece.function), piece) for piece in pieces if piece.function]
+    replaced = [(function, interceptor.replace(function, piece)) for function, piece in functions]
+    by_owner = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces if not piece.is_function}
     patched: list[tuple[Any, str]] = [(nn.Module, "__call__")] if any(not name for _, name in by_owner) else []
     patched += dict.fromkeys(
         (type(model.get_submodule(piece.path)), piece.method) for piece in by_owner.values() if piece.method
@@ -115,7 +132,8 @@ def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: 
     try:
         for owner, name in patched:
             setattr(owner, name, interceptor.patch(getattr(owner, name), "" if owner is nn.Module else name, by_owner))
-        yield
+        with functions_replaced(replaced):
+            yield
     finally:
         for owner, name, original in originals:
             if original is None:
@@ -135,13 +153,30 @@ class _PieceInterceptor:
             piece = by_owner.get((id(module), method))
             if piece is None or self.is_inside or get_ident() != self.thread:
                 return original(module, *args, **kwargs)
-            self.is_inside = True
-            try:
+            with self._handling():
                 return self.handler(piece, lambda *a, **k: original(module, *a, **k), args, kwargs)
-            finally:
-                self.is_inside = False
 
         return call
+
+    def replace(self, function: Callable[..., Any], piece: Piece) -> Callable[..., Any]:
+        """Return what stands for a plain function."""
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_inside or get_ident() != self.thread:
+                return function(*args, **kwargs)
+            with self._handling():
+                return self.handler(piece, function, args, kwargs)
+
+        return call
+
+    @contextmanager
+    def _handling(self) -> Iterator[None]:
+        self.is_inside = True
+        try:
+            yield
+        finally:
+            self.is_inside = False
 
 
 _WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)

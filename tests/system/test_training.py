@@ -247,3 +247,31 @@ def test_what_comes_beside_the_loss_has_to_be_asked_for() -> None:
         piped(model, loss_fn=with_metrics, batch_norm="each").step(x, target=target)
     with pytest.raises(pc.RunError, match="loss_fn returned a Tensor"):
         piped(model, has_aux=True, batch_norm="each").step(x, target=target)
+
+
+class Scalars(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+        self.scale, self.shift = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(-1.0))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layers(x).square().mean(), self.scale.exp(), self.shift
+
+
+def test_scalars_of_parameters_in_a_stacked_loss_train() -> None:
+    """The gradients of `exp` and `shift` lie in one memory; the second micro-batch added to both, and `scale` got 1.5 times its gradient."""
+    model, x = Scalars(), torch.randn(4, 4)
+
+    def loss_fn(output: Any) -> torch.Tensor:
+        return torch.stack(list(output)).sum()
+
+    pipe = pc.compile(
+        model, 3, n_microbatches=2, loss_fn=loss_fn, cost="analytic", devices=["cpu"] * 3, schedule="gpipe"
+    )
+    pipe.step(x)
+    found = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    for part in x.chunk(2):
+        (loss_fn(model(part)) / 2).backward()
+    torch.testing.assert_close(found, [p.grad for p in model.parameters()])

@@ -21,6 +21,7 @@ from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate, hooks_registered
 from pipecompile.torch_private.modes import is_any_autocast_enabled
+from pipecompile.torch_private.storages import other_users, storage_key
 
 __all__ = [
     "Function",
@@ -129,7 +130,7 @@ def backward_cell(saved: int, gradients: OutputGradients, sent: InputGradients) 
             accumulate(roots, root_gradients)
         for index, place in sent:
             leaf = graph.leaves[place]
-            registers[index] = None if leaf is None else leaf.grad
+            registers[index] = None if leaf is None else _own(leaf.grad, root_gradients)
 
     return backward
 
@@ -148,7 +149,7 @@ def input_cell(
         found, registers[remainder] = divided.input_half(leaves, roots, root_gradients, has_hooks=graph.has_hooks)
         gradient_of = dict(zip(places, found, strict=True))
         for index, place in sent:
-            registers[index] = gradient_of.get(place)
+            registers[index] = _own(gradient_of.get(place), root_gradients)
 
     return input_grad
 
@@ -160,6 +161,22 @@ def weight_cell(remainder: int, divided: DividedBackward) -> Run:
         divided.weight_half(frame.registers[remainder])
 
     return weight_grad
+
+
+def _own(gradient: torch.Tensor | None, received: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return a gradient in memory that nothing else writes: a copy, if a tensor that is not one of `received` lives there, too.
+
+    Of `leaf.view(4) + weight.view(4)` autograd makes two gradients in one memory. The next micro-batch adds to that of the weight.
+    """
+    if (
+        type(gradient) is not torch.Tensor
+        or gradient.layout is not torch.strided
+        or not (count := other_users(gradient))
+    ):
+        return gradient
+    key = storage_key(gradient)
+    same = sum(one.layout is torch.strided and storage_key(one) == key for one in received)
+    return gradient.clone() if count > same else gradient
 
 
 def _roots(

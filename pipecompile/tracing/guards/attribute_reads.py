@@ -64,9 +64,9 @@ class AttributeReads:
     ) -> None:
         for cls, original in self._originals:
             if original is None:
-                del cls.__getattribute__
+                type.__delattr__(cls, "__getattribute__")
             else:
-                cls.__getattribute__ = original  # type: ignore[method-assign]
+                type.__setattr__(cls, "__getattribute__", original)
         self._originals.clear()
         self._scanned.clear()
 
@@ -88,10 +88,10 @@ class AttributeReads:
         return self.noted.get(id(value), (None, {}))[1]
 
     def _watch(self, cls: type) -> None:
-        """Note the reads of the instances of a class from now on."""
+        """Note the reads of the instances of a class from now on. A metaclass that seals its classes is not asked."""
         self.watched.add(cls)
         self._originals.append((cls, cls.__dict__.get("__getattribute__")))
-        cls.__getattribute__ = self._noting(cls.__getattribute__)  # type: ignore[assignment,arg-type,method-assign]
+        type.__setattr__(cls, "__getattribute__", self._noting(cls.__getattribute__))  # type: ignore[arg-type]
 
     def _noting(self, plain: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         noted, thread = self.noted, self._thread

@@ -86,7 +86,7 @@ class OpaquePieces:
 
     def _final(self, fault: TraceError) -> TraceError:
         """Return `fault`, or PC111 with the reasons why no submodule or method around it can be opaque."""
-        reasons = "; ".join(f"{piece.name}: {why}" for piece, why in self.rejected.items() if not piece.line)
+        reasons = "; ".join(f"{piece.name}: {why}" for piece, why in self.rejected.items() if not piece.is_function)
         if not reasons:
             return fault
         return TraceError(code="PC111", where=fault.where, why=f"{_reason_text(fault)}. {reasons}")
@@ -144,7 +144,7 @@ class OpaquePieces:
         if has_two_sizes := len(set(sizes)) > 1:
             add_run(_third_size(*sizes), DataChange.LIKELY)
         if reasons:
-            has_functions = any(piece.line for piece in reasons)
+            has_functions = any(piece.is_function for piece in reasons)
             add_run(_WILD_SAMPLES if has_two_sizes and has_functions else size, DataChange.WILD)
         self.is_batch_fixed = self.is_batch_fixed or (size is not None and not has_two_sizes)
         return {piece: infer_result_specs(piece, [run[piece] for run in runs], sizes) for piece in reasons}

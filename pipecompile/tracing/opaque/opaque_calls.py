@@ -78,7 +78,7 @@ class OpaqueCalls:
             raise TraceError(code="PC111", where=caller(), why=why)
         trial = specs[number].call
         owner = self.opaque.model.get_submodule(piece.path)
-        function = run if piece.line else None
+        function = run if piece.is_function else None
         module = self.modules.setdefault(piece, OpaqueModule(piece, owner, self.symbol.symbol, function))
         module.hold(trial.used)
         leaves = flatten_containers(arguments)[0]
@@ -117,4 +117,4 @@ class OpaqueCalls:
 
     def _target(self, piece: Piece) -> str:
         """Return the node's target; for a function, a path that nothing in the model has. Saved plans contain it."""
-        return graph_path(f"{piece.name}_kept_{list(self.modules).index(piece)}" if piece.line else piece.name)
+        return graph_path(f"{piece.name}_kept_{list(self.modules).index(piece)}" if piece.is_function else piece.name)

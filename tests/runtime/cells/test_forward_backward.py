@@ -146,3 +146,28 @@ def test_a_view_made_without_gradients_has_no_edge() -> None:
         view = base.view_as(base)
     assert view.requires_grad, "torch says so, and yet no gradient can enter"
     assert edge_of(view) is None
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_gradient_that_is_sent_shares_no_memory_with_that_of_a_weight(divided: bool) -> None:
+    """Autograd makes both gradients of `x.view + weight.view` in one memory, and the next micro-batch adds to the weight's."""
+    weight = torch.ones(4, requires_grad=True)
+
+    def stage(x: torch.Tensor) -> Sequence[torch.Tensor]:
+        return (((x.view(2, 2) + weight.view(2, 2)) * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum(),)
+
+    sent = []
+    for _ in range(2):
+        made = frame(torch.ones(4, requires_grad=True))
+        made.registers[GRADIENT] = torch.tensor(1.0)
+        forward_cell(stage, [X], [OUT], SAVED, None, casts=False)(made)
+        if divided:
+            half = DividedBackward()
+            input_cell(SAVED, [(0, [GRADIENT])], [(SENT, 0)], REMAINDER, half)(made)
+            weight_cell(REMAINDER, half)(made)
+        else:
+            backward_cell(SAVED, [(0, [GRADIENT])], [(SENT, 0)])(made)
+        sent.append(made.registers[SENT])
+    assert [gradient.tolist() for gradient in sent] == [[1, 2, 3, 4]] * 2
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2, 4, 6, 8]

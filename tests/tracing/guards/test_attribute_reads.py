@@ -77,3 +77,19 @@ def test_inside_a_layer_reads_of_other_objects_are_no_reads() -> None:
         layer(torch.zeros(1, 2))
     assert not notes.reads_of(net)
     assert "weight" in notes.reads_of(layer)
+
+
+class Sealing(type):
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise TypeError(f"cannot set {name}")
+
+
+class Sealed(metaclass=Sealing):
+    pass
+
+
+def test_a_class_that_refuses_new_attributes_is_no_obstacle() -> None:
+    """typing_extensions has such classes, and lightning's modules lead to them: recording ended in a TypeError."""
+    with AttributeReads([Sealed()]):
+        pass
+    assert "__getattribute__" not in vars(Sealed)
