@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.batching.call_inputs import flatten, validate_model
 from pipecompile.batching.microbatch_list import is_list_asked
+from pipecompile.batching.packed_split import Splits
 from pipecompile.costs.user_costs import UserCosts
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_pipeline import RankPipeline
@@ -45,6 +46,7 @@ def compile(
     example_kwargs: Mapping[str, Any] | None = None,
     n_microbatches: int | str | None = None,
     batch_dims: BatchDims | None = None,
+    split: Splits | None = None,
     schedule: str | Path | Schedule | Builder = "1f1b",
     devices: Sequence[str | torch.device] | None = None,
     mesh: DeviceMesh | None = None,
@@ -87,6 +89,9 @@ def compile(
     - `batch_dims`: batch dimension of tensors, by parameter of forward, where it is not dimension 0: `{"src": 1, "mask": None}`.
       None stands for a tensor that all samples share, `list` for a list with an entry per sample, `"target"` for the target of
       `step`.
+    - `split`: how an argument that is not cut by rows is divided, by parameter of forward: "offsets" for offsets of packed sequences
+      (`cu_seqlens`) and "lengths" for their lengths, which keep sequences whole, with all tensors of tokens; or a function of
+      (value, samples of each micro-batch) that returns a list with the value of each micro-batch.
     - `loss_fn`: `loss_fn(output)`, or `loss_fn(output, target)` if `step` gets a target. None: the model computes its loss itself.
     - `loss_reduction`: "mean" if the loss is a mean over the samples of a micro-batch, "sum" if it is a sum.
     - `has_aux`: True if `loss_fn` returns (loss, aux). `step` then returns (loss, list with the aux of each micro-batch), tensors
@@ -158,7 +163,7 @@ def compile(
     if options.compile_stages:
         check_backend(options.compile_stages)
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, _on_rank(options), ranks)
-    if (args or kwargs) and not is_list_asked(model.forward, kwargs):
+    if (args or kwargs) and not options.split and not is_list_asked(model.forward, kwargs):
         flatten(model.forward, args, kwargs, options.batch_dims)  # raises before anything changes
     if any(device.type == "cpu" for device in options.devices):
         keep_freed_memory()  # the first change to the process: all arguments are checked

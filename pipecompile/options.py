@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from pipecompile.batching.batch_dims import check_batch_dims
+from pipecompile.batching.batch_dims import check_arguments, check_batch_dims
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.graph.module_names import nodes_of_module
 from pipecompile.ir import Kind, Schedule
@@ -77,6 +77,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
             **values,
         )
         check_batch_dims(options.batch_dims, model.forward, ("target",))
+        check_arguments("split", options.split, model.forward)
         for module in options.costs if isinstance(options.costs, Mapping) else ():
             check_module_name("costs", module, model)
         return options

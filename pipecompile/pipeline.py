@@ -19,7 +19,7 @@ from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.compile_context import Decision
 from pipecompile.driver.evaluation import Evaluation, ValidationLoop
 from pipecompile.driver.inspection import Inspection
-from pipecompile.driver.listed_steps import ListedSteps, refuse_others
+from pipecompile.driver.listed_steps import ListedSteps
 from pipecompile.driver.model_proxy import ModelProxy
 from pipecompile.driver.programs import call_executable, step_executable, step_schedule
 from pipecompile.driver.specialization import Specialization
@@ -62,8 +62,8 @@ class Pipeline(ModelProxy):
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs now, instead of at the first call with such inputs. Nothing of the model is computed."""
-        if self._listed.is_asked(kwargs):
-            self._listed.prepare(kwargs["microbatches"])
+        if (listed := self._listed.of_example(args, kwargs)) is not None:
+            self._cache.find_each(listed)
         else:
             self._cache.find(self._flatten(args, kwargs))
 
@@ -74,8 +74,9 @@ class Pipeline(ModelProxy):
 
         With `microbatches`, a list as for `step` but without targets, returns a list of outputs. One `backward()` serves all.
         """
-        if self._listed.is_asked(kwargs):
-            return self._listed.call(args, kwargs)
+        may_be_listed = self._options.split or "microbatches" in kwargs
+        if may_be_listed and (listed := self._listed.of_call(args, kwargs)) is not None:
+            return self._listed.call(listed)
         inputs = self._flatten(args, kwargs)
         specialization, batch = self._cache.find(inputs)
         self._cache.check_values()
@@ -114,9 +115,11 @@ class Pipeline(ModelProxy):
         among them, tuples that end with the target, or `Microbatch(*args, target=, **kwargs)`. Their losses are weighted by
         what the loss counts. Raises InputError for an empty list, and for micro-batches with different arguments.
         """
-        if microbatches is not None:
-            refuse_others(args, target=target, **kwargs)
-            return self._step_listed(microbatches, scaler)
+        if microbatches is not None or self._options.split:
+            listed = self._listed.of_step(args, kwargs, target, microbatches)
+            if listed is not None:
+                loss, aux, self._last = self._listed.step(listed, scaler, self._last)
+                return (loss, aux) if self._options.has_aux else loss
         inputs, trains = self._flatten(args, kwargs), self._options.is_training_now
         with torch.set_grad_enabled(trains):
             specialization, batch = self._cache.find(inputs)
@@ -139,18 +142,13 @@ class Pipeline(ModelProxy):
         loss = weighted_loss(losses, weights)
         return (loss, aux) if self._options.has_aux else loss
 
-    def _step_listed(self, entries: Any, scaler: torch.amp.GradScaler | None) -> Any:
-        done = self._listed.step(entries, scaler)
-        self._last = self._last if done.spans is None else (done.executable, done.spans)
-        return (done.loss, done.aux) if self._options.has_aux else done.loss
-
     def evaluate(self, batches: Iterable[Any], metric: Callable[..., Any] | None = None) -> Evaluation:
         """Return the loss over all `batches`, as `step` takes them, in eval mode and without gradients; modes are restored.
 
         A batch is a mapping of arguments, or a tuple whose last entry is the target. The loss is the mean over samples.
         `metric(output, target)` of a whole batch returns a number, a mapping to numbers, or None; their means are in the result.
         """
-        return ValidationLoop(self, self._options, lambda *call: self._flatten(*call).samples).run(batches, metric)
+        return ValidationLoop(self, self._options, self._listed.samples_of).run(batches, metric)
 
     def _run(
         self, executable: Executable, specialization: Specialization, batch: MiniBatch, arrivals: dict[Any, Any]

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.errors import InputError
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Slot",
     "apply_batch_dims",
     "batch_dims_text",
+    "check_arguments",
     "check_batch_dims",
     "common_size",
     "default_dims",
@@ -60,6 +62,18 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
         if dim is list and not open_ended and name not in known:
             raise InputError(f"batch_dims[{name!r}] is list, but {name} is not a whole argument",
                              where="the parameters are " + ", ".join(parameters), hint=batch_dims_text([(known[0], dim)]))  # fmt: skip
+
+
+def check_arguments(option: str, names: Iterable[str], forward: Callable[..., Any]) -> None:
+    """Raise InputError for a name in an option that is no parameter of `forward`."""
+    parameters = parameters_of(forward)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in names:
+        if name not in parameters:
+            nearest = (get_close_matches(name, parameters, n=1) or [*parameters, name])[0]
+            raise InputError(f"{option} names {name!r}, which is no parameter of forward",
+                             where="the parameters are " + ", ".join(parameters), hint=f'{option}={{"{nearest}": ...}}')  # fmt: skip
 
 
 def parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -158,6 +172,8 @@ def _disagreement(batched: Sequence[tuple[str, torch.Tensor, int]], samples: int
     hint = f"the same number of samples in each; {shared} for what all samples share"
     if alternative := _alternative_dims(batched, others, expected):
         hint += f"; {batch_dims_text(alternative)} for another batch dimension"
+    rows = [name for name, leaf, _ in others if is_offsets_beside(leaf, [one for _, one, _ in batched])]
+    hint = f'split={{"{rows[0]}": "offsets"}}, which keeps packed sequences whole' if rows else hint
     owners = "inputs" if samples is None else "target and the inputs"
     why = f"dimension {others[0][2]} of {others[0][0]}, of shape {tuple(others[0][1].shape)}, is taken as its batch"
     return InputError(f"the batch sizes of the {owners} disagree", where=listing, why=why, hint=hint)

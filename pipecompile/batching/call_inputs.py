@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -25,18 +25,21 @@ from pipecompile.batching.batch_dims import (
     slots_named,
 )
 from pipecompile.batching.containers import flatten_containers, with_shells
+from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.batching.sample_lists import list_length, listed_names
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 
 __all__ = [
     "FlatInputs",
+    "argument_names",
     "count_leaves",
     "first_difference",
     "flatten",
     "flatten_target",
-    "is_offsets_beside",
+    "leaf_slots",
     "offset_names",
+    "target_slots",
     "validate_model",
 ]
 
@@ -67,7 +70,7 @@ class FlatInputs:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the leaves, after the parameters of `forward` that they arrive in: x, mask, pair_0 ..."""
-        return tuple(slot[0] for slot in _slots(self.forward, self.args, self.kwargs))
+        return tuple(slot[0] for slot in leaf_slots(self.forward, self.args, self.kwargs))
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -77,7 +80,7 @@ class FlatInputs:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The parameters of `forward` with a value, in the order of the call."""
-        return _arguments(self.forward, self.args, self.kwargs)
+        return argument_names(self.forward, self.args, self.kwargs)
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -153,12 +156,12 @@ def flatten(
     Where they disagree, leaves for which `is_shared` holds have no batch dimension.
     """
     leaves, spec = _flatten_call(args, kwargs)
-    slots = partial(_slots, forward, args, kwargs)
+    slots = partial(leaf_slots, forward, args, kwargs)
     lists = listed_names(batch_dims) if batch_dims else frozenset[str]()
     samples_listed = None
     if lists:
         samples_listed = list_length(
-            dict(zip(_arguments(forward, args, kwargs), (*args, *kwargs.values()), strict=True)), lists
+            dict(zip(argument_names(forward, args, kwargs), (*args, *kwargs.values()), strict=True)), lists
         )
     samples, dims = _samples_and_dims(leaves, slots, batch_dims or {}, samples_listed, is_shared)
     return FlatInputs(
@@ -194,7 +197,7 @@ def _structure_of_tensors(count: int, names: tuple[str, ...]) -> tuple[list[int]
 def flatten_target(target: Any, batch_dims: BatchDims, samples: int | None) -> tuple[list[Any], pytree.TreeSpec, Dims]:
     """Return leaves, structure and batch dimensions of a target. Raise InputError unless it has `samples` samples."""
     leaves, spec = flatten_containers(target)
-    _, dims = _samples_and_dims(leaves, partial(_target_slots, target), batch_dims, samples)
+    _, dims = _samples_and_dims(leaves, partial(target_slots, target), batch_dims, samples)
     return leaves, spec, dims
 
 
@@ -215,7 +218,7 @@ def _samples_and_dims(
     return common_size(leaves, dims, by_rule, slots, samples)
 
 
-def _slots(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Slot]:
+def leaf_slots(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Slot]:
     """Return the names of each leaf: its own, those of its containers, its argument, and the `*args` that it belongs to."""
     positional = _positional(forward, len(args))
 
@@ -226,13 +229,14 @@ def _slots(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
     return slots_named((path for path, _ in pytree.tree_flatten_with_path(with_shells((args, kwargs)))[0]), head)
 
 
-def _target_slots(target: Any) -> list[Slot]:
+def target_slots(target: Any) -> list[Slot]:
+    """Return the names of each leaf of a target."""
     return slots_named(
         (path for path, _ in pytree.tree_flatten_with_path(with_shells(target))[0]), lambda _: (("target",), 0)
     )
 
 
-def _arguments(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+def argument_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the arguments of a call."""
     return (*(slot[0] for slot in _positional(forward, len(args))), *kwargs)
 
@@ -280,21 +284,13 @@ def validate_model(model: object) -> nn.Module:
     return model
 
 
-def offset_names(inputs: FlatInputs) -> list[str]:
-    """Return the names of the leaves that are cut along dimension 0 and look like offsets of packed sequences (`cu_seqlens`).
+def offset_names(inputs: FlatInputs) -> list[tuple[str, bool]]:
+    """Return the leaves that look like offsets of packed sequences (`cu_seqlens`) and are not treated so, with whether each is cut.
 
-    Offsets 0 4 6 9 are three sequences in tokens of shape (9, C). A slice of the offsets does not belong to a slice of the tokens.
+    Offsets 0 4 6 9 are three sequences in tokens of shape (9, C). A slice of the offsets does not belong to a slice of the tokens;
+    nor do all offsets, if they end at the number of samples.
     """
     named = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
-    return [name for name, leaf, dim in named if dim == 0 and is_offsets_beside(leaf, inputs.leaves)]
-
-
-def is_offsets_beside(row: torch.Tensor, leaves: Sequence[Any]) -> bool:
-    """Return whether a row of integers begins with 0, never falls, and ends at the length of a dimension of another leaf."""
-    is_whole = not (row.is_floating_point() or row.is_complex() or row.dtype is torch.bool)
-    if row.dim() != 1 or len(row) < 2 or not is_whole or row.is_meta:
-        return False
-    values = row.tolist()
-    others = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf is not row)
-    lengths = set(chain.from_iterable(leaf.shape for leaf in others))
-    return values[0] == 0 and values[-1] in lengths and values == sorted(values) and values[-1] > 0
+    tensors = [(name, leaf, dim == 0) for name, leaf, dim in named if isinstance(leaf, torch.Tensor)]
+    found = [(name, leaf, is_cut) for name, leaf, is_cut in tensors if is_offsets_beside(leaf, inputs.leaves)]
+    return [(name, is_cut) for name, leaf, is_cut in found if is_cut or leaf[-1] == inputs.samples]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipecompile.batching.batch_dims import BatchDims, parameters_of
-from pipecompile.batching.call_inputs import FlatInputs, flatten, is_offsets_beside
+from pipecompile.batching.call_inputs import FlatInputs, flatten
 from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.errors import InputError
 
 __all__ = ["ListedBatch", "Microbatch", "MicrobatchList", "arguments_of", "is_list_asked", "read_microbatches"]
@@ -55,10 +56,14 @@ def arguments_of(batch: Any, *, with_target: bool) -> Arguments:
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchList:
-    """The calls of the micro-batches in their order, and their targets; None for a micro-batch without a target."""
+    """The calls of the micro-batches in their order, and their targets; None for a micro-batch without a target.
+
+    `is_split`: they are parts of one mini-batch, whose outputs are put together.
+    """
 
     calls: tuple[FlatInputs, ...]
     targets: tuple[Any, ...]
+    is_split: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:

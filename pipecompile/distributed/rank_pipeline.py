@@ -84,8 +84,10 @@ class RankPipeline(Pipeline):
         self._communicator.begin()
         with self._communicator.guarded(), self._shards.whole():
             samples: int | None = 1  # a list of micro-batches says later what its loss counts
-            if microbatches is None or self._options.loss_reduction == "sum":
-                samples = self._flatten(args, kwargs).samples if self._options.loss_reduction == "mean" else None
+            if self._options.loss_reduction == "sum":
+                samples = None
+            elif microbatches is None:
+                samples = self._listed.samples_of(args, kwargs)
             trains = self._options.is_training_now
             with self.replicas.reduced(self._whole_parameters, samples, trains=trains) as loss_of_batch:
                 given = {"target": target, "scaler": scaler, "microbatches": microbatches}

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.batching.call_inputs import flatten
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList, is_list_asked, read_microbatches
 from pipecompile.batching.microbatches import scaled_gradients, weighted_loss, without_uncounted
+from pipecompile.batching.packed_split import split_call
 from pipecompile.driver.compile_cache import CompileCache
+from pipecompile.driver.joined_outputs import joined_output, joined_rules
 from pipecompile.driver.listed_programs import ListedProgram
 from pipecompile.driver.listed_weights import listed_weights
 from pipecompile.driver.specialization import Specialization
@@ -43,14 +46,8 @@ def refuse_others(args: tuple[Any, ...], **others: Any) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ListedStep:
-    """The result of a step: loss, what `loss_fn` returned beside it, and what ran; `spans` is None for the loss alone."""
-
-    loss: torch.Tensor
-    aux: list[Any] | None
-    executable: Executable
-    spans: Spans | None
+Last = tuple[Executable, Spans] | None
+"""The executable of the last training step, and the times of its instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +58,59 @@ class ListedSteps:
     cache: CompileCache
     dispatcher: Dispatcher
 
-    def is_asked(self, kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a call has a list of micro-batches, and not an argument of this name."""
-        return is_list_asked(self.model.forward, kwargs)
-
-    def read(self, entries: Any, *, is_step: bool = True, is_example: bool = False) -> MicrobatchList:
-        """Return the micro-batches of a user's list. An example may lack targets. Raise InputError."""
+    def of_step(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, entries: Any, *, is_example: bool = False
+    ) -> MicrobatchList | None:
+        """Return the user's list, or the parts of a mini-batch that `split` divides; None for another call. Raise InputError."""
         options = self.cache.options
-        with_target = is_step and options.is_target_required
+        if entries is None:
+            return self._split(args, kwargs, target)
+        refuse_others(args, target=target, **kwargs)
+        with_target = options.is_target_required
         return read_microbatches(
             self.model.forward, entries, options.batch_dims,
-            with_target=with_target, is_step=is_step, is_example=is_example,
+            with_target=with_target, is_step=True, is_example=is_example,
         )  # fmt: skip
 
-    def prepare(self, entries: Any) -> None:
-        """Compile for these micro-batches."""
-        self.cache.find_each(self.read(entries, is_example=True))
+    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MicrobatchList | None:
+        """Return the list of a call, as for a step but without targets."""
+        if not is_list_asked(self.model.forward, kwargs):
+            return self._split(args, kwargs, None)
+        refuse_others(args, **{name: value for name, value in kwargs.items() if name != "microbatches"})
+        entries, dims = kwargs["microbatches"], self.cache.options.batch_dims
+        return read_microbatches(self.model.forward, entries, dims, with_target=False, is_step=False)
+
+    def of_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MicrobatchList | None:
+        """Return the list of an example, whose entries may lack targets."""
+        if not is_list_asked(self.model.forward, kwargs):
+            return self._split(args, kwargs, None)
+        others = {name: value for name, value in kwargs.items() if name != "microbatches"}
+        return self.of_step(args, others, None, kwargs["microbatches"], is_example=True)
+
+    def samples_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Return the samples of a call, None without a batch."""
+        listed = self.of_example(args, kwargs)
+        if listed is not None:
+            return sum(listed.sizes)
+        return flatten(self.model.forward, args, kwargs, self.cache.options.batch_dims).samples
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicrobatchList | None:
+        options, forward = self.cache.options, self.model.forward
+        if not options.split:
+            return None
+        dims, count = options.batch_dims, options.default_microbatches
+        return split_call(forward, args, kwargs, target, options.split, dims, count)
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
-    def step(self, entries: Any, scaler: torch.amp.GradScaler | None) -> ListedStep:
-        """Run forward and backward of all micro-batches under the schedule; gradients are added to `.grad`."""
-        listed, options = self.read(entries), self.cache.options
+    def step(
+        self, listed: MicrobatchList, scaler: torch.amp.GradScaler | None, last: Last
+    ) -> tuple[torch.Tensor, list[Any] | None, Last]:
+        """Run forward and backward of all micro-batches under the schedule; gradients are added to `.grad`.
+
+        Return the loss, what `loss_fn` returned beside it, and the last training step: this one, or `last`.
+        """
+        options = self.cache.options
         trains = options.is_training_now
         with torch.set_grad_enabled(trains):
             recordings = self.cache.find_each(listed)
@@ -104,7 +132,7 @@ class ListedSteps:
             self.dispatcher.settle(frame.spans)
         if trains and self.cache.context.backend.holds_model:
             require_gradient(losses)
-        return ListedStep(weighted_loss(losses, weights), aux, program.executable, frame.spans if is_whole else None)
+        return weighted_loss(losses, weights), aux, (program.executable, frame.spans) if is_whole else last
 
     def _arrivals(
         self,
@@ -144,11 +172,10 @@ class ListedSteps:
 
     # -- a call -----------------------------------------------------------------------------------------------------
 
-    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return the model's output for each micro-batch of `kwargs["microbatches"]`. Raise InputError for other arguments."""
-        refuse_others(args, **{name: value for name, value in kwargs.items() if name != "microbatches"})
-        listed = self.read(kwargs["microbatches"], is_step=False)
+    def call(self, listed: MicrobatchList) -> Any:
+        """Return the model's output for each micro-batch; of the parts of one mini-batch, put together."""
         recordings = self.cache.find_each(listed)
+        rules = joined_rules(recordings) if listed.is_split else ()
         self.cache.check_values()
         tensors = [leaf for call in listed.calls for leaf in call.tensors]
         with_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *self.model.parameters()))
@@ -165,4 +192,5 @@ class ListedSteps:
             values = call.results(frame)
             program.executable.finished(frame)
         pairs = zip(outputs, values, listed.sizes, strict=True)
-        return [output.assemble(own.__getitem__, size) for output, own, size in pairs]
+        made = [output.assemble(own.__getitem__, size) for output, own, size in pairs]
+        return joined_output(made, rules, listed.sizes) if listed.is_split else made

@@ -14,7 +14,6 @@ from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
 from pipecompile.batching.microbatches import LossDivisor, loss_weights
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_shares import find_count
-from pipecompile.driver.output_merge import fixed_output_rules
 from pipecompile.driver.specialization import Specialization
 from pipecompile.ir import TARGET
 from pipecompile.options import Options
@@ -32,7 +31,7 @@ def listed_weights(
     sizes, is_mean = listed.sizes, options.loss_reduction == "mean"
     if not is_mean or (len(sizes) == 1 and not context.backend.has_copies):
         return loss_weights(sizes, mean=is_mean)
-    found = [_count(one, listed, number, options, context) for number, one in enumerate(recordings)]
+    found = [_count(one, listed, number) for number, one in enumerate(recordings)]
     counts = [count for count, _ in found if count is not None]
     rules = [rule.kind for _, rule in found]
     if MergeKind.ADDED not in rules and len(counts) == len(found):
@@ -45,15 +44,11 @@ def listed_weights(
     return loss_weights(sizes, mean=True)
 
 
-def _count(
-    one: Specialization, listed: MicrobatchList, number: int, options: Options, context: CompileContext
-) -> tuple[LossDivisor | None, MergeRule]:
+def _count(one: Specialization, listed: MicrobatchList, number: int) -> tuple[LossDivisor | None, MergeRule]:
     """Return the count of the loss of a recording, found on the first of its micro-batches, and how losses merge."""
     key = listed.has_targets
     if key not in one.counts:
-        batch = ListedBatch((listed.calls[number],))
-        arrivals = {(TARGET, False): [listed.targets[number]]} if key else {}
-        one.counts[key] = find_count(one, batch, arrivals, lambda: fixed_output_rules(one, batch, options, context))
+        one.counts[key] = find_count(one, ListedBatch((listed.calls[number],)), listed.targets[number])
     return one.counts[key]
 
 

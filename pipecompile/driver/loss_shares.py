@@ -22,12 +22,12 @@ from pipecompile.batching.microbatches import LossDivisor, MiniBatch
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.driver.specialization import Specialization
 from pipecompile.driver.warnings_once import WarningsOnce
-from pipecompile.errors import PipecompileError
+from pipecompile.errors import InputError, PipecompileError
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.loss_counts import loss_count
 from pipecompile.graph.loss_divisors import divisor_of
 from pipecompile.graph.loss_outputs import LossOutputs
-from pipecompile.graph.output_merging import join_rules
+from pipecompile.graph.output_merging import join_rules, shape_rules
 from pipecompile.ir import TARGET
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
@@ -67,7 +67,7 @@ def find_divisor(
     the rules of the outputs of a recording for one batch size.
     """
     options = specialization.options
-    divisor, rule, _, outputs = _analysed(specialization, batch, arrivals, fixed_rules)
+    divisor, rule, outputs = _analysed(specialization, batch, arrivals, fixed_rules)
     if outputs is not None and divisor is None and rule.kind is MergeKind.COMPUTED:
         device = specialization.stage_devices[-1]
         measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warnings.undivided_loss)  # type: ignore[arg-type]
@@ -80,14 +80,14 @@ def find_divisor(
     return divisor
 
 
-def find_count(
-    specialization: Specialization,
-    batch: MiniBatch,
-    arrivals: Arrivals,
-    fixed_rules: Callable[[], Sequence[MergeRule]],
-) -> tuple[LossDivisor | None, MergeRule]:
-    """Return the count of the loss of a step, None if it is not known, and the rule by which losses of micro-batches merge."""
-    _, rule, count, _ = _analysed(specialization, batch, arrivals, fixed_rules)
+def find_count(specialization: Specialization, batch: MiniBatch, target: Any) -> tuple[LossDivisor | None, MergeRule]:
+    """Return the count of the loss of a micro-batch that nobody cuts, None if it is not known, and how its losses merge."""
+    if specialization.options.loss_fn is None:
+        _, rule, count = _of_model(specialization, batch)
+    else:
+        graph = specialization.graph
+        outputs = LossOutputs.of(graph, shape_rules(graph))
+        _, rule, count = _of_function(specialization.options, outputs, target, batch.sizes[0])
     return count(), rule
 
 
@@ -96,17 +96,16 @@ def _analysed(
     batch: MiniBatch,
     arrivals: Arrivals,
     fixed_rules: Callable[[], Sequence[MergeRule]],
-) -> tuple[LossDivisor | None, MergeRule, Count, LossOutputs | None]:
+) -> tuple[LossDivisor | None, MergeRule, LossOutputs | None]:
     """Return what is known of the loss, and the outputs that a loss function takes."""
     options = specialization.options
     if options.loss_fn is None:
-        return *_of_model(specialization, batch), None
+        return *_of_model(specialization, batch)[:2], None
     is_fixed = specialization.facts.batch_size is not None
-    flow = None if is_fixed else specialization.flow
-    rules = fixed_rules() if flow is None else join_rules(flow)
-    outputs = LossOutputs.of(specialization.graph, rules, flow)
+    rules = fixed_rules() if is_fixed else join_rules(specialization.flow)
+    outputs = LossOutputs.of(specialization.graph, rules)
     targets = arrivals.get((TARGET, False), (None,))
-    return *_of_function(options, outputs, targets[0], batch.sizes[0]), outputs
+    return *_of_function(options, outputs, targets[0], batch.sizes[0])[:2], outputs
 
 
 def _of_model(specialization: Specialization, batch: MiniBatch) -> Finding:
@@ -203,7 +202,10 @@ def _inputs(call: _LossCall, target: Any, options: Options, samples: int) -> Fla
         dims.append(dim)
     args: tuple[Any, ...] = (tensors,) if target is None else (tensors, target)
     leaves, spec = flatten_containers((args, {}))
-    target_dims = () if target is None else flatten_target(target, options.batch_dims, samples)[2]
+    try:
+        target_dims = () if target is None else flatten_target(target, options.batch_dims, samples)[2]
+    except InputError:  # the target of a micro-batch that is not cut may have any sizes
+        target_dims = (None,) * len(flatten_containers(target)[0])
     return FlatInputs(call.forward, args, {}, tuple(leaves), spec, (*dims, *target_dims), samples)
 
 

@@ -90,13 +90,15 @@ class WarningsOnce:
         why = f"of a micro-batch of one sample, a single value per channel would reach the BatchNorm layer {layer}"
         self._once("single", f"{text}: {why}, which refuses to normalise it")
 
-    def offsets(self, names: Sequence[str]) -> None:
-        """Warn that inputs which look like offsets of packed sequences are cut like samples."""
-        if names:
+    def offsets(self, found: Sequence[tuple[str, bool]]) -> None:
+        """Warn of inputs that look like offsets of packed sequences, by name, each with whether it is cut like samples."""
+        for name, is_cut in found[:1]:
+            does = "is cut into micro-batches like samples" if is_cut else "is the same in all micro-batches, which have parts of the sequences"  # fmt: skip
+            other = f'batch_dims={{"{name}": None}}) if all samples share it' if is_cut else "n_microbatches=1)"
             self._once(
                 "offsets",
-                f"{names[0]} looks like offsets of packed sequences, and is cut into micro-batches like samples. Try"
-                f' n_microbatches=1; or compile(..., batch_dims={{"{names[0]}": None}}) if all samples share it',
+                f"{name} looks like offsets of packed sequences, and {does}. Try compile(...,"
+                f' split={{"{name}": "offsets"}}), which keeps sequences whole; or compile(..., {other}',
             )
 
     def mixed(self, places: Sequence[str]) -> None:

@@ -74,9 +74,9 @@ def divisor_of(flow: BatchFlow, loss: fx.Node) -> LossDivisor | None:
     return extracted(flow.graph, count.end, {"is_target": True, "ignored": count.ignored, "weight": weight})
 
 
-def computed_from_inputs(flow: BatchFlow, node: fx.Node) -> LossDivisor | None:
+def computed_from_inputs(graph: TracedGraph, node: fx.Node) -> LossDivisor | None:
     """Return the computation of a value from inputs alone; None if parameters, draws or gradients enter."""
-    return extracted(flow.graph, node, {})
+    return extracted(graph, node, {})
 
 
 def _by_size(divisor: LossDivisor) -> LossDivisor | None:

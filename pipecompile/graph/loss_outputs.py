@@ -17,7 +17,7 @@ from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import LossDivisor
-from pipecompile.graph.batch_flow import MERGED, BatchFlow
+from pipecompile.graph.batch_flow import MERGED
 from pipecompile.graph.loss_divisors import computed_from_inputs
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import value_of
@@ -41,15 +41,16 @@ class LossOutputs:
     known: Mapping[int, LossDivisor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: TracedGraph, rules: Sequence[MergeRule], flow: BatchFlow | None) -> LossOutputs:
-        """Return the outputs of a graph; `flow` is None if the recording is for one batch size."""
+    def of(cls, graph: TracedGraph, rules: Sequence[MergeRule]) -> LossOutputs:
+        """Return the outputs of a graph."""
         node = graph.graph.output_node()
         arguments: Any = node.args[0]
         values = value_of(node)
         known: dict[int, LossDivisor] = {}
         for place, (argument, value) in enumerate(zip(arguments, values, strict=True)):
             is_plain = isinstance(argument, fx.Node) and isinstance(value, torch.Tensor) and not value.requires_grad
-            if flow is not None and is_plain and (found := computed_from_inputs(flow, argument)) is not None:
+            is_free = graph.facts.batch_size is None
+            if is_free and is_plain and (found := computed_from_inputs(graph, argument)) is not None:
                 known[place] = found
         return cls(graph.facts.out_spec, values, rules, graph.facts.symbol, graph.facts.batch_size, known)
 

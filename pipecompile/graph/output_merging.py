@@ -16,9 +16,11 @@ from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_flow import BatchFlow
+from pipecompile.graph.batch_rows import batch_dim_of
 from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["join_rules"]
+__all__ = ["join_rules", "shape_rules"]
 
 
 def join_rules(flow: BatchFlow) -> tuple[MergeRule, ...]:
@@ -26,6 +28,12 @@ def join_rules(flow: BatchFlow) -> tuple[MergeRule, ...]:
     node = flow.graph.graph.output_node()
     arguments: Any = node.args[0]
     return tuple(_rule(flow, argument) for argument in arguments)
+
+
+def shape_rules(graph: TracedGraph) -> tuple[MergeRule, ...]:
+    """Return one rule per leaf by its shape alone: JOINED along the dimension that has the batch, else SAME."""
+    dims = [batch_dim_of(value, graph.facts.symbol) for value in value_of(graph.graph.output_node())]
+    return tuple(MergeRule(MergeKind.SAME) if dim is None else MergeRule(MergeKind.JOINED, dim) for dim in dims)
 
 
 def _rule(flow: BatchFlow, argument: Any) -> MergeRule:

@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Annotated, Any
 
 from pipecompile.batching.batch_dims import BatchDims
+from pipecompile.batching.packed_split import Splits
 from pipecompile.errors import InputError
 from pipecompile.settings.value_checks import Group, choice, flag, function, refusal, whole_number
 
@@ -28,12 +29,26 @@ def _dimensions(name: str, value: Any) -> BatchDims:
     return {key: int(dim) if is_number[key] else dim for key, dim in value.items()}
 
 
+def _splits(name: str, value: Any) -> Splits:
+    """Return how arguments that are not cut by rows become those of a micro-batch. Raise InputError for another rule."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refusal(name, value, "a mapping of parameter names to rules", hint=f'{name}={{"cu_seqlens": "offsets"}}')
+    for key, rule in value.items():
+        if rule not in ("offsets", "lengths") and not callable(rule):
+            hint = f'{name}={{"{key}": "offsets"}}, "lengths", or a function of (value, samples of each micro-batch)'
+            raise InputError(f"{name}[{key!r}] is {rule!r}", hint=hint)
+    return dict(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings(Group):
     """Micro-batches, batch dimensions and the loss."""
 
     n_microbatches: Annotated[int | str | None, whole_number(8, "auto", None)]
     batch_dims: Annotated[BatchDims, _dimensions]
+    split: Annotated[Splits, _splits]
     loss_fn: Annotated[Callable[..., Any] | None, function("torch.nn.functional.cross_entropy")]
     loss_reduction: Annotated[str, choice("mean", "sum")]
     has_aux: Annotated[bool, flag]

@@ -136,9 +136,11 @@ class Packed(nn.Module):
 )  # fmt: skip
 def test_offsets_are_recognised(offsets: list[float], found: bool) -> None:
     inputs = flatten(Packed().forward, (torch.zeros(4, 3), torch.tensor(offsets)), {})
-    assert offset_names(inputs) == (["offsets"] if found else [])
+    assert offset_names(inputs) == ([("offsets", True)] if found else [])
     shared = flatten(Packed().forward, (torch.zeros(4, 3), torch.tensor(offsets)), {}, {"offsets": None})
-    assert offset_names(shared) == []
+    assert offset_names(shared) == ([("offsets", False)] if found else [])  # all of them, beside a part of the tokens
+    fixed = flatten(Packed().forward, (torch.zeros(4, 3), torch.tensor(offsets)), {}, {"offsets": None, "tokens": None})
+    assert offset_names(fixed) == []
 
 
 def test_offsets_that_are_cut_come_with_one_warning() -> None:

@@ -90,6 +90,7 @@ def test_every_argument_of_compile_that_can_be_typed_is_an_option(command):
         "example_args",
         "example_kwargs",
         "batch_dims",
+        "split",
         "loss_fn",
         "loss_reduction",
         "has_aux",

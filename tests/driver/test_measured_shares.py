@@ -25,7 +25,7 @@ SIZES = (3, 3, 1)
 def measured(loss_fn: Callable[..., Any], warn: Callable[[], None] = lambda: None) -> MeasuredShares:
     graph = pc.trace(nn.Linear(4, 5), torch.randn(7, 4))
     flow = BatchFlow(graph)
-    outputs = LossOutputs.of(graph, join_rules(flow), flow)
+    outputs = LossOutputs.of(graph, join_rules(flow))
     return MeasuredShares(loss_fn, has_aux=False, outputs=outputs, device=torch.device("cpu"), warn=warn)
 
 

@@ -27,7 +27,7 @@ class Model(nn.Module):
 def outputs() -> LossOutputs:
     graph = pc.trace(Model(), torch.randn(4, 4))
     flow = BatchFlow(graph)
-    return LossOutputs.of(graph, join_rules(flow), flow)
+    return LossOutputs.of(graph, join_rules(flow))
 
 
 def test_shapes_follow_the_number_of_samples() -> None:

@@ -16,7 +16,7 @@ from pipecompile.settings.batch_settings import BatchSettings, example_inputs
 
 def settings(**changes: Any) -> BatchSettings:
     usual = {"n_microbatches": 4, "batch_dims": None, "loss_fn": None, "loss_reduction": "mean", "has_aux": False}
-    return BatchSettings(**(usual | {"batch_norm": None} | changes))
+    return BatchSettings(**(usual | {"batch_norm": None, "split": None} | changes))
 
 
 def test_batch_dimensions_are_a_mapping_of_ints_none_and_list() -> None:
@@ -27,6 +27,16 @@ def test_batch_dimensions_are_a_mapping_of_ints_none_and_list() -> None:
     for value in ([("x", 1)], {0: 1}):
         with pytest.raises(InputError, match="a mapping of parameter names"):
             settings(batch_dims=value)
+
+
+def test_a_split_is_a_strategy_or_a_function() -> None:
+    assert settings().split == {}
+    assert settings(split={"cu": "offsets", "n": "lengths"}).split == {"cu": "offsets", "n": "lengths"}
+    assert settings(split={"ids": len}).split == {"ids": len}
+    with pytest.raises(InputError, match=r"split\['cu'\] is 'rows'"):
+        settings(split={"cu": "rows"})
+    with pytest.raises(InputError, match="a mapping of parameter names"):
+        settings(split=["cu"])
 
 
 @pytest.mark.parametrize(
