@@ -76,6 +76,10 @@ REFUSED: dict[str, list[Bad]] = {
         Bad("auto", "a Schedule", beside=(("schedule", build_schedule("gpipe", 2, 4)),)),
         Bad("auto", "costs in seconds", beside=(("costs", {"head": 1e-3}),)),
     ],
+    "split": [
+        *[Bad(value, "a mapping of parameter names") for value in (3, "x", X, [("x", "offsets")], {0: "offsets"})],
+        Bad({"x": "rows"}, '"offsets"'), Bad({"x": None}, '"offsets"'), Bad({"maks": "offsets"}, 'split={"mask": ...}'),
+    ],
     "batch_dims": [
         Bad(3, "a mapping of parameter names"), Bad("x", "a mapping of parameter names"), Bad({"x": "1"}, "a dimension"),
         Bad({0: 1}, "a mapping of parameter names"),
@@ -202,6 +206,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "n_stages": [np.int64(2)],
     "n_microbatches": [np.int32(4), "auto"],
     "batch_dims": [{"x": np.int64(0)}, {"mask": None}, None],
+    "split": [{"mask": "offsets"}, {"mask": len}, {}, None],
     "memory_limit": [np.float32(1e12), np.int64(10**12), [np.float64(1e12), 10**12], INF],
     "speeds": [np.array([1.0, 2.0]), (1, 2), [np.int8(1), np.float16(2)]],
     "bandwidth": [np.float64(1e9), [[0, 1e9], [np.int64(10**9), NAN]]],
