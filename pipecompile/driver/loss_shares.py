@@ -81,7 +81,7 @@ def find_divisor(
 
 
 def find_count(specialization: Specialization, batch: MiniBatch, target: Any) -> tuple[LossDivisor | None, MergeRule]:
-    """Return the count of the loss of a micro-batch that nobody cuts, None if it is not known, and how its losses merge."""
+    """Return the count of the loss of a micro-batch that is not cut, None if it is not known, and how its losses merge."""
     if specialization.options.loss_fn is None:
         _, rule, count = _of_model(specialization, batch)
     else:
