@@ -116,8 +116,7 @@ class Pipeline(ModelProxy):
         what the loss counts. Raises InputError for an empty list, and for micro-batches with different arguments.
         """
         if microbatches is not None or self._options.split:
-            listed = self._listed.of_step(args, kwargs, target, microbatches)
-            if listed is not None:
+            if (listed := self._listed.of_step(args, kwargs, target, microbatches)) is not None:
                 loss, aux, self._last = self._listed.step(listed, scaler, self._last)
                 return (loss, aux) if self._options.has_aux else loss
         inputs, trains = self._flatten(args, kwargs), self._options.is_training_now

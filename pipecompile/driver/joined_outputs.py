@@ -19,7 +19,7 @@ __all__ = ["joined_output", "joined_rules"]
 def joined_rules(recordings: Sequence[Specialization]) -> tuple[MergeRule, ...]:
     """Return the merge rule of each leaf of the output. Raise InputError if a leaf cannot be put together.
 
-    A leaf with a row for each token is joined by rows: whoever splits by sequences says that sequences do not meet.
+    A leaf with a row for each token is joined by rows: `split` by sequences says that they do not meet.
     """
     if len(recordings) == 1:
         return ()
