@@ -67,7 +67,8 @@ class BatchProbes:
         self.splits = self._sizes()
         self.parts = self.splits[0] if self.splits else (3, 2)
         self.layers: dict[str, nn.Module | None] = {}
-        self._attributes: dict[str, torch.Tensor] = {}
+        self.attributes: dict[str, torch.Tensor] = {}
+        self.kept_attributes: tuple[str, ...] = ()
 
     def _sizes(self) -> list[tuple[int, int]]:
         noted = self.graph.facts
@@ -109,7 +110,7 @@ class BatchProbes:
         trial: int,
     ) -> list[tuple[Any, Any, Any]] | None:
         """Return (whole, part, part) of each output for one draw of the inputs; None if a call fails or all numbers are NaN."""
-        self._attributes.clear()
+        self.attributes.clear()
         self.parts = self.splits[trial % len(self.splits)]
         try:
             whole, parts = self.draw(inputs, trial, special_numbers(nodes, self.graph))
@@ -201,12 +202,11 @@ class BatchProbes:
         held = getattr(self.graph.get_submodule(".".join(parents)), name)
         if not isinstance(held, torch.Tensor):
             return held
-        if path not in self._attributes:
-            is_number = held.is_floating_point() and held.numel() <= _MOST_NUMBERS
-            self._attributes[path] = (
-                random_values(list(held.shape), held.dtype, 0, ()) if is_number else held.detach().cpu()
-            )
-        return self._attributes[path].clone()
+        if not held.is_floating_point() or held.numel() > _MOST_NUMBERS or path.startswith(self.kept_attributes):
+            return held.detach().cpu().clone()
+        if path not in self.attributes:
+            self.attributes[path] = random_values(list(held.shape), held.dtype, 0, ())
+        return self.attributes[path].clone()
 
     # -- layers -----------------------------------------------------------------------------------------------------
 

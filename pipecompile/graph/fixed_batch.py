@@ -20,6 +20,7 @@ from pipecompile.graph.batch_probes import BatchProbes, isolated, randomise
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.merge_laws import is_close, reductions_for, rule_holds
 from pipecompile.graph.random_inputs import special_numbers
+from pipecompile.tracing.emit.value_nodes import CONSTANT
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -96,7 +97,8 @@ def _is_same_list(whole: Sequence[Any], parts: Sequence[Sequence[Any]]) -> bool:
 def _trials(graph: TracedGraph, other: TracedGraph) -> list[tuple[list[Any], list[list[Any]]]]:
     """Return the outputs (of the whole, of each half) for random samples; none if the graphs cannot run on these."""
     half, double = BatchProbes(graph), BatchProbes(other)
-    double.layers = half.layers
+    double.layers, double.attributes = half.layers, half.attributes  # a parameter has the same values in both
+    half.kept_attributes = double.kept_attributes = (CONSTANT,)  # recordings count their constants each for itself
     inputs, twice = _inputs(graph), _inputs(other)
     is_double = other.facts.batch_size == 2 * (graph.facts.batch_size or 0)
     if not is_double or not (
@@ -120,6 +122,7 @@ def _trial(half: BatchProbes, double: BatchProbes, trial: int) -> tuple[list[Any
     for layer in half.layers.values():
         if layer is not None:
             randomise(layer)
+    half.attributes.clear()
     drawn, _ = double.draw(
         dict(_inputs(double.graph)), trial, special_numbers(compute_nodes(double.graph), double.graph)
     )

@@ -46,7 +46,7 @@ from pipecompile.tracing.model_pieces import Piece, add_candidate, cheap_forward
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
-from pipecompile.tracing.trace_errors import is_unsupported_by_fakes
+from pipecompile.tracing.trace_errors import GradientStateError, is_unsupported_by_fakes
 from pipecompile.tracing.user_source import caller
 
 __all__ = ["CallRecorder"]
@@ -92,7 +92,7 @@ class CallRecorder(TorchFunctionMode):
         if not self.is_listening or is_metadata_query(func):
             return func(*args, **kwargs)
         if accesses_gradient(func):
-            self.refuse_gradient_read()
+            self.refuse_gradient_read(is_of_state=not args[0].requires_grad)
         if func is torch.Tensor.__iter__:
             with self:
                 return iter(torch.unbind(args[0]))
@@ -260,9 +260,12 @@ class CallRecorder(TorchFunctionMode):
         """Note that the model reads whether gradients are on."""
         self.asked_grad_mode = True
 
-    def refuse_gradient_read(self) -> None:
-        """Raise TraceError, because the model reads `.grad` or runs a backward."""
-        raise TraceError(code="PC113", where=caller())
+    def refuse_gradient_read(self, *, is_of_state: bool = False) -> None:
+        """Raise TraceError, because the model reads `.grad` or runs a backward.
+
+        With `is_of_state` the tensor requires no gradient: only the model itself sets its `.grad`, so that a piece may read it.
+        """
+        raise (GradientStateError if is_of_state else TraceError)(code="PC113", where=caller())
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ batch size and the grad mode. The model is restored after each.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -194,7 +195,9 @@ def _refuse_draws(recorder: Recorder, inputs: FlatInputs, states: RandomStates) 
     """Record again to find the line at which Python draws random numbers, and raise TraceError PC116 there."""
     with draws_located(states):
         recorder.record(inputs)
-    raise draw_refused(states)
+    code = getattr(inspect.unwrap(type(recorder.model).forward), "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else ""
+    raise draw_refused(states, place, "around this function, in a decorator or a hook, ")  # no line of the user's drew
 
 
 class Recorder(CallRecorder):

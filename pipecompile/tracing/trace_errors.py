@@ -16,7 +16,7 @@ from pipecompile.torch_private.modes import (
 )
 from pipecompile.tracing.user_source import frames, raiser
 
-__all__ = ["as_trace_error", "eager_failure", "is_unsupported_by_fakes", "needs_values"]
+__all__ = ["GradientStateError", "as_trace_error", "eager_failure", "is_unsupported_by_fakes", "needs_values"]
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -30,6 +30,10 @@ _BRANCHES = ("__bool__", "is_nonzero", "equal", "allclose", "__contains__")
 """Calls whose result Python branches on."""
 _READS_MEMORY = ("numpy", "__array__", "data_ptr", "__dlpack__", "__array_wrap__", "untyped_storage")
 """Calls by which data leave torch."""
+
+
+class GradientStateError(TraceError):
+    """The forward reads `.grad` of a tensor that requires no gradient: state of the model, which a piece kept whole may read."""
 
 
 def needs_values(error: BaseException) -> bool:

@@ -50,3 +50,19 @@ def test_without_another_recording_the_batch_is_found_by_its_length() -> None:
     draws = Model(lambda rows: torch.stack(rows) * torch.rand(1))
     (rule,) = fixed_rules(*(pc.trace(draws, torch.randn(size, 3)) for size in (2, 4)))
     assert (rule.kind, rule.reason) == (MergeKind.JOINED, UNPROVEN)
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([*x]) @ self.weight
+
+
+def test_both_recordings_have_the_same_parameters_in_an_experiment() -> None:
+    """A weight that is no layer's was drawn for each recording, and rows were refused because samples meet."""
+    pipe = pc.compile(Weighted(), 1, n_microbatches=2, cost="analytic", devices=["cpu"])
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(pipe(x), pipe.model(x))

@@ -28,7 +28,7 @@ from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber, NotLiftedErro
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts
 from pipecompile.tracing.user_source import caller
 
-__all__ = ["PLAIN", "ValueNodes", "storages", "tensors_in"]
+__all__ = ["CONSTANT", "PLAIN", "ValueNodes", "storages", "tensors_in"]
 
 PLAIN = (
     int,
@@ -43,6 +43,9 @@ PLAIN = (
     torch.layout,
     torch.memory_format,
 )
+
+CONSTANT = "_constant_"
+"""Beginning of the names of attributes of a graph that the model does not have."""
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -228,7 +231,7 @@ class ValueNodes:
         return self._nodes[id(tensor)]
 
     def _attribute(self, name: str | None, value: Any, seen: Any) -> fx.Node:
-        target = graph_path(name) if name else f"_constant_{len(self.roots)}"
+        target = graph_path(name) if name else f"{CONSTANT}{len(self.roots)}"
         self.roots[target] = value
         with self.graph.inserting_before(self._first()):
             node = self.graph.get_attr(target)

@@ -64,9 +64,9 @@ def python_draws(states: RandomStates) -> tuple[str, ...]:
     return states.of_python().changed()
 
 
-def draw_refused(states: RandomStates, place: str = "") -> TraceError:
-    """Return the error for a draw at this place."""
-    return TraceError(code="PC116", where=place, why=f"it draws from {' and '.join(python_draws(states))}, and would be a constant of the recording")  # fmt: skip
+def draw_refused(states: RandomStates, place: str, near: str = "") -> TraceError:
+    """Return the error for a draw at this place; `near` says if it is only near there."""
+    return TraceError(code="PC116", where=place, why=f"{near}it draws from {' and '.join(python_draws(states))}, and would be a constant of the recording")  # fmt: skip
 
 
 @contextmanager

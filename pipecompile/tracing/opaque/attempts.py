@@ -25,7 +25,7 @@ from pipecompile.tracing.opaque.result_spec import ResultSpec, UnpredictableResu
 from pipecompile.tracing.opaque.trial_runs import DataChange, TrialCall, run_trial, vary_input
 from pipecompile.tracing.state.second_call import CarriedStateError
 from pipecompile.tracing.state.snapshot import tensors_of
-from pipecompile.tracing.trace_errors import as_trace_error, eager_failure, needs_values
+from pipecompile.tracing.trace_errors import GradientStateError, as_trace_error, eager_failure, needs_values
 
 __all__ = ["OpaquePieces", "OpaqueReason", "record_with_retries"]
 
@@ -69,7 +69,8 @@ class OpaquePieces:
         """Make one more piece opaque, because a recording failed with `error`. Raise TraceError if no piece is left."""
         fault = as_trace_error(error, self.model)
         cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
-        if fault.code in _INCURABLE or not isinstance(cause, Exception):
+        is_incurable = fault.code in _INCURABLE and not isinstance(fault, GradientStateError)
+        if is_incurable or not isinstance(cause, Exception):
             raise fault from cause
         passed = error.pieces if isinstance(error, CarriedStateError) else candidates(cause, self.model)
         pieces = [piece for piece in passed if piece not in self.reasons and piece not in self.rejected]

@@ -150,3 +150,21 @@ def test_a_draw_in_the_forward_of_the_model_itself_is_refused_at_its_line() -> N
 def test_a_generator_made_in_the_call_is_no_draw() -> None:
     graph = pc.trace(nn.Sequential(nn.Linear(4, 4), Layer(lambda _: chosen(0))), torch.ones(2, 4))
     assert graph.facts.kept == ()
+
+
+def test_a_draw_around_the_forward_is_refused_at_the_forward() -> None:
+    """Decorators that check types draw which item of a container they look at; the error had no line."""
+
+    class Checked(nn.Linear):
+        pass
+
+    plain = Checked.forward
+    space: dict[str, Any] = {"plain": plain, "random": random}
+    exec("def forward(self, x):\n    random.random()\n    return plain(self, x)", space)
+    space["forward"].__wrapped__ = plain
+    Checked.forward = space["forward"]  # type: ignore[method-assign]
+    with pytest.raises(pc.TraceError) as caught:
+        pc.trace(Checked(2, 2), torch.randn(3, 2))
+    assert caught.value.code == "PC116"
+    assert caught.value.function == "Linear.forward"
+    assert "around this function" in str(caught.value)
