@@ -27,8 +27,9 @@ from pipecompile.graph.output_merging import join_rules
 from pipecompile.graph.stages import routes, split
 from pipecompile.graph.whole_batch import WholeBatchTail, mixing_line, tail_refusal
 from pipecompile.options import Options
-from pipecompile.tracing.node_facts import value_of
+from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.recording import another_size
+from pipecompile.tracing.user_source import line_of
 
 __all__ = ["check_tail_size", "fixed_output_rules", "merging_specialization"]
 
@@ -49,6 +50,8 @@ def merging_specialization(
         return specialization
     flow = specialization.flow
     arguments: Any = graph.graph.output_node().args[0]
+    for node in flow.guesses_before(arguments):
+        context.warnings.unproven(line_of(facts(node).source) or node.name)
     rules = _settled(flow, arguments, specialization, context)
     if all(rule.kind is not MergeKind.COMPUTED for rule in rules):
         specialization.outputs.join(rules)

@@ -41,6 +41,9 @@ _REGION, _SHORT_REGION = 80, 10
 """Calls that are tried together: without, and with a call among them that is known to mix samples. Zoo models of mixtures of
 experts have 40 to 70 calls between rows and rows."""
 
+_PIECE_TRIALS = 4
+"""Draws of the inputs of a piece kept whole, which is the user's own code and may take long."""
+
 Rules = tuple[MergeRule, ...]
 
 
@@ -78,6 +81,13 @@ class BatchFlow:
     def is_merged(self, node: fx.Node) -> bool:
         """Return whether every leaf of a node's value has a rule that merges it."""
         return all(rule.kind in MERGED for rule in self.rules[node])
+
+    def guesses_before(self, ends: Iterable[Any]) -> list[fx.Node]:
+        """Return the calls on the way to `ends` that could not be tried, and whose rows are taken to stay apart."""
+        before = {end for end in ends if isinstance(end, fx.Node)}
+        for node in reversed(self._seen):
+            before |= set(node.all_input_nodes) if node in before else set()
+        return [node for node in self.guessed if node in before]
 
     def _note(self, node: fx.Node, rules: Sequence[MergeRule]) -> None:
         self.rules[node] = tuple(rules)
@@ -137,7 +147,7 @@ class BatchFlow:
     ) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
         """Return the rules that an experiment finds, with the call alone or with the calls before it that have none."""
         if self._is_opaque(node):
-            return self._guess(node, written)
+            return self._of_piece(node, written)
         inputs, region = self._region(node)
         is_long = len(region) > (_SHORT_REGION if any(one in self.mixing for one in region) else _REGION)
         unknown = [_COMPUTED] * leaves, [_COMPUTED] * len(written)
@@ -152,10 +162,25 @@ class BatchFlow:
         rules = [one.rule or _COMPUTED for one in found]
         return rules[:leaves], rules[leaves:]
 
+    def _of_piece(self, node: fx.Node, written: Sequence[fx.Node]) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
+        """Return the rules of a piece kept whole: those that the sizes suggest, if the piece on random values does not object."""
+        rules, targets = self._guess(node, written)
+        sources = [source for source in node.all_input_nodes if not facts(source).is_size]
+        if node not in self.guessed or not all(isinstance(value_of(source), torch.Tensor) for source in sources):
+            return rules, targets
+        places = [place for place, rule in enumerate(rules) if rule.kind is MergeKind.JOINED]
+        inputs = {source: self.rule(source) for source in sources if source.op != "get_attr"}
+        found = self._probes.laws([node], inputs, [(node, place) for place in places], _PIECE_TRIALS)
+        if not all(one.is_tested for one in found):
+            return rules, targets
+        self.guessed.remove(node)
+        laws = dict(zip(places, (one.rule or _COMPUTED for one in found), strict=True))
+        if _COMPUTED in laws.values():
+            self.mixing.append(node)
+        return [laws.get(place, rule) for place, rule in enumerate(rules)], targets
+
     def _guess(self, node: fx.Node, written: Sequence[fx.Node]) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
-        """Return the rules that the sizes suggest. What is computed from values that no rule merges, such as positions in the
-        batch, has none either, whatever its size.
-        """
+        """Return the rules that the sizes suggest; none for what is computed from values that no rule merges."""
         sources = [source for source in node.all_input_nodes if not facts(source).is_size]
         if not all(source in self.rules and self.is_merged(source) for source in sources):
             leaves = len(pytree.tree_leaves(value_of(node)))

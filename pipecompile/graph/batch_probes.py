@@ -12,8 +12,7 @@ booleans are drawn several times. A call that fails on random values, or is too 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,11 +25,11 @@ from torch import fx, nn
 from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.merge_laws import candidates_for, has_unknown_size, rule_holds
+from pipecompile.graph.probe_layers import KeptPiece, probe_layer, randomise
 from pipecompile.graph.random_inputs import random_values, special_numbers
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import disable_current_modes
 from pipecompile.tracing.node_facts import facts, value_of
-from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["BatchProbes", "Finding", "isolated", "randomise"]
@@ -78,9 +77,16 @@ class BatchProbes:
         return (admitted or list(_SIZES))[:3]
 
     def laws(
-        self, nodes: Sequence[fx.Node], inputs: Mapping[fx.Node, MergeRule], outputs: Sequence[tuple[fx.Node, int]]
+        self,
+        nodes: Sequence[fx.Node],
+        inputs: Mapping[fx.Node, MergeRule],
+        outputs: Sequence[tuple[fx.Node, int]],
+        trials: int = 0,
     ) -> list[Finding]:
-        """Return the law of each of `outputs`, (node, leaf of its value), computed by `nodes` from `inputs` with these rules."""
+        """Return the law of each of `outputs`, (node, leaf of its value), computed by `nodes` from `inputs` with these rules.
+
+        `trials` is the number of draws, 0 for as many as the kinds of values need.
+        """
         if not self.splits or not self.can_run(nodes, inputs):
             return [Finding(None, is_tested=False)] * len(outputs)
         candidates = [candidates_for(pytree.tree_leaves(value_of(node))[leaf], self.symbol) for node, leaf in outputs]
@@ -88,7 +94,7 @@ class BatchProbes:
         values = (*map(_leaf_of, outputs), *map(value_of, inputs))
         discrete = any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in values)
         with isolated():
-            for trial in range(_DISCRETE_TRIALS if discrete else _TRIALS):
+            for trial in range(trials or (_DISCRETE_TRIALS if discrete else _TRIALS)):
                 if not any(candidates):
                     break
                 if (results := self._trial(nodes, inputs, outputs, trial)) is None:
@@ -211,7 +217,7 @@ class BatchProbes:
     # -- layers -----------------------------------------------------------------------------------------------------
 
     def can_run(self, nodes: Sequence[fx.Node], inputs: Mapping[fx.Node, MergeRule]) -> bool:
-        """Return whether the calls can run on random inputs: few numbers, no draws, no opaque pieces; custom functions of autograd do run."""
+        """Return whether the calls can run on random inputs: few numbers, no draws, no piece kept whole among several calls."""
         numbers = 0
         for node in inputs:
             if has_unknown_size(value_of(node), self.symbol):
@@ -220,17 +226,13 @@ class BatchProbes:
             numbers += int(sympy.prod(known))
         layers = [self._layer(str(node.target)) for node in nodes if node.op == "call_module"]
         draws = any(facts(node).draws for node in nodes)
-        return numbers <= _MOST_NUMBERS and None not in layers and not draws
+        is_mixed = len(nodes) > 1 and any(isinstance(layer, KeptPiece) for layer in layers)
+        return numbers <= _MOST_NUMBERS and None not in layers and not draws and not is_mixed
 
     def _layer(self, path: str) -> nn.Module | None:
-        """Return a copy of a layer on the CPU, with values of its own; None for one that is opaque or large."""
+        """Return what stands for a module in experiments; None if there is nothing."""
         if path not in self.layers:
-            layer = self.graph.get_submodule(path)
-            is_large = sum(tensor.numel() for tensor in (*layer.parameters(), *layer.buffers())) > _MOST_NUMBERS
-            if isinstance(layer, OpaqueModule):
-                self.layers[path] = _KeptFunction(layer.function) if layer.function and layer.piece.line else None
-            else:
-                self.layers[path] = None if is_large else _copied(layer)
+            self.layers[path] = probe_layer(self.graph.get_submodule(path), _MOST_NUMBERS)
         return self.layers[path]
 
     def _layers_of(self, nodes: Sequence[fx.Node]) -> Iterator[nn.Module]:
@@ -241,17 +243,6 @@ class BatchProbes:
 
 def _leaf_of(output: tuple[fx.Node, int]) -> Any:
     return pytree.tree_leaves(value_of(output[0]))[output[1]]
-
-
-class _KeptFunction(nn.Module):
-    """A function of torch that is an opaque piece, without the check of its result."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, _call: int, _size: int, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
 
 
 def _number(length: Any, symbol: sympy.Symbol, size: int) -> int:
@@ -275,21 +266,6 @@ def _is_all_nan(value: Any) -> bool:
 
 def _on_cpu(argument: Any) -> Any:
     return torch.device("cpu") if isinstance(argument, torch.device) else argument
-
-
-def _copied(layer: nn.Module) -> nn.Module | None:
-    try:
-        twin = copy.deepcopy(layer)
-    except Exception:  # the user's own layers may refuse
-        return None
-    return twin.to_empty(device="cpu") if any(t.is_meta for t in (*twin.parameters(), *twin.buffers())) else twin.cpu()
-
-
-def randomise(layer: nn.Module) -> None:
-    """Draw all parameters of a layer."""
-    for tensor in layer.parameters():
-        if tensor.is_floating_point():
-            tensor.data.normal_()
 
 
 @contextmanager

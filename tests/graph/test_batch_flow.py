@@ -102,3 +102,38 @@ def test_positions_in_the_batch_that_pass_a_piece_kept_whole_are_not_joined() ->
     pipe = pc.compile(Graphs(), 1, n_microbatches=2, cost="analytic", devices=["cpu"])
     x = torch.randn(4, 3, 2)
     torch.testing.assert_close(pipe(x), x.sum(1))
+
+
+class Meeting(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows - rows.mean(0) if rows.sum() > -1e6 else rows
+
+
+class Places(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.arange(len(rows)) + rows[:, 0] if rows.sum() > -1e6 else rows
+
+
+class Apart(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.relu() if rows.sum() > -1e6 else rows
+
+
+class Mute(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if rows.abs().max() < 0.5 else {}["no values for an experiment"]
+
+
+@pytest.mark.parametrize(("part", "is_joined"), [(Meeting(), False), (Places(), False), (Apart(), True)])
+def test_a_piece_kept_whole_is_tried(part: nn.Module, is_joined: bool) -> None:
+    """Its rows were joined because there is one a sample, although samples meet inside, or count their places."""
+    model, x = nn.Sequential(nn.Linear(3, 2), part), torch.randn(4, 3)
+    pipe = pc.compile(model, 1, n_microbatches=2, cost="analytic", devices=["cpu"])
+    torch.testing.assert_close(pipe(x), model(x))
+    assert (kind(BatchFlow(pipe.graph)) is MergeKind.JOINED) is is_joined
+
+
+def test_a_piece_that_cannot_be_tried_is_warned_of() -> None:
+    pipe = pc.compile(nn.Sequential(nn.Sigmoid(), Mute()), 1, n_microbatches=2, cost="analytic", devices=["cpu"])
+    with pytest.warns(pc.RecordingWarning, match="could not be tried"):
+        pipe(-torch.rand(4, 3) - 1)

@@ -1,0 +1,65 @@
+"""What an experiment calls in the place of the modules of a graph: copies of layers, torch functions, and pieces kept whole.
+
+A piece kept whole is the user's own code on the user's own tensors. It runs as it is, and its state is restored.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.state.snapshot import model_restored
+from pipecompile.tracing.state.tensor_contents import tensors_restored
+
+__all__ = ["KeptPiece", "probe_layer", "randomise"]
+
+
+def probe_layer(layer: nn.Module, most: int) -> nn.Module | None:
+    """Return what stands for a module: a copy on the CPU; None if it has more than `most` numbers or refuses to be copied."""
+    if isinstance(layer, OpaqueModule):
+        return _KeptFunction(layer.function) if layer.function and layer.piece.line else KeptPiece(layer)
+    is_large = sum(tensor.numel() for tensor in (*layer.parameters(), *layer.buffers())) > most
+    return None if is_large else _copied(layer)
+
+
+class _KeptFunction(nn.Module):
+    """A function of torch that is an opaque piece, without the check of its result."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, _call: int, _size: int, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class KeptPiece(nn.Module):
+    """A piece kept whole, without the check of its result. It has no parameters of its own, so that none are drawn."""
+
+    def __init__(self, piece: OpaqueModule) -> None:
+        super().__init__()
+        self._piece = (piece,)
+
+    def forward(self, _call: int, _size: int, *args: Any, **kwargs: Any) -> Any:
+        (piece,) = self._piece
+        with model_restored(piece.owner[0]), tensors_restored(piece.owner[0]):
+            return piece.run(*args, **kwargs)
+
+
+def _copied(layer: nn.Module) -> nn.Module | None:
+    try:
+        twin = copy.deepcopy(layer)
+    except Exception:  # the user's own layers may refuse
+        return None
+    return twin.to_empty(device="cpu") if any(t.is_meta for t in (*twin.parameters(), *twin.buffers())) else twin.cpu()
+
+
+def randomise(layer: nn.Module) -> None:
+    """Draw all parameters of a layer."""
+    for tensor in layer.parameters():
+        if tensor.is_floating_point():
+            tensor.data.normal_()
