@@ -539,7 +539,7 @@ def bottleneck_stack() -> nn.Module:
 def axial_image_reversible() -> nn.Module:
     from axial_attention import AxialImageTransformer
 
-    return AxialImageTransformer(dim=12, depth=2, heads=2, reversible=True)
+    return nn.Sequential(nn.Conv2d(12, 12, 1), AxialImageTransformer(dim=12, depth=2, heads=2, reversible=True))
 
 
 @add("perceiver-pytorch", lambda n: Call((torch.rand(n, 16, 16, 3),)), lambda n: Call((torch.rand(n, 20, 20, 3),)))
