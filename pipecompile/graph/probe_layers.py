@@ -1,4 +1,4 @@
-"""What an experiment calls in the place of the modules of a graph: copies of layers, torch functions, and pieces kept whole.
+"""Substitutes for the modules of a graph in experiments: copies of layers, torch functions, and pieces kept whole.
 
 A piece kept whole is the user's own code on the user's own tensors. It runs as it is, and its state is restored.
 """

@@ -1,4 +1,4 @@
-"""What experiments call: copies of layers, and pieces kept whole, whose state stays."""
+"""Substitutes for modules in experiments: copies of layers, and pieces kept whole, whose state stays."""
 
 from __future__ import annotations
 
