@@ -115,10 +115,10 @@ class Pipeline(ModelProxy):
         among them, tuples that end with the target, or `Microbatch(*args, target=, **kwargs)`. Their losses are weighted by
         what the loss counts. Raises InputError for an empty list, and for micro-batches with different arguments.
         """
-        if microbatches is not None or self._options.split:
-            if (listed := self._listed.of_step(args, kwargs, target, microbatches)) is not None:
-                loss, aux, self._last = self._listed.step(listed, scaler, self._last)
-                return (loss, aux) if self._options.has_aux else loss
+        may_be_listed = microbatches is not None or self._options.split
+        if may_be_listed and (listed := self._listed.of_step(args, kwargs, target, microbatches)) is not None:
+            loss, aux, self._last = self._listed.step(listed, scaler, self._last)
+            return (loss, aux) if self._options.has_aux else loss
         inputs, trains = self._flatten(args, kwargs), self._options.is_training_now
         with torch.set_grad_enabled(trains):
             specialization, batch = self._cache.find(inputs)

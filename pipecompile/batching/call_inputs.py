@@ -24,8 +24,8 @@ from pipecompile.batching.batch_dims import (
     scatter,
     slots_named,
 )
+from pipecompile.batching.block_masks import mask_dims
 from pipecompile.batching.containers import flatten_containers, with_shells
-from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.batching.sample_lists import list_length, listed_names
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
@@ -38,7 +38,6 @@ __all__ = [
     "flatten",
     "flatten_target",
     "leaf_slots",
-    "offset_names",
     "target_slots",
     "validate_model",
 ]
@@ -54,6 +53,7 @@ class FlatInputs:
 
     `dims` has the batch dimension of each leaf, None for a leaf that all micro-batches share, `list` for a leaf of an argument
     with one entry per sample. `lists` names these arguments. `samples` is the common batch size, None without a batch.
+    `indivisible` is the user's line for which the call cannot be cut.
     Instances are created in every step, so creation is cheap.
     """
 
@@ -66,6 +66,7 @@ class FlatInputs:
     samples: int | None = None
     lists: frozenset[str] = frozenset()
     batch_dims: BatchDims = field(default_factory=dict)
+    indivisible: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -163,7 +164,8 @@ def flatten(
         samples_listed = list_length(
             dict(zip(argument_names(forward, args, kwargs), (*args, *kwargs.values()), strict=True)), lists
         )
-    samples, dims = _samples_and_dims(leaves, slots, batch_dims or {}, samples_listed, is_shared)
+    default, line = mask_dims(default_dims(leaves), leaves, spec)
+    samples, dims = _samples_and_dims(leaves, slots, batch_dims or {}, samples_listed, is_shared, default)
     return FlatInputs(
         forward,
         args,
@@ -174,6 +176,7 @@ def flatten(
         samples,
         lists if samples_listed else frozenset(),
         batch_dims or {},
+        line,
     )
 
 
@@ -207,8 +210,9 @@ def _samples_and_dims(
     batch_dims: BatchDims,
     samples: int | None,
     is_shared: IsShared | None = None,
+    default: Dims | None = None,
 ) -> tuple[int | None, Dims]:
-    dims = by_rule = default_dims(leaves)
+    dims = by_rule = default_dims(leaves) if default is None else default
     if batch_dims:
         dims, by_rule = apply_batch_dims(dims, leaves, slots(), batch_dims)
     lengths = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if isinstance(dim, int)}
@@ -282,15 +286,3 @@ def validate_model(model: object) -> nn.Module:
                          why="lazy layers get their shapes in the first call",
                          hint="call model(*example_args) once before compile")  # fmt: skip
     return model
-
-
-def offset_names(inputs: FlatInputs) -> list[tuple[str, bool]]:
-    """Return the leaves that look like offsets of packed sequences (`cu_seqlens`) and are not treated so, with whether each is cut.
-
-    Offsets 0 4 6 9 are three sequences in tokens of shape (9, C). A slice of the offsets does not belong to a slice of the tokens;
-    nor do all offsets, if they end at the number of samples.
-    """
-    named = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
-    tensors = [(name, leaf, dim == 0) for name, leaf, dim in named if isinstance(leaf, torch.Tensor)]
-    found = [(name, leaf, is_cut) for name, leaf, is_cut in tensors if is_offsets_beside(leaf, inputs.leaves)]
-    return [(name, is_cut) for name, leaf, is_cut in found if is_cut or leaf[-1] == inputs.samples]

@@ -19,12 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.batching.block_masks import function_shell, is_block_mask
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import register_pytree_flatten_spec
 
 __all__ = [
     "ObjectLayout",
     "ObjectShell",
+    "argument_leaves",
     "built",
     "flatten_containers",
     "hides_tensors",
@@ -92,6 +94,15 @@ def flatten_containers(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     return pytree.tree_flatten(with_shells(value))
 
 
+def argument_leaves(arguments: Any) -> list[Any]:
+    """Return the leaves of a call's arguments, and in the place of a function that closes over tensors those that it closes over."""
+    found: list[Any] = []
+    for leaf in flatten_containers(arguments)[0]:
+        inner = pytree.tree_leaves(_leaf_with_shells(leaf, (), in_mask=True)) if isinstance(leaf, FunctionType) else []
+        found += inner if any(isinstance(one, torch.Tensor) for one in inner) else [leaf]
+    return found
+
+
 def with_shells(value: Any) -> Any:
     """Return the value with an ObjectShell in the place of every object that holds tensors; all else stays as it is."""
     leaves, spec = pytree.tree_flatten(value)
@@ -100,14 +111,19 @@ def with_shells(value: Any) -> Any:
     return pytree.tree_unflatten([_leaf_with_shells(leaf, ()) for leaf in leaves], spec)
 
 
-def _leaf_with_shells(value: Any, enclosing: tuple[int, ...]) -> Any:
-    """Return a leaf as a shell, its values too. `enclosing` are the ids of the objects around it, to stop at cycles."""
+def _leaf_with_shells(value: Any, enclosing: tuple[int, ...], *, in_mask: bool = False) -> Any:
+    """Return a leaf as a shell, its values too. `enclosing` are the ids of the objects around it, to stop at cycles.
+
+    A function becomes a shell if it is `in_mask`, a part of a BlockMask.
+    """
+    in_mask = in_mask or is_block_mask(value)
+    inner = partial(_leaf_with_shells, enclosing=(*enclosing, id(value)), in_mask=in_mask)
+    if in_mask and isinstance(value, FunctionType) and id(value) not in enclosing:
+        return function_shell(value, inner)
     if not _is_container(value) or id(value) in enclosing or not _holds_tensors(value):
         return value
     layout, values = _layout_and_values(value)
-    return ObjectShell(
-        layout, tuple(pytree.tree_map(partial(_leaf_with_shells, enclosing=(*enclosing, id(value))), values))
-    )
+    return ObjectShell(layout, tuple(pytree.tree_map(inner, values)))
 
 
 def shell_of(value: Any) -> ObjectShell | None:

@@ -43,6 +43,13 @@ def split_sizes(inputs: FlatInputs, count: int) -> tuple[int, ...]:
     if samples is None:
         return (1,)
     count = min(count, samples)
+    if inputs.indivisible and count > 1:
+        raise InputError(
+            "the BlockMask cannot be cut into micro-batches",
+            where=inputs.indivisible,
+            why="in a micro-batch the batch index counts from 0: it may select from tensors that mask_mod closes over, and nothing else",
+            hint="table[b] with a table of one entry per sample that mask_mod closes over; or n_microbatches=1",
+        )
     if inputs.lists:
         count = next(n for n in range(count, 0, -1) if samples % n == 0)
     return sizes(samples, count)

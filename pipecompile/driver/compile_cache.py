@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.batching.call_inputs import FlatInputs, offset_names
+from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.merging import MergeRule
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
 from pipecompile.batching.microbatches import (
@@ -23,6 +23,7 @@ from pipecompile.batching.microbatches import (
     split_sizes,
     without_uncounted,
 )
+from pipecompile.batching.packed_split import offset_names
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import (
     candidate_batches,

@@ -20,6 +20,7 @@ from torch.utils._pytree import (  # 2.11
 )
 
 __all__ = [
+    "children_of_spec",
     "GetAttrKey",
     "MappingKey",
     "TreeSpec",
@@ -32,3 +33,8 @@ __all__ = [
     "tree_structure",
     "tree_unflatten",
 ]
+
+
+def children_of_spec(spec: TreeSpec) -> list[TreeSpec]:
+    """Return the structures of the children of a structure."""
+    return list(spec.children()) if hasattr(spec, "children") else list(spec.children_specs)

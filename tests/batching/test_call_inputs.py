@@ -16,9 +16,9 @@ from pipecompile.batching.call_inputs import (
     first_difference,
     flatten,
     flatten_target,
-    offset_names,
     validate_model,
 )
+from pipecompile.batching.packed_split import offset_names
 from pipecompile.errors import InputError
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.block_masks import with_cells
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 
@@ -31,12 +32,7 @@ def tensor_cells(function: object) -> dict[str, Any]:
 
 def rebuilt(function: FunctionType, names: Sequence[str], contents: Sequence[Any]) -> FunctionType:
     """Return the function with other contents of these variables. Plans name graph nodes after this function."""
-    given = dict(zip(names, contents, strict=True))
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    closure = tuple(CellType(given[name]) if name in given else cell for name, cell in cells)
-    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
-    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
-    return copy
+    return with_cells(function, names, contents)
 
 
 @dataclass(slots=True)

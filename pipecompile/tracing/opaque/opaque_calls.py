@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pipecompile.batching.containers import flatten_containers
+from pipecompile.batching.containers import argument_leaves
 from pipecompile.errors import TraceError
 from pipecompile.tracing.emit.call_description import NodeCall, graph_path
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
@@ -81,7 +81,7 @@ class OpaqueCalls:
         function = run if piece.is_function else None
         module = self.modules.setdefault(piece, OpaqueModule(piece, owner, self.symbol.symbol, function))
         module.hold(trial.used)
-        leaves = flatten_containers(arguments)[0]
+        leaves = argument_leaves(arguments)
         result, expected = fake_result(specs[number], leaves, self.opaque.inputs.samples, self.symbol, twin)
         module.expected_results.append(expected)
         written = [leaves[position] for position in trial.written]

@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch import nn
 
-from pipecompile.batching.containers import flatten_containers
+from pipecompile.batching.containers import argument_leaves, flatten_containers
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import detect_fake_mode
@@ -132,7 +132,7 @@ class OpaqueModule(nn.Module):
 
     def _fake_result(self, expected: ExpectedResult, size: int, args: Any, kwargs: Any) -> Any:
         """Return the expected result as fake tensors, for the cost models. Its autograd graph saves `saved_bytes`."""
-        arguments = [leaf for leaf in flatten_containers((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        arguments = [leaf for leaf in argument_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         sources = [t for t in (*arguments, *self.parameters()) if t.requires_grad]
         known = {self.symbol: size, **expected.hints}
         saved = expected.saved_bytes * size // max(expected.samples, 1)

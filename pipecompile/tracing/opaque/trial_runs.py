@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import flop_registry
 
-from pipecompile.batching.containers import flatten_containers
+from pipecompile.batching.containers import argument_leaves, flatten_containers
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import TorchDispatchMode
 from pipecompile.torch_private.operators import schema_of
@@ -209,7 +209,7 @@ class _CallObserver:
         owner = kernels.model.get_submodule(piece.path)
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         self.state = {_memory_key(t): t for t in (*kernels.model.parameters(), *kernels.model.buffers())}
-        self.arguments = flatten_containers(arguments)[0]
+        self.arguments = argument_leaves(arguments)
         self.versions = [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self.arguments]
         self.known = {_memory_key(tensor) for tensor in (*own, *_tensors(self.arguments))}
         self.makers = dict(kernels.makers)
