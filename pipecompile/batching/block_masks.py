@@ -29,6 +29,7 @@ __all__ = [
     "closure_ranges",
     "function_shell",
     "is_block_mask",
+    "is_of_mask",
     "mask_dims",
     "with_cells",
 ]
@@ -46,6 +47,8 @@ _VALUELESS = (
     "__get__",
 )
 """Calls whose result does not depend on the values of a tensor."""
+
+_MARK = "is of a block mask"
 
 _MODULE = "torch.nn.attention.flex_attention"
 
@@ -118,6 +121,18 @@ def _is_full(cell: CellType) -> bool:
     return True
 
 
+def _built(layout: FunctionLayout, contents: Sequence[Any]) -> FunctionType:
+    """Return a function of a mask with these contents, marked as one whose contents are inputs."""
+    function = with_cells(layout.function, layout.names, contents)
+    function.__dict__[_MARK] = True
+    return function
+
+
+def is_of_mask(value: object) -> bool:
+    """Return whether a function comes from a mask among the inputs, so that what it closes over are inputs."""
+    return isinstance(value, FunctionType) and _MARK in value.__dict__
+
+
 def _flatten(value: Any) -> tuple[list[Any], FunctionLayout]:
     shell = value if isinstance(value, FunctionShell) else function_shell(value)
     return list(shell.values), shell.layout
@@ -131,7 +146,7 @@ def _flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], FunctionLayou
 pytree.register_pytree_node(
     FunctionShell,
     _flatten,
-    lambda values, layout: with_cells(layout.function, layout.names, list(values)),
+    lambda values, layout: _built(layout, list(values)),
     serialized_type_name="pipecompile.FunctionShell",
     flatten_with_keys_fn=_flatten_with_keys,
 )
@@ -160,13 +175,14 @@ def mask_dims(
         own = leaves[start:end]
         rows, other = batch_use(pytree.tree_unflatten(list(own), structure))
         result[start:end] = [0 if id(leaf) in rows else None for leaf in own]
-        foreign = rows - {id(leaf) for leaf in own}
-        line = line or other or ("mask_mod selects by it from a tensor that it does not close over" if foreign else "")
+        known = {id(leaf) for leaf in own}
+        foreign = [place for key, place in rows.items() if key not in known]
+        line = line or other or (f"{foreign[0]}, from a tensor that it does not close over" if foreign else "")
     return tuple(result), line
 
 
-def batch_use(function: Callable[..., Any]) -> tuple[frozenset[int], str]:
-    """Return the ids of the tensors that the batch index of a `mask_mod` selects from, and the line of another use of it.
+def batch_use(function: Callable[..., Any]) -> tuple[dict[int, str], str]:
+    """Return the ids of the tensors that the batch index of a `mask_mod` selects from, with the line, and the line of another use.
 
     The function runs once, on indices that are 0.
     """
@@ -176,8 +192,8 @@ def batch_use(function: Callable[..., Any]) -> tuple[frozenset[int], str]:
         with torch.no_grad(), watch:
             function(*indices)
     except Exception as error:  # the user's own: the mask cannot be analysed, and is not cut
-        return frozenset(), watch.other or f"{_place(getattr(function, '__code__', None))} raises {error!r}"
-    return frozenset(watch.rows), watch.other
+        return {}, watch.other or f"{_place(getattr(function, '__code__', None))} raises {error!r}"
+    return watch.rows, watch.other
 
 
 class _BatchWatch(TorchFunctionMode):
@@ -185,22 +201,23 @@ class _BatchWatch(TorchFunctionMode):
 
     def __init__(self, batch: torch.Tensor) -> None:
         super().__init__()
-        self.batch, self.rows, self.other = batch, set[int](), ""
+        self.batch, self.rows, self.other = batch, dict[int, str](), ""
         self.kept: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_read = getattr(func, "__name__", "") not in _VALUELESS
         if is_read and any(leaf is self.batch for leaf in pytree.tree_leaves((args, kwargs or {}))):
+            frame = inspect.currentframe()
+            user = frame.f_back if frame is not None else None
+            line = _place(user.f_code if user else None, user.f_lineno if user else 0)
             index = args[1] if func is torch.Tensor.__getitem__ else ()
             index = index if isinstance(index, tuple) else (index,)
             others = [leaf for leaf in (*index[1:], *args[:1]) if leaf is self.batch]
             if func is torch.Tensor.__getitem__ and index[0] is self.batch and not others:
-                self.rows.add(id(args[0]))
+                self.rows[id(args[0])] = line
                 self.kept.append(args[0])
             else:
-                frame = inspect.currentframe()
-                user = frame.f_back if frame is not None else None
-                self.other = self.other or _place(user.f_code if user else None, user.f_lineno if user else 0)
+                self.other = self.other or line
         return func(*args, **(kwargs or {}))
 
 

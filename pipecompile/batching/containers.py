@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.batching.block_masks import function_shell, is_block_mask
+from pipecompile.batching.block_masks import function_shell, is_block_mask, is_of_mask
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import register_pytree_flatten_spec
 
@@ -95,11 +95,10 @@ def flatten_containers(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
 
 
 def argument_leaves(arguments: Any) -> list[Any]:
-    """Return the leaves of a call's arguments, and in the place of a function that closes over tensors those that it closes over."""
+    """Return the leaves of a call's arguments, and in the place of a function of a mask what it closes over."""
     found: list[Any] = []
     for leaf in flatten_containers(arguments)[0]:
-        inner = pytree.tree_leaves(_leaf_with_shells(leaf, (), in_mask=True)) if isinstance(leaf, FunctionType) else []
-        found += inner if any(isinstance(one, torch.Tensor) for one in inner) else [leaf]
+        found += pytree.tree_leaves(_leaf_with_shells(leaf, (), in_mask=True)) if is_of_mask(leaf) else [leaf]
     return found
 
 
