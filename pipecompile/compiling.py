@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.batching.call_inputs import flatten, validate_model
-from pipecompile.batching.microbatch_list import is_list_asked
 from pipecompile.batching.packed_split import Splits
 from pipecompile.costs.user_costs import UserCosts
 from pipecompile.distributed.rank_mesh import RankMesh
@@ -163,7 +162,7 @@ def compile(
     if options.compile_stages:
         check_backend(options.compile_stages)
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, _on_rank(options), ranks)
-    if (args or kwargs) and not options.split and not is_list_asked(model.forward, kwargs):
+    if (args or kwargs) and not options.split and "microbatches" not in kwargs:
         flatten(model.forward, args, kwargs, options.batch_dims)  # raises before anything changes
     if any(device.type == "cpu" for device in options.devices):
         keep_freed_memory()  # the first change to the process: all arguments are checked

@@ -62,7 +62,8 @@ class Pipeline(ModelProxy):
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs now, instead of at the first call with such inputs. Nothing of the model is computed."""
-        if (listed := self._listed.of_example(args, kwargs)) is not None:
+        may_be_listed = self._options.split or "microbatches" in kwargs
+        if may_be_listed and (listed := self._listed.of_example(args, kwargs)) is not None:
             self._cache.find_each(listed)
         else:
             self._cache.find(self._flatten(args, kwargs))

@@ -164,7 +164,9 @@ def flatten(
         samples_listed = list_length(
             dict(zip(argument_names(forward, args, kwargs), (*args, *kwargs.values()), strict=True)), lists
         )
-    default, line = mask_dims(default_dims(leaves), leaves, spec)
+    default, line = default_dims(leaves), ""
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):  # a mask has numbers among its leaves
+        default, line = mask_dims(default, leaves, spec)
     samples, dims = _samples_and_dims(leaves, slots, batch_dims or {}, samples_listed, is_shared, default)
     return FlatInputs(
         forward,
@@ -215,11 +217,14 @@ def _samples_and_dims(
     dims = by_rule = default_dims(leaves) if default is None else default
     if batch_dims:
         dims, by_rule = apply_batch_dims(dims, leaves, slots(), batch_dims)
-    lengths = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if isinstance(dim, int)}
-    if is_shared is not None and len(lengths) > 1:
+    if is_shared is not None and len(_lengths(leaves, dims)) > 1:
         pairs = zip(leaves, dims, by_rule, strict=True)
         dims = tuple([None if rule is not None and is_shared(leaf, leaves) else dim for leaf, dim, rule in pairs])
     return common_size(leaves, dims, by_rule, slots, samples)
+
+
+def _lengths(leaves: Sequence[Any], dims: Dims) -> set[int]:
+    return {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if isinstance(dim, int)}
 
 
 def leaf_slots(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Slot]:

@@ -13,7 +13,7 @@ import torch
 
 from pipecompile.errors import InputError
 
-__all__ = ["document_groups", "is_offsets_beside", "offsets_of"]
+__all__ = ["document_groups", "is_offsets_beside", "offset_names", "offsets_of"]
 
 
 def is_offsets_beside(row: torch.Tensor, leaves: Sequence[Any]) -> bool:
@@ -24,6 +24,21 @@ def is_offsets_beside(row: torch.Tensor, leaves: Sequence[Any]) -> bool:
     others = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf is not row)
     lengths = set(chain.from_iterable(leaf.shape for leaf in others))
     return values[0] == 0 and values[-1] in lengths and values == sorted(values) and values[-1] > 0
+
+
+def offset_names(
+    names: Sequence[str], leaves: Sequence[Any], dims: Sequence[Any], samples: int | None
+) -> list[tuple[str, bool]]:
+    """Return the leaves that look like offsets of packed sequences (`cu_seqlens`) and are not treated so, with whether each is cut.
+
+    Offsets 0 4 6 9 are three sequences in tokens of shape (9, C). A slice of the offsets does not belong to a slice of the tokens;
+    nor do all offsets, if they end at the number of samples.
+    """
+    found = []
+    for name, leaf, dim in zip(names, leaves, dims, strict=True):
+        if isinstance(leaf, torch.Tensor) and is_offsets_beside(leaf, leaves) and (dim == 0 or leaf[-1] == samples):
+            found.append((name, dim == 0))
+    return found
 
 
 def _is_integers(row: torch.Tensor) -> bool:

@@ -21,11 +21,11 @@ from pipecompile.batching.call_inputs import FlatInputs, argument_names, count_l
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.microbatch_list import MicrobatchList
 from pipecompile.batching.microbatches import scatter_tree, split_sizes
-from pipecompile.batching.offset_rows import document_groups, is_offsets_beside, offsets_of
+from pipecompile.batching.offset_rows import document_groups, offsets_of
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 
-__all__ = ["Splits", "offset_names", "split_call"]
+__all__ = ["Splits", "split_call"]
 
 Splits = Mapping[str, str | Callable[..., Any]]
 """By argument: "offsets", "lengths", or a function of (value, samples of each micro-batch)."""
@@ -218,15 +218,3 @@ def _listed(
             part = replace(part, leaves=tuple(flat), spec=spec, dims=tuple(own))
         calls.append(part)
     return MicrobatchList(tuple(calls), tuple(targets), is_split=True)
-
-
-def offset_names(inputs: FlatInputs) -> list[tuple[str, bool]]:
-    """Return the leaves that look like offsets of packed sequences (`cu_seqlens`) and are not treated so, with whether each is cut.
-
-    Offsets 0 4 6 9 are three sequences in tokens of shape (9, C). A slice of the offsets does not belong to a slice of the tokens;
-    nor do all offsets, if they end at the number of samples.
-    """
-    named = zip(inputs.names, inputs.leaves, inputs.dims, strict=True)
-    tensors = [(name, leaf, dim == 0) for name, leaf, dim in named if isinstance(leaf, torch.Tensor)]
-    found = [(name, leaf, is_cut) for name, leaf, is_cut in tensors if is_offsets_beside(leaf, inputs.leaves)]
-    return [(name, is_cut) for name, leaf, is_cut in found if is_cut or leaf[-1] == inputs.samples]

@@ -23,7 +23,7 @@ from pipecompile.batching.microbatches import (
     split_sizes,
     without_uncounted,
 )
-from pipecompile.batching.packed_split import offset_names
+from pipecompile.batching.offset_rows import offset_names
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import (
     candidate_batches,
@@ -263,7 +263,8 @@ class CompileCache:
     def _add(self, request: CompileRequest) -> Specialization:
         """Compile for a request and keep the result. The least recently used specialization goes if there are too many."""
         if len(request.batch.sizes) > 1 and not request.batch.is_listed:
-            self.context.warnings.offsets(offset_names(request.batch.whole))
+            whole = request.batch.whole
+            self.context.warnings.offsets(offset_names(whole.names, whole.leaves, whole.dims, whole.samples))
         with random_states_restored(python_sources()):  # a library that is imported now may draw
             specialization, decision = specialize(request, self.options, self.decision, self.context)
         if self.decision.plan is None:

@@ -65,12 +65,12 @@ class _Form:
     checkpoint: Callable[[Specialization], Checkpoint]
 
 
+@dataclass(frozen=True, slots=True)
 class ListedPrograms:
     """The programs of one pipeline for lists of micro-batches of several recordings, least recently used first."""
 
-    def __init__(self, context: CompileContext) -> None:
-        self.context = context
-        self._kept: OrderedDict[tuple[Any, ...], _Bound] = OrderedDict()
+    context: CompileContext
+    _kept: OrderedDict[tuple[Any, ...], _Bound] = field(default_factory=OrderedDict)
 
     def clear(self) -> None:
         """Drop all programs."""

@@ -18,7 +18,7 @@ from pipecompile.batching.call_inputs import (
     flatten_target,
     validate_model,
 )
-from pipecompile.batching.packed_split import offset_names
+from pipecompile.batching.offset_rows import offset_names
 from pipecompile.errors import InputError
 
 
@@ -136,11 +136,15 @@ class Packed(nn.Module):
 )  # fmt: skip
 def test_offsets_are_recognised(offsets: list[float], found: bool) -> None:
     inputs = flatten(Packed().forward, (torch.zeros(4, 3), torch.tensor(offsets)), {})
-    assert offset_names(inputs) == ([("offsets", True)] if found else [])
+    assert offset_names(inputs.names, inputs.leaves, inputs.dims, inputs.samples) == (
+        [("offsets", True)] if found else []
+    )
     shared = flatten(Packed().forward, (torch.zeros(4, 3), torch.tensor(offsets)), {}, {"offsets": None})
-    assert offset_names(shared) == ([("offsets", False)] if found else [])  # all of them, beside a part of the tokens
+    assert offset_names(shared.names, shared.leaves, shared.dims, shared.samples) == (
+        [("offsets", False)] if found else []
+    )  # all of them, beside a part of the tokens
     fixed = flatten(Packed().forward, (torch.zeros(4, 3), torch.tensor(offsets)), {}, {"offsets": None, "tokens": None})
-    assert offset_names(fixed) == []
+    assert offset_names(fixed.names, fixed.leaves, fixed.dims, fixed.samples) == []
 
 
 def test_offsets_that_are_cut_come_with_one_warning() -> None:
