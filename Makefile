@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 OLDEST := .venv-oldest
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-full check bench schedules docs zoo oldest clean
+.PHONY: demo test test-full check bench schedules docs zoo adversarial oldest clean
 
 demo: $(VENV)/ready
 	$(BIN)/python examples/quickstart.py --out out/resnet50
@@ -56,6 +56,10 @@ docs: $(VENV)/ready
 zoo: $(VENV)/ready # an hour
 	$(BIN)/python benchmarks/zoo.py --jobs 2
 	$(BIN)/python benchmarks/zoo.py --markdown benchmarks/results/zoo.md
+
+adversarial: $(VENV)/ready # two hours; libraries that are not installed are left out
+	$(BIN)/python benchmarks/adversarial.py
+	$(BIN)/python benchmarks/adversarial.py --markdown benchmarks/results/adversarial.md
 
 # The smoke tests on the oldest torch that is supported.
 oldest: $(OLDEST)/ready

@@ -84,8 +84,8 @@ class _Story:
         for change in chosen(specimen.name):
             if len(self.changes) < 2 and self._bears(change):
                 self.changes.append(change)
-        model = self._fresh()
-        self.has_loss = _own_loss(self._run(model, self.calls["first"])) is not None
+        self.has_loss = _own_loss(self._run(self._fresh(), self.calls["first"])) is not None
+        self._eager_step(model := self._fresh(), "first", None if self.has_loss else wave_loss)
         self._drop_impossible_calls()
         self.tell(changes=self.changes, parameters=sum(p.numel() for p in model.parameters()))
 
@@ -408,7 +408,7 @@ def _joined(leaf: Any, each: list[Any]) -> Any:
         return SimpleNamespace(**{key: _joined(keys[key], [getattr(e, key) for e in each]) for key in keys})
     if not isinstance(leaf, torch.Tensor) or all(e is each[0] for e in each):
         return each[0]
-    candidates = [each[0]]
+    candidates = [each[0]] if all(torch.equal(each[0], other) for other in each) else []
     if each[0].dim():
         for dim in range(each[0].dim()):
             with contextlib.suppress(RuntimeError):
@@ -417,12 +417,8 @@ def _joined(leaf: Any, each: list[Any]) -> Any:
         candidates += [torch.stack(each).mean(0), torch.stack(each).sum(0)]
     if each[0].shape == each[-1].shape:
         candidates += [torch.stack(each).amax(0)] if not each[0].is_complex() else []
-    for candidate in candidates:
-        if candidate.shape == leaf.shape and torch.allclose(
-            candidate.to(leaf.dtype), leaf, rtol=1e-4, atol=1e-6, equal_nan=True
-        ):
-            return candidate.to(leaf.dtype)
-    return torch.cat(each) if each[0].dim() else each[0]
+    alike = [candidate.to(leaf.dtype) for candidate in candidates if candidate.shape == leaf.shape]
+    return min(alike, key=lambda one: _relative(leaf, one, 0.0), default=each[0])
 
 
 def _difference(made: State, expected: State, tolerance: float) -> str:

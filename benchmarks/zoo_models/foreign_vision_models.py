@@ -500,7 +500,9 @@ def open_coca() -> nn.Module:
     }
     vision = {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16, "attentional_pool": True,
               "attn_pooler_heads": 2, "output_tokens": True}  # fmt: skip
-    return CoCa(32, {"context_length": 12, "vocab_size": 64, "width": 32, "heads": 2, "layers": 2}, text, vision)
+    model = CoCa(32, {"context_length": 12, "vocab_size": 64, "width": 32, "heads": 2, "layers": 2}, text, vision)
+    nn.init.normal_(model.text.cls_emb, std=0.1)  # the library leaves it uninitialised
+    return model
 
 
 # -- others -------------------------------------------------------------------------------------------------------
@@ -633,23 +635,43 @@ def lpips_distance() -> nn.Module:
 def spiking_convolutions() -> nn.Module:
     import snntorch as snn
 
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3),
-        snn.Leaky(beta=0.9, init_hidden=True),
-        nn.Flatten(),
-        nn.Linear(400, 10),
-        snn.Leaky(beta=0.8, init_hidden=True),
-    )
+    layers = (nn.Conv2d(1, 4, 3), snn.Leaky(beta=0.9), nn.Flatten(), nn.Linear(400, 10), snn.Leaky(beta=0.8))
+
+    class Steps(nn.Module):
+        """Three steps of time from silent neurons."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = self.layers[1].init_leaky(), self.layers[4].init_leaky()
+            spikes = []
+            for _ in range(3):
+                spike, first = self.layers[1](self.layers[0](x), first)
+                spike, second = self.layers[4](self.layers[3](self.layers[2](spike)), second)
+                spikes.append(spike + second)
+            return torch.stack(spikes, 1)
+
+    return Steps()
 
 
 @add("spikingjelly", rows(2, 12, 12))
 def spiking_layers() -> nn.Module:
-    from spikingjelly.activation_based import layer, neuron, surrogate
+    from spikingjelly.activation_based import functional, layer, neuron, surrogate
 
-    return nn.Sequential(
-        layer.Conv2d(2, 4, 3),
-        neuron.LIFNode(surrogate_function=surrogate.ATan()),
-        layer.Flatten(),
-        layer.Dropout(0.3),
-        layer.Linear(400, 5),
-    )
+    spiking = neuron.LIFNode(surrogate_function=surrogate.ATan())
+    layers = (layer.Conv2d(2, 4, 3), spiking, layer.Flatten(), layer.Dropout(0.3), layer.Linear(400, 5))
+
+    class Steps(nn.Module):
+        """Three steps of time; the neurons and the dropout keep their state between the steps alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(*layers)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            functional.reset_net(self.body)
+            return torch.stack([self.body(x) for _ in range(3)]).mean(0)
+
+    return Steps()
