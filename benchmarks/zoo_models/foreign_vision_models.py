@@ -501,7 +501,8 @@ def open_coca() -> nn.Module:
     vision = {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16, "attentional_pool": True,
               "attn_pooler_heads": 2, "output_tokens": True}  # fmt: skip
     model = CoCa(32, {"context_length": 12, "vocab_size": 64, "width": 32, "heads": 2, "layers": 2}, text, vision)
-    nn.init.normal_(model.text.cls_emb, std=0.1)  # the library leaves it uninitialised
+    for parameter in (model.text.cls_emb, model.text_decoder.text_projection):  # the library leaves them uninitialised
+        nn.init.normal_(parameter, std=0.1)
     return model
 
 
