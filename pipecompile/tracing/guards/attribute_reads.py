@@ -48,6 +48,7 @@ class AttributeReads:
         self.noted: dict[int, tuple[Any, Reads]] = {}
         self.watched: set[type] = set()
         self._originals: list[tuple[type, Any]] = []
+        self._sealed: set[type] = set()
         self._scanned: dict[int, Any] = {}
         self._roots, self._thread = tuple(roots), get_ident()
         self._only: frozenset[int] | None = None
@@ -64,9 +65,9 @@ class AttributeReads:
     ) -> None:
         for cls, original in self._originals:
             if original is None:
-                type.__delattr__(cls, "__getattribute__")
+                del cls.__getattribute__
             else:
-                type.__setattr__(cls, "__getattribute__", original)
+                cls.__getattribute__ = original  # type: ignore[method-assign]
         self._originals.clear()
         self._scanned.clear()
 
@@ -88,10 +89,15 @@ class AttributeReads:
         return self.noted.get(id(value), (None, {}))[1]
 
     def _watch(self, cls: type) -> None:
-        """Note the reads of the instances of a class from now on. A metaclass that seals its classes is not asked."""
+        """Note the reads of the instances of a class from now on; not, if its metaclass refuses new attributes."""
+        try:
+            plain = cls.__dict__.get("__getattribute__")
+            cls.__getattribute__ = self._noting(cls.__getattribute__)  # type: ignore[assignment,arg-type,method-assign]
+        except (TypeError, AttributeError):
+            self._sealed.add(cls)
+            return
         self.watched.add(cls)
-        self._originals.append((cls, cls.__dict__.get("__getattribute__")))
-        type.__setattr__(cls, "__getattribute__", self._noting(cls.__getattribute__))  # type: ignore[arg-type]
+        self._originals.append((cls, plain))
 
     def _noting(self, plain: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         noted, thread = self.noted, self._thread
@@ -121,7 +127,8 @@ class AttributeReads:
             if isinstance(value, CONTAINERS):
                 self._scanned[id(value)] = value
                 pending += islice(values_in(value), _ITEMS)
-            if not self.is_watched(value) and can_be_watched(type(value)):
+            is_known = type(value) in self._sealed or self.is_watched(value)
+            if not is_known and can_be_watched(type(value)):
                 self._watch(type(value))
 
 
