@@ -30,7 +30,7 @@ __all__ = [
     "sizes",
     "split_sizes",
     "weighted_loss",
-    "without_uncounted",
+    "loss_gradients",
 ]
 
 
@@ -221,9 +221,12 @@ def _chained(
     return computed[0] if compute is None else compute(*computed, size)
 
 
-def without_uncounted(gradients: Sequence[torch.Tensor], weights: Sequence[float]) -> Sequence[torch.Tensor | None]:
-    """Return no gradient for a micro-batch without weight: its loss is 0/0, whose derivative is NaN."""
-    return [gradient if weight else None for gradient, weight in zip(gradients, weights, strict=True)]
+def loss_gradients(gradients: Sequence[torch.Tensor], weights: Sequence[float]) -> Sequence[torch.Tensor | None]:
+    """Return the gradients of the losses for one step, in memory of their own: autograd may make the memory a parameter's `.grad`.
+
+    A micro-batch without weight has none: its loss is 0/0, whose derivative is NaN.
+    """
+    return [gradient.clone() if weight else None for gradient, weight in zip(gradients, weights, strict=True)]
 
 
 def scaled_gradients(

@@ -18,10 +18,10 @@ from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
 from pipecompile.batching.microbatches import (
     LossDivisor,
     MiniBatch,
+    loss_gradients,
     scaled_gradients,
     scatter_tree,
     split_sizes,
-    without_uncounted,
 )
 from pipecompile.batching.offset_rows import offset_names
 from pipecompile.driver.backend import Backend
@@ -172,7 +172,7 @@ class CompileCache:
         weights, gradient = specialization.loss_weights(batch, target, arrivals)
         device = specialization.stage_devices[-1]
         gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
-        arrivals[LOSS, True] = without_uncounted(gradient, weights) if 0.0 in weights else gradient
+        arrivals[LOSS, True] = loss_gradients(gradient, weights)
         return arrivals, weights
 
     def _divisor(

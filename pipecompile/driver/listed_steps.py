@@ -14,7 +14,7 @@ from torch import nn
 
 from pipecompile.batching.call_inputs import flatten
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList, is_list_asked, read_microbatches
-from pipecompile.batching.microbatches import scaled_gradients, weighted_loss, without_uncounted
+from pipecompile.batching.microbatches import loss_gradients, scaled_gradients, weighted_loss
 from pipecompile.batching.packed_split import split_call
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.joined_outputs import joined_output, joined_rules
@@ -148,7 +148,7 @@ class ListedSteps:
         weights, gradient = listed_weights(recordings, listed, self.cache.options, self.cache.context)
         device = recordings[0].stage_devices[-1]
         gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
-        arrivals[LOSS, True] = without_uncounted(gradient, weights) if 0.0 in weights else gradient
+        arrivals[LOSS, True] = loss_gradients(gradient, weights)
         return arrivals, weights
 
     def _run(self, program: ListedProgram, sizes: tuple[int, ...], arrivals: Arrivals) -> Frame:

@@ -275,3 +275,21 @@ def test_scalars_of_parameters_in_a_stacked_loss_train() -> None:
     for part in x.chunk(2):
         (loss_fn(model(part)) / 2).backward()
     torch.testing.assert_close(found, [p.grad for p in model.parameters()])
+
+
+def test_the_weights_of_losses_do_not_become_gradients_of_parameters() -> None:
+    """In double precision, autograd made the memory of a micro-batch's weight the `.grad` of `shift`: later steps had other weights."""
+    model, x = Scalars().double(), torch.randn(4, 4, dtype=torch.float64)
+
+    def loss_fn(output: Any) -> torch.Tensor:
+        return torch.stack(list(output)).sum()
+
+    one_by_one = pc.Schedule.from_csv("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
+    pipe = pc.compile(
+        model, 2, n_microbatches=2, loss_fn=loss_fn, cost="analytic", devices=["cpu"] * 2, schedule=one_by_one
+    )
+    for _ in range(3):
+        model.zero_grad(set_to_none=True)
+        pipe.step(x)
+        assert model.shift.grad == 1.0
+        torch.testing.assert_close(model.scale.grad, model.scale.detach().exp())
