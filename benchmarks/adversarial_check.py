@@ -405,7 +405,10 @@ def _note(state: State, path: str, value: Any, depth: int) -> None:
 def _outputs(leaves: list[Any]) -> State:
     state: State = {}
     for number, leaf in enumerate(leaves):
-        _note(state, f"output {number}", leaf, 4)
+        if isinstance(leaf, torch.Tensor):
+            state[f"output {number}"] = leaf.detach().clone()
+        else:
+            _note(state, f"output {number}", leaf, 4)
     return state
 
 

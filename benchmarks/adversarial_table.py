@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +26,8 @@ on {machine}, torch {torch}, {libraries}. A model and its twin of the same seed 
 three stages and two micro-batches, the twin in a plain loop over the micro-batches: a step, a change, a step, another change, a step,
 a step with 5 samples, one of another length, an evaluation, and one step of the user's own model in eager. After each, loss,
 gradients, parameters, buffers, attributes, keys of the state_dict and the states of all generators of random numbers are compared.
-The schedule takes one micro-batch after the other, so that random numbers are drawn in the order of the loop.
+The schedule takes one micro-batch after the other, so that random numbers are drawn in the order of the loop. A change that eager
+itself does not bear is replaced by another one; where micro-batches were divided otherwise after a warning, dropout draws otherwise.
 
 | outcome | meaning |
 |---|---|
@@ -58,7 +60,7 @@ def _why(row: Row) -> str:
         return str(row["skipped"])
     reasons = [f"{p}: {row[f'{p}: why']}" for p in PHASES if row.get(p) not in (None, "right", "anew")]
     text = "; ".join([*reasons, *([row["ended"]] if "ended" in row else [])])
-    return " ".join(text.split())
+    return re.sub(r"/\S*/(site-packages|benchmarks)/", "", " ".join(text.split()))
 
 
 def table(rows: Sequence[Row]) -> str:
