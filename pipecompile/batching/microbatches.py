@@ -194,18 +194,16 @@ class LossDivisor:
             return self.renamed([source.inputs[0] for source in sources])
         return replace(self, inputs=names, compute=partial(_chained, self.compute, sources, names))
 
-    def is_complete(self, values: Mapping[str, Any], whole: torch.Tensor) -> bool:
+    def is_complete(self, values: Mapping[str, Any]) -> bool:
         """Return whether every class index of the mini-batch counts alike: shares are then those of the samples."""
         is_plain = self.is_target and self.weight is None and self.compute is None
-        return is_plain and float(values[self.inputs[0]].numel()) == whole.item()
+        return is_plain and not bool((values[self.inputs[0]] == self.ignored).any())
 
     def shares(
         self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]
     ) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
         """Return the weight of each micro-batch in the loss, as numbers and as gradients; sizes in samples."""
         total = self.of(whole, sum(sizes))
-        if self.is_complete(whole, total):
-            return loss_weights(sizes, mean=True)
         with torch.inference_mode(False):
             weights = torch.stack([self.of(part, size) for part, size in zip(parts, sizes, strict=True)]) / total
             return weights.tolist(), weights.unbind()

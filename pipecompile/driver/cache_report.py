@@ -61,7 +61,7 @@ class Recording:
             mode=kinds[modes[0]] if len(set(modes)) == 1 else f"{kinds[modes[0]]}, mixed",
             autocast=" ".join(f"{kind} {dtype}" for kind, dtype, *_ in graph.facts.outside.autocast if dtype) or "off",
             guards=tuple(_guard(guard) for guard in graph.facts.guards),
-            kept=tuple(reason.piece.name for reason in graph.facts.kept),
+            kept=tuple(reason.piece.text for reason in graph.facts.kept),
             nodes=len(graph.graph.nodes),
             seconds=seconds,
             calls=calls,

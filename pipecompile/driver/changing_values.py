@@ -22,7 +22,7 @@ from pipecompile.options import Options
 from pipecompile.tracing.fakes.lifted_numbers import NotLiftedError
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, Holder, LiftedState
 from pipecompile.tracing.guards.state_guards import ReadChange, StateGuards
-from pipecompile.tracing.model_pieces import is_leaf
+from pipecompile.tracing.leaf_modules import is_leaf
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["ChangingValues"]
@@ -81,7 +81,7 @@ class ChangingValues:
         for reason in graph.facts.kept:
             if isinstance(reason.fault, NotLiftedError):
                 for label in sorted(reason.fault.labels):
-                    self.warnings.changing(label, reason.fault.where, "", reason.piece.name)
+                    self.warnings.changing(label, reason.fault.where, "", reason.piece.text)
 
 
 def _labels_at_fault(error: TraceError) -> frozenset[str]:

@@ -35,6 +35,21 @@ _TOLERANCE = 1e-3
 Tensors = Sequence[torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Arguments of a step, whole and in micro-batches of `sizes` samples, and the random numbers that its outputs are drawn from."""
+
+    whole: Mapping[str, Any]
+    parts: Sequence[Mapping[str, Any]]
+    sizes: tuple[int, ...]
+    source: torch.Generator
+    is_normal: bool
+
+    def numbers(self, shape: Sequence[int]) -> torch.Tensor:
+        """Return random numbers of a shape: normal ones, or uniform ones in [0, 1)."""
+        return (torch.randn if self.is_normal else torch.rand)(shape, generator=self.source)
+
+
 @dataclass(slots=True)
 class MeasuredShares:
     """The shares of one loss function, measured in every step on the targets of the step.
@@ -82,7 +97,7 @@ class MeasuredShares:
             # the user's loss may refuse random outputs, as a loss of probabilities does
             with suppress(Exception), ExitStack() as stack:
                 self._preserve(stack)
-                return self._shares_at(whole, parts, sizes, source, is_normal)
+                return self._shares_at(_Draw(whole, parts, sizes, source, is_normal))
         return None
 
     def _preserve(self, stack: ExitStack) -> None:
@@ -96,17 +111,10 @@ class MeasuredShares:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
 
-    def _shares_at(
-        self,
-        whole: Mapping[str, Any],
-        parts: Sequence[Mapping[str, Any]],
-        sizes: tuple[int, ...],
-        source: torch.Generator,
-        is_normal: bool,
-    ) -> list[float] | None:
-        wholes, pieces = self._drawn(whole, parts, sizes, source, is_normal)
-        loss, gradients = self._gradients(wholes, sum(sizes), whole)
-        results = [self._gradients(one, n, given) for one, n, given in zip(pieces, sizes, parts, strict=True)]
+    def _shares_at(self, draw: _Draw) -> list[float] | None:
+        sizes, (wholes, pieces) = draw.sizes, self._drawn(draw)
+        loss, gradients = self._gradients(wholes, sum(sizes), draw.whole)
+        results = [self._gradients(one, n, given) for one, n, given in zip(pieces, sizes, draw.parts, strict=True)]
         if not loss.isfinite():
             return [float("nan")] * len(sizes)
         trained = [(i, p) for i, p in enumerate(self.outputs.places) if self.outputs.values[p].requires_grad]
@@ -124,38 +132,34 @@ class MeasuredShares:
         total = sum(share * float(one) for share, (one, _) in zip(shares, results, strict=True) if share)
         return shares if abs(total - float(loss)) <= _TOLERANCE * max(abs(float(loss)), 1e-3) else None
 
-    def _drawn(
-        self,
-        whole: Mapping[str, Any],
-        parts: Sequence[Mapping[str, Any]],
-        sizes: tuple[int, ...],
-        source: torch.Generator,
-        is_normal: bool,
-    ) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+    def _drawn(self, draw: _Draw) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
         """Return the tensors of an output for the mini-batch, and for each micro-batch; those that inputs decide are computed."""
         wholes: list[torch.Tensor] = []
         columns: list[Tensors] = []
-        outputs = self.outputs
-        for place in outputs.places:
-            if (known := outputs.known.get(place)) is not None:
-                wholes.append(known.value(whole, sum(sizes)).to(self.device))
-                columns.append([known.value(one, n).to(self.device) for one, n in zip(parts, sizes, strict=True)])
-                continue
-            rule, fake = outputs.rules[place], outputs.values[place]
-            dtype = torch.promote_types(fake.dtype, torch.float32)
-
-            def draw(n: int, place: int = place, dtype: torch.dtype = dtype) -> torch.Tensor:
-                made = (torch.randn if is_normal else torch.rand)(outputs.shape(place, n), generator=source)
-                return made.to(self.device, dtype)
-
-            if rule.kind is MergeKind.JOINED:
-                value, rows = draw(sum(sizes)), outputs.rows(place)
-                columns.append(torch.split(value, [n * rows for n in sizes], rule.dim or 0))
-                wholes.append(value)
+        for place in self.outputs.places:
+            if (known := self.outputs.known.get(place)) is not None:
+                wholes.append(known.value(draw.whole, sum(draw.sizes)).to(self.device))
+                pairs = zip(draw.parts, draw.sizes, strict=True)
+                columns.append([known.value(one, n).to(self.device) for one, n in pairs])
             else:
-                columns.append([draw(1)] * len(sizes) if rule.kind is MergeKind.SAME else [draw(1) for _ in sizes])
-                wholes.append(gather(columns[-1], rule, sizes))
+                value, column = self._random(place, draw)
+                wholes.append(value)
+                columns.append(column)
         return wholes, [list(row) for row in zip(*columns, strict=True)]
+
+    def _random(self, place: int, draw: _Draw) -> tuple[torch.Tensor, Tensors]:
+        """Return random values of one tensor of the output, for the mini-batch and for each micro-batch."""
+        rule, sizes = self.outputs.rules[place], draw.sizes
+        dtype = torch.promote_types(self.outputs.values[place].dtype, torch.float32)
+
+        def made(n: int) -> torch.Tensor:
+            return draw.numbers(self.outputs.shape(place, n)).to(self.device, dtype)
+
+        if rule.kind is MergeKind.JOINED:
+            value, rows = made(sum(sizes)), self.outputs.rows(place)
+            return value, torch.split(value, [n * rows for n in sizes], rule.dim or 0)
+        column = [made(1)] * len(sizes) if rule.kind is MergeKind.SAME else [made(1) for _ in sizes]
+        return gather(column, rule, sizes), column
 
     def _gradients(
         self, tensors: Tensors, samples: int, given: Mapping[str, Any]

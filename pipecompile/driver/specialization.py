@@ -154,19 +154,24 @@ class Specialization:
         divisor = self.divisors.get(target is not None)
         if divisor is None or len(batch.sizes) == 1:
             return loss_weights(batch.sizes, mean=self.options.loss_reduction == "mean")
+        if isinstance(divisor, LossDivisor) and divisor.is_complete(self._whole_values(batch, target)):
+            return loss_weights(batch.sizes, mean=True)
         return divisor.shares(*self.step_values(batch, target, arrivals), batch.sizes)
 
     def step_values(
         self, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the inputs and the target of the mini-batch and of each micro-batch, and the target's leaves, by name."""
-        whole = dict(zip(self.inputs, batch.whole.leaves, strict=False))
-        parts = [{name: arrivals[name, False][m] for name in self.inputs} for m in range(len(batch.sizes))]
-        targets = arrivals.get((TARGET, False), [None] * len(parts))
-        for values, one in zip((whole, *parts), (target, *targets), strict=True):
-            leaves = [one] if isinstance(one, torch.Tensor) else [] if one is None else flatten_containers(one)[0]
-            values.update({TARGET: one, **{f"{TARGET}:{place}": leaf for place, leaf in enumerate(leaves)}})
-        return whole, parts
+        count = len(batch.sizes)
+        targets = arrivals.get((TARGET, False), [None] * count)
+        parts = [
+            {**{name: arrivals[name, False][m] for name in self.inputs}, **_target_values(targets[m])}
+            for m in range(count)
+        ]
+        return self._whole_values(batch, target), parts
+
+    def _whole_values(self, batch: MiniBatch, target: Any) -> dict[str, Any]:
+        return {**dict(zip(self.inputs, batch.whole.leaves, strict=False)), **_target_values(target)}
 
     def report(self) -> Recording:
         """Return the row of `pipe.explain()`."""
@@ -198,3 +203,14 @@ class Specialization:
                 "step needs a loss: the model's output is neither a scalar nor has it a `loss`",
                 hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
             )
+
+
+def _target_values(target: Any) -> dict[str, Any]:
+    """Return a target and its leaves, by name."""
+    if isinstance(target, torch.Tensor):
+        return {TARGET: target, _FIRST_LEAF: target}
+    leaves = [] if target is None else flatten_containers(target)[0]
+    return {TARGET: target, **{f"{TARGET}:{place}": leaf for place, leaf in enumerate(leaves)}}
+
+
+_FIRST_LEAF = f"{TARGET}:0"

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import fx, nn
 
+from pipecompile.graph.batch_rows import batch_dim_of
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.cross_sample import cross_sample_lines
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.torch_private.modules import BatchNorm, is_hooked
 from pipecompile.tracing.emit.call_description import model_path
-from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
@@ -59,6 +61,12 @@ def _of_graph(model: nn.Module, graph: TracedGraph) -> Iterator[tuple[str, str, 
     drawn = [_place(node) for node in nodes if facts(node).draws and not _idle(node)]
     yield "randomness", "draws numbers once per micro-batch, in the order of the schedule", drawn
     yield "samples that meet", "in micro-batches, only those of the same one", cross_sample_lines(graph)
+    unseen = [model_path(str(node.target)) for node in nodes if _is_unseen(graph, node)]
+    yield (
+        "kept whole",
+        "code that is not analysed; in micro-batches, its samples meet only those of the same one",
+        unseen,
+    )
     owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
     written = [_place(node) for node in nodes if facts(node).mutates & owned]
     yield "in-place writes", "of buffers or parameters, once per micro-batch", written
@@ -87,6 +95,15 @@ def _idle(node: fx.Node) -> bool:
     """Return whether a node that may draw does not: it sets the generator's state, or is attention without dropout."""
     rate = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
     return facts(node).seeds or (node.target is F.scaled_dot_product_attention and not rate)
+
+
+def _is_unseen(graph: TracedGraph, node: fx.Node) -> bool:
+    """Return whether a node is a piece kept whole that takes samples."""
+    piece = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+    is_unseen = isinstance(piece, OpaqueModule) and piece.is_users
+    return is_unseen and any(
+        batch_dim_of(value_of(one), graph.facts.symbol) is not None for one in node.all_input_nodes
+    )
 
 
 def _place(node: fx.Node) -> str:

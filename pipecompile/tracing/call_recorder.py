@@ -42,7 +42,8 @@ from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.interception.assertions import asserted_truth, holds
 from pipecompile.tracing.interception.dispatcher import DispatchRecorder, is_transformed
 from pipecompile.tracing.interception.randomness import RandomDrawCounter, rng_function
-from pipecompile.tracing.model_pieces import Piece, add_candidate, cheap_forward, is_leaf
+from pipecompile.tracing.leaf_modules import cheap_forward, is_leaf
+from pipecompile.tracing.model_pieces import Piece, add_candidate
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers

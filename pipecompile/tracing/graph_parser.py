@@ -25,6 +25,7 @@ from pipecompile.tracing.graph_text import ModuleStub
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import NodeFacts, Role, set_facts
 from pipecompile.tracing.opaque.attempts import OpaqueReason
+from pipecompile.tracing.outlining.code_blocks import CodeBlock
 from pipecompile.tracing.qualified_names import Named, resolved
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.value_parser import ValueReader, literal
@@ -158,8 +159,9 @@ def _mode(header: _Header, line: str) -> None:
 def _reason(line: str) -> OpaqueReason:
     call = literal(line)
     assert isinstance(call, ast.Call)
-    path, method, place, code, what, where = map(ast.literal_eval, call.args)
-    return OpaqueReason(Piece(path, method, place), TraceError(what, code=code, where=where))
+    path, method, place, function, block, code, what, where = map(ast.literal_eval, call.args)
+    piece = Piece(path, method, place, function, CodeBlock.parse(block) if block else None)
+    return OpaqueReason(piece, TraceError(what, code=code, where=where))
 
 
 def _text(written: str) -> str:

@@ -135,7 +135,8 @@ class _GraphPrinter:
             yield f"guard {expression_text(guard.condition)}" + (f" | {field(guard.place)}" if guard.place else "")
         for reason in self.noted.kept:
             piece, fault = reason.piece, reason.fault
-            words = (piece.path, piece.method, piece.line, fault.code, fault.what, fault.where)
+            block = str(piece.block or "")
+            words = (piece.path, piece.method, piece.line, piece.function, block, fault.code, fault.what, fault.where)
             yield f"opaque({', '.join(map(quoted, words))})"
 
     def _modules(self) -> Iterator[str]:

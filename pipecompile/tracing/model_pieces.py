@@ -1,10 +1,8 @@
 """Pieces of a model that may become opaque, and the interception of their calls.
 
-A piece is a submodule; or a method of a module, if no submodule is as small; or, if nothing else is, the calls of one torch
-function on one line of the user's, or of one plain function of the user's. The recorder and the trial runs intercept the same calls, in the same order.
-
-Leaf modules are pieces of another kind: modules of torch.nn that compute are one node each, and modules that only contain others
-are recorded through.
+A piece is a submodule; or a method of a module, if no submodule is as small; or, if nothing else is, the calls of one torch function
+on one line of the user's, of one plain function, or a block of statements. The recorder and the trial runs intercept the same calls,
+in the same order.
 """
 
 from __future__ import annotations
@@ -13,25 +11,27 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
+from itertools import dropwhile
 from threading import get_ident
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
-import torch
 from torch import nn
 
-from pipecompile.torch_private import pytree
-from pipecompile.torch_private.modules import CALL_MACHINERY, NormBase, backward_hooks_of, children_of, forward_hooks_of
+from pipecompile.torch_private.modules import CALL_MACHINERY
+from pipecompile.tracing.outlining.code_blocks import CodeBlock, blocks_around, in_loop
+from pipecompile.tracing.outlining.outlined_calls import BlockCall, code_outlined, owner_in, owner_of
+from pipecompile.tracing.outlining.outlined_code import original_code
 from pipecompile.tracing.plain_functions import function_name, function_of, functions_replaced
-from pipecompile.tracing.user_source import frames
+from pipecompile.tracing.user_source import frames, is_users
 
 __all__ = [
     "Piece",
     "PieceHandler",
+    "UnpredictableResult",
     "add_candidate",
     "candidates",
-    "cheap_forward",
-    "is_leaf",
     "piece_calls_intercepted",
     "same_class_pieces",
 ]
@@ -42,17 +42,24 @@ class Piece:
     """A piece: the module at `path`, its method `method`, a torch function, or a plain function.
 
     For a torch function, `method` is its name, `path` the module that calls it, and `line` the user's line of the call. For a
-    plain function, `method` is its name, `path` is "", and `function` names it as `plain_functions` does.
+    plain function, `method` is its name, `path` is "", and `function` names it as `plain_functions` does. For a block of statements,
+    `method` is the name of the function around it, and `path` the module that runs it.
     """
 
     path: str
     method: str = ""
     line: str = ""
     function: str = ""
+    block: CodeBlock | None = None
 
     @property
     def name(self) -> str:
         return f"{self.path}.{self.method.strip('_') if self.is_function else self.method}".strip(".")
+
+    @property
+    def text(self) -> str:
+        """The name, and the lines of a block."""
+        return f"{self.name}, {self.block.lines}" if self.block else self.name
 
     @property
     def is_module(self) -> bool:
@@ -63,31 +70,77 @@ class Piece:
         """Whether it is a function, of torch or of the user's, and no part of a module."""
         return bool(self.line or self.function)
 
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a module or a method of one."""
+        return not self.is_function and self.block is None
+
 
 PieceHandler = Callable[[Piece, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Takes a piece, the function that its call would run, and the arguments; returns the result of the call."""
 
 
-def candidates(error: BaseException, model: nn.Module) -> Iterator[Piece]:
-    """Yield the pieces that an exception passed through, the smallest first; never the whole model."""
+class UnpredictableResult(Exception):
+    """The result of a piece has no spec. `why` completes the sentence "the piece cannot be opaque: "."""
+
+    def __init__(self, piece: Piece, why: str) -> None:
+        super().__init__(why)
+        self.piece, self.why = piece, why
+
+
+def candidates(error: BaseException, model: nn.Module, code: str = "") -> Iterator[Piece]:
+    """Yield the pieces that an exception passed through, the smallest first; never the whole model.
+
+    `code` is that of the failure. In a module that is a large part of the model, blocks of a loop come before the module.
+    """
     paths = {id(module): path for path, module in model.named_modules()}
     pieces: dict[Piece, None] = {}
-    functions: dict[Piece, None] = {}
-    is_inside = False
-    for frame, _ in frames(error):
-        if is_inside and (function := function_name(frame)):
-            functions[Piece("", frame.f_code.co_name, function=function)] = None
-        names = frame.f_code.co_varnames
-        owner = frame.f_locals.get(names[0]) if frame.f_code.co_argcount else None
-        if isinstance(owner, nn.Module) and id(owner) in paths:
-            is_inside = True
-            piece = _piece(paths[id(owner)], owner, frame.f_code.co_name)
-            if piece is not None:
-                pieces.pop(piece, None)
-                pieces[piece] = None
-    yield from reversed(pieces)
-    yield from vars(error).get(_FUNCTION_PIECE, ())
-    yield from reversed(functions)
+    blocks: dict[Piece, None] = {}
+    inner = dropwhile(lambda step: owner_in(step[0], paths) is None, frames(error))
+    for frame, line in inner:
+        owner = owner_in(frame, paths)
+        own = _piece(paths[id(owner)], owner, frame.f_code.co_name) if owner is not None else None
+        if own is not None:
+            pieces.pop(own, None)
+            pieces[own] = None
+        inside = dict.fromkeys(reversed(_blocks(frame, line, paths)))
+        is_looped = in_loop(original_code(frame.f_code), line)
+        if not owner_of(frame, paths):
+            functions = _function(frame)
+            blocks |= {**functions, **inside} if is_looped else {**inside, **functions}
+        elif code in _DECISIONS and _is_large(model.get_submodule(owner_of(frame, paths)), model):
+            pieces |= inside if is_looped else {}
+    yield from (*reversed(pieces), *vars(error).get(_FUNCTION_PIECE, ()))
+    yield from (piece for piece in reversed(blocks) if code != _OTHER or not piece.block)
+
+
+def _function(frame: FrameType) -> dict[Piece, None]:
+    """Return the plain function that a frame runs, as a piece."""
+    name = function_name(frame)
+    return {Piece("", frame.f_code.co_name, function=name): None} if name else {}
+
+
+_OTHER = "PC199"
+"""Failures of unknown cause, mostly errors of the model on these inputs."""
+
+_DECISIONS = ("PC101", "PC102", "PC116")
+"""Failures of Python that decides on a value or on a draw, as layer drop does."""
+
+_LARGE = 1 / 3
+"""The part of the parameters from which a module counts as large: a cut around it could not be balanced."""
+
+
+def _is_large(module: nn.Module, model: nn.Module) -> bool:
+    own, whole = (sum(p.numel() for p in one.parameters()) for one in (module, model))
+    return own >= _LARGE * whole and len([*module.children()]) > 0
+
+
+def _blocks(frame: FrameType, line: int, paths: Mapping[int, str]) -> list[Piece]:
+    """Return the blocks around a line of the user's, the smallest first."""
+    if not is_users(frame):
+        return []
+    code, path = original_code(frame.f_code), owner_of(frame, paths)
+    return [Piece(path, code.co_name, block=block) for block in blocks_around(code, line)]
 
 
 _FUNCTION_PIECE = "_pipecompile_piece"
@@ -123,7 +176,7 @@ def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: 
     interceptor, pieces = _PieceInterceptor(handler), tuple(pieces)
     functions = [(function_of(piece.function), piece) for piece in pieces if piece.function]
     replaced = [(function, interceptor.replace(function, piece)) for function, piece in functions]
-    by_owner = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces if not piece.is_function}
+    by_owner = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces if piece.is_part}
     patched: list[tuple[Any, str]] = [(nn.Module, "__call__")] if any(not name for _, name in by_owner) else []
     patched += dict.fromkeys(
         (type(model.get_submodule(piece.path)), piece.method) for piece in by_owner.values() if piece.method
@@ -132,7 +185,9 @@ def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: 
     try:
         for owner, name in patched:
             setattr(owner, name, interceptor.patch(getattr(owner, name), "" if owner is nn.Module else name, by_owner))
-        with functions_replaced(replaced):
+        blocks = {(piece.path, piece.block): piece for piece in pieces if piece.block is not None}
+        outlined = code_outlined(model, {place for _, place in blocks}, partial(interceptor.block_call, blocks))
+        with functions_replaced(replaced), outlined:
             yield
     finally:
         for owner, name, original in originals:
@@ -170,6 +225,14 @@ class _PieceInterceptor:
 
         return call
 
+    def block_call(self, pieces: Mapping[tuple[str, CodeBlock], Piece], call: BlockCall) -> dict[str, Any]:
+        """Send the call of a block to the handler if it is a piece."""
+        piece = pieces.get((call.path, call.place))
+        if piece is None or self.is_inside or get_ident() != self.thread:
+            return call(call.values)
+        with self._handling():
+            return cast(dict[str, Any], self.handler(piece, call, (call.values,), {}))
+
     @contextmanager
     def _handling(self) -> Iterator[None]:
         self.is_inside = True
@@ -177,59 +240,3 @@ class _PieceInterceptor:
             yield
         finally:
             self.is_inside = False
-
-
-_WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-"""Leaves although they have children, or parameters of their own."""
-
-
-def is_leaf(module: nn.Module) -> bool:
-    """Return True for torch.nn modules without children (Conv2d, BatchNorm2d, ReLU ...), attention and recurrent layers.
-
-    Containers (Sequential, Transformer ...) and modules of the user's are recorded through, so that they can be cut. A module
-    with backward hooks is a leaf, because its hooks belong to the autograd graph between its inputs and its outputs.
-    """
-    if any(backward_hooks_of(module)):
-        return True
-    if not type(module).__module__.startswith("torch.nn."):
-        return False
-    return isinstance(module, _WHOLE) or not children_of(module)
-
-
-def cheap_forward(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` of a leaf, or a cheaper function with results of the same shapes and strides.
-
-    On fake tensors torch unrolls a recurrent layer over time; the cheaper function runs a single time step.
-    """
-    is_unhooked_rnn = isinstance(module, nn.RNNBase) and not any(forward_hooks_of(module))
-
-    def one_step(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return call(x, *args, **kwargs)
-        time = 1 if module.batch_first and x.dim() == 3 else 0
-        output, state = call(x.narrow(time, 0, 1), *args, **kwargs)
-        steps = output.transpose(0, time)
-        states = pytree.tree_map(
-            lambda tensor: tensor.squeeze(0) if tensor.dim() > x.dim() else tensor, state
-        )  # torch 2.11 returns one dimension too many
-        return steps.repeat(x.shape[time], *[1] * (output.dim() - 1)).transpose(0, time), states
-
-    return one_step if is_unhooked_rnn else _known_momentum(module, call)
-
-
-def _known_momentum(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` of a BatchNorm without a momentum as if it had one, with the same shapes.
-
-    Such a layer divides by its own count, which is not known while recording.
-    """
-    if getattr(module, "momentum", 0.0) is not None or not isinstance(module, NormBase):
-        return call
-
-    def known(*args: Any, **kwargs: Any) -> Any:
-        module.momentum = 0.1
-        try:
-            return call(*args, **kwargs)
-        finally:
-            module.momentum = None
-
-    return known

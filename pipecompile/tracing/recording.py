@@ -18,7 +18,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
 from typing import Any, NoReturn
@@ -94,19 +94,19 @@ def record(
     """
     with _lock:
         device = device or recording_device(model, inputs.leaves)
-        return _recorded(model, inputs, device, lifted)
+        return _recorded(_Attempt(model, inputs, device, lifted))
 
 
-def _recorded(model: nn.Module, inputs: FlatInputs, device: torch.device, lifted: LiftedState) -> TracedGraph:
+def _recorded(attempt: _Attempt) -> TracedGraph:
     """Return the recording that is right for most batch sizes."""
-    attempt = partial(_record, model, inputs, device, lifted)
+    model, inputs = attempt.model, attempt.inputs
     if inputs.lists:
-        return record_with_retries(model, inputs, partial(attempt, inputs.samples or 1, fixed=True))
-    alone = partial(attempt, 1, fixed=True)
+        return record_with_retries(model, inputs, partial(attempt.record, inputs.samples or 1, fixed=True))
+    alone = partial(attempt.record, 1, fixed=True)
     if inputs.samples != 1:
-        return record_with_retries(model, inputs, partial(attempt, inputs.samples or 2))
+        return record_with_retries(model, inputs, partial(attempt.record, inputs.samples or 2))
     try:
-        graph = record_with_retries(model, inputs, partial(attempt, _unseen_size(inputs.leaves)))
+        graph = record_with_retries(model, inputs, partial(attempt.record, _unseen_size(inputs.leaves)))
     except TraceError:
         if sum(isinstance(dim, int) for dim in inputs.dims) > 1:
             raise
@@ -137,58 +137,49 @@ def _unseen_size(leaves: Sequence[Any]) -> int:
     return next(size for size in itertools.count(2) if size not in seen)
 
 
-def _record(
-    model: nn.Module,
-    inputs: FlatInputs,
-    device: torch.device,
-    lifted: LiftedState,
-    size: int,
-    opaque: OpaquePieces,
-    *,
-    fixed: bool = False,
-) -> TracedGraph:
-    """Return the recording of one attempt, in which the pieces of `opaque` are opaque nodes.
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The model, the inputs and the settings that all recordings of one call share."""
 
-    Gradients are on. They are off only if they are off around the call, and the model depends on the grad mode or cannot be
-    recorded with gradients (some kernels have no backward).
-    """
-    around = torch.is_grad_enabled()
-    try:
-        graph = _recorded_with(True, model, inputs, device, lifted, size, opaque, fixed=fixed)
-    except TraceError as error:
-        if around or error.code != "PC199" or needs_values(error.__cause__ or error):
-            raise
-        graph = _recorded_with(False, model, inputs, device, lifted, size, opaque, fixed=fixed)
-        graph.facts = replace(graph.facts, grad_mode=False)
-    if graph.facts.grad_mode in (None, around):
+    model: nn.Module
+    inputs: FlatInputs
+    device: torch.device
+    lifted: LiftedState
+
+    def record(self, size: int, opaque: OpaquePieces, *, fixed: bool = False) -> TracedGraph:
+        """Return the recording for a batch of `size` samples, in which the pieces of `opaque` are opaque nodes.
+
+        Gradients are on. They are off only if they are off around the call, and the model depends on the grad mode or cannot be
+        recorded with gradients (some kernels have no backward). `fixed` makes the recording right for this batch size alone.
+        """
+        fixed = fixed or opaque.is_batch_fixed
+        around = torch.is_grad_enabled()
+        try:
+            graph = self._with_grad(True, size, opaque, fixed)
+        except TraceError as error:
+            if around or error.code != "PC199" or needs_values(error.__cause__ or error):
+                raise
+            graph = self._with_grad(False, size, opaque, fixed)
+            graph.facts = replace(graph.facts, grad_mode=False)
+        if graph.facts.grad_mode in (None, around):
+            return graph
+        return self._with_grad(False, size, opaque, fixed)
+
+    def _with_grad(self, grad: bool, size: int, opaque: OpaquePieces, fixed: bool) -> TracedGraph:
+        """Return the recording with gradients on or off; its `grad_mode` is None if the graph is right for both."""
+        symbol = BatchSymbol(self.inputs.samples or size, fixed=True) if fixed else BatchSymbol(size)
+        recorder = Recorder(self.model, symbol, self.device, OpaqueCalls(opaque, symbol), grad=grad)
+        recorder.has_lifted = bool(self.lifted.holders)
+        installed = self.lifted.install() if recorder.has_lifted else nullcontext()
+        with caches_purged(), model_restored(self.model) as states, torch.set_grad_enabled(grad), installed:
+            graph = recorder.record(self.inputs)
+            if python_draws(states):
+                states.restore()
+                again = Recorder(self.model, symbol, self.device, OpaqueCalls(opaque, symbol), grad=grad)
+                _refuse_draws(again, self.inputs, states)
+        reads = replace(graph.facts.reads, lifted=self.lifted) if graph.facts.reads else None
+        graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None, reads=reads)
         return graph
-    return _recorded_with(False, model, inputs, device, lifted, size, opaque, fixed=fixed)
-
-
-def _recorded_with(
-    grad: bool,
-    model: nn.Module,
-    inputs: FlatInputs,
-    device: torch.device,
-    lifted: LiftedState,
-    size: int,
-    opaque: OpaquePieces,
-    *,
-    fixed: bool,
-) -> TracedGraph:
-    """Return the recording with gradients on or off; its `grad_mode` is None if the graph is right for both."""
-    symbol = BatchSymbol(inputs.samples or size, fixed=True) if fixed or opaque.is_batch_fixed else BatchSymbol(size)
-    recorder = Recorder(model, symbol, device, OpaqueCalls(opaque, symbol), grad=grad)
-    recorder.has_lifted = bool(lifted.holders)
-    installed = lifted.install() if recorder.has_lifted else nullcontext()
-    with caches_purged(), model_restored(model) as states, torch.set_grad_enabled(grad), installed:
-        graph = recorder.record(inputs)
-        if python_draws(states):
-            states.restore()
-            _refuse_draws(Recorder(model, symbol, device, OpaqueCalls(opaque, symbol), grad=grad), inputs, states)
-    reads = replace(graph.facts.reads, lifted=lifted) if graph.facts.reads else None
-    graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None, reads=reads)
-    return graph
 
 
 def _refuse_draws(recorder: Recorder, inputs: FlatInputs, states: RandomStates) -> NoReturn:

@@ -84,7 +84,7 @@ def _opaque(graph: TracedGraph) -> tuple[WholeModule, ...]:
         fault = reason.fault
         why = f"{fault.code} {fault.what.removeprefix('cannot trace: ')}"
         place = (fault.file, fault.line, fault.function, fault.source)
-        wholes.append(WholeModule(reason.piece.name, "opaque", why, fault.code, *place))
+        wholes.append(WholeModule(reason.piece.text, "opaque", why, fault.code, *place))
     return tuple(wholes)
 
 

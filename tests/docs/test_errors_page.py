@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ BLOCK = re.compile(r"^```python( setup)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def namespace(*blocks: str) -> dict[str, Any]:
     """Run blocks of the page as code of that file, at their own lines."""
     found: dict[str, Any] = {}
+    source = [""] * TEXT.count("\n")
     for block in blocks:
         line = TEXT[: TEXT.index(block)].count("\n")
+        source[line : line + block.count("\n")] = block.splitlines()
+        linecache.cache[str(PAGE)] = len(TEXT), None, [f"{text}\n" for text in source], str(PAGE)
         exec(compile("\n" * line + block, str(PAGE), "exec"), found)
     return found
 

@@ -53,6 +53,7 @@ def test_everything_there_is_to_tell():
     assert "batch_size" in found.guards[0]
     assert {risk.kind: risk.count for risk in found.risks} == {
         "batch statistics": 1, "hooks": 1, "tied weights": 1, "randomness": 1, "in-place writes": 1, "unused parameters": 2,
+        "kept whole": 1,
     }  # fmt: skip
     text = str(found)
     for word in ("choosy: PC101", opaque.source, "batch_size", "norm", "embed.weight = head.weight", "unused.weight"):

@@ -49,7 +49,7 @@ def test_what_counts(kind: str, divisor: float) -> None:
     assert one is not None
     assert one.inputs == ("labels",)
     assert one.of({"labels": LABELS}, 4) == divisor
-    assert not one.is_complete({"labels": LABELS}, torch.tensor(divisor))
+    assert not one.is_complete({"labels": LABELS})
     assert one.renamed(["t"]).of({"t": LABELS}, 4) == divisor
 
 

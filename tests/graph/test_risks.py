@@ -46,3 +46,21 @@ def test_batch_statistics_are_those_that_a_batch_decides():
 def test_many_places_are_shortened():
     (risk,) = risks(nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(9))))
     assert str(risk).endswith("0, 1, 2, 3 and 5 more")
+
+
+def test_pieces_kept_whole_are_named_if_they_take_samples():
+    class Centred(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0) if x.sum().item() else x
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.centred, self.b = nn.Linear(4, 4), Centred(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b(self.centred(self.a(x)))
+
+    model = Model()
+    found = {risk.kind: risk for risk in risks(model, trace(model, torch.randn(3, 4)))}
+    assert found["kept whole"].places == ("centred",)

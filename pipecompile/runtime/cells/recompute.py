@@ -27,7 +27,7 @@ from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, for
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modes import enter_autocast
-from pipecompile.tracing.guards.lifted_state import LiftedState
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.reachable_code import named_values, reachable
@@ -56,7 +56,7 @@ class SideEffects:
     written_inputs    places of the inputs that it writes in place
     casts             it has autocast regions
     generators        the sources that Python of its opaque pieces may draw from
-    lifted            the numbers of the model that it reads at every run; None if there are none
+    lifted            the numbers of the model that it reads at every run
     """
 
     draws: bool = False
@@ -64,7 +64,7 @@ class SideEffects:
     written_inputs: tuple[int, ...] = ()
     casts: bool = False
     generators: tuple[RandomSource, ...] = ()
-    lifted: LiftedState | None = None
+    lifted: LiftedState = NOTHING_LIFTED
 
     @classmethod
     def of(cls, stage: Stage) -> SideEffects:
@@ -78,7 +78,7 @@ class SideEffects:
             tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
             any(node.target is enter_autocast for node in nodes),
             _python_sources(stage.module, nodes),
-            next((node.target.state for node in nodes if hasattr(node.target, "state")), None),
+            next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
         )
 
 
@@ -116,7 +116,7 @@ class Recipe:
     autocast: Autocast
     buffers: list[torch.Tensor]
     inputs: dict[int, torch.Tensor]
-    numbers: dict[str, Any] | None = None
+    numbers: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iter
         for kind, dtype, enabled in autocast:
             stack.enter_context(torch.autocast(kind, dtype, enabled))
         stack.enter_context(_tensors_restored(before, stage.effects, stage.device))
-        if stage.effects.lifted is not None and before.numbers is not None:
+        if before.numbers:
             stack.enter_context(stage.effects.lifted.restored(before.numbers))
         yield
 
@@ -227,7 +227,7 @@ def _recipe(values: Sequence[Any], effects: SideEffects, device: torch.device, d
         _autocast(device_types),
         [buffer.detach().clone() for buffer in effects.written_buffers],
         {place: _copy(values[place]) for place in effects.written_inputs if isinstance(values[place], torch.Tensor)},
-        effects.lifted.numbers if effects.lifted is not None else None,
+        effects.lifted.numbers,
     )
 
 

@@ -15,7 +15,7 @@ from pipecompile.torch_private.modules import HOOK_ATTRIBUTES, STATE_TABLES
 from pipecompile.tracing.guards.attribute_reads import Reads
 from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
-from pipecompile.tracing.model_pieces import is_leaf
+from pipecompile.tracing.leaf_modules import is_leaf
 
 __all__ = ["Walk", "add_object", "class_attribute"]
 

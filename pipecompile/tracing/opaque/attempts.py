@@ -20,9 +20,10 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FAKE_TENSOR_LOGGER, FakeTensor
-from pipecompile.tracing.model_pieces import Piece, candidates, same_class_pieces
-from pipecompile.tracing.opaque.result_spec import ResultSpec, UnpredictableResult, are_comparable, infer_result_specs
+from pipecompile.tracing.model_pieces import Piece, UnpredictableResult, candidates, same_class_pieces
+from pipecompile.tracing.opaque.result_spec import ResultSpec, are_comparable, infer_result_specs
 from pipecompile.tracing.opaque.trial_runs import DataChange, TrialCall, run_trial, vary_input
+from pipecompile.tracing.outlining.outlined_calls import UnsuitableBlock
 from pipecompile.tracing.state.second_call import CarriedStateError
 from pipecompile.tracing.state.snapshot import tensors_of
 from pipecompile.tracing.trace_errors import GradientStateError, as_trace_error, eager_failure, needs_values
@@ -37,6 +38,9 @@ _ATTEMPTS = 64
 _WILD_SAMPLES = 8
 """Batch size in samples of the trial run on wild data: large enough that the number of rows that a mask selects is
 unlikely to equal the batch size by chance."""
+
+_MOST = 0.75
+"""The part of the model's parameters that one call of a block may use."""
 
 _INCURABLE = ("PC106", "PC113")
 """Codes of failures that an opaque call would not avoid: backward hooks on the whole model, reads of gradients."""
@@ -54,7 +58,8 @@ class OpaquePieces:
     """The opaque pieces of one model; grows with each failed recording.
 
     `reasons` has the opaque pieces, `result_specs` what each of their calls returns, `rejected` why a piece cannot be
-    opaque. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record gradients.
+    opaque. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record gradients. `has_blocks`: blocks
+    of statements may be pieces; they may not after a recording with them has failed.
     """
 
     def __init__(self, model: nn.Module, inputs: FlatInputs) -> None:
@@ -63,7 +68,7 @@ class OpaquePieces:
         self.result_specs: dict[Piece, list[ResultSpec]] = {}
         self.rejected: dict[Piece, str] = {}
         self.is_batch_fixed = bool(inputs.lists)
-        self.has_grad = True
+        self.has_grad = self.has_blocks = True
 
     def grow(self, error: Exception) -> None:
         """Make one more piece opaque, because a recording failed with `error`. Raise TraceError if no piece is left."""
@@ -72,8 +77,20 @@ class OpaquePieces:
         is_incurable = fault.code in _INCURABLE and not isinstance(fault, GradientStateError)
         if is_incurable or not isinstance(cause, Exception):
             raise fault from cause
-        passed = error.pieces if isinstance(error, CarriedStateError) else candidates(cause, self.model)
+        passed = error.pieces if isinstance(error, CarriedStateError) else candidates(cause, self.model, fault.code)
         pieces = [piece for piece in passed if piece not in self.reasons and piece not in self.rejected]
+        pieces = [piece for piece in pieces if self.has_blocks or piece.block is None]
+        try:
+            self._grow_by(pieces, error, cause, fault)
+        except TraceError:
+            if not any(piece.block for piece in self.reasons):
+                raise
+            self.has_blocks = False
+            self.reasons = {piece: reason for piece, reason in self.reasons.items() if piece.block is None}
+            self.result_specs = self._infer(self.reasons)
+
+    def _grow_by(self, pieces: list[Piece], error: Exception, cause: Exception, fault: TraceError) -> None:
+        """Make one of the pieces opaque. Raise TraceError if none can be."""
         if pieces and self._has_no_values():
             raise TraceError(code="PC110", where=fault.where, why=f"{_reason_text(fault)}; the model or its inputs are on meta, so no part of it can be run to see what it returns") from error  # fmt: skip
         if not pieces and (needs_values(cause) or (isinstance(error, TraceError) and error.code != "PC199")):
@@ -87,7 +104,7 @@ class OpaquePieces:
 
     def _final(self, fault: TraceError) -> TraceError:
         """Return `fault`, or PC111 with the reasons why no submodule or method around it can be opaque."""
-        reasons = "; ".join(f"{piece.name}: {why}" for piece, why in self.rejected.items() if not piece.is_function)
+        reasons = "; ".join(f"{piece.name}: {why}" for piece, why in self.rejected.items() if piece.is_part)
         if not reasons:
             return fault
         return TraceError(code="PC111", where=fault.where, why=f"{_reason_text(fault)}. {reasons}")
@@ -103,8 +120,10 @@ class OpaquePieces:
         The second piece of one class makes the pieces of all modules of that class opaque: they would fail one by one.
         """
         cls = type(self.model.get_submodule(piece.path))
+        kind = (piece.method, piece.block)
         has_sibling = any(
-            known.method == piece.method and type(self.model.get_submodule(known.path)) is cls for known in self.reasons
+            (known.method, known.block) == kind and type(self.model.get_submodule(known.path)) is cls
+            for known in self.reasons
         )
         pieces = [piece]
         if has_sibling and piece.path:
@@ -116,6 +135,12 @@ class OpaquePieces:
             self.rejected[problem.piece] = problem.why
             self.reasons.pop(problem.piece, None)
             return problem.piece != piece and self._make_opaque(piece, fault)
+        except TraceError as error:
+            if piece.block is None or error.code != "PC108":
+                raise
+            self._infer(self.reasons)  # raises PC108 if the model fails by itself
+            self.rejected[piece] = f"outlined, {error.what}"
+            return False
         self.reasons = reasons
         return True
 
@@ -148,12 +173,24 @@ class OpaquePieces:
             has_functions = any(piece.is_function for piece in reasons)
             add_run(_WILD_SAMPLES if has_two_sizes and has_functions else size, DataChange.WILD)
         self.is_batch_fixed = self.is_batch_fixed or (size is not None and not has_two_sizes)
-        return {piece: infer_result_specs(piece, [run[piece] for run in runs], sizes) for piece in reasons}
+        specs = {piece: infer_result_specs(piece, [run[piece] for run in runs], sizes) for piece in reasons}
+        self._check_blocks(specs)
+        return specs
+
+    def _check_blocks(self, specs: dict[Piece, list[ResultSpec]]) -> None:
+        """Raise UnpredictableResult for a block that has nearly all of the model in it: no cut would be left."""
+        whole = sum(parameter.numel() for parameter in self.model.parameters())
+        for piece, calls in specs.items():
+            if piece.block and any(sum(p.numel() for p in one.call.used) > _MOST * whole for one in calls):
+                raise UnpredictableResult(piece, "it contains nearly the whole model")
 
     def _first_trial(self, reasons: dict[Piece, OpaqueReason], size: int | None) -> dict[Piece, list[TrialCall]]:
         """Run the model on its own inputs, with gradients; if this fails and the caller has gradients off, without."""
         try:
             return self._trial(reasons, size)
+        except UnsuitableBlock as unsuitable:
+            piece = next(piece for piece in reasons if piece.block == unsuitable.place)
+            raise UnpredictableResult(piece, unsuitable.why) from unsuitable
         except Exception as error:
             if self.has_grad and not torch.is_grad_enabled():
                 self.has_grad = False

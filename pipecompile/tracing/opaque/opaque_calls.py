@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from pipecompile.batching.containers import argument_leaves
 from pipecompile.errors import TraceError
@@ -19,6 +20,8 @@ from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.fake_results import fake_result
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.opaque.result_spec import ResultSpec
+from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.user_source import caller
 
 __all__ = ["OpaqueCall", "OpaqueCalls"]
@@ -51,11 +54,14 @@ class OpaqueCall:
 
 
 class OpaqueCalls:
-    """Counts the calls of opaque pieces in one recording, and makes the result of each. `modules` has the pieces called."""
+    """Counts the calls of opaque pieces in one recording, and makes the result of each.
+
+    `modules` has the pieces called. Each call of a block has a module of its own, so that the calls can be in several stages.
+    """
 
     def __init__(self, opaque: OpaquePieces, symbol: BatchSymbol) -> None:
         self.opaque, self.symbol = opaque, symbol
-        self.modules: dict[Piece, OpaqueModule] = {}
+        self.modules: dict[tuple[Piece, int], OpaqueModule] = {}
         self._counts: Counter[Piece] = Counter()
 
     @cached_property
@@ -78,11 +84,12 @@ class OpaqueCalls:
             raise TraceError(code="PC111", where=caller(), why=why)
         trial = specs[number].call
         owner = self.opaque.model.get_submodule(piece.path)
-        function = run if piece.is_function else None
-        module = self.modules.setdefault(piece, OpaqueModule(piece, owner, self.symbol.symbol, function))
+        key = (piece, number if piece.block else 0)
+        module = self._module(key, owner, run)
         module.hold(trial.used)
         leaves = argument_leaves(arguments)
-        result, expected = fake_result(specs[number], leaves, self.opaque.inputs.samples, self.symbol, twin)
+        spec = _trained(specs[number], module)
+        result, expected = fake_result(spec, leaves, self.opaque.inputs.samples, self.symbol, twin)
         module.expected_results.append(expected)
         written = [leaves[position] for position in trial.written]
         written += [twin(tensor) for tensor in trial.used if not isinstance(tensor, torch.nn.Parameter)]
@@ -90,7 +97,13 @@ class OpaqueCalls:
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         held = (*own, *map(twin, trial.used))
         size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0
-        return OpaqueCall(self._target(piece), module, number, size, result, written, held, trial.draws_random)
+        return OpaqueCall(
+            self._target(key), module, 0 if piece.block else number, size, result, written, held, trial.draws_random
+        )
+
+    def _module(self, key: tuple[Piece, int], owner: nn.Module, run: Callable[..., Any]) -> OpaqueModule:
+        function = run.kept if isinstance(run, BlockCall) else run if key[0].is_function else None
+        return self.modules.setdefault(key, OpaqueModule(key[0], owner, self.symbol.symbol, function))
 
     @contextmanager
     def counts_restored(self) -> Iterator[None]:
@@ -113,8 +126,15 @@ class OpaqueCalls:
 
     def reasons(self) -> tuple[OpaqueReason, ...]:
         """Return why each piece called is opaque."""
-        return tuple(self.opaque.reasons[piece] for piece in self.modules)
+        return tuple(self.opaque.reasons[piece] for piece in dict.fromkeys(piece for piece, _ in self.modules))
 
-    def _target(self, piece: Piece) -> str:
-        """Return the node's target; for a function, a path that nothing in the model has. Saved plans contain it."""
-        return graph_path(f"{piece.name}_kept_{list(self.modules).index(piece)}" if piece.is_function else piece.name)
+    def _target(self, key: tuple[Piece, int]) -> str:
+        """Return the node's target; for a function or a block, a path that nothing in the model has. Saved plans contain it."""
+        piece = key[0]
+        return graph_path(piece.name if piece.is_part else f"{piece.name}_kept_{list(self.modules).index(key)}")
+
+
+def _trained(spec: ResultSpec, module: OpaqueModule) -> ResultSpec:
+    """Return the spec with gradients if the call draws numbers and has parameters: by chance, no trial run may have used them."""
+    has_parameters = any(parameter.requires_grad for parameter in module.parameters())
+    return spec.with_gradients() if spec.call.draws_random and has_parameters and torch.is_grad_enabled() else spec

@@ -62,8 +62,9 @@ class ExpectedResult:
 class OpaqueModule(nn.Module):
     """The target of an opaque node: `forward(call, size, ...)` with the number of the call and the batch size in samples.
 
-    If the piece is a submodule, it is a child, so that its tensors are counted and placed. A method or a function has no
-    tensors of its own; tensors of the model that its trial runs read are registered here (`hold`).
+    If the piece is a submodule, it is a child, so that its tensors are counted and placed. A method, a function or a block has no
+    tensors of its own; tensors of the model that its trial runs read are registered here (`hold`). `function` is a function of torch,
+    or one call of a block.
     """
 
     def __init__(
@@ -95,6 +96,11 @@ class OpaqueModule(nn.Module):
         self._check(expected, size, result)
         return result
 
+    @property
+    def is_users(self) -> bool:
+        """Whether this runs code of the user's, and not a function of torch."""
+        return not self.piece.line
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the piece, without a check of its result."""
         owner: Any = self.owner[0]
@@ -125,7 +131,7 @@ class OpaqueModule(nn.Module):
                 raise self._mismatch("its sizes", f"{condition} does not hold with {sizes}")
 
     def _mismatch(self, part: str, fault: str) -> TraceError:
-        name = self.piece.name or "the model"
+        name = self.piece.text or "the model"
         return TraceError(f"{name}, kept whole, returned something else than while recording: {part}: {fault}", code="PC112")  # fmt: skip
 
     # -- fake results -----------------------------------------------------------------------------------------------

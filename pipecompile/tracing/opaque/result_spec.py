@@ -11,17 +11,17 @@ run of 4 samples     run of 3 samples     result spec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import torch
 
 from pipecompile.torch_private import pytree
-from pipecompile.tracing.model_pieces import Piece
+from pipecompile.tracing.model_pieces import Piece, UnpredictableResult
 from pipecompile.tracing.opaque.trial_runs import TrialCall, TrialTensor
 
-__all__ = ["UNKNOWN", "LeafSpec", "ResultSpec", "Size", "UnpredictableResult", "are_comparable", "infer_result_specs"]
+__all__ = ["UNKNOWN", "LeafSpec", "ResultSpec", "Size", "are_comparable", "infer_result_specs"]
 
 UNKNOWN = None
 """A size that the data decide."""
@@ -45,14 +45,6 @@ _PLAIN = (
 """Types of the values beside tensors that a result may contain."""
 
 
-class UnpredictableResult(Exception):
-    """The result of a piece has no spec. `why` completes the sentence "the piece cannot be opaque: "."""
-
-    def __init__(self, piece: Piece, why: str) -> None:
-        super().__init__(why)
-        self.piece, self.why = piece, why
-
-
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
     """The spec of one leaf: a tensor, as `example` in the first trial run, or (`example` None) the plain `value`."""
@@ -60,6 +52,15 @@ class LeafSpec:
     shape: tuple[Size, ...]
     example: TrialTensor | None
     value: Any = None
+
+    def with_gradient(self) -> LeafSpec:
+        """Return the spec with a gradient, if it is that of a tensor of real or complex numbers."""
+        can_have_one = self.example is not None and (
+            self.example.dtype.is_floating_point or self.example.dtype.is_complex
+        )
+        if self.example is None or not can_have_one or self.example.requires_grad:
+            return self
+        return replace(self, example=replace(self.example, requires_grad=True, source=None, is_source=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,10 @@ class ResultSpec:
     structure: pytree.TreeSpec
     leaves: tuple[LeafSpec, ...]
     call: TrialCall
+
+    def with_gradients(self) -> ResultSpec:
+        """Return the spec with a gradient to every result that can have one."""
+        return replace(self, leaves=tuple(leaf.with_gradient() for leaf in self.leaves))
 
 
 def are_comparable(first: Mapping[Piece, list[TrialCall]], second: Mapping[Piece, list[TrialCall]]) -> bool:
@@ -97,8 +102,42 @@ def _result_spec(piece: Piece, calls: Sequence[TrialCall], sizes: Sequence[int |
         raise UnpredictableResult(piece, "it computes on tensors that are neither arguments nor tensors of the model")
     if any(_structure(call) != _structure(first) for call in calls):
         raise UnpredictableResult(piece, "the structure of its result depends on the data")
+    if any(call.changes_containers for call in calls):
+        raise UnpredictableResult(piece, "it changes a list, a dict or an object among its arguments")
+    if first.block is not None and not all(first.block.is_alike(call.block) for call in calls[1:] if call.block):
+        raise UnpredictableResult(piece, "it reads an object that each call of the model makes anew")
+    merged = _merged(calls, sizes)
     leaves = zip(*(call.leaves for call in calls), strict=True)
-    return ResultSpec(first.structure, tuple(_leaf_spec(piece, leaf, sizes) for leaf in leaves), first)
+    specs = tuple(_separate(_leaf_spec(piece, leaf, sizes), merged.written) for leaf in leaves)
+    return ResultSpec(first.structure, specs, merged)
+
+
+def _separate(spec: LeafSpec, written: Sequence[int]) -> LeafSpec:
+    """Return the spec of a result that is an argument in all trial runs, and may be another tensor of its memory in other runs.
+
+    A result that the call wrote in place is the argument in every run.
+    """
+    if spec.example is None or not spec.example.is_source or spec.example.source in written:
+        return spec
+    return replace(spec, example=replace(spec.example, is_source=False))
+
+
+def _merged(calls: Sequence[TrialCall], sizes: Sequence[int | None]) -> TrialCall:
+    """Return the first call with all that the others read, and the work of the heaviest: a call may skip what it is for."""
+    used = {id(tensor): tensor for call in calls for tensor in call.used}
+    flops = [sum(kernel[0] for kernel in call.work) for call in calls]
+    place = flops.index(max(flops))
+    scale = (sizes[0] or 1) / (sizes[place] or 1)
+    heaviest = calls[place]
+    return replace(
+        calls[0],
+        used=tuple(used.values()),
+        written=tuple(sorted({position for call in calls for position in call.written})),
+        work=[(count * scale, moved * scale, dtype) for count, moved, dtype in heaviest.work],
+        saved_bytes=int(heaviest.saved_bytes * scale),
+        draws_random=any(call.draws_random for call in calls),
+        block=None,
+    )
 
 
 def _leaf_spec(piece: Piece, values: Sequence[Any], sizes: Sequence[int | None]) -> LeafSpec:
@@ -108,7 +147,7 @@ def _leaf_spec(piece: Piece, values: Sequence[Any], sizes: Sequence[int | None])
         if any((len(value.shape), value.dtype) != (len(first.shape), first.dtype) for value in values):
             raise UnpredictableResult(piece, "the number of dimensions or the dtype of a result depends on the data")
         lengths = zip(*(value.shape for value in values), strict=True)
-        return LeafSpec(tuple(_size(dim, length, sizes) for dim, length in enumerate(lengths)), first)
+        return LeafSpec(tuple(_size(dim, length, sizes) for dim, length in enumerate(lengths)), _example(values))
     kind = type(first).__name__
     if isinstance(first, bool):
         raise UnpredictableResult(piece, "it returns a bool, on which Python may branch by the data")
@@ -117,6 +156,22 @@ def _leaf_spec(piece: Piece, values: Sequence[Any], sizes: Sequence[int | None])
     if any(first != value and not repr(first) == repr(value) == "nan" for value in values):
         raise UnpredictableResult(piece, f"it returns a value of type {kind} that depends on the data")
     return LeafSpec((), None, first)
+
+
+def _example(values: Sequence[TrialTensor]) -> TrialTensor:
+    """Return the first tensor; one of its own memory, and contiguous, if some calls return an argument and others do not."""
+    first = values[0]
+    grad = any(value.requires_grad for value in values)
+    if len({(_identity(value.source), value.is_source) for value in values}) == 1:
+        return first if grad == first.requires_grad else replace(first, requires_grad=grad)
+    fresh = next((value for value in values if value.source is None), first)
+    stride = fresh.stride if fresh.source is None else torch.empty(first.shape, device="meta").stride()
+    alone = replace(first, source=None, is_source=False, offset=0, requires_grad=grad)
+    return replace(alone, stride=stride) if fresh.shape == first.shape else alone
+
+
+def _identity(source: int | torch.Tensor | None) -> Any:
+    return id(source) if isinstance(source, torch.Tensor) else source
 
 
 def _size(dim: int, lengths: Sequence[int], sizes: Sequence[int | None]) -> Size:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from pipecompile.torch_private.operators import schema_of
 from pipecompile.torch_private.storages import footprint, storage_key, version_of
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
+from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.reachable_code import closure_tensors, named_values, reachable
 from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
 from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
@@ -59,10 +60,12 @@ class TrialCall:
 
     structure, leaves       the result: TrialTensors and plain values
     written                 positions of the argument leaves that the call wrote in place
-    used                    tensors of the model that the call read and that are not the piece's own
+    used                    tensors of the model that the call read and that are not the piece's own; those of modules that a block names
     reads_foreign_tensors   it read tensors that an earlier call made and that are not among its arguments
     work, saved_bytes       its kernels, and the bytes that autograd saved for the backward, without the model's tensors
     draws_random            it drew random numbers
+    changes_containers      it changed a list, a dict or an object among its arguments
+    block                   the call of a block
     """
 
     structure: pytree.TreeSpec
@@ -73,6 +76,8 @@ class TrialCall:
     work: list[KernelWork] = field(default_factory=list)
     saved_bytes: int = 0
     draws_random: bool = False
+    changes_containers: bool = False
+    block: BlockCall | None = None
 
 
 def run_trial(
@@ -88,12 +93,12 @@ def run_trial(
     def handle(piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with kernels.observing(piece, (args, kwargs)) as observer:
             result = observer.result = run(*args, **kwargs)
-        calls[piece].append(observer.trial_call())
+        calls[piece].append(observer.trial_call() if not isinstance(run, BlockCall) else observer.block_call(run))
         return result
 
     with ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         contexts = (
+            torch.compiler.set_stance("force_eager"),
             model_restored(model),
             tensors_restored(model),
             piece_calls_intercepted(model, calls, handle),
@@ -205,11 +210,11 @@ class _CallObserver:
     """Notes of one call. Tensors are told apart by the key of their memory."""
 
     def __init__(self, kernels: _KernelMode, piece: Piece, arguments: Any) -> None:
-        self.piece, self.result = piece, None
+        self.model, self.piece, self.result = kernels.model, piece, cast(Any, None)
         owner = kernels.model.get_submodule(piece.path)
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         self.state = {_memory_key(t): t for t in (*kernels.model.parameters(), *kernels.model.buffers())}
-        self.arguments = argument_leaves(arguments)
+        self.given, self.arguments = arguments, argument_leaves(arguments)
         self.versions = [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self.arguments]
         self.known = {_memory_key(tensor) for tensor in (*own, *_tensors(self.arguments))}
         self.makers = dict(kernels.makers)
@@ -242,6 +247,14 @@ class _CallObserver:
             self.saved[key] = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
         return tensor.detach()
 
+    def block_call(self, block: BlockCall) -> TrialCall:
+        """Return the notes on the call of a block, which also uses what it may use in other runs. Raise UnsuitableBlock."""
+        block.check(self.result)
+        call = self.trial_call()
+        named = block.tensors(self.model)
+        used = {id(tensor): tensor for tensor in (*call.used, *named)}
+        return replace(call, used=tuple(used.values()), block=block)
+
     def trial_call(self) -> TrialCall:
         """Return the notes; `result` is set."""
         leaves, structure = flatten_containers(self.result)
@@ -252,9 +265,11 @@ class _CallObserver:
         ]
         used = [self.state[key] for key in self.outside if key in self.state]
         returned = [self._trial_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        present = argument_leaves(self.given)
+        is_changed = [*map(id, present)] != [*map(id, self.arguments)]
         return TrialCall(
             structure, returned, tuple(written), tuple(used), self._reads_foreign_tensors(), self.work,
-            sum(self.saved.values()), self.draws_random or bool(self.states.changed()),
+            sum(self.saved.values()), self.draws_random or bool(self.states.changed()), is_changed,
         )  # fmt: skip
 
     def _reads_foreign_tensors(self) -> bool:

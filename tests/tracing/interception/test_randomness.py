@@ -129,21 +129,40 @@ def test_each_micro_batch_draws_anew_what_the_loop_draws(kind: str) -> None:
         torch.testing.assert_close(one, two)
 
 
-def test_a_draw_in_the_forward_of_the_model_itself_is_refused_at_its_line() -> None:
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+class Root(nn.Module):
+    """A draw in the forward of the whole model, in a statement or in an expression without one."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.a(x)
-            x = x * RNG.random()  # the line
-            return self.b(x)
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.a, self.b, self.scale = nn.Linear(4, 4), nn.Linear(4, 4), scale
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale(self, x)
+
+
+def scaled(m: Any, x: torch.Tensor) -> torch.Tensor:
+    x = m.a(x)
+    x = x * RNG.random()  # the line
+    return m.b(x)
+
+
+def test_a_draw_in_a_statement_is_kept_whole_at_its_line() -> None:
+    before = RNG.getstate()
+    graph = pc.trace(model := Root(scaled), torch.ones(2, 4))
+    assert RNG.getstate() == before
+    assert [reason.fault.source for reason in graph.facts.kept] == ["x = x * RNG.random()  # the line"]
+    first = [graph(torch.ones(2, 4)) for _ in range(2)]
+    RNG.setstate(before)
+    assert all(map(torch.equal, first, [model(torch.ones(2, 4)) for _ in range(2)]))
+    assert not torch.equal(*first)
+
+
+def test_a_draw_that_no_statement_has_is_refused_at_its_line() -> None:
     before = RNG.getstate()
     with pytest.raises(TraceError, match=r"draws from a random\.Random") as caught:
-        pc.trace(Root(), torch.ones(2, 4))
-    assert (caught.value.code, caught.value.source) == ("PC116", "x = x * RNG.random()  # the line")
+        pc.trace(Root(lambda m, x: m.b(m.a(x) * RNG.random())), torch.ones(2, 4))
+    assert caught.value.code == "PC116"
+    assert "RNG.random()" in caught.value.source
     assert RNG.getstate() == before
 
 

@@ -84,10 +84,20 @@ def test_a_condition_trains() -> None:
         model.zero_grad(set_to_none=True)
 
 
-def test_functions_with_tensors_in_their_closures_are_refused() -> None:
+def test_functions_with_tensors_in_their_closures_are_in_a_statement_kept_whole() -> None:
     def body(m: Any, x: torch.Tensor) -> torch.Tensor:
         h = m.a(x)
         return torch.cond(x.mean() > 0, lambda x: x.sin() + h, lambda x: x.cos() - h, (x,))
+
+    model = Body(body)
+    graph = pc.trace(model, torch.randn(4, 4))
+    for x in (torch.rand(3, 4), -torch.rand(3, 4)):
+        assert torch.equal(graph(x), model(x))
+
+
+def test_functions_with_tensors_in_their_closures_are_refused_where_nothing_can_be_kept() -> None:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.mean() > 0, lambda y: y.sin() + x, lambda y: y.cos() - x, (x,))
 
     found = pc.explain(Body(body), torch.randn(4, 4))
     assert [failure.code for failure in found.failures] == ["PC115"]

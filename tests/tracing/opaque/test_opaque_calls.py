@@ -58,7 +58,7 @@ def test_calls_are_numbered_and_no_more_than_in_the_trial_runs() -> None:
     model, calls = recorded_calls()
     first, second = call(calls), call(calls)
     assert (first.number, second.number) == (0, 1)
-    assert first.module is second.module is calls.modules[PART]
+    assert first.module is second.module is calls.modules[PART, 0]
     assert (first.target, first.result.shape[1]) == ("part", 4)
     assert [id(tensor) for tensor in first.written] == [id(model.part.count)]
     assert {id(tensor) for tensor in first.held} == {
@@ -74,7 +74,7 @@ def test_a_second_call_of_the_model_counts_anew_and_is_forgotten() -> None:
     call(calls)
     with calls.counts_restored():
         assert [call(calls).number for _ in range(2)] == [0, 1]
-    assert len(calls.modules[PART].expected_results) == 1
+    assert len(calls.modules[PART, 0].expected_results) == 1
     assert call(calls).number == 1
     assert [reason.piece for reason in calls.reasons()] == [PART]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.tracing.model_pieces import Piece
-from pipecompile.tracing.opaque.result_spec import UNKNOWN, UnpredictableResult, are_comparable, infer_result_specs
+from pipecompile.tracing.model_pieces import Piece, UnpredictableResult
+from pipecompile.tracing.opaque.result_spec import UNKNOWN, are_comparable, infer_result_specs
 from pipecompile.tracing.opaque.trial_runs import run_trial
 
 PIECE = Piece("part")
