@@ -50,15 +50,16 @@ Rules = tuple[MergeRule, ...]
 class BatchFlow:
     """The rules of all values of a graph.
 
-    `rules` has one rule per leaf of a node's value. `mixing` are the calls that are known to mix samples, in graph order. Rows of a
-    call that cannot be tried are taken to stay apart if there is one per sample. `given` has the rules of inputs, by place, that
-    are neither joined nor the same for all.
+    `rules` has one rule per leaf of a node's value. `mixing` are the calls that are known to mix samples, in graph order; `guessed`
+    those that could not be tried, whose rows are taken to stay apart because their number says so. `given` has the rules of
+    inputs, by place, that are neither joined nor the same for all.
     """
 
     def __init__(self, graph: TracedGraph, given: Mapping[int, MergeRule] | None = None) -> None:
         self.graph, self.symbol = graph, graph.facts.symbol
         self.rules: dict[fx.Node, Rules] = {}
         self.mixing: list[fx.Node] = []
+        self.guessed: list[fx.Node] = []
         self._probes = BatchProbes(graph)
         self._seen: list[fx.Node] = []
         self._of_size: set[fx.Node] = set()
@@ -184,7 +185,10 @@ class BatchFlow:
         if not all(source in self.rules and self.is_merged(source) for source in sources):
             leaves = len(pytree.tree_leaves(value_of(node)))
             return [_COMPUTED] * leaves, [_COMPUTED] * len(written)
-        return self._by_shape(node), [self._rows_of(target) for target in written]
+        rules = self._by_shape(node), [self._rows_of(target) for target in written]
+        if any(rule.kind is MergeKind.JOINED for rule in (*rules[0], *rules[1])):
+            self.guessed.append(node)
+        return rules
 
     def _takes_samples(self, inputs: Iterable[fx.Node]) -> bool:
         return any(self.rule(source).kind is not MergeKind.SAME for source in inputs)
