@@ -262,8 +262,9 @@ class CompileCache:
 
     def _add(self, request: CompileRequest) -> Specialization:
         """Compile for a request and keep the result. The least recently used specialization goes if there are too many."""
-        if len(request.batch.sizes) > 1 and not request.batch.is_listed:
-            whole = request.batch.whole
+        whole = request.batch.whole
+        is_cut = len(request.batch.sizes) > 1 and not request.batch.is_listed
+        if is_cut and not all(tensor.is_floating_point() for tensor in whole.tensors):
             self.context.warnings.offsets(offset_names(whole.names, whole.leaves, whole.dims, whole.samples))
         with random_states_restored(python_sources()):  # a library that is imported now may draw
             specialization, decision = specialize(request, self.options, self.decision, self.context)

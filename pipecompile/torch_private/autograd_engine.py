@@ -1,4 +1,4 @@
-"""The autograd engine: backward passes that add to `.grad`, nodes of the graph, and tensors that nodes saved."""
+"""The autograd engine: backward passes that add to `.grad`, the memory of gradients, nodes of the graph, and tensors that nodes saved."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = [
     "hooks_of_tensor",
     "hooks_registered",
     "input_metadata",
+    "other_users",
     "raw_saved_names",
     "saved_tensor_hooks",
     "unpacked_name",
@@ -75,3 +76,13 @@ def raw_saved_names(node: Any) -> list[str]:
 def unpacked_name(name: str) -> str:
     """Return the attribute that unpacks what `name` of `raw_saved_names` holds: `_saved_self`, `saved_tensors`, ... 2.11."""
     return "saved_tensors" if name == "_raw_saved_tensors" else name.replace("_raw", "", 1)
+
+
+_use_count: Callable[[int], int] = torch._C._storage_Use_Count
+_ALONE = 2
+"""Uses of a storage that one tensor has: by the tensor, and by the Python object through which they are counted."""
+
+
+def other_users(tensor: torch.Tensor) -> int:
+    """Return how many other tensors live in the memory of a strided tensor, such as another gradient. 2.11."""
+    return _use_count(tensor.untyped_storage()._cdata) - _ALONE

@@ -16,7 +16,6 @@ __all__ = [
     "foreach_copy",
     "foreach_mul",
     "is_traceable_wrapper_subclass",
-    "other_users",
     "preserve_versions",
     "storage_key",
     "version_of",
@@ -43,16 +42,6 @@ def storage_key(tensor: torch.Tensor) -> int:
     """Return a key of the memory that a strided tensor lives in; views share it. Valid while the tensor is alive. 2.11."""
     key: int = tensor.untyped_storage()._cdata
     return key
-
-
-_use_count: Callable[[int], int] = torch._C._storage_Use_Count
-_ALONE = 2
-"""Uses of a storage that one tensor has: by the tensor, and by the Python object through which they are counted."""
-
-
-def other_users(tensor: torch.Tensor) -> int:
-    """Return how many other tensors live in the memory of a strided tensor. 2.11."""
-    return _use_count(tensor.untyped_storage()._cdata) - _ALONE
 
 
 def footprint(tensor: torch.Tensor) -> int:

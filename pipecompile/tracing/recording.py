@@ -220,7 +220,8 @@ class Recorder(CallRecorder):
 
     def _contexts(self) -> tuple[Any, ...]:
         """Return the modes and patches of a recording, the outermost first."""
-        pieces = piece_calls_intercepted(self.model, self.opaque_calls.opaque.reasons, self._opaque_call)
+        kept = self.opaque_calls.opaque.reasons
+        pieces = piece_calls_intercepted(self.model, kept, self._opaque_call) if kept else nullcontext()
         builtins = builtin_calls_redirected(builtin_substitutes(self), self.reach.functions)
         return (
             self.reads, self.fake, self.draws, self.dispatcher, *self.twins.device_contexts, enable_python_dispatcher(),

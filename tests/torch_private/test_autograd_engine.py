@@ -12,6 +12,7 @@ from pipecompile.torch_private.autograd_engine import (
     hooks_of_tensor,
     hooks_registered,
     input_metadata,
+    other_users,
     raw_saved_names,
     saved_tensor_hooks,
     unpacked_name,
@@ -79,3 +80,12 @@ def test_each_raw_name_of_a_node_has_an_unpacked_one() -> None:
     unpacked = [getattr(node, unpacked_name(name)) for name in names]
     assert any(isinstance(value, torch.Tensor) for value in unpacked)
     assert unpacked_name("_raw_saved_tensors") == "saved_tensors"
+
+
+def test_other_users_of_a_memory_are_counted() -> None:
+    tensor = torch.zeros(4)
+    assert other_users(tensor) == 0
+    views = [tensor.view(2, 2), tensor[1:]]
+    assert other_users(tensor) == len(views)
+    del views
+    assert other_users(tensor) == 0

@@ -11,7 +11,6 @@ from pipecompile.torch_private.storages import (
     foreach_copy,
     foreach_mul,
     is_traceable_wrapper_subclass,
-    other_users,
     preserve_versions,
     storage_key,
     version_of,
@@ -68,12 +67,3 @@ DENSE = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
 )
 def test_bytes_of_what_is_stored(tensor: torch.Tensor, expected: int) -> None:
     assert footprint(tensor) == expected
-
-
-def test_other_users_of_a_memory_are_counted() -> None:
-    tensor = torch.zeros(4)
-    assert other_users(tensor) == 0
-    views = [tensor.view(2, 2), tensor[1:]]
-    assert other_users(tensor) == len(views)
-    del views
-    assert other_users(tensor) == 0

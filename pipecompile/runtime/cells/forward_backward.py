@@ -19,9 +19,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.registers import Frame, Run
-from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate, hooks_registered
+from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate, hooks_registered, other_users
 from pipecompile.torch_private.modes import is_any_autocast_enabled
-from pipecompile.torch_private.storages import other_users, storage_key
+from pipecompile.torch_private.storages import storage_key
 
 __all__ = [
     "Function",
