@@ -12,7 +12,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.batching.call_inputs import flatten
-from pipecompile.batching.microbatches import scatter, scatter_tree, sizes, split_sizes
+from pipecompile.batching.microbatches import scatter, scatter_tree, sizes, split_sizes, weighted_loss
 from pipecompile.errors import InputError
 
 
@@ -83,3 +83,15 @@ def test_a_model_may_write_into_its_micro_batch_while_others_wait(schedule: str)
     assert torch.equal(mine, tokens)
     for a, b in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_losses_are_added_bit_for_bit_as_in_a_loop(count: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(count)
+    for _ in range(20):
+        losses = [torch.rand((), generator=generator).to(dtype) for _ in range(count)]
+        expected = losses[0] * (1 / count)
+        for loss in losses[1:]:
+            expected = expected + loss * (1 / count)
+        assert torch.equal(weighted_loss(losses, [1 / count] * count), expected)
