@@ -99,7 +99,7 @@ class StateWatch:
     def __init__(self, *roots: Any) -> None:
         modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
         self._tables = {id(vars(module).get(name)) for module in modules for name in STATE_TABLES}
-        self._tables |= {id(vars(module)) for module in modules if type(module).__module__.startswith("torch.nn.")}
+        self._layers = {id(vars(module)) for module in modules if type(module).__module__.startswith("torch.nn.")}
         self._then = [(place, content_of(place.container)) for place in places_of(*roots)]
 
     @property
@@ -109,9 +109,14 @@ class StateWatch:
         return frozenset(id(container) for container in places if isinstance(container, (list, dict, deque, set)))
 
     def changes(self) -> list[StateChange]:
-        """Return what differs now. Tables of modules (buffers are written back as such) and layers of torch are left out."""
+        """Return what differs now. Tables of modules are left out: buffers are written back as such. Of layers of torch, only the mode
+        counts: their nodes do the rest.
+        """
         places = [(place, then) for place, then in self._then if id(place.container) not in self._tables]
-        return [change for place, then in places for change in _differences(place, then)]
+        changes = [change for place, then in places for change in _differences(place, then)]
+        return [
+            change for change in changes if change.key == "training" or id(change.place.container) not in self._layers
+        ]
 
 
 def hooks_of(module: nn.Module) -> list[Any]:

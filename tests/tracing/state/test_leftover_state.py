@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import pipecompile as pc
 from pipecompile.tracing.state.leftover_state import (
     StateWatch,
     change_keys,
@@ -68,6 +69,29 @@ def test_what_a_layer_did_itself_is_left_out() -> None:
     (left,) = without_keys(watch.changes(), known)
     assert len(left.value) == 1
     assert left.value[0] is mine
+
+
+class Codebook(nn.Module):
+    """Turns a part of itself to evaluation in every call, as vector quantizers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.codes = nn.Sequential(Notes(), nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.codes.eval()
+        return self.codes[1](self.first(x))
+
+
+def test_modes_of_layers_that_a_call_turns_are_left_turned() -> None:
+    model, expected, x = Codebook(), Codebook(), torch.ones(4, 4)
+    expected(x)
+    pipe = pc.compile(model, 1, n_microbatches=2, loss_fn=lambda y: y.square().mean(), cost="analytic")
+    for _ in range(2):
+        pipe.step(x)
+        modes = {name: module.training for name, module in model.named_modules()}
+        assert modes == {name: module.training for name, module in expected.named_modules()}
 
 
 @pytest.mark.parametrize(("later", "written"), [(2, True), (4, False)])
