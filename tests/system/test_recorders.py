@@ -8,7 +8,7 @@ from recorders import SWITCHED, TOOLS, Verdict, classify, compiled, page
 from tests.semantics.models import functions, modes, regions, values
 
 REGION, STRAIGHT = regions.CASES["no_grad"], functions.CASES["straight-through function"]
-VALUE = values.CASES["if x.sum() > 0"]
+VALUE, FORMATTED = values.CASES["if x.sum() > 0"], values.CASES["a formatted value"]
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,8 @@ VALUE = values.CASES["if x.sum() > 0"]
         (STRAIGHT, "export", Verdict("silently wrong", "gradients")),
         (STRAIGHT, "pipecompile", Verdict("right")),
         (VALUE, "symbolic_trace", Verdict("refused", "TraceError")),
-        (VALUE, "pipecompile", Verdict("refused", "PC101")),
+        (VALUE, "pipecompile", Verdict("right")),
+        (FORMATTED, "pipecompile", Verdict("refused", "PC199")),
     ],
 )
 def test_a_case_is_classified(case, tool, verdict) -> None:
