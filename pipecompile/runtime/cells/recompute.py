@@ -191,7 +191,7 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
 def _restored(before: Recipe, stage: StageRun, device_types: Sequence[str]) -> AbstractContextManager[None]:
     """Return a context in which the state of the forward holds; for most stages nothing differs."""
     autocast = before.autocast if before.autocast != _autocast(device_types) else ()
-    is_same = not autocast and before.random is None and not stage.effects.written_buffers and before.numbers is None
+    is_same = not autocast and before.random is None and not stage.effects.written_buffers and not before.numbers
     return nullcontext() if is_same else _state_restored(before, autocast, stage)
 
 
