@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from pipecompile.torch_private.modules import BatchNorm
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.state.snapshot import model_restored
 from pipecompile.tracing.state.tensor_contents import tensors_restored
@@ -38,7 +39,10 @@ class _KeptFunction(nn.Module):
 
 
 class KeptPiece(nn.Module):
-    """A piece kept whole, without the check of its result. It has no parameters of its own, so that none are drawn."""
+    """A piece kept whole, without the check of its result. It has no parameters of its own, so that none are drawn.
+
+    Its BatchNorm layers normalise by their running statistics, as each micro-batch has its own: samples do not meet there.
+    """
 
     def __init__(self, piece: OpaqueModule) -> None:
         super().__init__()
@@ -46,8 +50,16 @@ class KeptPiece(nn.Module):
 
     def forward(self, _call: int, _size: int, *args: Any, **kwargs: Any) -> Any:
         (piece,) = self._piece
+        norms = [one for one in piece.owner[0].modules() if isinstance(one, BatchNorm) and one.training]
+        tracked = [norm for norm in norms if norm.running_mean is not None]
         with model_restored(piece.owner[0]), tensors_restored(piece.owner[0]):
-            return piece.run(*args, **kwargs)
+            for norm in tracked:
+                norm.training = False
+            try:
+                return piece.run(*args, **kwargs)
+            finally:
+                for norm in tracked:
+                    norm.training = True
 
 
 def _copied(layer: nn.Module) -> nn.Module | None:

@@ -8,7 +8,7 @@ record ──► fails ──► the smallest piece that the exception passed th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -38,6 +38,9 @@ _ATTEMPTS = 64
 _WILD_SAMPLES = 8
 """Batch size in samples of the trial run on wild data: large enough that the number of rows that a mask selects is
 unlikely to equal the batch size by chance."""
+
+_DRAWS = 4
+"""Trial runs with other draws, if a piece draws random numbers: what it returns may depend on them, as with layer drop."""
 
 _MOST = 0.75
 """The part of the model's parameters that one call of a block may use."""
@@ -153,6 +156,7 @@ class OpaquePieces:
         2  another batch size and changed data, or as much of it as the model accepts
         3  a third batch size, if run 2 had a second: sizes that fit two batches may do so by chance
         4  wild data, if there are opaque pieces
+        5  other draws, a few times, if a piece draws random numbers
         """
         size = self.inputs.samples
         runs, sizes = [self._first_trial(reasons, size)], [size]
@@ -172,10 +176,28 @@ class OpaquePieces:
         if reasons:
             has_functions = any(piece.is_function for piece in reasons)
             add_run(_WILD_SAMPLES if has_two_sizes and has_functions else size, DataChange.WILD)
+        for run in self._other_draws(runs[0], size):
+            runs.append(run)
+            sizes.append(size)
         self.is_batch_fixed = self.is_batch_fixed or (size is not None and not has_two_sizes)
         specs = {piece: infer_result_specs(piece, [run[piece] for run in runs], sizes) for piece in reasons}
         self._check_blocks(specs)
         return specs
+
+    def _other_draws(
+        self, first: dict[Piece, list[TrialCall]], size: int | None
+    ) -> Iterator[dict[Piece, list[TrialCall]]]:
+        """Yield runs that draw other random numbers. Raise UnpredictableResult for a piece whose calls or structure depend on them."""
+        drawing = [piece for piece, calls in first.items() if any(call.draws_random for call in calls)]
+        for seed in range(2, 2 + _DRAWS) if drawing else ():
+            run = self._varied_trial(first, size, change=DataChange.NONE, seed=seed)
+            if run is None:
+                continue
+            for piece in drawing:
+                if not are_comparable({piece: first[piece]}, {piece: run[piece]}):
+                    raise UnpredictableResult(piece, "the structure of its result depends on the numbers that it draws")
+            if are_comparable(first, run):
+                yield run
 
     def _check_blocks(self, specs: dict[Piece, list[ResultSpec]]) -> None:
         """Raise UnpredictableResult for a block that has nearly all of the model in it: no cut would be left."""
@@ -205,26 +227,26 @@ class OpaquePieces:
             yield other, DataChange.NONE
 
     def _varied_trial(
-        self, reasons: dict[Piece, OpaqueReason], size: int | None, *, change: DataChange
+        self, pieces: Iterable[Piece], size: int | None, *, change: DataChange, seed: int = 1
     ) -> dict[Piece, list[TrialCall]] | None:
         """Run the model with other random numbers; return None if it raises on these inputs."""
         with suppress(Exception):
-            return self._trial(reasons, size, reseed=True, change=change)
+            return self._trial(pieces, size, seed=seed, change=change)
         return None
 
     def _trial(
         self,
-        reasons: dict[Piece, OpaqueReason],
+        pieces: Iterable[Piece],
         size: int | None,
         *,
-        reseed: bool = False,
+        seed: int = 0,
         change: DataChange = DataChange.NONE,
     ) -> dict[Piece, list[TrialCall]]:
         pairs = zip(self.inputs.leaves, self.inputs.dims, strict=True)
         leaves = [vary_input(leaf, dim, size, change=change) for leaf, dim in pairs]
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
         with torch.set_grad_enabled(self.has_grad):
-            return run_trial(self.model, args, kwargs, reasons, reseed=reseed)
+            return run_trial(self.model, args, kwargs, pieces, reseed=seed)
 
 
 def record_with_retries(model: nn.Module, inputs: FlatInputs, attempt: Callable[[OpaquePieces], T]) -> T:

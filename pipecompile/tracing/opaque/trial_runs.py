@@ -81,11 +81,11 @@ class TrialCall:
 
 
 def run_trial(
-    model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], *, reseed: bool = False
+    model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], *, reseed: int = 0
 ) -> dict[Piece, list[TrialCall]]:
     """Run the model once, and return the calls of each piece in order. Raise what the model raises.
 
-    `reseed`: draw other random numbers than the first trial run.
+    `reseed`: draw other random numbers than trial runs with another `reseed`.
     """
     calls: dict[Piece, list[TrialCall]] = {piece: [] for piece in pieces}
     kernels = _KernelMode(model)
@@ -108,8 +108,8 @@ def run_trial(
         for context in contexts:
             stack.enter_context(context)
         if reseed:
-            torch.manual_seed(torch.initial_seed() + 1)
-            RandomStates(kernels.sources).advance()
+            torch.manual_seed(torch.initial_seed() + reseed)
+            RandomStates(kernels.sources).advance(reseed)
         model(*args, **kwargs)
     return calls
 

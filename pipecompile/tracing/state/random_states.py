@@ -101,10 +101,11 @@ class RandomStates:
         triples = zip(self.sources, self._states, other._states, strict=True)
         return tuple(source.name for source, one, two in triples if not _equal(one, two))
 
-    def advance(self) -> None:
-        """Draw one number from every generator, so that later draws are others."""
+    def advance(self, count: int = 1) -> None:
+        """Draw numbers from every generator, so that later draws are others."""
         for source in self.sources:
-            source.draw()
+            for _ in range(count):
+                source.draw()
 
 
 @contextmanager

@@ -63,9 +63,9 @@ def test_nothing_stays(fails):
     call = nn.Module.__call__
     if fails:
         with pytest.raises(ValueError, match="late"):
-            run_trial(model, (x,), {}, [Piece("part")], reseed=True)
+            run_trial(model, (x,), {}, [Piece("part")], reseed=1)
     else:
-        run_trial(model, (x,), {}, [Piece("part")], reseed=True)
+        run_trial(model, (x,), {}, [Piece("part")], reseed=1)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert [tensor._version for tensor in (*model.parameters(), *model.buffers())] == versions
     assert torch.equal(x, original)

@@ -230,6 +230,29 @@ def test_a_block_holds_the_layers_that_it_names_on_every_way() -> None:
         assert torch.equal(graph(given), model(given))
 
 
+class Listing(nn.Module):
+    """A stack of layers with layer drop that lists what the layers give: as many as ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        seen = []
+        for layer in self.layers:
+            if torch.rand(()) > 0.3:
+                x = layer(x)
+                seen.append(x)
+        return x, seen
+
+
+def test_a_structure_that_draws_decide_is_refused_when_the_model_is_compiled() -> None:
+    seed(0)
+    with pytest.raises(pc.TraceError, match="depends on the numbers that it draws") as caught:
+        pc.trace(nn.Sequential(nn.Linear(6, 6), Listing()), torch.randn(4, 6))
+    assert caught.value.code == "PC111"
+
+
 def changes_the_kind(m: Any, x: torch.Tensor) -> torch.Tensor:
     bias = None
     for layer in m.layers:
