@@ -107,7 +107,7 @@ class Pipeline(ModelProxy):
     ) -> Any:
         """Run forward and backward of all micro-batches under the schedule. Gradients are added to `.grad`.
 
-        Returns the detached loss of the whole mini-batch: micro-batch losses weighted by size, or their sum. With `has_aux`,
+        Returns the detached loss of the whole mini-batch: micro-batch losses weighted by what they count, or their sum. With `has_aux`,
         returns (loss, list of what `loss_fn` returned beside the loss, one entry per micro-batch). Gradients are those of the loss
         times the scale of `scaler`; the returned loss is not scaled. No gradients are added under `torch.no_grad` and
         `torch.inference_mode`, nor by a schedule without a backward.

@@ -50,16 +50,11 @@ class KeptPiece(nn.Module):
 
     def forward(self, _call: int, _size: int, *args: Any, **kwargs: Any) -> Any:
         (piece,) = self._piece
-        norms = [one for one in piece.owner[0].modules() if isinstance(one, BatchNorm) and one.training]
-        tracked = [norm for norm in norms if norm.running_mean is not None]
         with model_restored(piece.owner[0]), tensors_restored(piece.owner[0]):
-            for norm in tracked:
-                norm.training = False
-            try:
-                return piece.run(*args, **kwargs)
-            finally:
-                for norm in tracked:
-                    norm.training = True
+            for layer in piece.owner[0].modules():
+                if isinstance(layer, BatchNorm) and layer.running_mean is not None:
+                    layer.training = False
+            return piece.run(*args, **kwargs)
 
 
 def _copied(layer: nn.Module) -> nn.Module | None:

@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece: the module at `path`, its method `method`, a torch function, or a plain function.
+    """A piece: the module at `path`, its method `method`, a torch function, a plain function, or a block of statements.
 
     For a torch function, `method` is its name, `path` the module that calls it, and `line` the user's line of the call. For a
     plain function, `method` is its name, `path` is "", and `function` names it as `plain_functions` does. For a block of statements,
@@ -98,18 +98,17 @@ def candidates(error: BaseException, model: nn.Module, code: str = "") -> Iterat
     blocks: dict[Piece, None] = {}
     inner = dropwhile(lambda step: owner_in(step[0], paths) is None, frames(error))
     for frame, line in inner:
-        owner = owner_in(frame, paths)
-        own = _piece(paths[id(owner)], owner, frame.f_code.co_name) if owner is not None else None
+        owner, path = owner_in(frame, paths), owner_of(frame, paths)
+        own = _piece(path, owner, frame.f_code.co_name) if owner is not None else None
         if own is not None:
             pieces.pop(own, None)
             pieces[own] = None
-        inside = dict.fromkeys(reversed(_blocks(frame, line, paths)))
         is_looped = in_loop(original_code(frame.f_code), line)
-        if not owner_of(frame, paths):
-            functions = _function(frame)
+        if not path:
+            inside, functions = _blocks(frame, line, path), _function(frame)
             blocks |= {**functions, **inside} if is_looped else {**inside, **functions}
-        elif code in _DECISIONS and _is_large(model.get_submodule(owner_of(frame, paths)), model):
-            pieces |= inside if is_looped else {}
+        elif is_looped and code in _DECISIONS and _is_large(model.get_submodule(path), model):
+            pieces |= _blocks(frame, line, path)
     yield from (*reversed(pieces), *vars(error).get(_FUNCTION_PIECE, ()))
     yield from (piece for piece in reversed(blocks) if code != _OTHER or not piece.block)
 
@@ -135,12 +134,11 @@ def _is_large(module: nn.Module, model: nn.Module) -> bool:
     return own >= _LARGE * whole and len([*module.children()]) > 0
 
 
-def _blocks(frame: FrameType, line: int, paths: Mapping[int, str]) -> list[Piece]:
-    """Return the blocks around a line of the user's, the smallest first."""
-    if not is_users(frame):
-        return []
-    code, path = original_code(frame.f_code), owner_of(frame, paths)
-    return [Piece(path, code.co_name, block=block) for block in blocks_around(code, line)]
+def _blocks(frame: FrameType, line: int, path: str) -> dict[Piece, None]:
+    """Return the blocks around a line of the user's that the module at `path` runs, the largest first."""
+    code = original_code(frame.f_code)
+    found = [*blocks_around(code, line)] if is_users(frame) else []
+    return {Piece(path, code.co_name, block=block): None for block in reversed(found)}
 
 
 _FUNCTION_PIECE = "_pipecompile_piece"

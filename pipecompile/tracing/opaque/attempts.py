@@ -90,7 +90,11 @@ class OpaquePieces:
                 raise
             self.has_blocks = False
             self.reasons = {piece: reason for piece, reason in self.reasons.items() if piece.block is None}
-            self.result_specs = self._infer(self.reasons)
+            try:
+                self.result_specs = self._infer(self.reasons)
+            except UnpredictableResult as problem:
+                self.rejected[problem.piece] = problem.why
+                raise self._final(fault) from error
 
     def _grow_by(self, pieces: list[Piece], error: Exception, cause: Exception, fault: TraceError) -> None:
         """Make one of the pieces opaque. Raise TraceError if none can be."""

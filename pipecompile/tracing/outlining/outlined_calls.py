@@ -22,6 +22,7 @@ from torch import nn
 
 from pipecompile.batching.containers import flatten_containers, hides_tensors
 from pipecompile.torch_private.modules import buffers_of, children_of, parameters_of
+from pipecompile.tracing.emit.value_nodes import PLAIN
 from pipecompile.tracing.outlining.code_blocks import Block, CodeBlock, find_block
 from pipecompile.tracing.outlining.function_source import source_of
 from pipecompile.tracing.outlining.outlined_code import RETURNED, Route, outlined_code
@@ -29,8 +30,8 @@ from pipecompile.tracing.reachable_code import reachable
 
 __all__ = ["BlockCall", "UnsuitableBlock", "code_outlined", "owner_in", "owner_of"]
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_VALUES = (torch.Tensor, *PLAIN, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Types of the leaves that a node takes as arguments."""
 
 
 class UnsuitableBlock(Exception):
@@ -235,4 +236,4 @@ def _kinds(value: Any) -> tuple[Any, ...]:
 
 def _is_value(value: Any) -> bool:
     """Return whether a value can be an argument of a node: tensors and plain values in containers."""
-    return all(isinstance(leaf, (torch.Tensor, *_PLAIN, *_SYMBOLIC)) for leaf in flatten_containers(value)[0])
+    return all(isinstance(leaf, _VALUES) for leaf in flatten_containers(value)[0])
