@@ -20,13 +20,16 @@ process and several ranks take differently stand in the `Backend`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from pipecompile.batching.batch_dims import batch_dims_text
 from pipecompile.batching.call_inputs import FlatInputs
+from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.batching.sample_lists import lists_of_tensors
+from pipecompile.costs import CostError
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.specialization import Specialization
@@ -146,10 +149,33 @@ def _cost(
         return {}
     check_stage_count(graph, options.n_stages)
     options.check_names(graph)
-    if decision.plan is None and options.cost != "analytic":
-        move_model(context.model, options.devices[0])
     with hint_at_small_microbatches(max(request.counts) if len(request.counts) == 1 else 1, request.samples):
+        if decision.plan is None and options.cost != "analytic":
+            return _measured(graph, request.candidates, options, context)
         return measure_costs(graph, request.candidates, options)
+
+
+def _measured(
+    graph: TracedGraph, candidates: Sequence[MiniBatch], options: Options, context: CompileContext
+) -> CostTable:
+    """Measure on the first device. Estimate instead, with a warning and the model where it was, if the model does not fit there."""
+    move_back: Callable[[], None] = _nothing
+    try:
+        move_back = move_model(context.model, options.devices[0])
+        return measure_costs(graph, candidates, options)
+    except (CostError, torch.OutOfMemoryError) as error:
+        if not any(isinstance(one, torch.OutOfMemoryError) for one in (error, error.__cause__)):
+            raise
+        move_back()
+        if options.cost == "profile":
+            what = f"the model does not fit on {options.devices[0]}, where its operations are measured"
+            raise CostError(what, hint='cost="auto" or cost="analytic" to estimate them') from error
+    context.warnings.estimated(options.devices[0])
+    return measure_costs(graph, candidates, replace(options, cost="analytic"))
+
+
+def _nothing() -> None:
+    """Leave all tensors where they are."""
 
 
 def _partition(

@@ -6,6 +6,8 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 
+import torch
+
 from pipecompile.driver.signature import Signature
 from pipecompile.errors import RecordingWarning
 from pipecompile.ir import Kind
@@ -46,6 +48,14 @@ class WarningsOnce:
                 f"the schedule splits backwards, and a {whole} computes all its gradients at once: all in I, W does nothing."
                 f" Try schedule='1f1b', or {off}=False",
             )
+
+    def estimated(self, device: torch.device) -> None:
+        """Warn that costs are estimated, since the model does not fit on the device where they would be measured."""
+        self._once(
+            "estimated",
+            f"the model does not fit on {device}, where its operations would be measured: costs are estimated from data sheets."
+            ' Try compile(..., cost="analytic") to say so, or costs={"layer": seconds}',
+        )
 
     def anew(self, signature: Signature, guard: Guard | None, samples: int, limit: int) -> None:
         """Warn that the model is recorded again: because `guard` fails for `samples` samples, or because the cache is small."""

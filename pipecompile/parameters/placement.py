@@ -6,7 +6,7 @@ A tensor used on several devices has its home on the device of its first use, an
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from threading import Lock
 
 import torch
@@ -23,12 +23,26 @@ from pipecompile.torch_private.modules import buffers_of, parameters_of
 __all__ = ["Homes", "move_model", "place_stages", "tensor_uses"]
 
 
-def move_model(model: nn.Module, device: torch.device) -> None:
-    """Move the whole model to `device`, where its operations are measured, if `device` is a GPU. Skip tensors on meta."""
-    if device.type == "cuda":
-        for tensor in (*model.parameters(), *model.buffers()):
-            if not tensor.is_meta:
-                tensor.data = tensor.data.to(device)
+def move_model(model: nn.Module, device: torch.device) -> Callable[[], None]:
+    """Move the whole model to `device`, where its operations are measured, if `device` is a GPU. Skip tensors on meta.
+
+    Return a function that moves the model back. Raise OutOfMemoryError, with the model where it was, if it does not fit.
+    """
+    moved: list[tuple[torch.Tensor, torch.device]] = []
+
+    def move_back() -> None:
+        for tensor, home in moved:
+            tensor.data = tensor.data.to(home)
+
+    try:
+        for tensor in (*model.parameters(), *model.buffers()) if device.type == "cuda" else ():
+            if not tensor.is_meta and tensor.device != device:
+                here, tensor.data = tensor.device, tensor.data.to(device)
+                moved.append((tensor, here))
+    except torch.OutOfMemoryError:
+        move_back()
+        raise
+    return move_back
 
 
 class Homes:

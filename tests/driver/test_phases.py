@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.driver import phases
 from pipecompile.driver.backend import ProcessBackend
 from pipecompile.driver.compile_context import Decision
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.graph.colocation import note_ties
+from pipecompile.parameters.placement import move_model
 from pipecompile.planning.planner import Planned
 from pipecompile.tracing.traced_graph import TracedGraph
 from tests.support.compilations import context_of, layers, mini_batch, options_of, request_of
@@ -140,3 +142,61 @@ def test_a_micro_batch_too_small_for_the_model_is_said_to_be() -> None:
     with pytest.raises(pc.CostError, match=r"n_microbatches=, fewer than 6, if a micro-batch of 1 is too small"):
         compiled(model, 6, batch_norm="each")
     assert compiled(model, 3, batch_norm="each")[0].log.lines["cost"] == "1 micro-batch size"
+
+
+class Crowded:
+    """A device that is full after so many tensors."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def to(self, tensor: torch.Tensor, device: object, **_: object) -> torch.Tensor:
+        if str(device) == "cuda:0":
+            if self.room == 0:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            self.room -= 1
+            return torch.full_like(tensor, 7.0)
+        return torch.zeros_like(tensor)
+
+
+def test_a_model_that_does_not_fit_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, half of it stayed on the GPU on which it was to be measured."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    crowded = Crowded(3)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **_: crowded.to(self, device))
+    with pytest.raises(torch.OutOfMemoryError):
+        move_model(model, torch.device("cuda:0"))
+    *moved, last = model.parameters()
+    assert not any(bool(p.any()) for p in moved)
+    assert bool(last.any()), "the one that had no room was not moved"
+    crowded.room = 4
+    move_back = move_model(model, torch.device("cuda:0"))
+    assert all(bool((p == 7.0).all()) for p in model.parameters())
+    move_back()
+    assert not any(bool(p.any()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("place", ["moving", "measuring"])
+def test_a_model_larger_than_its_device_is_compiled_with_estimates(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved_back: list[bool] = []
+
+    def full(*_: object) -> object:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    if place == "moving":
+        monkeypatch.setattr(phases, "move_model", full)
+    else:
+        monkeypatch.setattr(phases, "move_model", lambda *_: lambda: moved_back.append(True))
+        monkeypatch.setattr("pipecompile.costs.model_choice.profiled_costs", fails_for_memory)
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), torch.randn(4, 3)
+    with pytest.warns(pc.RecordingWarning, match="does not fit on cpu, where its operations would be measured"):
+        pipe = pc.compile(model, 2, example_args=(x,))
+    assert pipe.plan.n_stages == 2
+    assert moved_back == [True] * (place == "measuring")
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    with pytest.raises(pc.CostError, match="where its operations are measured"):
+        pc.compile(model, 2, example_args=(x,), cost="profile")
+
+
+def fails_for_memory(*_: object, **__: object) -> None:
+    raise pc.CostError("node x failed") from torch.OutOfMemoryError("CUDA out of memory")
