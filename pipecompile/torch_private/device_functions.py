@@ -10,10 +10,19 @@ from torch.utils._device import _device_constructors
 
 from pipecompile.torch_private.pytree import tree_map_only
 
-__all__ = ["device_constructors", "requested_device", "to_device"]
+__all__ = ["device_constructors", "keep_busy", "requested_device", "to_device"]
 
 device_constructors: Callable[[], set[Callable[..., Any]]] = _device_constructors
 """Return the functions of torch that make a tensor and take `device=`. 2.11."""
+
+
+def keep_busy(seconds: float) -> None:
+    """Launch a kernel that does nothing for about so many seconds on the current stream of the current GPU. 2.11."""
+    torch.cuda._sleep(int(seconds * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
+
+
+CYCLES_PER_SECOND = 2e9
+"""Clock cycles per second of a GPU, rounded up."""
 
 
 def to_device(value: Any, device: torch.device) -> Any:

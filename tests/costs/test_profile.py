@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,10 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torchvision.models import VisionTransformer, densenet121, resnet18, swin_t
 
+from pipecompile.costs import profile
 from pipecompile.costs.analytic import analytic_costs
 from pipecompile.costs.node_cost import CostError, NodeCost
-from pipecompile.costs.profile import Repeats, measure_until_stable, overall_spread, profiled_costs
+from pipecompile.costs.profile import Repeats, StreamClock, measure_until_stable, overall_spread, profiled_costs
 from pipecompile.tracing.node_facts import note
 
 QUICK = Repeats(least=2, most=3, budget=1.0)
@@ -181,3 +184,46 @@ def test_a_long_node_weighs_more_in_the_spread() -> None:
     steady, restless = [(10.0, 0.0, 0.0)] * 4, [(0.1, 0.0, 0.0), (0.3, 0.0, 0.0)] * 2
     assert overall_spread({"long": steady, "short": restless}) < 0.02
     assert overall_spread({"long": [(t * 50, 0.0, 0.0) for t, *_ in restless], "short": steady}) > 0.1
+
+
+class Card:
+    """A GPU as a host sees it: it works off what was launched, in order, and its events know its own time."""
+
+    def __init__(self) -> None:
+        self.free = 0.0
+
+    def run(self, seconds: float) -> None:
+        self.free = max(self.free, perf_counter()) + seconds
+
+    def event(self, **_: Any) -> Any:
+        card = self
+
+        class Event:
+            def record(self) -> None:
+                self.at = max(card.free, perf_counter())
+
+            def synchronize(self) -> None:
+                sleep(max(0.0, self.at - perf_counter()))
+
+            def elapsed_time(self, end: Any) -> float:
+                return 1e3 * float(end.at - self.at)
+
+        return Event()
+
+
+def test_seconds_of_a_gpu_have_no_part_in_which_the_host_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, events surrounded a node on an empty stream: here 8 ms of launching beside 1 ms of kernels."""
+    card = Card()
+    monkeypatch.setattr(torch.cuda, "Event", card.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: sleep(max(0.0, card.free - perf_counter())))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(profile, "keep_busy", card.run)
+
+    def node() -> None:
+        sleep(8e-3)
+        card.run(1e-3)
+
+    clock = StreamClock(torch.device("cuda:0"))
+    times = [clock(node) for _ in range(5)]
+    assert times[0] > 5e-3, "the first launch is longer than any before"
+    assert max(times[1:]) < 2e-3
