@@ -164,15 +164,17 @@ def _plain_kernels() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel: its FLOPs, the bytes that it moves, and the dtype in which it computes."""
+    """One kernel: its FLOPs, the bytes that it moves, the dtype in which it computes, and whether it is a convolution."""
 
     flops: float
     moved: float
     dtype: torch.dtype
+    convolves: bool = False
 
     def seconds(self, spec: DeviceSpec) -> float:
-        """Return the roofline time on a device."""
-        return spec.seconds(self.flops, self.moved, self.dtype)
+        """Return the roofline time on a device, with TF32 where torch.backends allows it now."""
+        settings: Any = torch.backends.cudnn.conv if self.convolves else torch.backends.cuda.matmul  # type: ignore[attr-defined]
+        return spec.seconds(self.flops, self.moved, self.dtype, tf32=settings.fp32_precision == "tf32")
 
 
 _aten = torch.ops.aten
@@ -218,7 +220,8 @@ class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _launches(func, read, results):
             formula = self._formulas.get(func.overloadpacket)
             flops = float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
-            self._kernels.append(Kernel(flops, _moved(func, args, read, results), _dtype(read, results)))
+            convolves = "conv" in func.overloadpacket.__name__
+            self._kernels.append(Kernel(flops, _moved(func, args, read, results), _dtype(read, results), convolves))
         return result
 
 

@@ -26,7 +26,7 @@ GPU_LAUNCH, CPU_LAUNCH = 5 * MICRO, 2 * MICRO
 class DeviceSpec:
     """Peak rates of one device: dense (no sparsity), one direction of its link. Rates are per second, sizes in bytes.
 
-    `link_latency` and `launch_overhead` are seconds.
+    `link_latency` and `launch_overhead` are seconds. `tf32` is the rate of float32 products on tensor cores, 0 without them.
     """
 
     name: str
@@ -36,14 +36,20 @@ class DeviceSpec:
     link_latency: float
     launch_overhead: float
     memory: int
+    tf32: float = 0.0
 
-    def peak(self, dtype: torch.dtype) -> float:
-        """Return the FLOP/s in `dtype`. A type that the data sheet does not list runs at the float32 rate."""
+    def peak(self, dtype: torch.dtype, *, tf32: bool = False) -> float:
+        """Return the FLOP/s in `dtype`. A type that the data sheet does not list runs at the float32 rate.
+
+        `tf32`: products of float32 may run on tensor cores, as torch.backends says.
+        """
+        if tf32 and dtype == torch.float32 and self.tf32:
+            return self.tf32
         return self.flops.get(dtype, self.flops[torch.float32])
 
-    def seconds(self, flops: float, moved: float, dtype: torch.dtype) -> float:
+    def seconds(self, flops: float, moved: float, dtype: torch.dtype, *, tf32: bool = False) -> float:
         """Return the roofline time of one kernel: the longer of computing and of moving its bytes, plus a launch."""
-        return max(flops / self.peak(dtype), moved / self.bandwidth) + self.launch_overhead
+        return max(flops / self.peak(dtype, tf32=tf32), moved / self.bandwidth) + self.launch_overhead
 
 
 def _gpu(
@@ -63,11 +69,12 @@ def _gpu(
     rates = {torch.float64: fp64, torch.float32: fp32, torch.float16: fp16, torch.bfloat16: bf16,
              torch.float8_e4m3fn: fp8, torch.float8_e5m2: fp8}  # fmt: skip
     flops = {dtype: rate * TERA for dtype, rate in rates.items() if rate}
-    return DeviceSpec(name, flops, bandwidth * GIGA, link, latency, GPU_LAUNCH, memory * GIB)
+    tf32 = flops.get(torch.bfloat16, 0.0) / 2  # so on all data sheets since Ampere
+    return DeviceSpec(name, flops, bandwidth * GIGA, link, latency, GPU_LAUNCH, memory * GIB, tf32)
 
 
-# float32 is the rate of the CUDA cores: by default PyTorch multiplies matrices in full float32
-# (torch.set_float32_matmul_precision). NVLink figures on data sheets add both directions; here is one.
+# float32 is the rate of the CUDA cores: by default PyTorch multiplies matrices in full float32, and convolves in TF32
+# (torch.backends). NVLink figures on data sheets add both directions; here is one.
 _SPECS = (
     # Intel ARK, Xeon Platinum 8380: 40 cores x 2.3 GHz x 2 AVX-512 FMA units; DDR4-3200 x 8. Its link is its DRAM.
     DeviceSpec(
@@ -113,8 +120,8 @@ def spec_for(device: DeviceSpec | torch.device | str) -> DeviceSpec:
     name = str(device).lower()
     if name.partition(":")[0] == "cuda":
         name = _card(torch.device(name))
-        if torch.cuda.is_available() and name not in DEVICES:
-            return _unlisted(torch.device(device), name)
+        if torch.cuda.is_available():
+            return _scaled(torch.device(device), name) if name in DEVICES else _unlisted(torch.device(device), name)
     if name.startswith("cpu:"):
         name = "cpu"
     if name not in DEVICES:
@@ -134,6 +141,34 @@ def _card(device: torch.device) -> str:
     full = torch.cuda.get_device_name(device).lower()
     words = full.replace("-", " ").split()
     return next((word for word in words if word in DEVICES), full)
+
+
+_MULTIPROCESSORS = {
+    "p40": 30, "p100": 56, "v100": 80, "t4": 40, "a10": 72, "a100": 108, "l4": 58, "l40s": 142, "h100": 132, "h200": 132, "b200": 148,
+}  # fmt: skip
+"""Multiprocessors of the card of each data sheet."""
+
+_PCIE = {"v100": PCIE3, "p100": PCIE3, "a100": PCIE4, "h100": PCIE5, "h200": PCIE5}
+"""Links of the cards of which there is one without NVLink."""
+
+
+def _scaled(device: torch.device, name: str) -> DeviceSpec:
+    """Return the data sheet of the card that is there: with its memory, with the rates of as many multiprocessors as it has, and
+    with its link. A MIG slice has the bandwidth of its part of the memory.
+    """
+    spec, full = DEVICES[name], torch.cuda.get_device_name(device).lower()
+    properties = torch.cuda.get_device_properties(device)
+    share = min(1.0, properties.multi_processor_count / _MULTIPROCESSORS[name])
+    is_slice = "mig" in full.replace("-", " ").split()
+    bandwidth = spec.bandwidth * (min(1.0, properties.total_memory / spec.memory) if is_slice else 1.0)
+    return replace(
+        spec,
+        flops={dtype: rate * share for dtype, rate in spec.flops.items()},
+        tf32=spec.tf32 * share,
+        bandwidth=bandwidth,
+        link_bandwidth=_PCIE.get(name, spec.link_bandwidth) if "pcie" in full else spec.link_bandwidth,
+        memory=properties.total_memory,
+    )
 
 
 def _unlisted(device: torch.device, name: str) -> DeviceSpec:
@@ -174,7 +209,11 @@ class Links:
             return cls(1.0 / best, spec.link_latency, tuple(map(tuple, rows)))
         if bandwidth is not None:
             return cls(1.0 / bandwidth, spec.link_latency)
-        return cls(0.0, 0.0) if len(set(devices)) == 1 else cls(1.0 / spec.link_bandwidth, spec.link_latency)
+        if len(set(devices)) == 1:
+            return cls(0.0, 0.0)
+        factors = tuple(tuple(float(one != other) for other in devices) for one in devices)
+        is_shared = len(set(devices)) < len(devices)
+        return cls(1.0 / spec.link_bandwidth, spec.link_latency, factors if is_shared else None)
 
     def seconds(self, routes: Sequence[Route], placement: Sequence[int] | None) -> dict[str, float]:
         """Return, per route, the seconds of its slowest link in one direction; of the fastest link without a

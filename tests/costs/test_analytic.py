@@ -198,3 +198,24 @@ def test_taking_starts_anew() -> None:
     with log:
         X.exp()
     assert (len(log.take()), log.take()) == (1, ())
+
+
+def test_convolutions_are_rated_as_torch_runs_them() -> None:
+    """Before, convolutions of float32 were rated without tensor cores, though cuDNN uses them unless it is told not to."""
+    spec = DeviceSpec("mine", {torch.float32: 1e9}, 1e15, 1.0, 0.0, 0.0, 1, tf32=8e9)
+    model = symbolic_trace(nn.Sequential(nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(6 * 8 * 8, 4)))
+
+    def seconds() -> list[float]:
+        costs = analytic_costs(model, [torch.randn(2, 4, 10, 10)], device=spec)
+        return [costs["_0"].forward, costs["_0"].backward, costs["_2"].forward]
+
+    default = seconds()
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        exact = seconds()
+    assert [a / b for a, b in zip(exact, default, strict=True)] == pytest.approx([8.0, 8.0, 1.0], rel=0.01)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert seconds()[2] == pytest.approx(exact[2] / 8, rel=0.01)
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -35,9 +35,50 @@ def test_cuda_without_a_card_says_so() -> None:
     ("full", "short"), [("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA H200", "h200"), ("Tesla V100-SXM2-32GB", "v100")]
 )
 def test_a_card_is_known_by_its_full_name(monkeypatch: pytest.MonkeyPatch, full: str, short: str) -> None:
+    whole = card(monkeypatch, full, DEVICES[short].memory, multiprocessors=1000)
+    assert whole == DEVICES[short]
+
+
+def card(monkeypatch: pytest.MonkeyPatch, full: str, memory: int, multiprocessors: int) -> DeviceSpec:
+    """Return the data sheet of a pretended card."""
+    properties = SimpleNamespace(total_memory=memory, multi_processor_count=multiprocessors)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: full)
-    assert spec_for("cuda:0").name == short
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: full)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return spec_for("cuda:0")
+
+
+def test_a_card_is_scaled_to_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, PCIe cards, those with less memory and MIG slices got the sheet of the largest card of the name."""
+    sheet = DEVICES["a100"]
+    small = card(monkeypatch, "NVIDIA A100-PCIE-40GB", 40 << 30, 108)
+    assert (small.memory, small.bandwidth, small.flops) == (40 << 30, sheet.bandwidth, sheet.flops)
+    assert small.link_bandwidth == pytest.approx(31.5e9)
+    part = card(monkeypatch, "NVIDIA A100-SXM4-80GB MIG 2g.20gb", 20 << 30, 27)
+    assert part.peak(torch.bfloat16) == pytest.approx(sheet.peak(torch.bfloat16) / 4)
+    assert part.tf32 == pytest.approx(sheet.tf32 / 4)
+    assert part.bandwidth == pytest.approx(sheet.bandwidth / 4)
+
+
+def test_products_of_float32_may_run_on_tensor_cores() -> None:
+    spec = DEVICES["a100"]
+    assert spec.peak(torch.float32, tf32=True) == pytest.approx(156e12)
+    assert spec.peak(torch.float32) == spec.peak(torch.float32, tf32=False) == pytest.approx(19.5e12)
+    assert spec.peak(torch.float16, tf32=True) == spec.peak(torch.float16)
+    assert DEVICES["v100"].peak(torch.float32, tf32=True) == DEVICES["v100"].peak(torch.float32)
+
+
+def test_pipeline_devices_on_one_card_exchange_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, of two cards with two pipeline devices each, all pairs were charged a copy."""
+    card(monkeypatch, "NVIDIA H200", 141 << 30, 132)
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    links = Links.of([first, first, second, second], None)
+    seconds = {
+        ends: links.seconds([Route("v", 0, (1,), nbytes=1e9)], ends)["v"] for ends in ((0, 1), (0, 2), (1, 3), (2, 3))
+    }
+    assert seconds[0, 1] == seconds[2, 3] == 0.0
+    assert seconds[0, 2] == seconds[1, 3] > 1e9 / 450e9
+    assert Links.of([first, second], None).factors is None
 
 
 def test_a_card_without_data_sheet_keeps_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
