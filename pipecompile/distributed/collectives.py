@@ -12,6 +12,7 @@ import torch.distributed as dist
 from pipecompile.distributed.board_watch import POLL
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import FailureReport, RankLost
+from pipecompile.torch_private.process_groups import device_types
 
 __all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective"]
 
@@ -31,19 +32,25 @@ class CollectiveGroup:
     def __init__(self, group: dist.ProcessGroup, communicator: Communicator) -> None:
         self.group, self.communicator, self.size, self.index = group, communicator, group.size(), group.rank()
 
+    def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a small tensor on a device whose tensors the group can send: NCCL has no CPU tensors."""
+        types = device_types(self.group)
+        return tensor.detach().clone() if tensor.device.type in types else tensor.detach().to(types[0])
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks."""
-        return self.start_sum(tensor.detach().clone()).wait()
+        """Return the sum over all ranks, on the device of the tensor."""
+        return self.start_sum(self._sendable(tensor)).wait().to(tensor.device)
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the maximum over all ranks, element by element."""
-        return self._start_all_reduce(tensor.detach().clone(), dist.ReduceOp.MAX).wait()
+        """Return the maximum over all ranks, element by element, on the device of the tensor."""
+        return self._start_all_reduce(self._sendable(tensor), dist.ReduceOp.MAX).wait().to(tensor.device)
 
     def all_gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Return the tensors `(width,)` of all ranks as the rows of a tensor `(ranks, width)`."""
-        rows = row.new_empty(self.size, row.numel())
-        self.wait(dist.all_gather_into_tensor(rows.view(-1), row, self.group, async_op=True))
-        return rows
+        """Return the tensors `(width,)` of all ranks as the rows of a tensor `(ranks, width)`, on the device of the tensor."""
+        sent = self._sendable(row)
+        rows = sent.new_empty(self.size, row.numel())
+        self.wait(dist.all_gather_into_tensor(rows.view(-1), sent, self.group, async_op=True))
+        return rows.to(row.device)
 
     def start_sum(self, tensor: torch.Tensor) -> PendingCollective:
         """Start a sum over all ranks; its result is `tensor` itself."""

@@ -140,7 +140,7 @@ class RankExecutable(Executable):
             except InstructionFailure as failure:
                 error = self._blamable(failure, frame)
             if error is not None:
-                self.norms.forget()
+                self._abandon(code, frame)
                 raise error
             self.communicator.flush()
 

@@ -28,6 +28,7 @@ class RankMesh:
     `group` has one rank per pipeline device; this rank is number `index` of its `size` ranks. `members` are all ranks of the mesh.
     `replica_group` has the ranks that run the same stages on other parts of the batch, `shard_mesh` those of them that shard
     parameters among themselves, `tensor_group` those that have other parts of the same layers; None if there are none.
+    `device_type` is that of the mesh; of all ranks, "cuda" if their process group has NCCL, as the default one has beside GPUs.
     """
 
     group: dist.ProcessGroup
@@ -37,6 +38,7 @@ class RankMesh:
     replica_group: dist.ProcessGroup | None = None
     shard_mesh: DeviceMesh | None = None
     tensor_group: dist.ProcessGroup | None = None
+    device_type: str = "cpu"
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None) -> RankMesh:
@@ -46,7 +48,8 @@ class RankMesh:
         members = tuple(range(dist.get_world_size()))
         group = dist.group.WORLD
         assert group is not None
-        return cls(group, dist.get_rank(), len(members), members)
+        has_nccl = "nccl" in dist.get_backend_config(group) and torch.cuda.is_available()
+        return cls(group, dist.get_rank(), len(members), members, device_type="cuda" if has_nccl else "cpu")
 
     @classmethod
     def _of_mesh(cls, mesh: DeviceMesh) -> RankMesh:
@@ -62,6 +65,7 @@ class RankMesh:
             replica_group=_group_along(mesh, copies),
             shard_mesh=mesh[tuple(sorted(copies))] if "dp_shard" in copies else None,
             tensor_group=mesh["tp"].get_group() if "tp" in names else None,
+            device_type=mesh.device_type,
         )
 
     @property
@@ -72,8 +76,8 @@ class RankMesh:
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """The torch device of every pipeline device, as this rank uses it: always the device of this rank."""
-        backend = dist.get_backend(self.group)
-        here = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+        kind = self.device_type
+        here = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
         return (here,) * self.size
 
     @property

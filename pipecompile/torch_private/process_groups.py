@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
-__all__ = ["cpu_backend", "default_store", "flattened", "timeout_of"]
+__all__ = ["cpu_backend", "default_store", "device_types", "flattened", "timeout_of"]
 
 
 def default_store() -> Store:
@@ -23,9 +23,16 @@ def cpu_backend(group: dist.ProcessGroup) -> Any:
     return group._get_backend(torch.device("cpu"))
 
 
+def device_types(group: dist.ProcessGroup) -> tuple[str, ...]:
+    """Return the types of the devices whose tensors the group can send: ("cuda",) after `init_process_group("nccl")`. 2.11."""
+    return tuple(device.type for device in group._device_types)
+
+
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
-    """Return the `timeout` of `init_process_group`, as the group's backend for CPU tensors has it. 2.11."""
-    timeout: timedelta = cpu_backend(group).options._timeout
+    """Return the `timeout` of `init_process_group`, as any backend of the group has it. 2.11."""
+    types = device_types(group)
+    backend = group._get_backend(torch.device("cpu" if "cpu" in types else types[0]))
+    timeout: timedelta = backend.options._timeout
     return timeout
 
 

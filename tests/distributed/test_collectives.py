@@ -31,6 +31,21 @@ def test_results_of_one_rank_are_its_own_values(group: CollectiveGroup) -> None:
     assert group.all_gather(value).tolist() == [[1.0, -2.0]]
 
 
+def test_small_tensors_travel_on_a_device_of_the_group(group: CollectiveGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a group with NCCL alone: before, norms and agreements were sent from the CPU, which NCCL refuses."""
+    sent: list[torch.device] = []
+
+    def all_reduce(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+        sent.append(tensor.device)
+        return SimpleNamespace(is_completed=lambda: True, wait=lambda: None)
+
+    monkeypatch.setattr(collectives, "device_types", lambda _: ("meta",))
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, target: torch.empty_like(self, device=target))
+    assert group.sum(torch.ones(2)).device.type == group.max(torch.ones(2)).device.type == "cpu"
+    assert sent == [torch.device("meta")] * 2
+
+
 def test_a_sum_is_a_new_tensor_and_a_started_sum_is_in_place(group: CollectiveGroup) -> None:
     value = torch.ones(2)
     assert group.sum(value).data_ptr() != value.data_ptr()

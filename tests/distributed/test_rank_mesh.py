@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +22,25 @@ def mesh_of(*names: str) -> RankMesh:
 def test_without_a_mesh_all_ranks_run_the_pipeline() -> None:
     ranks = RankMesh.of(None)
     assert (ranks.group, ranks.members) == (dist.group.WORLD, (0,))
+
+
+def test_the_device_of_a_mesh_is_the_one_it_was_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert replace(mesh_of("pp"), device_type="cuda").devices == (torch.device("cuda:3"),)
+    assert mesh_of("pp").device_type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("config", "has_gpu", "kind"),
+    [("cuda:nccl", True, "cuda"), ("cpu:gloo,cuda:nccl", True, "cuda"), ("cpu:gloo,cuda:nccl", False, "cpu"), ("cpu:gloo,cuda:gloo", True, "cpu")],
+)  # fmt: skip
+def test_all_ranks_use_gpus_where_they_have_nccl(
+    config: str, has_gpu: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the backend of the default `init_process_group()` was "undefined", and the pipeline ran on the CPU beside idle GPUs."""
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: config)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert RankMesh.of(None).device_type == kind
 
 
 def test_the_ranks_of_a_mesh() -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from pipecompile.torch_private.process_groups import cpu_backend, default_store, flattened, timeout_of
+from pipecompile.torch_private.process_groups import cpu_backend, default_store, device_types, flattened, timeout_of
 
 pytestmark = pytest.mark.smoke
 
@@ -39,3 +39,14 @@ def test_a_mesh_of_two_dimensions_is_flattened() -> None:
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "fsdp"))
     assert flattened(mesh, "all").mesh.tolist() == [0]
     assert torch.distributed.get_world_size(flattened(mesh, "all").get_group()) == 1
+
+
+def test_a_group_without_cpu_tensors_has_a_timeout(tmp_path: Path) -> None:
+    """As after `init_process_group("nccl")`: before, the timeout was asked of a backend for CPU tensors."""
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "cuda:gloo", init_method=f"file://{tmp_path}/other", rank=0, world_size=1, timeout=timedelta(seconds=8)
+    )
+    assert dist.group.WORLD is not None
+    assert device_types(dist.group.WORLD) == ("cuda",)
+    assert timeout_of(dist.group.WORLD) == timedelta(seconds=8)
