@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pipecompile.partitioners import Problem as Problem
     from pipecompile.partitioners import partition as partition
     from pipecompile.pipeline import Pipeline as Pipeline
+    from pipecompile.runtime.launch_timeline import simulate_launches as simulate_launches
     from pipecompile.schedules import auto_schedule as auto_schedule
     from pipecompile.schedules import build_schedule as build_schedule
     from pipecompile.schedules import register_schedule as register_schedule
@@ -74,6 +75,7 @@ _HOMES = {
     "pipeline": ("Pipeline",),
     "ir.plan": ("Plan",),
     "tracing.recompute_flag": ("is_recomputing",),
+    "runtime.launch_timeline": ("simulate_launches",),
     "schedules": ("auto_schedule", "build_schedule", "register_schedule"),
     "simulation.advice": ("Advice", "advise"),
     "simulation.simulator": ("simulate",),
@@ -81,7 +83,17 @@ _HOMES = {
     "tracing": ("trace",),
 }
 
-_PICTURED = {"Plan", "Program", "Schedule", "Timeline", "auto_schedule", "build_schedule", "compile", "simulate"}
+_PICTURED = {
+    "Plan",
+    "Program",
+    "Schedule",
+    "Timeline",
+    "auto_schedule",
+    "build_schedule",
+    "compile",
+    "simulate",
+    "simulate_launches",
+}
 """Names whose results have a picture in a notebook: `show` registers the pictures when it is imported."""
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605 static checkers read the imports above

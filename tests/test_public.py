@@ -48,6 +48,7 @@ EXPECTED = [
     "partition",
     "register_schedule",
     "simulate",
+    "simulate_launches",
     "trace",
     "verify",
 ]

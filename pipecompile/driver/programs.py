@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import ScheduleError
@@ -10,10 +11,11 @@ from pipecompile.ir import Action, Kind, Program, Route, Schedule
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import Checkpoint
-from pipecompile.planning.schedule_choice import make_schedule
+from pipecompile.planning.schedule_choice import make_schedule, simulation_costs
 from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
 from pipecompile.runtime.cuda_graphs.stage_graphs import with_cuda_graphs
 from pipecompile.runtime.executable import Executable, ProgramBinding
+from pipecompile.simulation.simulator import simulate
 
 __all__ = [
     "breadth_first", "call_executable", "call_parts", "forward_schedule", "step_executable", "step_parts", "step_schedule",
@@ -121,8 +123,15 @@ def _graphed(specialization: Specialization, cells: Sequence[Cell]) -> Sequence[
 
 def _bind(specialization: Specialization, program: Program, cells: Sequence[Cell]) -> Executable:
     devices, norms = specialization.options.devices, specialization.norms
-    binding = ProgramBinding(program, cells, devices, specialization.graph, specialization.mirrors, norms)
+    mirrors, peaks = specialization.mirrors, partial(_predicted_peaks, specialization, program)
+    binding = ProgramBinding(program, cells, devices, specialization.graph, mirrors, norms, peaks)
     return specialization.executable(binding)
+
+
+def _predicted_peaks(specialization: Specialization, program: Program) -> Sequence[float]:
+    """Return the predicted peak of each pipeline device, in bytes."""
+    plan, links = specialization.plan, specialization.options.links
+    return simulate(program, **simulation_costs(plan.stages, program.routes, links, plan.placement)).peak_memory
 
 
 def _instructions(program: Program) -> str:

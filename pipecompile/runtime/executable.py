@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from queue import SimpleQueue
@@ -19,7 +20,7 @@ from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.registers import Frame
-from pipecompile.runtime.run_errors import InstructionFailure, microbatch_of, run_error
+from pipecompile.runtime.run_errors import InstructionFailure, Peaks, microbatch_of, run_error
 from pipecompile.runtime.worker_threads import WorkerThreads
 from pipecompile.tracing.ambient_modes import contained
 
@@ -28,7 +29,10 @@ __all__ = ["Executable", "ProgramBinding"]
 
 @dataclass(frozen=True, slots=True)
 class ProgramBinding:
-    """A program, with the cells and devices that it runs on, and the tensors that runs share."""
+    """A program, with the cells and devices that it runs on, and the tensors that runs share.
+
+    `peaks` returns the predicted peak of each pipeline device in bytes; None if there is no prediction.
+    """
 
     program: Program
     cells: Sequence[Cell | VariantCell]
@@ -36,6 +40,7 @@ class ProgramBinding:
     graph: fx.GraphModule
     mirrors: Mirrors
     norms: DeferredNorms = field(default_factory=DeferredNorms)
+    peaks: Peaks | None = None
 
 
 class Executable:
@@ -44,6 +49,7 @@ class Executable:
     def __init__(self, binding: ProgramBinding) -> None:
         self.program, self.cells, self.devices = binding.program, binding.cells, tuple(binding.devices)
         self.graph, self.mirrors, self.norms = binding.graph, binding.mirrors, binding.norms
+        self.peaks = binding.peaks
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
 
     @cached_property
@@ -92,7 +98,7 @@ class Executable:
         self.mirrors.settle()
         if self.norms.norms:
             self.norms.settle()
-        frame.arrivals, frame.departures, frame.events, frame.recordings = {}, {}, {}, ()
+        frame.arrivals, frame.departures, frame.recordings = {}, {}, ()
         self._idle[threaded].append(frame)
 
     @cached_property
@@ -104,24 +110,34 @@ class Executable:
     def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:
         """Run code on a frame, in this thread or in workers. Raise RunError with stage, micro-batch and the user's line."""
         try:
+            if code.streams is not None:
+                code.streams.fork()
             with contained():
                 run_inline(code, frame) if workers is None else workers.run(code, frame)
         except InstructionFailure as failure:
-            self.norms.forget()
             error = self.explained(failure, frame)
-        except BaseException:  # Ctrl-C while threads run
+            self._abandon(code, frame)
+        except BaseException:  # Ctrl-C while threads run: they may still use the frame
             self.norms.forget()
             raise
         else:
             return
         raise error
 
+    def _abandon(self, code: Code, frame: Frame) -> None:
+        """Let go of what a failed run holds, when no stream uses it any more: the exception keeps the frame alive."""
+        self.norms.forget()
+        if code.streams is not None:
+            with suppress(RuntimeError):  # the error of the run, once more
+                code.streams.finish()
+        frame.clear()
+
     def explained(self, failure: InstructionFailure, frame: Frame) -> BaseException:
         """Return the error to raise for a failure, with the line of the micro-batch's recording."""
         cell, microbatch = self.cells[0], microbatch_of(failure, self.program)
         is_listed = isinstance(cell, VariantCell) and bool(frame.recordings)
         graph = cell.graphs[frame.recordings[microbatch]] if is_listed else self.graph  # type: ignore[union-attr]
-        return run_error(failure, self.program, graph)
+        return run_error(failure, self.program, graph, self.peaks)
 
 
 def _first_backward(row: Sequence[Instruction]) -> int:

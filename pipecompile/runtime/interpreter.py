@@ -18,17 +18,17 @@ from time import perf_counter
 import torch
 
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Value, recipe, saved, weight_saved
+from pipecompile.ir.execution_order import frees_after, may_join_backward, merged
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, weight_cell
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, recompute_cell, with_random_lock
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
-from pipecompile.runtime.execution_order import frees_after, may_join_backward, merged
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
-from pipecompile.runtime.stream_events import launches
-from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, launched
-from pipecompile.runtime.transport import Link
+from pipecompile.runtime.stream_events import Launch, Place, launches
+from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched, released_to
+from pipecompile.runtime.transport import Link, copy_into, take_from, upload_into
 
 __all__ = ["Code", "CodeBuilder", "bind"]
 
@@ -39,7 +39,7 @@ class Code:
 
     `rows[d][i]` runs instruction i of device d. `flat` are functions that run all instructions in one thread, in a legal order;
     `order` names the (device, index in its row) that each of them begins with, since a FREE runs together with the
-    instruction before it on its device.
+    instruction before it on its device. `streams` are those on which it launches; None on CPUs.
     """
 
     program: Program
@@ -49,6 +49,7 @@ class Code:
     n_registers: int
     n_channels: int
     threaded: bool
+    streams: Streams | None = None
 
 
 def bind(
@@ -64,13 +65,15 @@ def bind(
     is_serial = not threaded and streams is None and all(device.type == "cpu" for device in devices)
     joins = is_serial and may_join_backward(program, [cell.parameters for cell in cells])
     builder = CodeBuilder(program, cells, devices, streams or device_streams, threaded=threaded, joins=joins)
-    rows = tuple(tuple(builder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
-    if has_streams := streams is not None or device_streams.overlap:
-        rows = builder.launched(rows)
+    launches_on = streams or (device_streams if device_streams.is_asynchronous else None)
+    if launches_on is None:
+        rows = tuple(tuple(builder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
+    else:
+        rows = builder.launched()
     walk = merged(program)
-    freed = dict.fromkeys(walk, ()) if has_streams else frees_after(program, walk)
+    freed = dict.fromkeys(walk, ()) if launches_on is not None else frees_after(program, walk)
     flat = tuple(_then_free(rows[d][i], [builder.register(o, d) for o in frees]) for (d, i), frees in freed.items())
-    return Code(program, rows, tuple(freed), flat, len(builder.registers), len(builder.channels), threaded)
+    return Code(program, rows, tuple(freed), flat, len(builder.registers), builder.n_channels, threaded, launches_on)
 
 
 class CodeBuilder:
@@ -88,8 +91,8 @@ class CodeBuilder:
     ) -> None:
         self.program, self.cells, self.devices = program, cells, devices
         self.streams, self.threaded, self.joins = streams or DeviceStreams(devices), threaded, joins
-        self.registers: dict[tuple[int, str, int | None, int | None], int] = {}
-        self.channels: dict[tuple[Value, int, int], int] = {}
+        self.registers: dict[object, int] = {}
+        self.channels: dict[object, int] = {}
         self.links: dict[tuple[int, int], Link] = {}
         self.divided: dict[int, DividedBackward] = {}
         actions = (instruction.action for row in program.rows for instruction in row)
@@ -99,6 +102,11 @@ class CodeBuilder:
         """Return the register of an operand on a device, a new one at the first request."""
         key = (device, operand.value.name, operand.value.consumer, operand.slot)
         return self.registers.setdefault(key, len(self.registers))
+
+    @property
+    def n_channels(self) -> int:
+        """The number of channels so far."""
+        return len(self.channels)
 
     def run(self, instruction: Instruction, device: int) -> Run:
         """Return the function of an instruction."""
@@ -114,25 +122,52 @@ class CodeBuilder:
             case Op.BROADCAST | Op.REDUCE:
                 raise AssertionError("within one process, mirrors refresh and sum tied parameters")
 
-    def launched(self, rows: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
+    def launched(self) -> tuple[tuple[Run, ...], ...]:
         """Return the functions such that each runs on its stream, after the events that it waits for."""
         planned = launches(self.program, self.streams.apart)
+        followers: dict[Place, list[int]] = {}
+        follows: dict[Place, list[int]] = {}
+        for place, launch in (((d, i), one) for d, row in enumerate(planned) for i, one in enumerate(row)):
+            for before in launch.follows if self.threaded else ():
+                channel = self.channels.setdefault((before, place), len(self.channels))
+                followers.setdefault(before, []).append(channel)
+                follows.setdefault(place, []).append(channel)
         return tuple(
             tuple(
-                launched(self.task(run, d, i), launch, self.streams.stream(launch.lane))
-                for i, (run, launch) in enumerate(zip(row, row_launches, strict=True))
+                launched(
+                    self.task(launch, d, i),
+                    launch,
+                    None if launch.lane is None else self.streams.stream(launch.lane),
+                    follows.get((d, i), ()),
+                    followers.get((d, i), ()),
+                )
+                for i, launch in enumerate(row)
             )
-            for d, (row, row_launches) in enumerate(zip(rows, planned, strict=True))
+            for d, row in enumerate(planned)
         )
 
-    def task(self, run: Run, device: int, index: int) -> StreamTask:
-        """Return an instruction's function with its place and its registers."""
+    def task(self, launch: Launch, device: int, index: int) -> StreamTask:
+        """Return an instruction's function with its place, the registers that it reads and those that it writes."""
         instruction = self.program.rows[device][index]
         reads, writes = (
             tuple(self.register(operand, device) for operand in side)
             for side in (instruction.reads, instruction.writes)
         )
-        return StreamTask((device, index), instruction.op, run, reads, writes)
+        place, op, buffer = (device, index), instruction.op, launch.buffer
+        if buffer is not None:
+            buffer = self.registers.setdefault(("buffer", buffer), len(self.registers))
+        if launch.lane is None and buffer is None:
+            return StreamTask(place, op, free_received(reads[0], released_to(self.devices[device])), reads, writes)
+        if buffer is None:
+            return StreamTask(place, op, self.run(instruction, device), reads, writes)
+        if launch.lane is None:
+            return StreamTask(place, op, take_from(buffer, writes[0]), (buffer,), writes)
+        link = self.link(*launch.lane)
+        if op is Op.SEND:
+            return StreamTask(place, op, copy_into(buffer, reads[0], link), reads, (buffer,))
+        value = instruction.writes[0].value
+        run = upload_into(buffer, writes[0], (value.name, value.consumer is not None), value.microbatch, link)
+        return StreamTask(place, op, run, (), (buffer, *writes))
 
     # -- compute --------------------------------------------------------------------------------------------------
 

@@ -18,13 +18,13 @@ Spans = list[tuple[int, str, float, float]]
 class Frame:
     """State of one mini-batch while a program runs. Everything else of a program is made once and serves all runs.
 
-    registers     values that instructions read and write
+    registers     values that instructions read and write; receive buffers, which keep their tensors between runs
     channels      one per SEND with its RECV: the value on its way (inline), or a queue of values (threads)
     sizes         samples per micro-batch
     arrivals      (name, is gradient) ──► per micro-batch the value that the host sends
     departures    (name, is gradient) ──► per micro-batch the value for the host; of a gradient {consuming stage: gradient}
     spans         times of the compute instructions
-    events        (device, index in its row) ──► event recorded after that instruction
+    events        (device, index in its row) ──► event recorded after that instruction; recorded again in the next run
     recordings    number of the recording of each micro-batch, where a program serves several
     """
 
@@ -36,6 +36,11 @@ class Frame:
     spans: Spans = field(default_factory=list)
     events: dict[tuple[int, int], Any] = field(default_factory=dict)
     recordings: tuple[int, ...] = ()
+
+    def clear(self) -> None:
+        """Let go of all values, in the very containers, which a traceback may hold. The frame cannot be used again."""
+        for container in (self.registers, self.channels, self.events, self.arrivals, self.departures):
+            container.clear()
 
 
 Run = Callable[[Frame], None]

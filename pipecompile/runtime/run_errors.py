@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+import torch
 from torch import fx
 
 from pipecompile.errors import RunError
 from pipecompile.ir import Instruction, Kind, Program
+from pipecompile.ir.units import BYTES, written
 from pipecompile.tracing.node_facts import facts
 
 __all__ = ["InstructionFailure", "microbatch_of", "run_error"]
@@ -32,8 +34,17 @@ _PHASES = {
 }
 
 
-def run_error(failure: InstructionFailure, program: Program, graph: fx.GraphModule) -> BaseException:
-    """Return the error to raise for a failure; its cause is the original. KeyboardInterrupt and the like are returned as they are."""
+Peaks = Callable[[], Sequence[float]]
+"""Returns the predicted peak of each pipeline device, in bytes."""
+
+
+def run_error(
+    failure: InstructionFailure, program: Program, graph: fx.GraphModule, peaks: Peaks | None = None
+) -> BaseException:
+    """Return the error to raise for a failure; its cause is the original. KeyboardInterrupt and the like are returned as they are.
+
+    An error for lack of memory names the peak that was predicted, from `peaks`.
+    """
     error = failure.error
     if not isinstance(error, Exception):
         return error
@@ -41,11 +52,33 @@ def run_error(failure: InstructionFailure, program: Program, graph: fx.GraphModu
     subject, stage, microbatch = _subject(instruction, failure.device)
     where = _user_line(error.__traceback__, {node.name: facts(node).source for node in graph.graph.nodes})
     what = f"{subject} of micro-batch {microbatch}: {type(error).__name__}: {error}"
+    why, hint = _advice(error, failure.device, peaks)
     result = RunError(
-        what, stage=stage, microbatch=microbatch, where=where or f"device {failure.device}, {instruction}"
+        what,
+        stage=stage,
+        microbatch=microbatch,
+        where=where or f"device {failure.device}, {instruction}",
+        why=why,
+        hint=hint,
     )
     result.__cause__ = error
     return result
+
+
+def _advice(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, str]:
+    """Return why an error of a device may have come and what to try; two empty strings for an error of the model's own code."""
+    if isinstance(error, torch.OutOfMemoryError):
+        predicted = "" if peaks is None else f"; the predicted peak is {written(BYTES, peaks()[device])}"
+        hint = (
+            'more micro-batches (n_microbatches=), checkpoint="always", a schedule with a lower peak, or memory_limit='
+        )
+        return f"pipeline device {device} is out of memory{predicted}", hint
+    if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
+        return (
+            "a GPU reports an error after the launch: an earlier action of any stage on it may have caused this one",
+            "CUDA_LAUNCH_BLOCKING=1 in the environment, for a step in which each launch waits",
+        )
+    return "", ""
 
 
 def microbatch_of(failure: InstructionFailure, program: Program) -> int:

@@ -1,105 +1,177 @@
-"""Plan of streams and events: on which stream each instruction runs and what it waits for, where copies run beside compute.
+"""Plan of streams, events and receive buffers: on which stream each instruction runs, what it waits for, and where a copy goes.
 
-    device 0, compute     0F0 ■──────────────┐ 0F1              ┌─ FREE v#0: memory returned to compute, after the copy
-    copies from 0 to 1        └─► SEND v#0 ■─┼──────────────────┘
-    device 1, compute                        └─► RECV v#0  1F0 ...  1B0 ■──┐
-    copies from 0 to 1                                                     └─► FREE v#0: memory returned to the copies
+    device 0, compute     0F0 ■──────────┐  0F1               ┌─ FREE v#0: memory returned to compute, after the copy
+    copies from 0 to 1        └─► SEND v#0 ■──────────────────┘              SEND v#2 into the same buffer: after 1B0 ■
+    device 1, compute              RECV v#0  └─► 1F0 ...  1B0 ■  FREE v#0            (■ of the last launch that may read v#0)
 
 A stream runs its launches in order, so a wait for a launch includes the launches before it. ■ is an event, recorded after a
-launch that others wait for. Launches wait only for events of launches before them, so the host never waits.
+launch that others wait for. Launches wait only for events of launches before them, so the host never waits. RECV and FREE of
+a received value launch nothing: its readers wait for the copy, and the next copy into its buffer waits for its readers.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from pipecompile.ir import HOST, Op, Program, Value
+from pipecompile.ir import HOST, Instruction, Op, Program, Value
+from pipecompile.ir.execution_order import Place, merged
 
 __all__ = ["Lane", "Launch", "Place", "launches"]
 
 Lane = tuple[int, int]
-"""A stream: (d, d) computes on device d, (d, e) copies from device d to device e."""
+"""A stream: (d, d) computes on device d, (d, e) copies from device d to device e, (HOST, d) copies from the host to device d."""
 
-Place = tuple[int, int]
-"""A launch: (device, index of the instruction in the device's row)."""
+SPARE_BUFFERS = 1
+"""Receive buffers of a value beyond those that hold one when a copy is launched. Without a spare one, a copy waits for the
+reader of the value before it (benchmarks/launches.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch of one instruction on `lane`, after the launches `waits`. `is_awaited`: another launch waits for it."""
+    """Launch of one instruction on `lane`, after the launches `waits`; None for an instruction that launches nothing.
 
-    lane: Lane
+    `is_awaited`: another launch waits for this one. `buffer` is the receive buffer that a copy writes, or that RECV takes its value
+    from. `follows` are launches of other devices that the host must have launched before.
+    """
+
+    lane: Lane | None
     waits: tuple[Place, ...] = ()
     is_awaited: bool = False
+    buffer: int | None = None
+    follows: tuple[Place, ...] = ()
 
 
 def launches(program: Program, apart: Callable[[int, int], bool]) -> tuple[tuple[Launch, ...], ...]:
-    """Return a launch per instruction. `apart(d, e)`: copies from d to e have a stream of their own. Linear in the instructions."""
+    """Return a launch per instruction. `apart(d, e)`: copies from d, or from HOST, to e have a stream of their own. Linear in
+    the instructions.
+    """
     planned = _LaunchPlan(program, apart).run()
     awaited = {place for row in planned for launch in row for place in launch.waits}
     return tuple(
-        tuple(Launch(launch.lane, launch.waits, (d, i) in awaited) for i, launch in enumerate(row))
+        tuple(replace(launch, is_awaited=True) if (d, i) in awaited else launch for i, launch in enumerate(row))
         for d, row in enumerate(planned)
     )
 
 
+@dataclass(slots=True)
+class _Copy:
+    """A value on its way to device `target`: the launch of its copy, its buffer, and what the copy waits for to write there."""
+
+    place: Place
+    target: int
+    buffer: int
+    reuse: Place | None
+
+
 class _LaunchPlan:
-    """Plans launches device by device. `sends` maps (value, sender, receiver) to the launch of its SEND."""
+    """Plans launches device by device. `copies` maps (value, receiver) to the copy that brings it, if it has a stream of its own."""
 
     def __init__(self, program: Program, apart: Callable[[int, int], bool]) -> None:
         self.program, self.apart = program, apart
-        self.sends = {
-            (i.reads[0].value, d, i.peer): (d, index)
-            for d, row in enumerate(program.rows)
-            for index, i in enumerate(row)
-            if i.op is Op.SEND and i.peer not in (None, HOST) and apart(d, i.peer or 0)
-        }
+        self.copies = _assigned(program, self.copied_to)
+
+    def copied_to(self, device: int, instruction: Instruction) -> int | None:
+        """Return the device to which an instruction copies a value on a stream of its own, or None."""
+        peer = instruction.peer
+        if instruction.op is Op.SEND and peer is not None and peer != HOST and self.apart(device, peer):
+            return peer
+        return device if instruction.op is Op.RECV and peer == HOST and self.apart(HOST, device) else None
 
     def run(self) -> list[list[Launch]]:
-        return [self.row(device) for device in range(self.program.n_devices)]
+        return [_RowPlan(self, device).run() for device in range(self.program.n_devices)]
 
-    def row(self, d: int) -> list[Launch]:
-        """Plan one device's row.
 
-        computed     value ──► launch that computed it
-        lent_by      received value ──► lane whose memory holds it, and to which its FREE returns the memory
-        copies       sent value ──► launches that copy it, after which it may be freed
-        """
-        computed: dict[Value, Place] = {}
-        lent_by: dict[Value, Lane] = {}
-        copies: dict[Value, list[Place]] = {}
-        last, planned = (d, -1), list[Launch]()
-        known: dict[tuple[Lane, int, Lane], int] = {}
-        for index, instruction in enumerate(self.program.rows[d]):
-            lane, waits = (d, d), list[Place]()
-            peer = instruction.peer if instruction.peer not in (None, HOST) else None
-            if instruction.op is Op.COMPUTE:
-                computed |= dict.fromkeys((operand.value for operand in instruction.writes), (d, index))
-                last = d, index
-            elif instruction.op is Op.SEND and peer is not None and self.apart(d, peer):
-                value = instruction.reads[0].value
-                lane, waits = (d, peer), [computed[value]]
-                copies.setdefault(value, []).append((d, index))
-            elif instruction.op is Op.RECV and peer is not None and self.apart(peer, d):
-                value = instruction.writes[0].value
-                waits, lent_by[value] = [self.sends[value, peer, d]], (peer, d)
-            elif instruction.op is Op.FREE:
-                value = instruction.reads[0].value
-                lane = lent_by.pop(value, lane)
-                waits = [last] if lane != (d, d) else copies.pop(value, [])
-            planned.append(Launch(lane, tuple(self.new_waits(lane, waits, planned, known, d))))
-        return planned
+def _assigned(program: Program, copied_to: Callable[[int, Instruction], int | None]) -> dict[tuple[Value, int], _Copy]:
+    """Return the copies with their buffers, in the order in which one thread launches: the buffer that was freed first is next."""
+    copies: dict[tuple[Value, int], _Copy] = {}
+    free: dict[tuple[int, str, int | None], deque[tuple[int, Place]]] = {}
+    latest: dict[int, Place] = {}
+    count = 0
+    for d, i in merged(program):
+        instruction = program.rows[d][i]
+        if instruction.op is Op.COMPUTE:
+            latest[d] = d, i
+        elif (target := copied_to(d, instruction)) is not None:
+            value = (*instruction.reads, *instruction.writes)[0].value
+            pool = free.setdefault((target, value.name, value.consumer), deque())
+            buffer, reuse = pool.popleft() if len(pool) > SPARE_BUFFERS else (count, None)
+            count += reuse is None
+            copies[value, target] = _Copy((d, i), target, buffer, reuse)
+        elif instruction.op is Op.FREE and (copy := copies.get((instruction.reads[0].value, d))) is not None:
+            value = instruction.reads[0].value
+            free[d, value.name, value.consumer].append((copy.buffer, latest.get(d, copy.place)))
+    return copies
 
-    def new_waits(
-        self, lane: Lane, waits: list[Place], planned: list[Launch], known: dict[tuple[Lane, int, Lane], int], d: int
-    ) -> Iterator[Place]:
-        """Yield the waits that do not follow from earlier waits of the same stream.
 
-        `known` maps (waiting lane, device, awaited lane) to the largest index that the lane has waited for.
-        """
+@dataclass(slots=True)
+class _RowPlan:
+    """The plan of one device's row.
+
+    computed    value ──► launch that computed it
+    arriving    received value ──► launch of its copy, until a launch has waited for the copy
+    sent        value ──► launches that copy it, after which its memory may be returned
+    known       (waiting lane, device, awaited lane) ──► the largest index that the lane has waited for
+    """
+
+    plan: _LaunchPlan
+    device: int
+    planned: list[Launch] = field(default_factory=list)
+    computed: dict[Value, Place] = field(default_factory=dict)
+    arriving: dict[Value, Place] = field(default_factory=dict)
+    sent: dict[Value, list[Place]] = field(default_factory=dict)
+    known: dict[tuple[Lane, int, Lane], int] = field(default_factory=dict)
+
+    def run(self) -> list[Launch]:
+        for index, instruction in enumerate(self.plan.program.rows[self.device]):
+            self.planned.append(self.launch((self.device, index), instruction))
+        return self.planned
+
+    def launch(self, place: Place, instruction: Instruction) -> Launch:
+        d, copies = self.device, self.plan.copies
+        target = self.plan.copied_to(d, instruction)
+        if target is not None:
+            return self.copy(instruction, copies[(*instruction.reads, *instruction.writes)[0].value, target])
+        value = (*instruction.writes, *instruction.reads)[0].value if instruction.op is not Op.COMPUTE else None
+        if value is not None and instruction.op in (Op.RECV, Op.FREE) and (copy := copies.get((value, d))) is not None:
+            if instruction.op is Op.FREE:
+                return Launch(None)
+            self.arriving[value] = copy.place
+            return Launch(None, buffer=copy.buffer, follows=(copy.place,))
+        waits = self.sent.pop(value, []) if value is not None and instruction.op is Op.FREE else []
+        waits = [*waits, *(self.arriving.pop(o.value) for o in instruction.reads if o.value in self.arriving)]
+        self.computed |= dict.fromkeys((operand.value for operand in instruction.writes), place)
+        return Launch((d, d), tuple(self.new_waits((d, d), waits)))
+
+    def copy(self, instruction: Instruction, copy: _Copy) -> Launch:
+        """Return the launch of a copy, after the launch that computed the value and the last reader of the buffer."""
+        d = self.device
+        waits = [] if copy.reuse is None else [copy.reuse]
+        follows = tuple(place for place in waits if place[0] != d)
+        if instruction.op is Op.RECV:
+            self.arriving[instruction.writes[0].value] = copy.place
+            lane: Lane = HOST, d
+        else:
+            value, lane = instruction.reads[0].value, (d, copy.target)
+            source = self.computed.get(value) or self.arriving.get(value)
+            waits += [source] if source is not None else []
+            self.sent.setdefault(value, []).append(copy.place)
+        return Launch(lane, tuple(self.new_waits(lane, waits)), buffer=copy.buffer, follows=follows)
+
+    def new_waits(self, lane: Lane, waits: list[Place]) -> Iterator[Place]:
+        """Yield the waits that do not follow from earlier waits of the same stream."""
         for device, index in waits:
-            awaited = planned[index].lane if device == d else (device, d)
-            if index > known.get((lane, device, awaited), -1):
-                known[lane, device, awaited] = index
+            awaited = self.lane_of(device, index)
+            if index > self.known.get((lane, device, awaited), -1):
+                self.known[lane, device, awaited] = index
                 yield device, index
+
+    def lane_of(self, device: int, index: int) -> Lane:
+        """Return the lane of a launch that was planned before, or in another row: a copy to this device, or compute."""
+        if device == self.device:
+            lane = self.planned[index].lane
+            assert lane is not None
+            return lane
+        is_copy = self.plan.program.rows[device][index].op is Op.SEND
+        return (device, self.device) if is_copy else (device, device)

@@ -1,24 +1,29 @@
-"""Streams and events, reduced to the three operations that a program needs: run, record, wait. The tests emulate them.
+"""Streams and events, reduced to the operations that a program needs: run, record, wait, fork. The tests emulate them.
 
 The compute stream of a device is the stream that is current there. Copies between two GPUs have a stream on either side, and
-both are made current, since `Tensor.to` synchronizes with the current streams of both devices.
+both are made current, since `Tensor.to` synchronizes with the current streams of both devices. Copies from the host have a
+stream on the device.
+
+A receive buffer is a register that the copy writes. It keeps its tensor until the next copy into it, which waits for the last reader
+first: so the memory returns to the stream of the copies in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
-from pipecompile.ir import Op
+from pipecompile.ir import HOST, Op
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.stream_events import Lane, Launch, Place
-from pipecompile.runtime.transport import Link, link
+from pipecompile.runtime.transport import ABORT, Aborted, Link, Upload, link
+from pipecompile.torch_private.autograd_engine import other_users
 
-__all__ = ["DeviceStreams", "Stream", "StreamTask", "Streams", "launched"]
+__all__ = ["DeviceStreams", "Stream", "StreamTask", "Streams", "free_received", "launched", "released_to"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,8 @@ class Stream(Protocol):
     def run(self, task: StreamTask, frame: Frame) -> None:
         """Launch the task."""
 
-    def record(self) -> Any:
-        """Return an event that occurs when the work launched so far is done."""
+    def record(self, event: Any) -> Any:
+        """Return an event that occurs when the work launched so far is done: `event` once more, a new one for None."""
 
     def wait(self, event: Any) -> None:
         """Let work launched from now on begin after the event."""
@@ -55,22 +60,66 @@ class Streams(Protocol):
         """Return the stream of a lane."""
 
     def link(self, source: int, target: int) -> Link:
-        """Return the link from one device to another."""
+        """Return the link from one device, or from HOST, to another."""
+
+    def fork(self) -> None:
+        """Let copies launched from now on begin after what the devices compute now: before a run."""
+
+    def finish(self) -> None:
+        """Return when everything launched is over: after a run that failed."""
 
 
-def launched(task: StreamTask, launch: Launch, stream: Stream) -> Run:
-    """Return the function that launches a task on its stream: wait, run, record."""
+def launched(
+    task: StreamTask, launch: Launch, stream: Stream | None, follows: Sequence[int] = (), followers: Sequence[int] = ()
+) -> Run:
+    """Return the function that launches a task on its stream: wait, run, record. Without a stream, the host runs it at once.
+
+    In threads, `follows` are the channels of launches of other devices that come before, and `followers` those of
+    launches that come after this one: a launch waits for an event only when that has been recorded.
+    """
     if task.op is Op.COMPUTE:
         task = replace(task, run=_copying_views(task))
 
     def run(frame: Frame) -> None:
+        for channel in follows:
+            if frame.channels[channel].get() is ABORT:
+                raise Aborted
+        if stream is None:
+            task.run(frame)
+            return
         for before in launch.waits:
             stream.wait(frame.events[before])
         stream.run(task, frame)
         if launch.is_awaited:
-            frame.events[task.place] = stream.record()
+            frame.events[task.place] = stream.record(frame.events.get(task.place))
+        for channel in followers:
+            frame.channels[channel].put(None)
 
     return run
+
+
+def free_received(register: int, release: Callable[[Any], None]) -> Run:
+    """Return the function of the FREE of a value in a receive buffer, which keeps the tensor until the next copy into it.
+
+    `release` gets a tensor whose memory something else still holds: a gradient that is a view of it, or what autograd saved.
+    """
+
+    def run(frame: Frame) -> None:
+        value, frame.registers[register] = frame.registers[register], None
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and other_users(value):
+            release(value)
+
+    return run
+
+
+def released_to(device: torch.device) -> Callable[[torch.Tensor], None]:
+    """Return a function after which the memory of a tensor, once free, is reused when the compute of `device` is over."""
+
+    def release(tensor: torch.Tensor) -> None:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(device))
+
+    return release
 
 
 def _copying_views(task: StreamTask) -> Run:
@@ -93,7 +142,7 @@ def _memory(value: Any) -> int | None:
 
 
 class DeviceStreams:
-    """Streams of real devices: copies between two different GPUs run beside compute, all else in the order of compute."""
+    """Streams of real devices: copies between two different GPUs, and from the host to a GPU, run beside compute."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = tuple(devices)
@@ -101,25 +150,51 @@ class DeviceStreams:
 
     @property
     def overlap(self) -> bool:
-        """Whether any copies run beside compute."""
+        """Whether any copies between devices run beside compute."""
         return len({device for device in self.devices if device.type == "cuda"}) > 1
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether any device works beside the host."""
+        return any(device.type == "cuda" for device in self.devices)
+
     def apart(self, source: int, target: int) -> bool:
-        """Return whether these are two different GPUs."""
+        """Return whether these are two different GPUs, or the host and a GPU."""
+        if source == HOST:
+            return self.devices[target].type == "cuda"
         one, other = self.devices[source], self.devices[target]
         return one != other and one.type == other.type == "cuda"
 
     def stream(self, lane: Lane) -> Stream:
         """Return the stream of a lane, a new one at the first request."""
         if lane not in self._lanes:
-            source, target = (self.devices[end] for end in lane)
-            compute = _ComputeStream(source) if source.type == "cuda" else _HostStream()
-            self._lanes[lane] = compute if lane[0] == lane[1] else _CopyStream(source, target)
+            source, target = lane
+            self._lanes[lane] = self._compute(target) if source == target else self._copies(source, target)
         return self._lanes[lane]
 
+    def _compute(self, index: int) -> Stream:
+        device = self.devices[index]
+        return _ComputeStream(device) if device.type == "cuda" else _HostStream()
+
+    def _copies(self, source: int, target: int) -> Stream:
+        ends = (target,) if source == HOST else (source, target)
+        return _CopyStream([self.devices[end] for end in ends])
+
     def link(self, source: int, target: int) -> Link:
-        """Return the link from one device to another."""
+        """Return the link from one device, or from HOST, to another."""
+        if source == HOST:
+            return Upload(self.devices[target])
         return link(self.devices[source], self.devices[target])
+
+    def fork(self) -> None:
+        for stream in self._lanes.values():
+            if isinstance(stream, _CopyStream):
+                stream.fork()
+
+    def finish(self) -> None:
+        for device in dict.fromkeys(self.devices):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
 
 class _HostStream:
@@ -128,7 +203,7 @@ class _HostStream:
     def run(self, task: StreamTask, frame: Frame) -> None:
         task.run(frame)
 
-    def record(self) -> None:
+    def record(self, event: Any) -> None:  # noqa: ARG002 nothing to record
         return None
 
     def wait(self, event: Any) -> None:
@@ -144,18 +219,19 @@ class _ComputeStream:
     def run(self, task: StreamTask, frame: Frame) -> None:
         task.run(frame)
 
-    def record(self) -> Any:
-        return torch.cuda.current_stream(self.device).record_event()
+    def record(self, event: Any) -> Any:
+        return torch.cuda.current_stream(self.device).record_event(event)
 
     def wait(self, event: Any) -> None:
         torch.cuda.current_stream(self.device).wait_event(event)
 
 
 class _CopyStream:
-    """A pair of streams for copies from one GPU to another, one stream on each."""
+    """Streams of the copies from one place to another: one on each GPU at its ends."""
 
-    def __init__(self, source: torch.device, target: torch.device) -> None:
-        self.ends = torch.cuda.Stream(source), torch.cuda.Stream(target)  # type: ignore[no-untyped-call]
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.devices = tuple(devices)
+        self.ends = tuple(torch.cuda.Stream(device) for device in devices)  # type: ignore[no-untyped-call]
 
     def run(self, task: StreamTask, frame: Frame) -> None:
         with ExitStack() as stack:
@@ -163,9 +239,15 @@ class _CopyStream:
                 stack.enter_context(torch.cuda.stream(end))
             task.run(frame)
 
-    def record(self) -> Any:
-        return self.ends[1].record_event()
+    def record(self, event: Any) -> Any:
+        return self.ends[-1].record_event(event)
 
     def wait(self, event: Any) -> None:
         for end in self.ends:
             end.wait_event(event)
+
+    def fork(self) -> None:
+        """Wait for what the devices at the ends compute now."""
+        for end in self.ends:
+            for device in self.devices:
+                end.wait_stream(torch.cuda.current_stream(device))

@@ -17,9 +17,11 @@ import torch
 
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.device_functions import to_device
+from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = [
-    "ABORT", "Aborted", "BlockingCopy", "Link", "PeerCopy", "arrive", "depart", "depart_gradient", "link", "receive", "send",
+    "ABORT", "Aborted", "BlockingCopy", "Link", "PeerCopy", "Upload", "arrive", "copy_into", "depart", "depart_gradient", "link",
+    "receive", "send", "take_from", "upload_into",
 ]  # fmt: skip
 
 
@@ -42,7 +44,30 @@ class BlockingCopy(Link):
         self.target = target
 
     def receive(self, value: Any) -> Any:
-        return None if value is None else _copied_leaf(value, lambda tensor: tensor.to(self.target))
+        return _copied_leaf(value, lambda tensor: tensor.to(self.target)) if isinstance(value, torch.Tensor) else value
+
+
+class Upload(Link):
+    """Transfer from the host to a GPU: a copy through page-locked memory, which torch keeps, so the host does not wait for it."""
+
+    def __init__(self, target: torch.device) -> None:
+        self.target = target
+
+    def send(self, value: Any) -> Any:
+        return tree_map_only(torch.Tensor, self._copied, value)
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == self.target:
+            return tensor
+        is_staged = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.nbytes > SMALL_BYTES
+        pinned = tensor.detach().pin_memory() if is_staged and not tensor.is_pinned() else tensor
+        return _copied_leaf(pinned, lambda source: source.to(self.target, non_blocking=True)).requires_grad_(
+            tensor.requires_grad
+        )
+
+
+SMALL_BYTES = 1 << 16
+"""Bytes up to which the driver copies from any memory without waiting (CUDA programming guide, "API synchronization behavior")."""
 
 
 class PeerCopy(Link):
@@ -52,7 +77,9 @@ class PeerCopy(Link):
         self.target = target
 
     def send(self, value: Any) -> Any:
-        return None if value is None else _copied_leaf(value, lambda tensor: tensor.to(self.target, non_blocking=True))
+        if not isinstance(value, torch.Tensor):
+            return value
+        return _copied_leaf(value, lambda tensor: tensor.to(self.target, non_blocking=True))
 
 
 def _copied_leaf(value: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -108,6 +135,35 @@ def receive(register: int, channel: int, over: Link, *, threaded: bool) -> Run:
         frame.registers[register] = value if convert is None else convert(value)
 
     return queued if threaded else inline
+
+
+def copy_into(buffer: int, register: int, over: Link) -> Run:
+    """Return the function of a SEND on a stream of its own. The buffer's last tensor goes first: its memory serves the copy."""
+
+    def run(frame: Frame) -> None:
+        frame.registers[buffer] = None
+        frame.registers[buffer] = over.send(frame.registers[register])
+
+    return run
+
+
+def upload_into(buffer: int, register: int, key: tuple[str, bool], microbatch: int, over: Link) -> Run:
+    """Return the function of a RECV from the host on a stream of its own."""
+
+    def run(frame: Frame) -> None:
+        frame.registers[buffer] = frame.registers[register] = None
+        frame.registers[buffer] = frame.registers[register] = over.send(frame.arrivals[key][microbatch])
+
+    return run
+
+
+def take_from(buffer: int, register: int) -> Run:
+    """Return the function of a RECV whose value is in a receive buffer, or will be there when its readers run."""
+
+    def run(frame: Frame) -> None:
+        frame.registers[register] = frame.registers[buffer]
+
+    return run
 
 
 # -- between a device and the host ------------------------------------------------------------------------------------

@@ -220,3 +220,79 @@ def test_a_step_that_stands_still_says_where(monkeypatch: pytest.MonkeyPatch) ->
         RuntimeWarning, match=r"stood still for 0.1 s: device 0 at (0F0|SEND|RECV).*device 1 at (1F0|RECV)"
     ):
         pipe.step(torch.randn(2, 4))
+
+
+class Short(torch.autograd.Function):
+    """Identity whose backward finds no memory while `armed`."""
+
+    error: Exception | None = None
+
+    @staticmethod
+    def forward(_ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        if Short.error is not None:
+            raise Short.error
+        return gradient
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:3]:
+            x = layer(x).relu()
+        return self.layers[3](Short.apply(x))
+
+
+def held_bytes() -> int:
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+def failed(pipe: pc.Pipeline, x: torch.Tensor, error: Exception, monkeypatch: pytest.MonkeyPatch) -> pc.RunError:
+    monkeypatch.setattr(Short, "error", error)
+    with pytest.raises(pc.RunError) as caught:
+        pipe.step(x)
+    monkeypatch.setattr(Short, "error", None)
+    return caught.value
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+def test_an_error_keeps_no_activations(dispatch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the traceback kept the frame of the step, and the frame every activation: 16 MiB here, beside what one cell holds."""
+    x = torch.randn(8192, 64)
+    pipe = pc.compile(
+        Tower(), 4, n_microbatches=8, loss_fn=square_loss, cost="analytic", schedule="gpipe", dispatch=dispatch, devices=["cpu"] * 4
+    )  # fmt: skip
+    pipe.step(x)
+    pipe.model.zero_grad()
+    before = held_bytes()
+    error = failed(pipe, x, ZeroDivisionError(), monkeypatch)
+    assert held_bytes() - before < 2 * x.nbytes
+    assert error.stage == 3
+    pipe.step(x)
+
+
+def test_an_error_for_lack_of_memory_names_the_predicted_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = pc.compile(Tower(), 4, n_microbatches=8, loss_fn=square_loss, cost="analytic", devices=["cpu"] * 4)
+    x = torch.randn(8192, 64)
+    pipe.step(x)
+    text = str(failed(pipe, x, torch.OutOfMemoryError("no more"), monkeypatch))
+    assert "pipeline device 3 is out of memory; the predicted peak is " in text
+    assert "MiB" in text
+    assert 'checkpoint="always"' in text
+
+
+def test_a_late_error_of_a_gpu_says_that_its_place_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = pc.compile(Tower(), 4, n_microbatches=8, loss_fn=square_loss, cost="analytic", devices=["cpu"] * 4)
+    x = torch.randn(16, 64)
+    pipe.step(x)
+    text = str(failed(pipe, x, RuntimeError("CUDA error: device-side assert"), monkeypatch))
+    assert "an earlier action of any stage on it may have caused this one" in text
+    assert "CUDA_LAUNCH_BLOCKING=1" in text

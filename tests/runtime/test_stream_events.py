@@ -77,8 +77,8 @@ def same(one: list[torch.Tensor | None], other: list[torch.Tensor | None]) -> bo
 
 def piped(model: nn.Module, x: torch.Tensor, **options: Any) -> pc.Pipeline:
     return pc.compile(
-        model, 4, example_args=(x,), n_microbatches=COUNT, loss_fn=square_loss, cost="analytic", dispatch="inline",
-        **({"devices": ["cpu"] * 4} | options),
+        model, 4, example_args=(x,), n_microbatches=COUNT, loss_fn=square_loss, cost="analytic",
+        **({"devices": ["cpu"] * 4, "dispatch": "inline"} | options),
     )  # fmt: skip
 
 
@@ -101,6 +101,41 @@ def test_random_timings_give_what_one_thread_gives(
             assert same(outcome(pipe, x), expected), seed
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h2", "interleaved"])
+def test_in_threads_random_timings_give_what_one_thread_gives(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread per device launches on the streams of all: before, RECV waited for an event that no thread had recorded yet."""
+    monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
+    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(8, 8)
+    n_devices = 2 if schedule == "interleaved" else 4
+    inline = piped(model, x, schedule=schedule, devices=["cpu"] * n_devices)
+    expected = outcome(inline, x)
+    pipe = piped(model, x, schedule=schedule, devices=["cpu"] * n_devices, dispatch="threads")
+    with emulated(pipe) as made:
+        for seed in range(10):
+            made.streams.reseed(seed)
+            assert same(outcome(pipe, x), expected), seed
+        assert made.n_threaded_runs == 10
+
+
+def test_a_failure_in_threads_ends_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(8, 8)
+    pipe = piped(model, x, schedule="1f1b", dispatch="threads")
+    expected = outcome(pipe, x)
+    with emulated(pipe) as made:
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("no more")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(made.streams.stream((2, 2)), "run", fail)
+            with pytest.raises(pc.RunError, match="no more"):
+                pipe.step(x)
+        assert same(outcome(pipe, x), expected)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_views_of_what_was_received(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
@@ -121,7 +156,8 @@ def test_views_of_what_was_received(schedule: str, monkeypatch: pytest.MonkeyPat
 def test_without_any_one_wait_or_event_some_timing_differs() -> None:
     """What was waited for is late, and nobody waits, or waits for less: a value is read too early, or overwritten.
 
-    Only tanh's results may be given back too early: they are part of what autograd saved, which holds them.
+    Only tanh's results may be given back too early: they are part of what autograd saved, which holds them. And some waits
+    follow from others, by a longer way.
     """
     torch.manual_seed(0)
     model, x = Net(), torch.randn(8, 8)
@@ -134,7 +170,10 @@ def test_without_any_one_wait_or_event_some_timing_differs() -> None:
             made.suffer(mutant)
             harmless = survives(made, pipe, x, expected)
             is_held = all(_holds(made.program, planned, place) for place in mutant.at)
-            assert harmless == is_held, (mutant.kind, [str(made.program.rows[d][i]) for d, i in mutant.at])
+            assert harmless == (is_held or mutant.is_implied(made.program)), (
+                mutant.kind,
+                [str(made.program.rows[d][i]) for d, i in mutant.at],
+            )
             seen.add(mutant.kind)
         assert len(seen) == 4
 
@@ -175,18 +214,18 @@ def test_launches_of_a_program() -> None:
         [
             "(0, 0) 0F0 -> v0#0[0] @0#0[0]",
             "(0, 1) SEND v0#0[0] to 1 after (0, 0)",
-            "(0, 0) RECV v0'1#0[0] from 1 after (1, 5)",
-            "(0, 0) 0B0 @0#0[0] v0'1#0[0] ->",
+            "None RECV v0'1#0[0] from 1",
+            "(0, 0) 0B0 @0#0[0] v0'1#0[0] -> after (1, 5)",
             "(0, 0) FREE v0#0[0] after (0, 1)",
             "(0, 0) FREE @0#0[0]",
-            "(1, 0) FREE v0'1#0[0] after (0, 3)",
+            "None FREE v0'1#0[0]",
         ],
         [
-            "(1, 1) RECV v0#0[0] from 0 after (0, 1)",
-            "(1, 1) 1F0 v0#0[0] -> @1#0[0]",
+            "None RECV v0#0[0] from 0",
+            "(1, 1) 1F0 v0#0[0] -> @1#0[0] after (0, 1)",
             "(1, 1) 1B0 @1#0[0] -> v0'1#0[0]",
             "(1, 1) FREE @1#0[0]",
-            "(0, 1) FREE v0#0[0] after (1, 2)",
+            "None FREE v0#0[0]",
             "(1, 0) SEND v0'1#0[0] to 0 after (1, 2)",
             "(1, 1) FREE v0'1#0[0] after (1, 5)",
         ],

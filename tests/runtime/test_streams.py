@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipecompile.ir import Op
+from pipecompile.ir import HOST, Op
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.stream_events import Launch
 from pipecompile.runtime.streams import DeviceStreams, StreamTask, launched
@@ -24,7 +24,7 @@ class Noting:
         self.notes.append("run")
         task.run(frame)
 
-    def record(self) -> str:
+    def record(self, event: object) -> str:
         self.notes.append("record")
         return "event"
 
@@ -63,6 +63,7 @@ def test_only_two_different_gpus_copy_beside_compute() -> None:
     streams = DeviceStreams((CPU, *GPUS, GPUS[0]))
     apart = {(a, b) for a in range(4) for b in range(4) if streams.apart(a, b)}
     assert apart == {(1, 2), (2, 1), (2, 3), (3, 2)}
+    assert [streams.apart(HOST, d) for d in range(4)] == [False, True, True, True]
     assert streams.overlap
     assert not DeviceStreams((CPU, GPUS[0])).overlap
 
@@ -70,4 +71,4 @@ def test_only_two_different_gpus_copy_beside_compute() -> None:
 def test_a_lane_keeps_its_stream() -> None:
     streams = DeviceStreams((CPU, CPU))
     assert streams.stream((0, 0)) is streams.stream((0, 0))
-    assert streams.stream((0, 0)).record() is None
+    assert streams.stream((0, 0)).record(None) is None

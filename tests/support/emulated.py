@@ -2,9 +2,10 @@
 
     host      launch 0F0   launch SEND   launch FREE   launch 0F1 ...     goes on at once, as with CUDA
     compute 0     ...zz 0F0 ■   zz FREE: NaN   z 0F1                      in order, each after a delay
-    copy 0►1               z wait ■ zzz SEND ■
+    copy 0►1               z wait ■ zzz NaN, SEND ■                       the buffer is overwritten first
 
-What the host puts into a register stands for a tensor to come. A missing wait reads too early, an early free reads NaN.
+What the host puts into a register stands for a tensor to come. A missing wait reads too early, an early free reads NaN. Memory
+that a copy writes was given back to that copy: whoever still reads what was there reads NaN.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.utils import _pytree as pytree
 
 import pipecompile as pc
 from pipecompile.driver.programs import step_schedule
-from pipecompile.ir import Op, Program
+from pipecompile.ir import HOST, Op, Program
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.passes import lower
 from pipecompile.runtime import interpreter
@@ -62,7 +64,11 @@ class Copy(Link):
     """Into memory of its own."""
 
     def send(self, value: Any) -> Any:
-        return None if value is None else value.detach().clone().requires_grad_(value.requires_grad)
+        return pytree.tree_map_only(torch.Tensor, _copied, value)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 @dataclass
@@ -86,6 +92,9 @@ class EmulatedStreams:
     def link(self, source: int, target: int) -> Link:
         return Copy()
 
+    def fork(self) -> None:
+        """Everything that was launched before is over: a run ends with `finish`."""
+
     def reseed(self, seed: int) -> None:
         """Other delays from now on."""
         self.errors.clear()
@@ -104,7 +113,7 @@ class EmulatedStreams:
     def finish(self) -> None:
         """Wait for everything that was launched. Raises what a launch raised."""
         for stream in self.lanes.values():
-            stream.record().wait()
+            stream.record(None).latest.wait()
         if self.errors:
             raise self.errors[0]
 
@@ -113,24 +122,37 @@ class EmulatedStreams:
             stream.queue.put(None)
 
 
+class EmulatedEvent:
+    """An event that can be recorded again: a wait is for the recording that was the latest when the host asked for it."""
+
+    def __init__(self) -> None:
+        self.latest = threading.Event()
+
+
 class EmulatedStream:
     def __init__(self, streams: EmulatedStreams, lane: Lane, chance: random.Random) -> None:
-        self.streams, self.is_compute, self.chance, self.pace = streams, lane[0] == lane[1], chance, 1.0
+        self.streams, self.is_compute, self.is_upload = streams, lane[0] == lane[1], lane[0] == HOST
+        self.chance, self.pace = chance, 1.0
         self.queue: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=_work, args=(self.queue, streams), daemon=True).start()
 
     def run(self, task: StreamTask, frame: Frame) -> None:
         given = {index: frame.registers[index] for index in task.reads}
+        before = [] if self.is_compute else [frame.registers[index] for index in task.writes[:1]]
         if task.op is Op.FREE:
             (index,) = task.reads
             frame.registers[index] = None
             self._later(task, lambda: self._give_back(given[index]))
             return
-        made = {index: Handle() for index in task.writes}
+        first = Handle()  # an upload writes a buffer and a register: one tensor
+        made = {index: first if self.is_upload else Handle() for index in task.writes}
         for index, handle in made.items():
             frame.registers[index] = handle
 
         def late() -> None:
+            for handle in before:
+                if handle is not None and not (self.is_upload and _is_held(handle)):
+                    _overwrite(handle.value)
             device = Device({index: handle.value for index, handle in given.items()}, frame)
             task.run(device)  # type: ignore[arg-type]
             for index, handle in made.items():
@@ -152,13 +174,14 @@ class EmulatedStream:
         )
         self.queue.put(lambda: (sleep(delay) if delay else None, work()))
 
-    def record(self) -> threading.Event:
-        event = threading.Event()
-        self.queue.put(event.set)
+    def record(self, event: EmulatedEvent | None) -> EmulatedEvent:
+        event = event or EmulatedEvent()
+        latest = event.latest = threading.Event()
+        self.queue.put(latest.set)
         return event
 
-    def wait(self, event: threading.Event) -> None:
-        self.queue.put(event.wait)
+    def wait(self, event: EmulatedEvent) -> None:
+        self.queue.put(event.latest.wait)
 
 
 def _work(queue: SimpleQueue[Any], streams: EmulatedStreams) -> None:
@@ -202,14 +225,17 @@ class EmulatedExecutable(Executable):
         super().__init__(ProgramBinding(program, cells, pipe.devices, build.graph, build.mirrors))
         self.streams, self.key = EmulatedStreams(), ("step", count, False)
         build.executables[self.key] = self
-        self.n_runs = 0
+        self.n_runs = self.n_threaded_runs = 0
         self.bind(launches(program, self.streams.apart))
 
     def bind(self, planned: Launches) -> None:
         """From now on, launch like this."""
         with patch.object(interpreter, "launches", lambda *_: planned):
-            self.__dict__["inline"] = bind(self.program, self.cells, self.devices, threaded=False, streams=self.streams)
-        self._idle[False].clear()
+            for name, threaded in (("inline", False), ("threaded", True)):
+                code = bind(self.program, self.cells, self.devices, threaded=threaded, streams=self.streams)
+                self.__dict__[name] = code
+                self._idle[threaded].clear()
+        self.n_buffers = len({launch.buffer for row in planned for launch in row} - {None})
 
     def suffer(self, mutant: Mutant, seconds: float = 0.02) -> None:
         """Launch like this, what has to be late for it to show so late."""
@@ -218,6 +244,8 @@ class EmulatedExecutable(Executable):
 
     def run(self, code: Any, frame: Frame, workers: Any = None) -> None:
         self.n_runs += 1
+        self.n_threaded_runs += code.threaded
         super().run(code, frame, workers)
         self.streams.finish()
-        assert not any(register is not None for register in frame.registers), "something was not freed"
+        held = sum(register is not None for register in frame.registers)
+        assert held <= self.n_buffers, "something was not freed"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from pipecompile.errors import VerifyError
 from pipecompile.ir import Instruction, Op, Program
-from pipecompile.runtime.execution_order import merged
+from pipecompile.ir.execution_order import merged
 from pipecompile.runtime.stream_events import Lane, Launch, Place
 from pipecompile.verifiers import verify
 
@@ -33,6 +33,19 @@ class Mutant:
     launches: Launches
     at: tuple[Place, ...]
     missed: Place
+
+    def is_implied(self, program: Program) -> bool:
+        """Does each launch still follow what it should have waited for, by its stream and by the waits of others?"""
+        after: dict[Place, set[Place]] = {}
+        latest: dict[Lane, Place] = {}
+        for d, i in merged(program):
+            launch = self.launches[d][i]
+            if launch.lane is None:
+                continue
+            before = [*launch.waits, *([latest[launch.lane]] if launch.lane in latest else [])]
+            after[d, i] = set(before).union(*(after[place] for place in before))
+            latest[launch.lane] = d, i
+        return all(self.missed in after[place] for place in self.at)
 
     def late(self, program: Program) -> set[Place]:
         return {self.missed} | {reader for place in self.at for reader in _readers(program, place)}
@@ -98,6 +111,8 @@ def _neighbours(program: Program, planned: Launches) -> tuple[dict[Place, Place]
     latest: dict[Lane, Place] = {}
     for d, i in merged(program):
         lane = planned[d][i].lane
+        if lane is None:
+            continue
         if lane in latest:
             before[d, i] = latest[lane]
         latest[lane] = d, i

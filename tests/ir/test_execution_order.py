@@ -6,8 +6,8 @@ import pytest
 
 import pipecompile as pc
 from pipecompile.ir import HOST, Instruction, Op, Route
+from pipecompile.ir.execution_order import frees_after, may_join_backward, merged
 from pipecompile.passes import lower
-from pipecompile.runtime.execution_order import frees_after, may_join_backward, merged
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h2", "interleaved"])

@@ -1,0 +1,79 @@
+"""`simulate_launches`: a discrete-event run of the launch plan, the very streams, events and buffers that a run on GPUs uses.
+
+    plan        0F0 on (0, 0) ■   SEND v#0 on (0, 1) after 0F0    1F0 on (1, 1) after SEND v#0
+    timeline    a launch starts when the host has launched it, the launch before it on its stream is over, and so are those it waits for
+
+`simulate` predicts the program without knowing streams. Both give the same makespan if no stream, buffer or event holds a
+launch up that the program does not (benchmarks/launches.py).
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from pipecompile.errors import InputError
+from pipecompile.ir import HOST, Instruction, Op, Program
+from pipecompile.ir.execution_order import merged
+from pipecompile.ir.timeline import COMPUTE, Span, Timeline
+from pipecompile.runtime.stream_events import Lane, Launch, launches
+from pipecompile.simulation.costs import CostOptions, Costs, make_costs
+
+__all__ = ["simulate_launches"]
+
+
+def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timeline:
+    """Return the timeline of a program as it is launched on one GPU per pipeline device. `costs` are those of `simulate`, in seconds.
+
+    The host launches all devices in one order and waits for none of them. The program has to be lowered with `overlap=True`. Memory is
+    not simulated. Copies queue for the link between their two devices. Raises InputError for ties, which ranks alone exchange, and
+    for `engines="device"`. O(n) for n instructions.
+    """
+    checked = make_costs(program.n_stages, program.n_devices, program.routes, program.ties, **costs)
+    if program.ties or costs.get("engines", "pair") != "pair":
+        what = "ties" if program.ties else "engines='device'"
+        raise InputError(
+            f"{what} cannot be simulated launch by launch",
+            why="one process launches copies on a stream per pair of devices, and keeps tied parameters equal by itself",
+            hint="simulate(program, ...)",
+        )
+    return _LaunchRun(program, checked).run()
+
+
+class _LaunchRun:
+    """The state of a simulation: `free` is the time at which the last launch of each stream is over."""
+
+    def __init__(self, program: Program, costs: Costs) -> None:
+        self.program, self.costs = program, costs
+        self.sizes = {route.value: route.nbytes for route in program.routes}
+        self.free: dict[Lane, float] = {}
+        self.ends: dict[tuple[int, int], float] = {}
+
+    def run(self) -> Timeline:
+        planned = launches(self.program, lambda source, target: source != target)
+        spans = [
+            span
+            for d, i in merged(self.program)
+            if (span := self.launch((d, i), self.program.rows[d][i], planned[d][i])) is not None
+        ]
+        return Timeline(self.program.n_devices, tuple(spans))
+
+    def launch(self, place: tuple[int, int], instruction: Instruction, launch: Launch) -> Span | None:
+        """Run one launch; return its span if it takes time."""
+        if launch.lane is None:
+            return None
+        start = max([self.free.get(launch.lane, 0.0), *(self.ends[before] for before in launch.waits)])
+        seconds = self.seconds(instruction, launch.lane)
+        end = self.free[launch.lane] = self.ends[place] = start + seconds
+        source, target = launch.lane
+        if instruction.op is Op.COMPUTE:
+            return Span(source, COMPUTE, str(instruction.action), start, end)
+        return Span(source, f"to {target}", str(instruction.reads[0].value), start, end) if seconds else None
+
+    def seconds(self, instruction: Instruction, lane: Lane) -> float:
+        """Return the seconds of an instruction; copies from and to the host take none."""
+        if instruction.action is not None:
+            return self.costs.seconds[instruction.action.kind][instruction.action.stage]
+        if instruction.op is not Op.SEND or lane[0] == lane[1] or HOST in lane:
+            return 0.0
+        name = instruction.reads[0].value.name
+        return self.costs.message(name, self.sizes[name], *lane)
