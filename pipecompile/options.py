@@ -9,7 +9,7 @@ result in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from torch import fx, nn
 from pipecompile.batching.batch_dims import check_arguments, check_batch_dims
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.graph.module_names import nodes_of_module
-from pipecompile.ir import Kind, Schedule
+from pipecompile.ir import Kind, Route, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.parameters.meta_init import sources_of
 from pipecompile.passes.checkpointing import insert_recompute
@@ -202,19 +202,21 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         rows = self.schedule_for(self._any_count, custom=False).rows
         return {action.kind for row in rows for action in row}
 
-    def schedule_for(self, n_microbatches: int, *, custom: bool = True) -> Schedule:
-        """Return the schedule of `n_microbatches`, with its recomputation. For "auto", which is searched once costs are known, it
-        is "interleaved".
+    def schedule_for(
+        self, n_microbatches: int, *, custom: bool = True, routes: Sequence[Route] | None = None
+    ) -> Schedule:
+        """Return the schedule of `n_microbatches`, with its recomputation, for the DAG of stages that `routes` make, by default a
+        chain. For "auto", which is searched once costs are known, it is "interleaved".
 
         Raise ScheduleError if a Schedule has another number of micro-batches; not so with `custom=False`.
         """
         checkpoint = "never" if self.checkpoint == "auto" else self.checkpoint  # until there is a plan
-        schedule = self._without_recompute(n_microbatches, custom=custom)
+        schedule = self._without_recompute(n_microbatches, custom, routes)
         return schedule if checkpoint == "never" else insert_recompute(schedule, checkpoint)
 
-    def _without_recompute(self, n_microbatches: int, *, custom: bool) -> Schedule:
+    def _without_recompute(self, n_microbatches: int, custom: bool, routes: Sequence[Route] | None) -> Schedule:
         if not isinstance(self.schedule, Schedule):
-            return self._built("interleaved" if self.schedule == "auto" else self.schedule, n_microbatches)
+            return self._built("interleaved" if self.schedule == "auto" else self.schedule, n_microbatches, routes)
         counts = self.schedule.n_stages, self.schedule.n_devices
         if counts != (self.n_stages, len(self.devices)):
             raise ScheduleError(
@@ -228,10 +230,10 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
             )
         return self.schedule
 
-    def _built(self, name: str | Builder, n_microbatches: int) -> Schedule:
+    def _built(self, name: str | Builder, n_microbatches: int, routes: Sequence[Route] | None) -> Schedule:
         """Return what the catalogue or a builder makes. Raise ScheduleError, with the number of devices that would fit."""
         try:
-            schedule = build_schedule(name, self.n_stages, n_microbatches, n_devices=len(self.devices))
+            schedule = build_schedule(name, self.n_stages, n_microbatches, n_devices=len(self.devices), routes=routes)
         except ScheduleError as error:
             fitting = default_device_count(name, self.n_stages)
             if len(self.devices) == fitting:

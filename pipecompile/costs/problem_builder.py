@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from pipecompile.costs.node_cost import NodeCost
-from pipecompile.graph.colocation import compute_nodes, ties_of
+from pipecompile.graph.colocation import compute_nodes, ties_of, ties_with_copies
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.partitioners import Node, Problem, Shared, Tensor
 from pipecompile.torch_private.storages import footprint
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["build_problem"]
+__all__ = ["build_problem", "with_copied_writes"]
 
 
 def build_problem(
@@ -75,6 +76,26 @@ def build_problem(
         multicast=False,
         shared=shared,
         name=type(graph).__name__,
+    )
+
+
+def with_copied_writes(problem: Problem, graph: TracedGraph) -> Problem:
+    """Return a problem of `graph` in which a cut may separate a value and the operation that writes into it; the same problem if
+    there is none. The value then costs a copy: the time of the writing forward at either end, and its bytes once more.
+    """
+    tight = ties_of(graph)
+    loose, copied = ties_with_copies(graph)
+    if not copied:
+        return problem
+    forward = {node.name: node.forward for node in problem.nodes}
+    nbytes = {tensor.source: tensor.bytes for tensor in problem.tensors}
+    tensors = tuple(Tensor(value, (writer,), forward[writer], nbytes.get(value, 0.0)) for value, writer in copied)
+    own = set(tight.precedence) - set(loose.precedence)
+    return replace(
+        problem,
+        precedence=tuple(dict.fromkeys([*(pair for pair in problem.precedence if pair not in own), *loose.precedence])),
+        tensors=(*problem.tensors, *tensors),
+        groups=(*loose.groups, *problem.groups[len(tight.groups) :]),
     )
 
 

@@ -61,7 +61,7 @@ class _Form:
     key: tuple[Any, ...]
     parts: Callable[[Specialization], tuple[tuple[Route, ...], Sequence[Cell]]]
     widened: Callable[[Specialization, Sequence[Route]], tuple[Route, ...]]
-    schedule: Callable[[Specialization], Schedule]
+    schedule: Callable[[Specialization, Sequence[Route]], Schedule]
     checkpoint: Callable[[Specialization], Checkpoint]
 
 
@@ -85,7 +85,7 @@ class ListedPrograms:
             (kind, count, with_target),
             lambda one: step_parts(one, with_target),
             lambda one, routes: training_routes(routes, len(one.stages), with_target, one.options.has_aux),
-            lambda one: (step_schedule if kind == "step" else forward_schedule)(one, count),
+            lambda one, routes: step_schedule(one, count, routes) if kind == "step" else forward_schedule(one, count),
             lambda _: "never",
         )
         return self._mixed(recordings, form)
@@ -99,7 +99,7 @@ class ListedPrograms:
             ("call", count, with_backward),
             lambda one: call_parts(one, with_backward),
             lambda _, routes: tuple(routes),
-            lambda one: breadth_first(one.plan.placement, count, with_backward=with_backward),
+            lambda one, _: breadth_first(one.plan.placement, count, with_backward=with_backward),
             lambda one: one.options.checkpoint if with_backward else "never",
         )
         return self._mixed(recordings, form)
@@ -164,7 +164,9 @@ class _Bound:
             self.executable.mirrors, self.executable.norms = mirrors, norms
             return
         form, overlap = self.form, first.is_overlapped
-        program = lower(form.schedule(first), self.routes, checkpoint=form.checkpoint(first), overlap=overlap)
+        program = lower(
+            form.schedule(first, self.routes), self.routes, checkpoint=form.checkpoint(first), overlap=overlap
+        )
         binding = ProgramBinding(program, self.cells, first.options.devices, first.graph, mirrors, norms)
         self.executable = context.backend.executable(first.plan, mirrors)(binding)
 

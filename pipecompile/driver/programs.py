@@ -41,22 +41,26 @@ def call_executable(specialization: Specialization, n_microbatches: int, *, with
     return specialization.executables[key]
 
 
-def step_schedule(specialization: Specialization, n_microbatches: int) -> Schedule:
-    """Return the order of actions of a step.
+def step_schedule(
+    specialization: Specialization, n_microbatches: int, routes: Sequence[Route] | None = None
+) -> Schedule:
+    """Return the order of actions of a step, for values that move along `routes`, by default those of the specialization.
 
     Raises ScheduleError if the schedule puts stages on other devices than the plan, where their parameters are.
     """
-    if n_microbatches in specialization.schedules:
+    if routes is None and n_microbatches in specialization.schedules:
         return specialization.schedules[n_microbatches]
-    plan, options = specialization.plan, specialization.options
-    schedule = make_schedule(options, plan.stages, specialization.routes, plan.placement, n_microbatches)
+    plan, options, is_own = specialization.plan, specialization.options, routes is None
+    routes = specialization.routes if routes is None else routes
+    schedule = make_schedule(options, plan.stages, routes, plan.placement, n_microbatches)
     if tuple(options.devices[device] for device in schedule.placement) != specialization.stage_devices:
         raise ScheduleError(
             f"schedule {schedule.name!r} puts stages on devices {schedule.placement}",
             why=f"the plan has them on {plan.placement}, and their parameters are there",
             hint="compile with this schedule, without the plan",
         )
-    specialization.schedules[n_microbatches] = schedule
+    if is_own:
+        specialization.schedules[n_microbatches] = schedule
     return schedule
 
 

@@ -4,6 +4,9 @@
     z = conv(y)  ──►  conv reads before the write: stage(conv) <= stage(relu_)
     relu_(y)
 
+With a copy at the cut, bn and relu_ may be in two stages if y is the only way to its memory from relu_ on: the stage of relu_ writes
+a copy of the y that it received. `ties_with_copies` has the ties that are left then.
+
 Storages and writes come from the recording (NodeFacts), so this module has no list of in-place operators.
 """
 
@@ -26,7 +29,7 @@ from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.qualified_names import qualified
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["compute_ties", "compute_nodes", "note_ties", "ties_of"]
+__all__ = ["compute_nodes", "compute_ties", "note_ties", "reasons_of_ties", "ties_of", "ties_with_copies"]
 
 
 def note_ties(graph: TracedGraph) -> TracedGraph:
@@ -48,19 +51,49 @@ def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
 
 def compute_ties(graph: fx.GraphModule) -> Ties:
     """Return the ties of tuples and their items, of modules with state called twice, of `autograd.grad`, random states and memory written."""
+    ties, precedence, _ = _tied(graph, copies=False)
+    return Ties(_groups(graph, ties), tuple(dict.fromkeys(precedence)))
+
+
+def ties_with_copies(graph: fx.GraphModule) -> tuple[Ties, tuple[tuple[str, str], ...]]:
+    """Return the ties that remain if stages may write copies of what they receive, and the pairs (value, writer) that need
+    a copy where a cut separates the two.
+    """
+    ties, precedence, copied = _tied(graph, copies=True)
+    return Ties(_groups(graph, ties), tuple(dict.fromkeys(precedence))), tuple(dict.fromkeys(copied))
+
+
+def reasons_of_ties(graph: fx.GraphModule) -> nx.Graph[str]:
+    """Return the ties that remain with copies as a graph of node names; the attribute `why` of an edge is its reason."""
+    return _tied(graph, copies=True)[0]
+
+
+def _tied(graph: fx.GraphModule, *, copies: bool) -> tuple[nx.Graph[str], list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the ties as a graph, the pairs (a, b) with stage(a) <= stage(b), and the pairs (value, writer) of copies."""
     nodes = compute_nodes(graph)
     ties: nx.Graph[str] = nx.Graph()
     _tie_items(nodes, ties)
     _tie_stateful_modules(graph, nodes, ties)
     _tie_gradients(nodes, ties)
-    precedence = [*_tie_writes(graph, nodes, ties), *_tie_draws(nodes, ties)]
-    order = {node.name: index for index, node in enumerate(nodes)}
+    copied: list[tuple[str, str]] = []
+    writes = _tie_writes(graph, nodes, ties, copied if copies else None)
+    return ties, [*writes, *_tie_draws(nodes, ties)], copied
+
+
+def _groups(graph: fx.GraphModule, ties: nx.Graph[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the tied nodes in graph order."""
+    order = {node.name: index for index, node in enumerate(compute_nodes(graph))}
     groups = [tuple(sorted(group, key=order.__getitem__)) for group in nx.connected_components(ties)]
-    return Ties(tuple(sorted(groups, key=lambda group: order[group[0]])), tuple(dict.fromkeys(precedence)))
+    return tuple(sorted(groups, key=lambda group: order[group[0]]))
 
 
-def _tie(ties: nx.Graph[str], nodes: Iterable[fx.Node]) -> None:
-    nx.add_path(ties, [node.name for node in nodes])
+def _tie(ties: nx.Graph[str], nodes: Iterable[fx.Node], why: str) -> None:
+    nx.add_path(ties, [node.name for node in nodes], why=why)
+
+
+def _place(node: fx.Node) -> str:
+    """Return a node with the user's line."""
+    return f"{node.name} ({facts(node).source})" if facts(node).source else node.name
 
 
 def _tie_items(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
@@ -72,7 +105,11 @@ def _tie_items(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
     for node in nodes:
         for source in node.all_input_nodes:
             if source in made and not isinstance(value_of(source), torch.Tensor):
-                _tie(ties, (source, node))
+                _tie(
+                    ties,
+                    (source, node),
+                    f"{node.name} uses {source.name}, which is no tensor, and only tensors are sent",
+                )
 
 
 def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
@@ -82,7 +119,7 @@ def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.
             uses[graph.get_submodule(str(node.target))].append(node)
     for module, users in uses.items():
         if len(users) > 1 and (_is_opaque(module) or next(module.buffers(), None) is not None):
-            _tie(ties, users)
+            _tie(ties, users, f"they call one layer with state, {users[0].target}")
 
 
 def _is_opaque(module: nn.Module) -> bool:
@@ -102,11 +139,13 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
             inputs: set[fx.Node] = set()
             fx.node.map_arg(node.kwargs.get("inputs", node.args[1:2]), inputs.add)
             reached = _reached(inputs, nodes[: i + 1])
-            _tie(ties, [other for other in nodes[: i + 1] if other in reached])
+            between = [other for other in nodes[: i + 1] if other in reached]
+            _tie(ties, between, f"{_place(node)} differentiates what lies between")
         elif node.target is rebuilt:
             held = set(node.all_input_nodes)
-            between = _reached(held, nodes[:i]) & _reaching(held, nodes[:i])
-            _tie(ties, [*(other for other in nodes[:i] if other in between), node] if between - held else [])
+            inside = _reached(held, nodes[:i]) & _reaching(held, nodes[:i])
+            path = [*(other for other in nodes[:i] if other in inside), node] if inside - held else []
+            _tie(ties, path, f"{_place(node)} closes over their tensors and may differentiate them")
 
 
 def _reached(sources: set[fx.Node], nodes: list[fx.Node]) -> set[fx.Node]:
@@ -131,20 +170,26 @@ def _tie_draws(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str
     """Return the pairs that keep random draws in the order of the model; tie all draws if a node sets the generator's state."""
     drawing = [node for node in nodes if facts(node).draws]
     if any(facts(node).seeds for node in drawing):
-        _tie(ties, drawing)
+        _tie(ties, drawing, "they draw random numbers, and one of them sets the state of the generator")
     return [(a.name, b.name) for a, b in pairwise(drawing)]
 
 
-def _tie_writes(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:
+def _tie_writes(
+    graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str], copied: list[tuple[str, str]] | None = None
+) -> list[tuple[str, str]]:
     """Tie the nodes that make or write the same memory, and return pairs (reader, writer) for reads before the last write.
 
     Parameters, buffers and constants outlive the micro-batch, and the next micro-batch may write them again while a later stage
-    still reads: all their readers are tied to the writer. So are the readers of an input that a node writes.
+    still reads: all their readers are tied to the writer. So are the readers of an input that a node writes. With `copied`,
+    other memory is tied as `_tie_with_copies` says.
     """
     last_write = {storage: i for i, node in enumerate(nodes) for storage in facts(node).mutates}
-    lasting = {storage for node in graph.graph.nodes if node.op == "get_attr" for storage in facts(node).storages}
+    outside = [node for node in graph.graph.nodes if node.op in ("get_attr", "placeholder")]
+    lasting = {storage for node in outside if node.op == "get_attr" for storage in facts(node).storages}
     lasting |= {storage for node in nodes for storage in facts(node).reads}
+    fixed = lasting | {storage for node in outside for storage in facts(node).storages}
     tied: defaultdict[int, list[fx.Node]] = defaultdict(list)
+    touching: defaultdict[int, list[fx.Node]] = defaultdict(list)
     precedence = []
     for i, node in enumerate(nodes):
         read = {(storage, source.op) for source in node.all_input_nodes for storage in facts(source).storages}
@@ -152,10 +197,55 @@ def _tie_writes(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]
         touched = {*facts(node).storages, *facts(node).mutates, *(storage for storage, _ in read)}
         for storage in sorted(touched & last_write.keys()):
             owns = storage in facts(node).mutates or (storage in facts(node).storages and i <= last_write[storage])
-            if owns or storage in lasting or (storage, "placeholder") in read:
+            if copied is not None and storage not in fixed:
+                touching[storage].append(node)
+            elif owns or storage in lasting or (storage, "placeholder") in read:
                 tied[storage].append(node)
             elif i < last_write[storage]:
                 precedence.append((node.name, nodes[last_write[storage]].name))
-    for group in tied.values():
-        _tie(ties, group)
+    for storage, group in tied.items():
+        _tie(ties, group, f"{_place(nodes[last_write[storage]])} writes into their memory")
+    for storage, group in touching.items():
+        precedence += _tie_with_copies(graph, group, storage, ties, copied if copied is not None else [])
     return precedence
+
+
+def _tie_with_copies(
+    graph: fx.GraphModule, touching: list[fx.Node], storage: int, ties: nx.Graph[str], copied: list[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Tie the nodes that touch one memory between two writes, and return pairs (reader, next writer).
+
+        y = linear(x) │ relu_(y) ─► z        │ a cut is possible: from relu_ on, only y leads to the memory that linear made
+
+    A write begins a new part if a single tensor leads to the memory that is made so far, from the write on, and no output of the
+    graph does. Its stage may then write a copy of that tensor. Every later user of the tensor reads what was written, and stays
+    with the writer. Pairs (tensor, writer) are added to `copied`. Linear in the uses of the memory.
+    """
+    outputs, order = set(graph.graph.output_node().all_input_nodes), {node: i for i, node in enumerate(touching)}
+    last_use = {node: max((order.get(user, -1) for user in node.users), default=-1) for node in touching}
+    last_write = max(i for i, node in enumerate(touching) if storage in facts(node).mutates)
+    part, readers, alive, precedence, why = *([] for _ in range(4)), ""  # type: ignore[var-annotated]
+    for i, node in enumerate(touching):
+        if is_writer := storage in facts(node).mutates:
+            why_before, why = (
+                why or f"{_place(node)} writes into their memory",
+                f"{_place(node)} writes into their memory",
+            )
+            precedence += [(reader.name, node.name) for reader in readers]
+            alive, readers = [other for other in alive if last_use[other] >= i or other in outputs], []
+            if len(alive) == 1 and alive[0] not in outputs and _can_be_copied(alive[0], storage):
+                _tie(ties, part, why_before)
+                copied.append((alive[0].name, node.name))
+                part = [user for user in alive[0].users if order.get(user, -1) > i]
+        is_owner = is_writer or (storage in facts(node).storages and i <= last_write)
+        (part if is_owner else readers).append(node)
+        if storage in facts(node).storages:
+            alive.append(node)
+    _tie(ties, part, why)
+    return precedence
+
+
+def _can_be_copied(node: fx.Node, storage: int) -> bool:
+    """Return whether the node's value is a plain tensor in this memory alone."""
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and facts(node).storages == {storage}

@@ -3,7 +3,8 @@
     recorded at 4 steps     cell cell │ cell cell          at 6 steps     cell cell cell │ cell cell cell
 
 Calls are alike if they have the same opcode, target and module. The n calls of a kind are mapped to the m calls of the first recording
-in order, call i to call i * m // n, and take its stage. Then stages are raised until precedence and ties hold.
+in order, call i to call i * m // n, and take its stage. Then stages are raised until precedence and ties hold. Where the cut separates
+a value and an operation that writes into it, the ties are those with copies.
 
 The fingerprint identifies the graph of a cut in plan files: the hash of its nodes as lines.
 """
@@ -19,7 +20,8 @@ from itertools import zip_longest
 from torch import fx
 
 from pipecompile.errors import PlanError
-from pipecompile.graph.colocation import compute_nodes, ties_of
+from pipecompile.graph.colocation import compute_nodes, ties_of, ties_with_copies
+from pipecompile.tracing.graph_facts import Ties
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_cut
@@ -54,7 +56,8 @@ def verify_exact_cut(stage_of: Mapping[str, int], graph: TracedGraph, n_stages: 
             "the plan is damaged: it does not cover the graph that it is for", where=", ".join(sorted(differ)[:5]),
             hint="compile without plan= to make a new one",
         )  # fmt: skip
-    verify_cut(stage_of, _edges(graph), ties_of(graph).groups, n_stages)
+    ties = _ties(graph, stage_of)
+    verify_cut(stage_of, _edges(graph, ties), ties.groups, n_stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ def _kind(node: fx.Node) -> Kind:
 
 def _legal(stages: dict[str, int], graph: TracedGraph, n_stages: int) -> dict[str, int]:
     """Return the stages, raised until no edge goes back and tied nodes share a stage."""
-    edges, groups = _edges(graph), ties_of(graph).groups
+    ties = _ties(graph, stages)
+    edges, groups = _edges(graph, ties), ties.groups
     while True:
         before = dict(stages)
         for a, b in edges:
@@ -103,12 +107,21 @@ def _legal(stages: dict[str, int], graph: TracedGraph, n_stages: int) -> dict[st
             return stages
 
 
-def _edges(graph: TracedGraph) -> list[tuple[str, str]]:
+def _ties(graph: TracedGraph, stage_of: Mapping[str, int]) -> Ties:
+    """Return the ties of the graph, or those with copies if the stages separate a value and an operation that writes into it."""
+    ties = ties_of(graph)
+    if all(len({stage_of[name] for name in group}) == 1 for group in ties.groups):
+        return ties
+    loose, copied = ties_with_copies(graph)
+    return loose if any(stage_of[value] != stage_of[writer] for value, writer in copied) else ties
+
+
+def _edges(graph: TracedGraph, ties: Ties) -> list[tuple[str, str]]:
     """Return all pairs (a, b) with stage(a) <= stage(b)."""
     nodes = compute_nodes(graph)
     names = {node.name for node in nodes}
     read = [(source.name, node.name) for node in nodes for source in node.all_input_nodes if source.name in names]
-    return [*read, *ties_of(graph).precedence]
+    return [*read, *ties.precedence]
 
 
 _SHOWN = 3

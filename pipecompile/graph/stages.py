@@ -5,7 +5,8 @@
            └─────────┘
 
 A value goes from the stage that produces it directly to each stage that uses it. Sizes are not sent: each stage computes
-them from the batch size of its micro-batch. Parameters and submodules of a stage are the model's own objects.
+them from the batch size of its micro-batch. Parameters and submodules of a stage are the model's own objects. A stage that writes
+into the memory of a value that it receives writes into a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pipecompile.graph.device_placement import follow_device
 from pipecompile.ir import HOST, Route
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_writer import Regions
-from pipecompile.tracing.node_facts import Role, facts, value_of
+from pipecompile.tracing.node_facts import Role, facts, note, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Stage", "extract", "routes", "split"]
@@ -126,6 +127,7 @@ class _Builder:
         self.regions = Regions(self.graph, source.facts.outside)
         self.copies: dict[fx.Node, fx.Node] = {}
         self.size: fx.Node | None = None
+        self.written = {storage for node in nodes for storage in facts(node).mutates}
 
     def build(self, device: torch.device) -> Stage:
         named = {node.name: node for node in self.source.graph.nodes}
@@ -133,6 +135,8 @@ class _Builder:
             self.copies[named[name]] = self._copy(named[name], self.graph.placeholder(name))
         if any(facts(source).is_size for node in self.nodes for source in node.all_input_nodes):
             self.size = self.graph.placeholder("batch_size")
+        for name in self.inputs:
+            self._own(named[name])
         for node in self.nodes:
             for source in node.all_input_nodes:
                 self._fetch(source)
@@ -146,6 +150,13 @@ class _Builder:
         return Stage(
             self.index, module, self.inputs, self.outputs, self.size is not None, tuple(n.name for n in self.nodes)
         )
+
+    def _own(self, node: fx.Node) -> None:
+        """Let the stage use a copy of a received value whose memory the stage writes. An input of the model is the caller's to write."""
+        if node.op != "placeholder" and self.written & facts(node).storages:
+            received = self.copies[node]
+            self.copies[node] = self._copy(node, self.graph.call_function(torch.clone, (received,)))
+            note(received, storages=frozenset())
 
     def _fetch(self, node: fx.Node) -> fx.Node:
         """Return the copy of a node in this stage; attributes and sizes are copied at their first use."""

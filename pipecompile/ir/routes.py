@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["AUX", "HOST", "LOSS", "TARGET", "Route", "Tie", "chain", "place"]
+__all__ = ["AUX", "HOST", "LOSS", "TARGET", "Route", "Tie", "chain", "place", "stages_after"]
 
 HOST = -1
 """The source of model inputs and the destination of model outputs, as an end of a route or a peer."""
@@ -66,6 +66,24 @@ def chain(n_stages: int) -> tuple[Route, ...]:
     on.
     """
     return tuple(Route(f"v{stage}", stage, (stage + 1,)) for stage in range(n_stages - 1))
+
+
+def stages_after(n_stages: int, routes: Sequence[Route]) -> tuple[int, ...]:
+    """Return, per stage, the number of stages on the longest path of values from the stage to the end; n_stages - 1 - s in a chain.
+
+        0 ─► 1 ─► 4      3 2 1 ... two towers and a head: stages 0, 2 have 2 stages after, stages 1, 3 have 1, stage 4 has none
+        2 ─► 3 ─┘
+
+    Outputs go to the last stage, which computes the loss. Linear in the number of consumers.
+    """
+    consumers: list[set[int]] = [set() for _ in range(n_stages)]
+    for route in routes:
+        if route.source != HOST:
+            consumers[route.source].update(n_stages - 1 if end == HOST else end for end in route.consumers)
+    after = [0] * n_stages
+    for stage in reversed(range(n_stages)):
+        after[stage] = max((1 + after[end] for end in consumers[stage] if end > stage), default=0)
+    return tuple(after)
 
 
 def place(end: int | None) -> str:

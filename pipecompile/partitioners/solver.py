@@ -18,12 +18,16 @@ from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
 from pipecompile.partitioners.problem import Problem
 from pipecompile.partitioners.rebalance import fill_empty_stages
+from pipecompile.partitioners.stage_paths import shorten_paths
 from pipecompile.partitioners.verify import verify_assignment, verify_problem
 
 __all__ = ["METHODS", "Partition", "cost_of_constraints", "partition", "trivial_lower_bound"]
 
 
 METHODS = ("auto", "dp", "ilp")
+
+PATH_SECONDS = 1.0
+"""Seconds for moves that let stages run beside each other, at the same bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,9 @@ def _result(state: SolverState) -> Partition:
     assignment = list(state.assignment or [])
     if len(set(assignment)) < len(state.machine):
         assignment = fill_empty_stages(state.clusters, state.machine, assignment)
+    if len(state.machine) > 2:  # fewer stages are a chain
+        end = monotonic() + PATH_SECONDS
+        assignment = shorten_paths(state.clusters, state.machine, assignment, state.ranges, end)
     status: Literal["optimal", "feasible"] = "feasible" if state.has_gap else "optimal"
     bound = state.lower_bound if state.has_gap else state.bottleneck
     tracker = LoadTracker(state.clusters, state.machine, assignment)

@@ -16,7 +16,7 @@ from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts
 from pipecompile.planning.draft import Draft, make_draft
 from pipecompile.planning.infeasible_hint import with_enough_stages
-from pipecompile.planning.planner import Planned, make_problem, peak_in_flight, planned, problem_for
+from pipecompile.planning.planner import Planned, by_depth, make_problem, peak_in_flight, planned, problem_for
 from pipecompile.planning.schedule_choice import make_schedule, simulation_costs
 from pipecompile.planning.solve_cut import memory_excess, solve_cut, warn_of_gap
 from pipecompile.schedules.search.evaluate import Evaluator
@@ -106,7 +106,8 @@ class CandidateEvaluator:
             key = point.count, -sum(problem.in_flight or ()), candidate.schedule
             self._refusals.append(_Refusal(key, error, point))
             return Evaluated(replace(candidate, left_out=error.where or error.what), point)
-        return self._simulated(candidate, point, self._draft(point, cut, solved, point.schedule.placement), None)
+        draft = self._by_depth(point, self._draft(point, cut, solved, point.schedule.placement))
+        return self._simulated(candidate, point, draft, None)
 
     def _ruled_out(self, point: Point) -> Evaluated:
         if point.error is not None:
@@ -147,6 +148,9 @@ class CandidateEvaluator:
 
     def _draft(self, point: Point, cut: Partition, solved: Problem, placement: tuple[int, ...]) -> Draft:
         return make_draft(self.graph, cut, solved, self._costs(point), self.options, placement, point.samples)
+
+    def _by_depth(self, point: Point, draft: Draft) -> Draft:
+        return by_depth(self.graph, draft, self._costs(point), point.options, point.count, point.samples)
 
     def _simulated(self, candidate: Candidate, point: Point, draft: Draft, schedule: Schedule | None) -> Evaluated:
         """Return the row with the step that a pipeline of this draft runs. None: the schedule that the options ask for."""
@@ -193,7 +197,7 @@ class CandidateEvaluator:
         seconds = max(self.options.time_limit - self.seconds_spent, self.budget)
         cut, solved = solve_cut(self.graph, draft.problem, replace(self.options, time_limit=seconds))
         warn_of_gap(cut, self.options)
-        again = self._draft(row.point, cut, solved, draft.placement)
+        again = self._by_depth(row.point, self._draft(row.point, cut, solved, draft.placement))
         candidate = Candidate(row.candidate.n_microbatches, row.candidate.schedule)
         better = self._simulated(candidate, row.point, again, None)
         return better if better.draft is not None and better.seconds < row.seconds else row

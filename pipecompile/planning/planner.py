@@ -15,11 +15,13 @@ from functools import partial
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.costs import NodeCost
 from pipecompile.costs.problem_builder import build_problem
-from pipecompile.errors import InfeasibleError, PartitionError
+from pipecompile.errors import InfeasibleError
 from pipecompile.graph.colocation import compute_nodes, ties_of
+from pipecompile.graph.separable_pieces import check_pieces
 from pipecompile.ir import Kind, Schedule
 from pipecompile.ir.candidates import Considered
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.routes import stages_after
 from pipecompile.options import Options
 from pipecompile.partitioners import Problem
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts, samples_of
@@ -27,9 +29,10 @@ from pipecompile.planning.draft import Draft, make_draft, plan_of
 from pipecompile.planning.infeasible_hint import with_enough_stages
 from pipecompile.planning.schedule_choice import search_schedule
 from pipecompile.planning.solve_cut import bottleneck_without_constraints, solve_cut, warn_of_gap
+from pipecompile.schedules.building_blocks import chain_after
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["Planned", "check_stage_count", "make_plan", "make_problem", "peak_in_flight", "planned"]
+__all__ = ["Planned", "by_depth", "check_stage_count", "make_plan", "make_problem", "peak_in_flight", "planned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,29 @@ def make_plan(graph: TracedGraph, batch: MiniBatch, table: CostTable, options: O
         raise with_enough_stages(error, partial(problem_for, graph, costs.by_node, count), options) from None
     warn_of_gap(partition, options)
     draft = make_draft(graph, partition, solved, costs.by_node, options, schedule.placement, samples)
+    draft = by_depth(graph, draft, costs.by_node, options, count, samples)
     if options.schedule == "auto" and not options.has_unequal_devices:
         searched = search_schedule(options.with_recompute(partition.recompute), draft.stages, draft.routes, count)
         draft = replace(draft, placement=searched.placement)
     return planned(graph, draft, problem, costs, options, samples)
+
+
+def by_depth(
+    graph: TracedGraph,
+    draft: Draft,
+    costs: Mapping[str, NodeCost],
+    options: Options,
+    count: int,
+    samples: int | None,
+) -> Draft:
+    """Return the draft with the micro-batches in flight of its DAG of stages; of a chain, the same draft. The cut was solved for as
+    many as a chain holds, which are no fewer.
+    """
+    if stages_after(options.n_stages, draft.routes) == chain_after(options.n_stages):
+        return draft
+    schedule = options.schedule_for(count, custom=False, routes=draft.routes)
+    problem = replace(draft.problem, in_flight=peak_in_flight(schedule, options))
+    return make_draft(graph, draft.partition, problem, costs, options, draft.placement, samples)
 
 
 def planned(
@@ -114,17 +136,12 @@ def make_problem(graph: TracedGraph, costs: Mapping[str, NodeCost], options: Opt
 
 
 def check_stage_count(graph: TracedGraph, n_stages: int) -> None:
-    """Raise PartitionError if the graph has fewer separable pieces than stages."""
+    """Raise PartitionError if the graph has fewer separable pieces than stages. Ties alone are counted: a cut with an empty
+    stage is checked again.
+    """
     tied = sum(len(group) - 1 for group in ties_of(graph).groups)
-    pieces = len(compute_nodes(graph)) - tied
-    if n_stages > pieces:
-        separable = "1 piece" if pieces == 1 else f"{pieces} pieces"
-        raise PartitionError(
-            f"the model cannot be cut into {n_stages} stages",
-            where=f"{type(graph).__name__}: {separable} can be separated",
-            why="operations that share memory stay together",
-            hint=f"n_stages={pieces} or fewer" if pieces > 1 else "n_stages=1",
-        )
+    if n_stages > len(compute_nodes(graph)) - tied:
+        check_pieces(graph, n_stages)
 
 
 _CHANGE_IN_FLIGHT = {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}

@@ -41,10 +41,12 @@ def make_schedule(
     placement: Sequence[int],
     n_microbatches: int,
 ) -> Schedule:
-    """Return the schedule of a step, with recomputations as early as the devices have time for them."""
+    """Return the schedule of a step, with recomputations as early as the devices have time for them. Stages that do not depend on
+    each other along `routes` run beside each other.
+    """
     if options.schedule == "auto":
         return search_schedule(options, stages, routes, n_microbatches, placement)
-    schedule = options.schedule_for(n_microbatches)
+    schedule = options.schedule_for(n_microbatches, routes=routes)
     if options.checkpoint == "never" or options.restored == 1:
         return schedule
     costs = simulation_costs(stages, routes, options.links, placement)

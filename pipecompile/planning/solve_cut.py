@@ -1,6 +1,8 @@
-"""The cut of a traced graph: solve the partition problem, and keep the uses of a tied parameter in one stage if that is free.
+"""The cut of a traced graph: solve the partition problem, keep the uses of a tied parameter in one stage if that is free, and
+separate a value and an operation that writes into it where a copy pays.
 
 embedding ─► ... ─► head        one weight, two uses: apart, the second stage needs a mirror and one copy per step
+linear ─► relu_                 one memory: apart, the second stage needs a copy per micro-batch
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from time import monotonic
 
 import torch
 
+from pipecompile.costs.problem_builder import with_copied_writes
 from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
+from pipecompile.graph.separable_pieces import check_pieces
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, partition, stage_loads
 from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import fits
+from pipecompile.partitioners.solver import trivial_lower_bound
 from pipecompile.partitioners.verify import memory_text
 from pipecompile.planning.progress import solving
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -28,12 +34,33 @@ __all__ = ["bottleneck_without_constraints", "memory_excess", "solve_cut", "tied
 _EQUAL = 1e-9
 """Relative tolerance for comparing bottlenecks."""
 
+_WORTH = 0.01
+"""Share of the bottleneck that a copy of a written value must be able to save before cuts with copies are tried."""
+
 
 def solve_cut(graph: TracedGraph, problem: Problem, options: Options) -> tuple[Partition, Problem]:
-    """Return the best partition and the problem that it solves: `problem`, or one that keeps tied parameters together.
+    """Return the best partition and the problem that it solves: `problem`, one that keeps tied parameters together, or one that
+    allows copies of values that are written into.
 
-    Raises PartitionError if `tied="together"` leaves fewer pieces than stages, InfeasibleError if no cut fits.
+    Raises PartitionError if there are fewer pieces than stages, InfeasibleError if no cut fits.
     """
+    end = monotonic() + options.time_limit
+    try:
+        found = _solve_with_ties(graph, problem, options)
+    except InfeasibleError:
+        with_copies = _solve_with_copies(graph, problem, options, None, end)
+        if with_copies is None:
+            raise
+        found = with_copies
+    else:
+        found = _solve_with_copies(graph, found[1], options, found[0], end) or found
+    if len(set(found[0].stage_of.values())) < options.n_stages and not options.steering:
+        check_pieces(graph, options.n_stages)
+    return found
+
+
+def _solve_with_ties(graph: TracedGraph, problem: Problem, options: Options) -> tuple[Partition, Problem]:
+    """Return the best partition without copies, and the problem that it solves."""
     tied = tied_groups(graph)
     if options.tied == "together" and tied:
         together = replace(problem, groups=(*problem.groups, *tied.values()))
@@ -46,6 +73,41 @@ def solve_cut(graph: TracedGraph, problem: Problem, options: Options) -> tuple[P
             if len({best.stage_of[name] for name in group}) > 1:
                 best, problem = _joined(best, problem, group, options, end - monotonic())
     return best, problem
+
+
+def _solve_with_copies(
+    graph: TracedGraph, problem: Problem, options: Options, best: Partition | None, end: float
+) -> tuple[Partition, Problem] | None:
+    """Return the best partition in which stages may write copies of what they receive, and its problem; None if none is known that
+    is better than `best`. `end` is a time of `monotonic`.
+    """
+    loose = with_copied_writes(problem, graph)
+    if loose is problem or not _copies_may_pay(problem, loose, options, best):
+        return None
+    try:
+        copied = _solve(loose, options, max(end - monotonic(), 0.1))
+    except PartitionError:
+        return None
+    if best is None or copied.bottleneck < best.bottleneck * (1 - _EQUAL):
+        return copied, loose
+    uses_more = len(set(copied.stage_of.values())) > len(set(best.stage_of.values()))
+    return (copied, loose) if uses_more and copied.bottleneck <= best.bottleneck * (1 + _EQUAL) else None
+
+
+def _copies_may_pay(problem: Problem, loose: Problem, options: Options, best: Partition | None) -> bool:
+    """Return whether dividing clusters can shorten the slowest stage by `_WORTH`: a cluster without its largest part takes that
+    long, and the cut is that far from the bound of all cuts.
+    """
+    if best is None and options.steering:
+        return True
+    clusters, parts = coarsen(problem), coarsen(loose)
+    part_of = {name: part for part, names in enumerate(parts.members) for name in names}
+    gain = 0.0
+    for time, names in zip(clusters.time, clusters.members, strict=True):
+        gain = max(gain, time - max(parts.time[part_of[name]] for name in names))
+    bound = trivial_lower_bound(parts, Machine.of(loose, options.n_stages))
+    bottleneck = bound if best is None else best.bottleneck
+    return gain > _WORTH * bottleneck and (best is None or bottleneck > bound * (1 + _WORTH))
 
 
 def bottleneck_without_constraints(
@@ -127,5 +189,6 @@ def _check_pieces(tied: Mapping[str, tuple[str, ...]], together: Problem, n_stag
             f"the model cannot be cut into {n_stages} stages with its tied weights together",
             where="; ".join(f"{name}: {nodes[0]} ... {nodes[-1]}" for name, nodes in tied.items()),
             why="what lies between two uses of a weight must be in the same stage as both",
-            hint=f'n_stages={pieces} or fewer; or tied="auto": a mirror on each further device that uses the weight',
+            hint=f"n_stages={pieces}{' or fewer' * (pieces > 1)}"
+            '; or tied="auto": a mirror on each further device that uses the weight',
         )

@@ -19,7 +19,7 @@ from itertools import count
 
 from pipecompile.ir import Action, Kind
 
-__all__ = ["action_queue", "action_queues", "loop", "merge_queues", "vee"]
+__all__ = ["action_queue", "action_queues", "chain_after", "loop", "merge_queues", "vee"]
 
 
 Phase = tuple[str] | tuple[str, int]
@@ -54,6 +54,11 @@ def merge_queues(queues: Mapping[str, Iterable[Action]], *phases: Phase) -> tupl
             row += actions
     assert all(next(actions, None) is None for actions in remaining.values()), "the phases do not empty all queues"
     return tuple(row)
+
+
+def chain_after(n_stages: int) -> tuple[int, ...]:
+    """Return the number of stages after each stage of a chain."""
+    return tuple(range(n_stages - 1, -1, -1))
 
 
 def loop(n_stages: int, n_devices: int) -> tuple[int, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import Schedule
+from pipecompile.ir import Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.routes import stages_after
 from pipecompile.ir.units import counted
+from pipecompile.schedules.building_blocks import chain_after
 from pipecompile.schedules.dualpipev import build_dualpipev
 from pipecompile.schedules.eager_1f1b import build_eager_1f1b
 from pipecompile.schedules.forward import build_forward
@@ -22,19 +24,25 @@ from pipecompile.schedules.v_min import build_v_min
 from pipecompile.schedules.zb_h1 import build_zb_h1
 from pipecompile.schedules.zb_h2 import build_zb_h2
 from pipecompile.schedules.zbv import build_zbv
+from pipecompile.verifiers.schedule import schedule_faults
 
 __all__ = ["CATALOGUE", "Builder", "CatalogueEntry", "build_schedule", "register_schedule"]
 
-Builder = Callable[[int, int, int], Schedule]
-"""(n_stages, n_microbatches, n_devices) -> schedule. The counts are checked before the call."""
+Builder = Callable[..., Schedule]
+"""(n_stages, n_microbatches, n_devices) -> schedule. The counts are checked before the call. A builder that goes by depth has a fourth
+argument: per stage, the number of stages on the longest path after it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A builder, and the number of stages that it places on a device; None if any number is possible."""
+    """A builder, the number of stages that it places on a device (None if any number is possible), and whether its warm-up goes by
+    the depth of stages in their DAG. The order of other builders is that of a chain, which is legal for every DAG.
+    """
 
     build: Builder
     chunks: int | None = None
+    by_depth: bool = False
 
     def devices(self, n_stages: int) -> int:
         """Return the default number of devices for `n_stages` stages."""
@@ -44,16 +52,27 @@ class CatalogueEntry:
         """Return whether the builder can place `n_stages` stages on `n_devices` devices."""
         return n_stages == (self.chunks or n_stages // n_devices) * n_devices
 
+    def schedule(
+        self, n_stages: int, n_microbatches: int, n_devices: int, routes: Sequence[Route] | None = None
+    ) -> Schedule:
+        """Return the schedule of a chain, or of the DAG of stages that `routes` make."""
+        after = stages_after(n_stages, routes) if routes is not None and self.by_depth else None
+        if after is not None and after != chain_after(n_stages):
+            schedule = self.build(n_stages, n_microbatches, n_devices, after)
+            if not schedule_faults(schedule, routes or ()):
+                return schedule
+        return self.build(n_stages, n_microbatches, n_devices)
+
 
 CATALOGUE: dict[str, CatalogueEntry] = {
     "gpipe": CatalogueEntry(build_gpipe),
-    "1f1b": CatalogueEntry(build_one_f_one_b, 1),
-    "eager-1f1b": CatalogueEntry(build_eager_1f1b, 1),
-    "interleaved": CatalogueEntry(build_interleaved),
+    "1f1b": CatalogueEntry(build_one_f_one_b, 1, by_depth=True),
+    "eager-1f1b": CatalogueEntry(build_eager_1f1b, 1, by_depth=True),
+    "interleaved": CatalogueEntry(build_interleaved, by_depth=True),
     "looped-bfs": CatalogueEntry(build_looped_bfs),
-    "zb-h1": CatalogueEntry(build_zb_h1, 1),
-    "zb-h2": CatalogueEntry(build_zb_h2, 1),
-    "interleaved-zb": CatalogueEntry(build_interleaved_zb),
+    "zb-h1": CatalogueEntry(build_zb_h1, 1, by_depth=True),
+    "zb-h2": CatalogueEntry(build_zb_h2, 1, by_depth=True),
+    "interleaved-zb": CatalogueEntry(build_interleaved_zb, by_depth=True),
     "zbv": CatalogueEntry(build_zbv, 2),
     "v-half": CatalogueEntry(build_v_half, 2),
     "v-min": CatalogueEntry(build_v_min, 2),
@@ -75,20 +94,26 @@ def register_schedule(name: str, build: Builder, *, chunks: int | None = None) -
 
 @without_collection
 def build_schedule(
-    schedule: str | Builder, n_stages: int, n_microbatches: int, *, n_devices: int | None = None
+    schedule: str | Builder,
+    n_stages: int,
+    n_microbatches: int,
+    *,
+    n_devices: int | None = None,
+    routes: Sequence[Route] | None = None,
 ) -> Schedule:
     """Return the schedule of the catalogue with this name, or the schedule of a function (n_stages, n_microbatches, n_devices).
 
     A device gets several stages if `n_devices` is a fraction of `n_stages`; `placement` of the result has the device of each.
-    By default, schedules in a V take half as many devices as stages, all others one device per stage. Raises ScheduleError if
-    the name is unknown or the schedule does not exist for these counts.
+    By default, schedules in a V take half as many devices as stages, all others one device per stage. Values move along `routes`, by
+    default a chain; stages that do not depend on each other run beside each other, and warm up by their depth. Raises ScheduleError
+    if the name is unknown or the schedule does not exist for these counts.
     """
     entry = _entry(schedule)
     _check_counts(n_stages=n_stages, n_microbatches=n_microbatches)
     n_devices = entry.devices(n_stages) if n_devices is None else n_devices
     _check_counts(n_stages=n_stages, n_microbatches=n_microbatches, n_devices=n_devices)
     _check_division(schedule if isinstance(schedule, str) else "the schedule", entry, n_stages, n_devices)
-    return entry.build(n_stages, n_microbatches, n_devices)
+    return entry.schedule(n_stages, n_microbatches, n_devices, routes)
 
 
 def _entry(schedule: str | Builder) -> CatalogueEntry:

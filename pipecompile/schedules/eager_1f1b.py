@@ -14,16 +14,22 @@ Zhuang et al., "On Optimizing the Communication of Model Parallelism", MLSys 202
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipecompile.ir import Schedule
-from pipecompile.schedules.building_blocks import action_queues, loop, merge_queues
+from pipecompile.schedules.building_blocks import action_queues, chain_after, loop, merge_queues
 
 __all__ = ["build_eager_1f1b"]
 
 
-def build_eager_1f1b(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """Return the schedule for any number of micro-batches, with one stage per device."""
+def build_eager_1f1b(
+    n_stages: int, n_microbatches: int, n_devices: int, after: Sequence[int] | None = None
+) -> Schedule:
+    """Return the schedule for any number of micro-batches, with one stage per device. `after` is the number of stages on the
+    longest path after each stage, by default that of a chain.
+    """
     rows = tuple(
-        merge_queues(action_queues([stage], "FB", n_microbatches), ("F", 2 * (n_stages - 1 - stage)), ("F B",))
-        for stage in range(n_stages)
+        merge_queues(action_queues([stage], "FB", n_microbatches), ("F", 2 * later), ("F B",))
+        for stage, later in enumerate(after or chain_after(n_stages))
     )
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "eager-1f1b")

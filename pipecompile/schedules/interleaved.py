@@ -17,25 +17,31 @@ section 2.2.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.building_blocks import loop, merge_queues
+from pipecompile.schedules.building_blocks import chain_after, loop, merge_queues
 from pipecompile.schedules.rounds import depth_first, microbatch_rounds
 
 __all__ = ["build_interleaved"]
 
 
-def build_interleaved(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """Return the schedule for any number of micro-batches and stages per device; `n_devices` must divide `n_stages`."""
-    groups = microbatch_rounds(n_microbatches, n_devices)
-    rows = tuple(_row(range(device, n_stages, n_devices), groups, n_devices) for device in range(n_devices))
+def build_interleaved(
+    n_stages: int, n_microbatches: int, n_devices: int, after: Sequence[int] | None = None
+) -> Schedule:
+    """Return the schedule for any number of micro-batches and stages per device; `n_devices` must divide `n_stages`. `after` is the
+    number of stages on the longest path after each stage, by default that of a chain.
+    """
+    groups, after = microbatch_rounds(n_microbatches, n_devices), after or chain_after(n_stages)
+    rows = tuple(_row(range(device, n_stages, n_devices), groups, after) for device in range(n_devices))
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "interleaved")
 
 
-def _row(stages: range, groups: tuple[range, ...], n_devices: int) -> tuple[Action, ...]:
+def _row(stages: range, groups: tuple[range, ...], after: Sequence[int]) -> tuple[Action, ...]:
     """Return the row of a device. The warm-up is the first round through all stages but the last, and the micro-batches between
     this device and the last.
     """
-    hops = n_devices - 1 - stages[0]
+    hops = after[stages[-1]]
     warmup = (len(stages) - 1) * len(groups[0]) + (2 * hops if len(stages) > 1 else hops)
     queues = {"F": depth_first(stages, "F", groups), "B": depth_first(stages[::-1], "B", groups)}
     return merge_queues(queues, ("F", warmup), ("F B",))

@@ -15,23 +15,32 @@ interleaved stages.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.building_blocks import loop, merge_queues
+from pipecompile.schedules.building_blocks import chain_after, loop, merge_queues
 from pipecompile.schedules.rounds import depth_first, microbatch_rounds
 
 __all__ = ["build_interleaved_zb"]
 
 
-def build_interleaved_zb(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """Return the schedule for any number of micro-batches and stages per device; `n_devices` must divide `n_stages`."""
-    groups = microbatch_rounds(n_microbatches, n_devices)
-    rows = tuple(_row(range(device, n_stages, n_devices), groups, n_devices) for device in range(n_devices))
+def build_interleaved_zb(
+    n_stages: int, n_microbatches: int, n_devices: int, after: Sequence[int] | None = None
+) -> Schedule:
+    """Return the schedule for any number of micro-batches and stages per device; `n_devices` must divide `n_stages`. `after` is the
+    number of stages on the longest path after each stage, by default that of a chain.
+    """
+    groups, after = microbatch_rounds(n_microbatches, n_devices), after or chain_after(n_stages)
+    rows = tuple(_row(range(device, n_stages, n_devices), groups, after) for device in range(n_devices))
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "interleaved-zb")
 
 
-def _row(stages: range, groups: tuple[range, ...], n_devices: int) -> tuple[Action, ...]:
-    device = stages[0]
-    warmup = (len(stages) - 1) * len(groups[0]) + n_devices - 1 - device
+def _row(stages: range, groups: tuple[range, ...], after: Sequence[int]) -> tuple[Action, ...]:
+    """Return the row of a device, which delays each W by as many micro-batches as it has fewer stages after it than another."""
+    last_stages = range(len(after) - stages.step, len(after))
+    hops = after[stages[-1]]
+    delay = max(after[stage] for stage in last_stages) - hops
+    warmup = (len(stages) - 1) * len(groups[0]) + hops
     queues = {"F": depth_first(stages, "F", groups)}
     queues |= {kind: depth_first(stages[::-1], kind, groups) for kind in "IW"}
-    return merge_queues(queues, ("F", warmup), ("F I", device), ("F I W",))
+    return merge_queues(queues, ("F", warmup), ("F I", delay), ("F I W",))

@@ -18,19 +18,23 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.building_blocks import action_queues, loop, merge_queues
+from pipecompile.schedules.building_blocks import action_queues, chain_after, loop, merge_queues
 
 __all__ = ["build_zb_h1"]
 
 
-def build_zb_h1(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """Return the schedule for any number of micro-batches, with one stage per device."""
-    rows = tuple(_row(stage, n_stages, n_microbatches) for stage in range(n_stages))
+def build_zb_h1(n_stages: int, n_microbatches: int, n_devices: int, after: Sequence[int] | None = None) -> Schedule:
+    """Return the schedule for any number of micro-batches, with one stage per device. `after` is the number of stages on the
+    longest path after each stage, by default that of a chain.
+    """
+    after = after or chain_after(n_stages)
+    rows = tuple(_row(stage, later, max(after) - later, n_microbatches) for stage, later in enumerate(after))
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "zb-h1")
 
 
-def _row(stage: int, n_stages: int, n_microbatches: int) -> tuple[Action, ...]:
-    return merge_queues(
-        action_queues([stage], "FIW", n_microbatches), ("F", n_stages - 1 - stage), ("F I", stage), ("F I W",)
-    )
+def _row(stage: int, later: int, delay: int, n_microbatches: int) -> tuple[Action, ...]:
+    """Return the row of a stage with `later` stages after it, which delays each W by `delay` micro-batches."""
+    return merge_queues(action_queues([stage], "FIW", n_microbatches), ("F", later), ("F I", delay), ("F I W",))

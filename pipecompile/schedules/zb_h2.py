@@ -17,20 +17,25 @@ Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipecompile.ir import Action, Schedule
-from pipecompile.schedules.building_blocks import action_queues, loop, merge_queues
+from pipecompile.schedules.building_blocks import action_queues, chain_after, loop, merge_queues
 
 __all__ = ["build_zb_h2"]
 
 
-def build_zb_h2(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """Return the schedule with one stage per device. With fewer than 2 P - 1 micro-batches it is legal and has bubbles."""
-    rows = tuple(_row(stage, n_stages, n_microbatches) for stage in range(n_stages))
+def build_zb_h2(n_stages: int, n_microbatches: int, n_devices: int, after: Sequence[int] | None = None) -> Schedule:
+    """Return the schedule with one stage per device. With fewer than 2 P - 1 micro-batches it is legal and has bubbles. `after` is the
+    number of stages on the longest path after each stage, by default that of a chain.
+    """
+    after = after or chain_after(n_stages)
+    rows = tuple(_row(stage, later, max(after) - later, n_microbatches) for stage, later in enumerate(after))
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "zb-h2")
 
 
-def _row(stage: int, n_stages: int, n_microbatches: int) -> tuple[Action, ...]:
-    """Return the row of a stage: 2 d pairs F I precede the first W, as far as there are forwards left."""
-    warmup = 2 * (n_stages - 1 - stage)
-    pairs = max(0, min(2 * stage, n_microbatches - warmup))
+def _row(stage: int, later: int, delay: int, n_microbatches: int) -> tuple[Action, ...]:
+    """Return the row of a stage: 2 `delay` pairs F I precede the first W, as far as there are forwards left."""
+    warmup = 2 * later
+    pairs = max(0, min(2 * delay, n_microbatches - warmup))
     return merge_queues(action_queues([stage], "FIW", n_microbatches), ("F", warmup), ("F I", pairs), ("F I W",))

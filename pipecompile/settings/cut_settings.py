@@ -134,8 +134,8 @@ def _pins(value: Any, n_stages: int) -> dict[str, int]:
 def _balance(model: nn.Module, n_stages: int, value: Any) -> tuple[int, ...]:
     names = [name for name, _ in model.named_children()]
     even = [len(names) // n_stages + (stage < len(names) % n_stages) for stage in range(n_stages)]
-    hint = f"balance={even}"
-    counts = entries("balance", value, whole_number(1, least=0), "a number of the model's children per stage", hint)
+    hint = f"balance={even}" if all(even) else f"n_stages={max(len(names), 1)}, or no balance"
+    counts = entries("balance", value, whole_number(1, least=1), "a number of the model's children per stage", hint)
     if len(counts) != n_stages:
         raise refusal("balance", counts, f"one entry per stage: {len(counts)} for {n_stages}", hint=hint)
     if sum(counts) != len(names):

@@ -11,9 +11,11 @@ or the end of its last transfer. What I leaves for W replaces what F saved. Tran
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
-from pipecompile.ir import Action, Program, Schedule, chain
+from pipecompile.errors import InputError
+from pipecompile.ir import Action, Program, Route, Schedule, chain
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
@@ -30,8 +32,11 @@ __all__ = ["build_tasks", "run_to_end", "simulate"]
 
 
 @without_collection
-def simulate(subject: Schedule | Program, **costs: Unpack[CostOptions]) -> Timeline:
-    """Return the predicted timeline of a run. A schedule runs over a chain of values of 0 bytes.
+def simulate(
+    subject: Schedule | Program, *, routes: Sequence[Route] | None = None, **costs: Unpack[CostOptions]
+) -> Timeline:
+    """Return the predicted timeline of a run. A schedule runs over `routes`, by default a chain of values of 0 bytes; a program has
+    its own.
 
     Seconds per stage, one number for all stages or a list: `forward`, `input_grad`, `weight_grad` (default 1), `backward` of a
     backward that is not split (default: the sum of `input_grad` and `weight_grad`), `recompute` (default: as `forward`).
@@ -47,19 +52,23 @@ def simulate(subject: Schedule | Program, **costs: Unpack[CostOptions]) -> Timel
     A program has to be legal. O(n log P) for n instructions on P devices. Raises VerifyError if a schedule is not legal or a
     program does not run to its end, and InputError if a cost is not a number per stage, route or pair of devices.
     """
-    tasks, checked = build_tasks(subject, **costs)
+    tasks, checked = build_tasks(subject, routes, **costs)
     return _timeline(subject, tasks, run_to_end(subject, tasks, checked))
 
 
-def build_tasks(subject: Schedule | Program, **options: Unpack[CostOptions]) -> tuple[TaskGraph, Costs]:
+def build_tasks(
+    subject: Schedule | Program, routes: Sequence[Route] | None = None, **options: Unpack[CostOptions]
+) -> tuple[TaskGraph, Costs]:
     """Return the task graph and the checked costs. Raises VerifyError if a schedule is not legal, and InputError."""
     match subject:
         case Schedule():
-            verify(subject)
-            routes = chain(subject.n_stages)
+            routes = chain(subject.n_stages) if routes is None else tuple(routes)
+            verify(subject, routes=routes)
             costs = make_costs(subject.n_stages, subject.n_devices, routes, **options)
             tasks = tasks_of_schedule(subject, routes, costs)
         case Program():
+            if routes is not None:
+                raise InputError("routes are given together with a program, which has its own", hint="no routes")
             costs = make_costs(subject.n_stages, subject.n_devices, subject.routes, subject.ties, **options)
             tasks = tasks_of_program(subject, costs)
     if any(costs.parameters):

@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 
 from tests.support.models import ZOO, UNet, deterministic
+from tests.support.towers import Towers
 
 SAMPLES = 13
 
@@ -66,3 +67,8 @@ class Mixed(nn.Module):
 
 def mixed() -> Example:
     return Mixed(), {"x": torch.randn(SAMPLES, 6), "index": torch.arange(SAMPLES) % 4}
+
+
+def towers() -> Example:
+    """Return two towers and a head of two stages."""
+    return Towers(2, depth=2, width=6, head_depth=2), {"x": torch.randn(SAMPLES, 6)}

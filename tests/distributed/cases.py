@@ -27,7 +27,7 @@ from pipecompile.graph import backward_split as divided
 from pipecompile.pipeline import Pipeline
 from pipecompile.schedules import CATALOGUE
 from tests.distributed import torch_cases
-from tests.distributed.case_models import Example, distance, gpt2, mean_square, mixed, resnet18, t5, unet
+from tests.distributed.case_models import Example, distance, gpt2, mean_square, mixed, resnet18, t5, towers, unet
 from tests.support.eager import looped, off
 from tests.support.models import UNet
 
@@ -261,6 +261,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "mixed": lambda: by_pairs(mixed, mixed, "1f1b", "zb-h1"),
     "tied on four": lambda: by_all(gpt2, "gpipe", "zb-h1"),
     "skips on four": lambda: by_all(unet, "1f1b", "zb-h2"),
+    "towers on four": lambda: by_all(
+        towers, "1f1b", "zb-h1", "eager-1f1b", pin={"towers.0": 0, "towers.1": 1, "join": 2, "head.2": 3}
+    ),
     "always": lambda: by_pairs(unet, gpt2, "1f1b", checkpoint="always", batch_norm="deferred"),
     "except_last": lambda: by_pairs(unet, gpt2, "interleaved", checkpoint="except_last"),
     "disagreeing": disagreeing,

@@ -78,7 +78,7 @@ PAIRS, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
 @pytest.mark.parametrize(
     ("case", "groups"),
     [("plain", PAIRS), ("looped", PAIRS), ("vee", PAIRS), ("deep plain", PAIRS), ("deep looped", PAIRS), ("deep vee", PAIRS),
-     ("mixed", PAIRS), ("tied on four", ALL), ("skips on four", ALL),
+     ("mixed", PAIRS), ("tied on four", ALL), ("skips on four", ALL), ("towers on four", ALL),
      ("always", PAIRS), ("except_last", PAIRS)],
 )  # fmt: skip
 def test_ranks_equal_one_process_bit_for_bit(run: RankRun, case: str, groups: tuple[tuple[int, ...], ...]) -> None:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pipecompile.graph.colocation import compute_ties
+from pipecompile.graph.colocation import compute_ties, ties_with_copies
 from pipecompile.tracing import trace
 
 
@@ -127,3 +127,56 @@ def test_hooks_stay_with_their_tensor():
         return m.b(h)
 
     assert ties(body) == (["a register_hook"], [])
+
+
+def with_copies(body):
+    found, copied = ties_with_copies(trace(Body(body), torch.randn(3, 4)))
+    groups = [" ".join(group) for group in found.groups if len(group) > 1]
+    return groups, list(found.precedence), list(copied)
+
+
+def test_a_copy_separates_an_operation_from_what_it_overwrites():
+    assert with_copies(lambda m, x: m.b(m.relu(m.norm(m.a(x))))) == ([], [], [("norm", "relu")])
+
+
+def test_copies_cut_a_stream_that_every_layer_adds_to():
+    def body(m, x):
+        h = m.norm(x)
+        h += m.a(h)
+        h += m.b(h)
+        return h * 2
+
+    pairs = [("a", "add"), ("b", "add_1")]
+    assert with_copies(body) == ([], pairs, [("norm", "add"), ("add", "add_1")])
+
+
+def test_who_uses_a_tensor_after_it_was_written_stays_with_the_writer():
+    def body(m, x):
+        h = m.a(x)
+        before = m.b(h)
+        h[:, 0] = 0
+        return m.b(h) + before
+
+    assert with_copies(body) == (["setitem b_1"], [("b", "setitem")], [("a", "setitem")])
+
+
+def test_no_copy_stands_for_two_views_of_one_memory_nor_for_an_output():
+    def views(m, x):
+        h = m.a(x)
+        view, other = h[:, :2], h.view(2, -1)
+        view.zero_()
+        return other.sum() + m.b(x)
+
+    def output(m, x):
+        h = m.a(x)
+        h[:, 0] = 0
+        return h
+
+    def mean(m, x):
+        before = x - m.mean
+        m.mean.mul_(0.9)
+        return m.a(before)
+
+    assert with_copies(views) == (["a getitem view zero"], [], [])
+    assert with_copies(output) == (["a setitem"], [], [])
+    assert with_copies(mean) == (["sub mul"], [], [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipecompile.ir import HOST, Route, Tie, chain, place
+from pipecompile.ir.routes import stages_after
 
 
 def test_a_tie_lives_with_its_first_stage() -> None:
@@ -30,3 +31,17 @@ def test_a_fractional_size_is_written_as_such() -> None:
 
 def test_an_end_is_a_number_or_the_host() -> None:
     assert [place(end) for end in (0, 12, HOST)] == ["0", "12", "host"]
+
+
+def test_the_stages_after_a_stage_are_those_of_the_longest_path() -> None:
+    assert stages_after(4, chain(4)) == (3, 2, 1, 0)
+    towers = (
+        Route("a", 0, (1,)),
+        Route("b", 1, (4,)),
+        Route("c", 2, (3,)),
+        Route("d", 3, (4,)),
+        Route("y", 4, (HOST,)),
+    )
+    assert stages_after(5, towers) == (2, 1, 2, 1, 0)
+    assert stages_after(3, (Route("x", HOST, (0, 2)), Route("a", 0, (HOST,)))) == (1, 0, 0)
+    assert stages_after(4, (*chain(4), Route("skip", 0, (3,)))) == (3, 2, 1, 0)

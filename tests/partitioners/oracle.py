@@ -198,6 +198,28 @@ def dense_blocks(draw: st.DrawFn) -> tuple[Problem, int]:
     return Problem(nodes, pairs, tuple(crossing), multicast=draw(st.booleans())), draw(st.integers(2, 4))
 
 
+@st.composite
+def degenerate_problems(draw: st.DrawFn) -> tuple[Problem, int]:
+    """Draw a problem in which much is equal, zero or missing: parallel towers of equal nodes into one head, isolated nodes, nodes
+    and tensors of equal or no cost at any scale, fewer nodes than stages.
+    """
+    n_stages = draw(st.integers(1, 4))
+    n_towers, depth = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (2, 3), (5, 1), (4, 1), (1, 5)]))
+    scale = draw(st.sampled_from([0.0, 1.0, 1e-12, 1e9]))
+    time = st.sampled_from([0.0, scale]) if draw(st.booleans()) else st.just(scale)
+    towers = [[f"t{i}.{j}" for j in range(depth)] for i in range(n_towers)]
+    heads = ["head"] * draw(st.booleans())
+    isolated = [f"lone{i}" for i in range(draw(st.integers(0, 1)))]
+    pairs = [pair for tower in towers for pair in itertools.pairwise([*tower, *heads])]
+    sent = draw(st.sampled_from([0.0, scale, scale / 2]))
+    crossing = tuple(Tensor(a, (b,), sent, sent) for a, b in pairs) if draw(st.booleans()) else ()
+    names = [*(name for tower in towers for name in tower), *heads, *isolated]
+    size = draw(st.sampled_from([0.0, scale]))
+    nodes = tuple(Node(name, draw(time), size, size) for name in names)
+    limit = draw(st.sampled_from([None, 0.0, 2 * size, len(names) * size]))
+    return Problem(nodes, tuple(pairs), crossing, memory_limit=limit, multicast=draw(st.booleans())), n_stages
+
+
 # -- windows --------------------------------------------------------------------------------------------------------
 
 

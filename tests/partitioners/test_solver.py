@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import random
 from dataclasses import FrozenInstanceError
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partitioners.oracle import brute_force, dense_blocks, loads_of, problems
+from partitioners.oracle import brute_force, degenerate_problems, dense_blocks, loads_of, problems
 
 import pipecompile.partitioners
 from pipecompile.errors import InfeasibleError, InputError, VerifyError
@@ -57,6 +58,25 @@ def test_all_methods_against_brute_force(case):
 @given(st.one_of(dense_blocks(), problems(max_nodes=12)))
 def test_all_methods_against_brute_force_up_to_twelve_nodes(case):
     check_all_methods(*case)
+
+
+@settings(max_examples=120, deadline=None)
+@given(degenerate_problems())
+def test_degenerate_problems_against_brute_force(case):
+    check_all_methods(*case)
+
+
+@pytest.mark.parametrize("n_towers", [2, 3, 4])
+def test_parallel_towers_of_equal_cost(n_towers):
+    """No boundary has a down-set below some targets: every tower counts as much as every other."""
+    names = [[f"t{i}.{j}" for j in range(6)] for i in range(n_towers)]
+    arcs = [pair for tower in names for pair in itertools.pairwise([*tower, "head"])]
+    nodes = tuple(Node(name, 1.0) for tower in names for name in tower)
+    problem = Problem((*nodes, Node("head", 1.0)), tuple(arcs), tuple(Tensor(a, (b,), 0.25) for a, b in arcs))
+    for n_stages in (2, 3, 4, 5):
+        result = partition(problem, n_stages)
+        result.verify(problem, n_stages)
+        assert result.status == "optimal"
 
 
 def check_all_methods(problem: Problem, n_stages: int) -> None:

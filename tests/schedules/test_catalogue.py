@@ -10,13 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import Schedule
+from pipecompile.ir import Route, Schedule, chain
+from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
 from pipecompile.schedules import CATALOGUE, build_schedule, register_schedule
 from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
+from tests.support.towers import dag
 
 MOST_DEVICES, MOST_MICROBATCHES, MOST_CHUNKS = 8, 16, 4
 
@@ -152,3 +154,36 @@ def test_stages_that_cannot_be_divided_evenly_are_refused_with_numbers_that_can(
 def test_a_device_count_that_is_none_is_refused(n_devices: int) -> None:
     with pytest.raises(ScheduleError, match="n_devices must be a whole number"):
         build_schedule("gpipe", 4, 4, n_devices=n_devices)
+
+
+# -- DAGs of stages ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_schedule_of_a_dag_of_stages_is_legal_and_holds_no_more_than_that_of_a_chain(name: str) -> None:
+    """Lowering verifies the program in all models of communication."""
+    for seed, (n_stages, n_devices, m) in enumerate(random.Random(name).sample(list(sizes(name)), 12)):
+        routes = dag(n_stages, seed)
+        schedule = build_schedule(name, n_stages, m, n_devices=n_devices, routes=routes)
+        lower(schedule, routes)
+        straight = build_schedule(name, n_stages, m, n_devices=n_devices)
+        held, most = (in_flight(one.rows, one.placement) for one in (schedule, straight))
+        assert all(own <= other for own, other in zip(held, most, strict=True))
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_routes_of_a_chain_change_nothing(name: str) -> None:
+    for n_stages, n_devices, m in random.Random(name).sample(list(sizes(name)), 8):
+        routes = (*chain(n_stages), *((Route("skip", 0, (n_stages - 1,)),) if n_stages > 1 else ()))
+        with_routes = build_schedule(name, n_stages, m, n_devices=n_devices, routes=routes)
+        assert with_routes == build_schedule(name, n_stages, m, n_devices=n_devices)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "eager-1f1b", "zb-h1", "zb-h2", "interleaved", "interleaved-zb"])
+def test_towers_hold_what_their_depth_needs_in_the_same_time(name: str) -> None:
+    routes = tuple(Route(f"v{tower}", tower, (7,)) for tower in range(7))
+    schedule, straight = build_schedule(name, 8, 16, routes=routes), build_schedule(name, 8, 16)
+    times = [simulate(one, routes=routes).makespan for one in (schedule, straight)]
+    assert times[0] <= times[1]
+    assert in_flight(schedule.rows, schedule.placement)[0] <= 3
+    assert in_flight(straight.rows, straight.placement)[0] >= 8

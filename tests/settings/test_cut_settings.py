@@ -20,9 +20,9 @@ def settings(**changes: Any) -> CutSettings:
     return CutSettings(**(usual | {"steering": CutConstraints()} | changes))
 
 
-def constraints(**changes: Any) -> CutConstraints:
+def constraints(n_stages: int = 2, **changes: Any) -> CutConstraints:
     usual: dict[str, Any] = {"split_before": (), "keep_together": (), "pin": None, "balance": None}
-    return resolve_constraints(MODEL, 2, **(usual | changes))
+    return resolve_constraints(MODEL, n_stages, **(usual | changes))
 
 
 def test_the_time_limit_is_in_seconds_and_may_be_infinite() -> None:
@@ -75,3 +75,12 @@ def test_a_module_is_known_by_all_its_names() -> None:
     shared = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2)))
     shared[1][0] = shared[0][0]
     check_module_name("pin", "1.0", shared)
+
+
+def test_a_balance_leaves_no_stage_empty() -> None:
+    with pytest.raises(InputError, match="children per stage") as caught:
+        constraints(balance=[0, 3])
+    assert caught.value.hint == "balance=[2, 1]"
+    with pytest.raises(InputError, match="adds up to 4") as caught:
+        constraints(4, balance=[1, 1, 1, 1])
+    assert caught.value.hint == "n_stages=3, or no balance"

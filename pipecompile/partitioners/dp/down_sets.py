@@ -64,7 +64,8 @@ def cut_down_sets(
     max_pairs: int = MAX_PAIRS,
     deadline: float = inf,
 ) -> tuple[list[int] | None, float] | None:
-    """Return the best cut over the down-sets and a lower bound of the bottleneck of every such cut.
+    """Return the best cut over the down-sets and a lower bound of the bottleneck of every such cut. A boundary may have no down-set:
+    then there is no cut.
 
     The bound is exact if every flow has one consumer or multicast holds. The cut is None and the bound infinite if no cut is
     below the target or fits in memory. The result is None if there are more than `max_pairs` candidate stages that begin
@@ -72,6 +73,8 @@ def cut_down_sets(
     """
     best, alive, steps = np.zeros(1), np.zeros(1, dtype=np.int64), list[_Step]()
     for s, (lower, upper) in enumerate(zip(down_sets, down_sets[1:], strict=False)):
+        if not len(upper):  # no boundary is within the windows
+            return None, inf
         max_pairs -= len(alive) * len(upper)
         if max_pairs < 0 or monotonic() > deadline:
             return None

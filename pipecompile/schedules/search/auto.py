@@ -154,7 +154,7 @@ class _AutoSearch:
         for name, entry in CATALOGUE.items():
             if name == "forward" or not entry.suits(n_stages, n_devices):
                 continue
-            schedule = entry.build(n_stages, self.n_microbatches, n_devices)
+            schedule = entry.schedule(n_stages, self.n_microbatches, n_devices, self.routes)
             if schedule.placement == evaluator.placement and (self.split or not _is_split(schedule)):
                 yield from self._fitting(schedule, evaluator)
         yield from self._fitting(_serial(evaluator.placement, self.n_microbatches), evaluator)

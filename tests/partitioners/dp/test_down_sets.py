@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
@@ -47,3 +48,10 @@ def test_too_many_pairs_of_down_sets_are_declined():
     stage, bound = cut_down_sets(clusters, machine, result, max_pairs=pairs)
     assert bound == 2.0
     assert sorted(stage) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_boundary_without_a_down_set_refutes_the_target():
+    towers = Problem(tuple(Node(name, 1.0) for name in "abcd"))
+    clusters, machine = coarsen(towers), Machine.of(towers, 2)
+    down_sets = [np.zeros((1, 4), np.uint8), np.zeros((0, 4), np.uint8), np.ones((1, 4), np.uint8)]
+    assert cut_down_sets(clusters, machine, down_sets, 1.5) == (None, inf)

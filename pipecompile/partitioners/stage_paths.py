@@ -1,0 +1,120 @@
+"""Paths of stages: let stages that need not wait for each other run beside each other, at the same bottleneck.
+
+    tower 0 ─► tower 1 + sum ─► head          the sum of two towers is in the stage of the second, which waits for the first
+    tower 0 ─► head + sum ◄─ tower 1          at the same bottleneck: the longest path has two stages instead of three
+
+The stages are a DAG. A step fills and drains along its longest path, so that path should be short. A move takes the clusters of a
+stage that wait for another stage, and what depends on them, to a later stage; or those that another stage waits for, and what
+these depend on, to an earlier one. Moves that raise the bottleneck are not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import monotonic
+
+from pipecompile.partitioners.clusters import Clusters, adjacency
+from pipecompile.partitioners.constraints import StageRanges
+from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.objective import LoadTracker
+
+__all__ = ["shorten_paths", "stage_edges"]
+
+_SLACK = 1 + 1e-9
+"""Factor by which the bottleneck may grow: rounding."""
+
+_MAX_MOVES = 400
+"""Moves that are evaluated, each in O(clusters + arcs + flows)."""
+
+Score = tuple[float, float]
+"""(seconds of the longest path, sum over the stages of the longest path through each), compared lexicographically."""
+
+
+def stage_edges(clusters: Clusters, assignment: Sequence[int]) -> set[tuple[int, int]]:
+    """Return the pairs of different stages (a, b) such that a cluster of b depends directly on a cluster of a."""
+    return {(assignment[a], assignment[b]) for a, b in clusters.arcs if assignment[a] != assignment[b]}
+
+
+def shorten_paths(
+    clusters: Clusters, machine: Machine, assignment: Sequence[int], ranges: StageRanges | None, deadline: float
+) -> list[int]:
+    """Return a cut with the same bottleneck and, if moves find one, a shorter longest path of stages. Requires a device per stage."""
+    best = list(assignment)
+    if len(machine) < 3 or not machine.is_one_to_one:
+        return best
+    limit, score = _evaluate(clusters, machine, best)
+    graph, tried, improved = adjacency(clusters), 0, True
+    while improved:
+        improved = False
+        for candidate in _moves(clusters, machine, best, ranges, graph):
+            tried += 1
+            if tried > _MAX_MOVES or monotonic() > deadline:
+                return best
+            bottleneck, value = _evaluate(clusters, machine, candidate)
+            if bottleneck <= limit * _SLACK and _is_shorter(value, score):
+                best, score, improved = candidate, value, True
+                break
+    return best
+
+
+def _is_shorter(value: Score, score: Score) -> bool:
+    return value[0] * _SLACK < score[0] or (value[0] <= score[0] * _SLACK and value[1] * _SLACK < score[1])
+
+
+def _evaluate(clusters: Clusters, machine: Machine, assignment: Sequence[int]) -> tuple[float, Score]:
+    """Return the bottleneck in seconds, and the score of the paths."""
+    tracker = LoadTracker(clusters, machine, assignment)
+    loads = [tracker.load(stage) for stage in range(len(machine))]
+    edges = sorted(stage_edges(clusters, assignment))
+    head, tail = list(loads), list(loads)
+    for a, b in edges:
+        head[b] = max(head[b], head[a] + loads[b])
+    for a, b in reversed(edges):
+        tail[a] = max(tail[a], tail[b] + loads[a])
+    through = [h + t - load for h, t, load in zip(head, tail, loads, strict=True)]
+    return max(loads), (max(through), sum(through))
+
+
+def _moves(
+    clusters: Clusters,
+    machine: Machine,
+    assignment: list[int],
+    ranges: StageRanges | None,
+    graph: tuple[list[list[int]], list[list[int]]],
+) -> Iterator[list[int]]:
+    """Yield the cuts of all moves that precedence, pins and pairs apart allow: to the nearest stage first."""
+    predecessors, successors = graph
+    n_stages = len(machine)
+    for a, b in sorted(stage_edges(clusters, assignment)):
+        waiting = {v for u, v in clusters.arcs if assignment[u] == a and assignment[v] == b}
+        awaited = {u for u, v in clusters.arcs if assignment[u] == a and assignment[v] == b}
+        later, earlier = _reached(waiting, successors), _reached(awaited, predecessors)
+        if any(s == b and v not in later for v, s in enumerate(assignment)):
+            for target in range(b + 1, n_stages):
+                yield from _legal(
+                    clusters, ranges, [max(s, target) if v in later else s for v, s in enumerate(assignment)]
+                )
+        if any(s == a and v not in earlier for v, s in enumerate(assignment)):
+            for target in range(a - 1, -1, -1):
+                yield from _legal(
+                    clusters, ranges, [min(s, target) if v in earlier else s for v, s in enumerate(assignment)]
+                )
+
+
+def _reached(start: set[int], neighbours: Sequence[Sequence[int]]) -> set[int]:
+    reached, pending = set(start), list(start)
+    while pending:
+        for other in neighbours[pending.pop()]:
+            if other not in reached:
+                reached.add(other)
+                pending.append(other)
+    return reached
+
+
+def _legal(clusters: Clusters, ranges: StageRanges | None, assignment: list[int]) -> Iterator[list[int]]:
+    """Yield the cut if it respects pins and pairs apart; precedence it does."""
+    pinned = ranges is None or all(
+        low <= s <= high for low, s, high in zip(ranges[0], assignment, ranges[1], strict=True)
+    )
+    if pinned and all(assignment[a] < assignment[b] for a, b in clusters.strict_arcs):
+        yield assignment
