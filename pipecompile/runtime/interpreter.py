@@ -217,7 +217,8 @@ class CodeBuilder:
         saved_state = registers.reads[saved(s, m).name]
         gradients, sent = registers.output_gradients(cell.outputs), registers.input_gradients(cell.inputs)
         if action.kind is Kind.BACKWARD or self.joins:
-            return backward_cell(saved_state, gradients, sent)
+            unshared = [place for place, name in enumerate(cell.inputs) if name in cell.unshared]
+            return backward_cell(saved_state, gradients, sent, unshared)
         return input_cell(saved_state, gradients, sent, registers.writes[remainder], divided)
 
     # -- transfers ------------------------------------------------------------------------------------------------
@@ -261,12 +262,17 @@ def _nothing(_frame: Frame) -> None:
 
 
 def _then_free(run: Run, registers: Sequence[int]) -> Run:
+    if not registers:
+        return run
+    first, *others = registers
+
     def run_and_free(frame: Frame) -> None:
         run(frame)
-        for index in registers:
+        frame.registers[first] = None
+        for index in others:
             frame.registers[index] = None
 
-    return run_and_free if registers else run
+    return run_and_free
 
 
 def _timed(run: Run, device: int, name: str) -> Run:

@@ -57,6 +57,7 @@ class Outputs:
 
     def __init__(self, graph: TracedGraph) -> None:
         self.spec: pytree.TreeSpec = graph.facts.out_spec
+        self._is_bare = self.spec.is_leaf()
         self.symbol: sympy.Symbol = graph.facts.symbol
         node = graph.graph.output_node()
         arguments: Any = node.args[0]
@@ -72,7 +73,7 @@ class Outputs:
         flat = [
             value_named(leaf.value) if leaf.value is not None else leaf.known(size, self.symbol) for leaf in self.leaves
         ]
-        return pytree.tree_unflatten(flat, self.spec)
+        return flat[0] if self._is_bare else pytree.tree_unflatten(flat, self.spec)
 
     def whole(self, gathered: Mapping[str, Any], sizes: Sequence[int], inputs: Mapping[str, Any]) -> Any:
         """Return the output of the mini-batch from the result of `gathered` and the model's inputs; sizes of micro-batches in samples."""

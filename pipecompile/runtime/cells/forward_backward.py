@@ -10,7 +10,7 @@ and the node of the graph at which the gradient of each output enters. The outpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,8 +119,9 @@ def edge_of(output: torch.Tensor) -> GradientEdge | None:
     return get_gradient_edge(output)
 
 
-def backward_cell(saved: int, gradients: OutputGradients, sent: InputGradients) -> Run:
-    """Return the function of a B, or of an I that also does the work of W."""
+def backward_cell(saved: int, gradients: OutputGradients, sent: InputGradients, unshared: Collection[int] = ()) -> Run:
+    """Return the function of a B, or of an I that also does the work of W. `unshared` are inputs whose gradients nothing shares."""
+    unshared = frozenset(unshared)
 
     def backward(frame: Frame) -> None:
         registers = frame.registers
@@ -130,7 +131,10 @@ def backward_cell(saved: int, gradients: OutputGradients, sent: InputGradients) 
             accumulate(roots, root_gradients)
         for index, place in sent:
             leaf = graph.leaves[place]
-            registers[index] = None if leaf is None else _own(leaf.grad, root_gradients)
+            if leaf is None:
+                registers[index] = None
+            else:
+                registers[index] = leaf.grad if place in unshared else _own(leaf.grad, root_gradients)
 
     return backward
 
@@ -168,11 +172,9 @@ def _own(gradient: torch.Tensor | None, received: Sequence[torch.Tensor]) -> tor
 
     Of `leaf.view(4) + weight.view(4)` autograd makes two gradients in one memory. The next micro-batch adds to that of the weight.
     """
-    if (
-        type(gradient) is not torch.Tensor
-        or gradient.layout is not torch.strided
-        or not (count := other_users(gradient))
-    ):
+    if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
+        return gradient
+    if not (count := other_users(gradient)):
         return gradient
     key = storage_key(gradient)
     same = sum(one.layout is torch.strided and storage_key(one) == key for one in received)
@@ -186,7 +188,8 @@ def _roots(
     roots, root_gradients = [], []
     for output, indices in gradients:
         edge = graph.edges[output]
-        if edge is not None and (gradient := _sum(registers, indices)) is not None:
+        gradient = registers[indices[0]] if len(indices) == 1 else _sum(registers, indices)
+        if edge is not None and gradient is not None:
             roots.append(edge)
             root_gradients.append(gradient)
     return roots, root_gradients

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from torch import nn
+
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, Route
 from pipecompile.runtime.cells.forward_backward import Function
@@ -31,7 +33,7 @@ class Cell:
     """The computation of one stage in one program.
 
     `code` maps `inputs`, and the number of samples if `is_sized`, to the tuple of `outputs`. `parameters` are the ids of
-    the stage's parameters.
+    the stage's parameters. `unshared` are inputs whose gradients are always in memory of their own.
     """
 
     code: CellCode
@@ -40,18 +42,36 @@ class Cell:
     is_sized: bool
     effects: SideEffects
     parameters: frozenset[int]
+    unshared: frozenset[str] = frozenset()
 
 
 def plain_cells(stages: Sequence[Stage], codes: Sequence[StageCode]) -> list[Cell]:
     """Return the cells of a program without loss."""
     return [
-        Cell(code, stage.inputs, stage.outputs, stage.sized, SideEffects.of(stage), _parameters(stage))
+        Cell(
+            code, stage.inputs, stage.outputs, stage.sized, SideEffects.of(stage), _parameters(stage), _unshared(stage)
+        )
         for stage, code in zip(stages, codes, strict=True)
     ]
 
 
 def _parameters(stage: Stage) -> frozenset[int]:
     return frozenset(map(id, stage.module.parameters()))
+
+
+_OWN_GRADIENT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.ReLU)
+"""Layers whose kernel writes the gradient of the input into new memory. Others may pass on the memory that they get."""
+
+
+def _unshared(stage: Stage) -> frozenset[str]:
+    """Return the inputs that one layer takes, and nothing else, if it makes new memory for their gradient."""
+    found = set()
+    for node in stage.module.graph.find_nodes(op="placeholder"):
+        users = list(node.users)
+        if len(users) == 1 and users[0].op == "call_module" and users[0].args == (node,) and not users[0].kwargs:
+            layer = stage.module.get_submodule(str(users[0].target))
+            found |= {node.name} if type(layer) in _OWN_GRADIENT else set()
+    return frozenset(found)
 
 
 def loss_cells(
@@ -74,5 +94,6 @@ def loss_cells(
         outputs=(LOSS, AUX) if has_aux else (LOSS,),
         is_sized=True,
         effects=replace(last.effects, written_inputs=written),
+        unshared=last.unshared - set(outputs.names),
     )
     return [*others, cell]

@@ -23,13 +23,15 @@ __all__ = ["PortedCode", "VariantCell", "chosen_run", "with_ports"]
 class VariantCell:
     """A stage: `variants` has its cell for each recording, by number, all with the same `inputs` and `outputs`.
 
-    `graphs` are the recordings. `parameters` are the ids of the stage's parameters, the same for all variants.
+    `graphs` are the recordings. `parameters` are the ids of the stage's parameters, the same for all variants; `unshared` are the
+    inputs that are unshared in all of them.
     """
 
     def __init__(self, variants: dict[int, Cell], graphs: dict[int, fx.GraphModule]) -> None:
         first = next(iter(variants.values()))
         self.variants, self.graphs = variants, graphs
         self.inputs, self.outputs, self.parameters = first.inputs, first.outputs, first.parameters
+        self.unshared = frozenset.intersection(*(cell.unshared for cell in variants.values()))
         self.selected: frozenset[int] = frozenset(variants)
 
     @property

@@ -16,7 +16,7 @@ from pipecompile.ir import AUX, HOST, LOSS, TARGET, Route
 from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
 
-OUTPUTS: Any = SimpleNamespace(assemble=lambda value_named, size: (value_named("y"), size))
+OUTPUTS: Any = SimpleNamespace(names=("y",), assemble=lambda value_named, size: (value_named("y"), size))
 
 
 def stages() -> list[Stage]:
@@ -63,7 +63,7 @@ def test_the_auxiliary_value_keeps_no_graph() -> None:
 
 
 def test_without_a_loss_function_the_model_computes_the_loss() -> None:
-    outputs: Any = SimpleNamespace(assemble=lambda value_named, size: {"loss": value_named("y").sum()})
+    outputs: Any = SimpleNamespace(names=(), assemble=lambda value_named, size: {"loss": value_named("y").sum()})
     routes = [Route("h", 0, (1,)), Route(LOSS, 1, (HOST,))]
     parts = stages()
     cell = loss_cells(parts, [StageCode(stage.module.forward) for stage in parts], routes, outputs, None)[-1]
@@ -84,3 +84,20 @@ def test_another_loss_is_refused(loss: Any, has_aux: bool, text: str) -> None:
     cell = with_loss(lambda *_: loss, has_aux=has_aux)
     with pytest.raises(pc.InputError, match=text):
         cell.code.for_slot(None)(torch.ones(1), torch.ones(1), 1)
+
+
+class Inputs(nn.Module):
+    """An input for each way in which a stage may use one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.twice, self.passed = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        return self.own(a) + self.twice(b) + b + self.passed(c) + d
+
+
+def test_only_inputs_of_one_layer_that_writes_new_memory_are_unshared() -> None:
+    pipe = pc.compile(Inputs(), 1, example_args=(torch.randn(2, 4),) * 4, cost="analytic", devices=["cpu"])
+    (cell,) = plain_cells(pipe.stages, [StageCode.of(stage.module) for stage in pipe.stages])
+    assert cell.unshared == {pipe.stages[0].inputs[0]}
