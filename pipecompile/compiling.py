@@ -69,6 +69,7 @@ def compile(
     checkpoint: Checkpoint = "never",
     restored: int = 1,
     batch_norm: str | None = None,
+    across_batch: str | None = None,
     has_aux: bool = False,
     compile_stages: bool | str = False,
     cuda_graphs: bool = False,
@@ -97,6 +98,10 @@ def compile(
       detached.
     - `batch_norm`: "deferred" updates running statistics once a step, with those of the whole mini-batch; "each" once per
       micro-batch, as a loop over micro-batches does. None is "each", with a warning that counts such layers.
+    - `across_batch`: where samples of a batch meet, in the loss or in the model (`x @ x.T`, a softmax over the batch). "each": only
+      those of one micro-batch meet. "exact": all samples of the mini-batch meet, once, behind the last stage; the schedule must
+      run all forwards before the first backward ("gpipe"). None is "each", with a warning that names the line. BatchNorm
+      layers normalise each micro-batch in any case.
 
     **Cut**
 

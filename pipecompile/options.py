@@ -92,6 +92,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         schedule = self.schedule_for(self._any_count, custom=False)
         if self.schedule is schedule or isinstance(self.schedule, Schedule):
             verify(schedule)
+        if self.across_batch == "exact":
+            self._check_meeting(schedule)
 
     def _check_plan(self) -> None:
         """Raise InputError for keywords that a solved plan excludes."""
@@ -124,6 +126,16 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
                 'n_microbatches="auto" is given together with a plan that has no number of micro-batches',
                 why="nothing is chosen with a plan",
                 hint=f"n_microbatches={self.default_microbatches}, or the number that the plan was made for",
+            )
+
+    def _check_meeting(self, schedule: Schedule) -> None:
+        """Raise ScheduleError for a schedule in which the micro-batches of a mini-batch cannot meet behind the last stage."""
+        order = [[action.kind is Kind.FORWARD for action in row] for row in schedule.rows]
+        if self.schedule == "auto" or any(row != sorted(row, reverse=True) for row in order):
+            raise ScheduleError(
+                f'across_batch="exact" is given together with schedule={shown(self.schedule)}',
+                why="it runs backwards before all micro-batches are through the last stage, where they meet",
+                hint='schedule="gpipe"',
             )
 
     def check_names(self, graph: fx.GraphModule) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,12 @@ from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.compile_context import Decision
 from pipecompile.driver.evaluation import Evaluation, ValidationLoop
 from pipecompile.driver.inspection import Inspection
+from pipecompile.driver.joined_calls import joined_call
 from pipecompile.driver.listed_steps import ListedSteps
 from pipecompile.driver.model_proxy import ModelProxy
 from pipecompile.driver.programs import call_executable, step_executable, step_schedule
 from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.whole_batch_steps import whole_batch_step
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, Program, Schedule
 from pipecompile.ir.candidates import Considered
@@ -30,7 +31,6 @@ from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
-from pipecompile.runtime.autograd_call import PipelineCall, run_with_autograd
 from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.registers import Frame, Spans
@@ -78,24 +78,7 @@ class Pipeline(ModelProxy):
         may_be_listed = self._options.split or "microbatches" in kwargs
         if may_be_listed and (listed := self._listed.of_call(args, kwargs)) is not None:
             return self._listed.call(listed)
-        inputs = self._flatten(args, kwargs)
-        specialization, batch = self._cache.find(inputs)
-        self._cache.check_values()
-        specialization = self._cache.for_call(specialization, batch)
-        sources = chain(inputs.tensors, self.model.parameters())
-        with_backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sources)
-        executable = call_executable(specialization, len(batch.sizes), with_backward=with_backward)
-        outputs = specialization.outputs
-        self._cache.check(specialization, batch)
-        if with_backward:
-            values = run_with_autograd(PipelineCall(executable, outputs, specialization.inputs, batch))
-        else:
-            frame = executable.frame(batch.sizes, specialization.arrivals(batch))
-            executable.run(executable.inline, frame)
-            parts = {name: frame.departures[name, False] for name in outputs.names}
-            values = outputs.gathered(parts, batch.sizes)
-            executable.finished(frame)
-        return outputs.whole(values, batch.sizes, dict(zip(specialization.inputs, inputs.leaves, strict=False)))
+        return joined_call(self._cache, self._flatten(args, kwargs))[0]
 
     def step(
         self,
@@ -120,16 +103,16 @@ class Pipeline(ModelProxy):
         if may_be_listed and (listed := self._listed.of_step(args, kwargs, target, microbatches)) is not None:
             loss, aux, self._last = self._listed.step(listed, scaler, self._last)
             return (loss, aux) if self._options.has_aux else loss
-        inputs, trains = self._flatten(args, kwargs), self._options.is_training_now
+        if self._options.across_batch == "exact":
+            return self._whole_batch_step(self._flatten(args, kwargs), target, scaler)
+        trains = self._options.is_training_now
+        is_whole, has_target = trains == self._options.has_backward, target is not None
         with torch.set_grad_enabled(trains):
-            specialization, batch = self._cache.find(inputs)
-        self._cache.check_values()
-        specialization.require_loss(target is not None)
-        is_whole = trains == self._options.has_backward
-        key = "step" if is_whole else "loss", len(batch.sizes), target is not None
-        executable = specialization.executables.get(key) or step_executable(specialization, *key[1:], kind=key[0])
-        arrivals, weights = self._cache.step_arrivals(specialization, batch, target, scaler)
-        with torch.set_grad_enabled(trains):
+            specialization, batch = self._cache.find(self._flatten(args, kwargs))
+            specialization.require_loss(has_target)
+            key = "step" if is_whole else "loss", len(batch.sizes), has_target
+            executable = specialization.executables.get(key) or step_executable(specialization, *key[1:], kind=key[0])
+            arrivals, weights = self._cache.step_arrivals(specialization, batch, target, scaler)
             frame = self._run(executable, specialization, batch, arrivals)
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
@@ -137,8 +120,7 @@ class Pipeline(ModelProxy):
         if trains and self._cache.context.backend.holds_model:  # ranks without the last stage get plain losses
             require_gradient(losses)
         if is_whole:
-            self._dispatcher.settle(frame.spans)
-            self._last = executable, frame.spans
+            self._note_step(executable, frame.spans)
         loss = weighted_loss(losses, weights)
         return (loss, aux) if self._options.has_aux else loss
 
@@ -159,6 +141,14 @@ class Pipeline(ModelProxy):
         frame = executable.frame(batch.sizes, arrivals, threaded=threaded)
         executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.workers)
         return frame
+
+    def _whole_batch_step(self, inputs: FlatInputs, target: Any, scaler: torch.amp.GradScaler | None) -> Any:
+        loss, aux, self._last = whole_batch_step(self._cache, inputs, target, scaler, self._last)
+        return (loss, aux) if self._options.has_aux else loss
+
+    def _note_step(self, executable: Executable, spans: Spans) -> None:
+        self._dispatcher.settle(spans)
+        self.__dict__["_last"] = executable, spans  # nn.Module's own way takes 10 us
 
     def reschedule(
         self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
@@ -215,6 +205,8 @@ class Pipeline(ModelProxy):
         """Every instruction of every device in the last step, or in the next one."""
         if self._last is not None:
             return self._last[0].program
+        if self._options.across_batch == "exact":
+            return call_executable(self._cache.latest, self._options.default_microbatches, with_backward=True).program
         with_target = self._options.loss_fn is not None
         return step_executable(self._cache.latest, self._options.default_microbatches, with_target).program
 

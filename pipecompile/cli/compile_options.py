@@ -31,6 +31,7 @@ _AS_TYPED = (
     "restored",
     "dispatch",
     "batch_norm",
+    "across_batch",
     "cuda_graphs",
 )
 """Options whose value is that of the keyword of the same name."""
@@ -84,6 +85,14 @@ class CompileOptions:
             metavar="MODE",
             rich_help_panel=_ORDER,
             help="running statistics: deferred, once a step; each, the default, once a micro-batch",
+        ),
+    ] = None
+    across_batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            rich_help_panel=_ORDER,
+            help="where samples of a batch meet: each, the default, those of a micro-batch; exact, all of the mini-batch (with gpipe)",
         ),
     ] = None
     compile_stages: Annotated[

@@ -38,6 +38,12 @@ class RankPipeline(Pipeline):
 
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh) -> None:
         check_unwrapped(model)
+        if options.across_batch == "exact":
+            raise InputError(
+                'across_batch="exact" is given for stages on several ranks',
+                why="the samples meet behind the last stage, in a part of the model that other ranks have no gradients of",
+                hint="devices=[...], the stages in one process",
+            )
         self._ranks, self._communicator = ranks, Communicator(ranks)
         backend = RankBackend(self._communicator)
         super().__init__(model, options, backend)

@@ -160,8 +160,9 @@ class CompileCache:
     ) -> tuple[dict[tuple[str, bool], Any], Sequence[float]]:
         """Return what arrives in a step from the host, and the weights of the micro-batches' losses.
 
-        The first step in several micro-batches finds what the loss divides by.
+        The first step in several micro-batches finds what the loss divides by. Raise InputError while tensors have no values.
         """
+        self.check_values()
         arrivals = specialization.arrivals(batch)
         if target is not None:
             parts = scatter_tree(target, len(batch.sizes), batch.whole.samples, self.options.batch_dims)

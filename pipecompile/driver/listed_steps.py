@@ -66,6 +66,12 @@ class ListedSteps:
         if entries is None:
             return self._split(args, kwargs, target)
         refuse_others(args, target=target, **kwargs)
+        if options.across_batch == "exact":
+            raise InputError(
+                'microbatches is given, and the pipeline was compiled with across_batch="exact"',
+                why="a list of micro-batches has no order of samples, in which their outputs could be joined",
+                hint="step(x, target=y), a mini-batch",
+            )
         with_target = options.is_target_required
         return read_microbatches(
             self.model.forward, entries, options.batch_dims,

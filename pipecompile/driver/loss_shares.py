@@ -9,6 +9,7 @@ A loss function is recorded once per kind of call, on outputs of the recorded si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from pipecompile.graph.loss_counts import loss_count
 from pipecompile.graph.loss_divisors import divisor_of
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.graph.output_merging import join_rules, shape_rules
+from pipecompile.graph.whole_batch import meeting_line
 from pipecompile.ir import TARGET
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
@@ -35,7 +37,7 @@ from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
 
-__all__ = ["Finding", "find_count", "find_divisor"]
+__all__ = ["find_count", "find_divisor"]
 
 Arrivals = Mapping[tuple[str, bool], Any]
 
@@ -49,8 +51,21 @@ def _no_count() -> None:
 Count = Callable[[], LossDivisor | None]
 """Return the count of a mean: its divisor as a number that can be compared between recordings; None if it is not known."""
 
-Finding = tuple[LossDivisor | None, MergeRule, Count]
-"""The divisor of a loss if it has one, the rule by which losses of micro-batches merge (COMPUTED if that is not known), the count."""
+
+@dataclass(frozen=True, slots=True)
+class LossAnalysis:
+    """The result of the analysis of a loss.
+
+    divisor    what it divides by, None if it has no divisor or that is not known
+    rule       how losses of micro-batches merge, COMPUTED if that is not known
+    count      the count of a mean
+    line       the user's line at which samples meet, "" if none is known
+    """
+
+    divisor: LossDivisor | None
+    rule: MergeRule
+    count: Count = _no_count
+    line: str = ""
 
 
 def find_divisor(
@@ -67,7 +82,8 @@ def find_divisor(
     the rules of the outputs of a recording for one batch size.
     """
     options = specialization.options
-    divisor, rule, outputs = _analysed(specialization, batch, arrivals, fixed_rules)
+    analysis, outputs = _analysed(specialization, batch, arrivals, warnings, fixed_rules)
+    divisor, rule = analysis.divisor, analysis.rule
     if outputs is not None and divisor is None and rule.kind is MergeKind.COMPUTED:
         device = specialization.stage_devices[-1]
         measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warnings.undivided_loss)  # type: ignore[arg-type]
@@ -76,39 +92,55 @@ def find_divisor(
     if rule.kind is MergeKind.ADDED:
         warnings.summed()
     elif rule.kind is not MergeKind.AVERAGED and divisor is None:
-        warnings.undivided_loss()
+        warnings.undivided_loss(analysis.line)
     return divisor
 
 
 def find_count(specialization: Specialization, batch: MiniBatch, target: Any) -> tuple[LossDivisor | None, MergeRule]:
     """Return the count of the loss of a micro-batch that is not cut, None if it is not known, and how its losses merge."""
     if specialization.options.loss_fn is None:
-        _, rule, count = _of_model(specialization, batch)
+        analysis = _of_model(specialization, batch)
     else:
         graph = specialization.graph
         outputs = LossOutputs.of(graph, shape_rules(graph))
-        _, rule, count = _of_function(specialization.options, outputs, target, batch.sizes[0])
-    return count(), rule
+        analysis = _of_function(specialization.options, outputs, target, batch.sizes[0])
+    return analysis.count(), analysis.rule
 
 
 def _analysed(
     specialization: Specialization,
     batch: MiniBatch,
     arrivals: Arrivals,
+    warnings: WarningsOnce,
     fixed_rules: Callable[[], Sequence[MergeRule]],
-) -> tuple[LossDivisor | None, MergeRule, LossOutputs | None]:
-    """Return what is known of the loss, and the outputs that a loss function takes."""
+) -> tuple[LossAnalysis, LossOutputs | None]:
+    """Return what is known of the loss, and the outputs that a loss function takes if they merge. Warn if samples meet before."""
     options = specialization.options
     if options.loss_fn is None:
-        return *_of_model(specialization, batch)[:2], None
+        return _of_model(specialization, batch), None
     is_fixed = specialization.facts.batch_size is not None
     rules = fixed_rules() if is_fixed else join_rules(specialization.flow)
     outputs = LossOutputs.of(specialization.graph, rules)
+    if not is_fixed and (line := _line_before_outputs(specialization.flow, rules)):
+        if options.across_batch is None:
+            warnings.mixed([line])
+        return LossAnalysis(None, _MEAN), None
     targets = arrivals.get((TARGET, False), (None,))
-    return *_of_function(options, outputs, targets[0], batch.sizes[0])[:2], outputs
+    return _of_function(options, outputs, targets[0], batch.sizes[0]), outputs
 
 
-def _of_model(specialization: Specialization, batch: MiniBatch) -> Finding:
+def _line_before_outputs(flow: BatchFlow, rules: Sequence[MergeRule]) -> str:
+    """Return the user's line at which samples meet before an output that has a gradient; "" if they do not."""
+    arguments: Any = flow.graph.graph.output_node().args[0]
+    ends = [
+        node
+        for node, rule in zip(arguments, rules, strict=True)
+        if rule.kind is MergeKind.COMPUTED and getattr(value_of(node), "requires_grad", False)
+    ]
+    return next((line for node in ends if (line := meeting_line(flow, node))), "")
+
+
+def _of_model(specialization: Specialization, batch: MiniBatch) -> LossAnalysis:
     """Return the divisor of a loss that the model computes itself."""
     loss = own_loss(specialization.outputs.example)
     node = specialization.graph.graph.output_node()
@@ -116,17 +148,20 @@ def _of_model(specialization: Specialization, batch: MiniBatch) -> Finding:
     argument = next((a for a, value in pairs if value is loss), None)
     if specialization.facts.batch_size is not None or batch.whole.lists:
         count = partial(loss_count, specialization.graph, argument) if isinstance(argument, fx.Node) else _no_count
-        return None, _UNKNOWN, count
+        return LossAnalysis(None, _UNKNOWN, count)
     return _found(specialization.flow, argument)
 
 
-def _found(flow: BatchFlow, loss: Any) -> Finding:
+def _found(flow: BatchFlow, loss: Any) -> LossAnalysis:
     """Return what is known of a loss in a graph. A constant has no gradient: the step refuses it."""
     if not isinstance(loss, fx.Node) or not value_of(loss).requires_grad:
-        return None, _MEAN, _no_count
+        return LossAnalysis(None, _MEAN)
     divisor, rule = divisor_of(flow, loss), flow.rule(loss)
     is_known = divisor is not None or rule.kind in (MergeKind.ADDED, MergeKind.AVERAGED)
-    return divisor, (rule if is_known else _UNKNOWN), partial(loss_count, flow.graph, loss)
+    count = partial(loss_count, flow.graph, loss)
+    if is_known:
+        return LossAnalysis(divisor, rule, count)
+    return LossAnalysis(None, _UNKNOWN, count, meeting_line(flow, loss))
 
 
 # -- a loss function --------------------------------------------------------------------------------------------------
@@ -154,26 +189,27 @@ class _LossCall(nn.Module):
         return result[0] if self.has_aux else result
 
 
-def _of_function(options: Options, outputs: LossOutputs, target: Any, samples: int) -> Finding:
+def _of_function(options: Options, outputs: LossOutputs, target: Any, samples: int) -> LossAnalysis:
     """Return the divisor of a loss function, called on an output and the target of a micro-batch of so many samples."""
     if options.batch_dims.get("target") is list or not all(map(outputs.is_usable, outputs.places)):
-        return None, _UNKNOWN, _no_count
+        return LossAnalysis(None, _UNKNOWN)
     if any(isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) for value in outputs.values):
-        return None, _UNKNOWN, _no_count
+        return LossAnalysis(None, _UNKNOWN)
     call = _LossCall(options, outputs, samples)
     try:
         inputs = _inputs(call, target, options, samples)
         with contents_restored(places_of(options.loss_fn)):
             graph = record(call, inputs, torch.device("cpu"))
     except (PipecompileError, TypeError, ValueError, RuntimeError):
-        return None, _UNKNOWN, _no_count
+        return LossAnalysis(None, _UNKNOWN)
     given = {i: outputs.rules[p] for i, p in enumerate(outputs.places) if outputs.rules[p].kind not in _BY_DIMS}
     results: Any = graph.graph.output_node().args[0]
-    divisor, rule, count = _found(BatchFlow(graph, given), results[0] if len(results) == 1 else None)
+    own = _found(BatchFlow(graph, given), results[0] if len(results) == 1 else None)
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    found = _fed(divisor, outputs, places)
-    is_known = divisor is None or found is not None
-    return found, (rule if is_known else _UNKNOWN), lambda: _fed(count(), outputs, places)
+    found = _fed(own.divisor, outputs, places)
+    is_known = own.divisor is None or found is not None
+    rule = own.rule if is_known else _UNKNOWN
+    return LossAnalysis(found, rule, lambda: _fed(own.count(), outputs, places), own.line)
 
 
 def _fed(divisor: LossDivisor | None, outputs: LossOutputs, places: Mapping[str, int]) -> LossDivisor | None:

@@ -59,7 +59,7 @@ def merging_specialization(
     ends = [node for node, rule in zip(arguments, rules, strict=True) if rule.kind is MergeKind.COMPUTED]
     others = [node for node in arguments if isinstance(node, fx.Node) and node not in ends]
     tail = WholeBatchTail.of(flow, ends, others, specialization.stage_devices[-1])
-    _announce(flow, ends, context)
+    _announce(flow, ends, options, context)
     form = _without_tail(specialization, tail, others, options, context)
     form.outputs.join(rules, tail)
     return form
@@ -94,11 +94,11 @@ def _settled(
     return rules
 
 
-def _announce(flow: BatchFlow, ends: Sequence[fx.Node], context: CompileContext) -> None:
+def _announce(flow: BatchFlow, ends: Sequence[fx.Node], options: Options, context: CompileContext) -> None:
     """Warn if the tail has parameters: it is then a part of the model that does not run in stages."""
     _, region = flow.region_of(ends)
     if any(isinstance(tensor, torch.nn.Parameter) for node in region for tensor in held_tensors(flow.graph, node)):
-        context.warnings.outside_stages(mixing_line(flow, ends[0]), len(region))
+        context.warnings.outside_stages(mixing_line(flow, ends[0]), len(region), options)
 
 
 def _without_tail(

@@ -131,7 +131,8 @@ def _check_division(graph: TracedGraph, request: CompileRequest, options: Option
 def check_division(graph: TracedGraph, options: Options, context: CompileContext) -> None:
     """Raise InputError if micro-batches are no batches to the model. Warn if they change what the model computes."""
     check_batch_first(graph)
-    context.warnings.mixed(cross_sample_lines(graph))
+    if options.across_batch is None:
+        context.warnings.mixed(cross_sample_lines(graph))
     if options.batch_norm is None:
         layers = {id(layer) for layer in norms_by_node(graph, context.model).values()}
         context.warnings.normalised(len(layers))

@@ -116,8 +116,9 @@ class WarningsOnce:
         if places:
             self._once(
                 "mixed",
-                f"every sample of a batch meets every other at {places[0]}; in micro-batches, only those of its own."
-                ' If dimension 0 is not the batch, say so: compile(..., batch_dims={"name": 1})',
+                f"samples of a batch meet at {places[0]}: in micro-batches, only those of the same one."
+                ' Try compile(..., schedule="gpipe", across_batch="exact"), by which all of the mini-batch meet; across_batch="each" keeps'
+                ' this behaviour and silences the warning. If dimension 0 is not the batch, say so: compile(..., batch_dims={"name": 1})',
             )
 
     def unproven(self, line: str) -> None:
@@ -137,13 +138,13 @@ class WarningsOnce:
             " To know, compare in double precision",
         )
 
-    def outside_stages(self, line: str, operations: int) -> None:
+    def outside_stages(self, line: str, operations: int, options: Options) -> None:
         """Warn that a part of the model with parameters runs on the whole mini-batch."""
-        self._once(
-            "outside",
-            f"samples of a batch meet at {line}: pipe(x) runs the {operations} operations behind it on the whole mini-batch, after"
-            " the stages. step runs them in micro-batches, where only samples of the same one meet",
-        )
+        is_exact = options.across_batch == "exact"
+        runs = "pipe(x) and step run" if is_exact else "pipe(x) runs"
+        others = "" if is_exact else ". step runs them in micro-batches, where only samples of the same one meet"
+        text = f"samples of a batch meet at {line}: {runs} the {operations} operations behind it on the whole mini-batch, after the stages"
+        self._once("outside", text + others)
 
     def summed(self) -> None:
         """Warn that a loss is a sum over samples, and was declared a mean."""
@@ -153,13 +154,18 @@ class WarningsOnce:
             " Try compile(..., loss_reduction='sum')",
         )
 
-    def undivided_loss(self) -> None:
-        """Warn that the loss is no mean over samples as far as is known, nor a mean over what is known before the forward."""
+    def undivided_loss(self, line: str = "") -> None:
+        """Warn that the loss is no mean over samples as far as is known, nor a mean over what is known before the forward.
+
+        `line` is where samples meet.
+        """
+        meet = f" (samples meet at {line})" if line else ""
         self._once(
             "undivided loss",
-            "as far as can be found, the loss is neither a mean nor a sum over samples, nor a mean over what targets and inputs"
-            " count: micro-batches may change it, and are weighted by samples. Try n_microbatches=1 and compare; or a sum, with"
-            " the divisor of the whole mini-batch:\n"
+            f"as far as can be found{meet}, the loss is neither a mean nor a sum over samples, nor a mean over what targets and inputs"
+            " count: micro-batches may change it, and are weighted by samples. Try n_microbatches=1 and compare; or compile(...,"
+            ' schedule="gpipe", across_batch="exact"), which computes the loss once, of the whole mini-batch; or a sum, with the divisor'
+            " of the whole mini-batch:\n"
             "    pc.compile(..., loss_reduction='sum', loss_fn=lambda output, target: loss_sum(output, target) / divisor[0])\n"
             "    divisor[0] = count(target); pipe.step(x, target=target)",
         )

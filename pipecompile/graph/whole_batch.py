@@ -24,7 +24,7 @@ from pipecompile.graph.stages import Stage, extract
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["WholeBatchTail", "mixing_line", "tail_refusal"]
+__all__ = ["WholeBatchTail", "meeting_line", "mixing_line", "tail_refusal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,14 @@ def _kept(nodes: Sequence[fx.Node], wanted: set[fx.Node], tail: set[fx.Node]) ->
 
 
 def mixing_line(flow: BatchFlow, node: fx.Node) -> str:
-    """Return the user's line of the first call on the way to `node` that makes samples meet."""
+    """Return the user's line of the first call on the way to `node` that makes samples meet; its own line if none is known."""
+    return meeting_line(flow, node) or line_of(facts(node).source) or node.name
+
+
+def meeting_line(flow: BatchFlow, node: fx.Node) -> str:
+    """Return the user's line of the first call on the way to `node` that makes samples meet; "" if none is known."""
     _, region = flow.region_of([node])
-    first = next((one for one in region if one in flow.mixing), node)
-    return line_of(facts(first).source) or first.name
+    return next((line_of(facts(one).source) or one.name for one in region if one in flow.mixing), "")
 
 
 def tail_refusal(flow: BatchFlow, ends: Sequence[fx.Node], *, is_shared_memory: bool) -> str:

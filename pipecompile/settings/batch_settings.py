@@ -53,6 +53,7 @@ class BatchSettings(Group):
     loss_reduction: Annotated[str, choice("mean", "sum")]
     has_aux: Annotated[bool, flag]
     batch_norm: Annotated[str | None, choice(None, "each", "deferred")]
+    across_batch: Annotated[str | None, choice(None, "each", "exact")]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +62,12 @@ class BatchSettings(Group):
                 "has_aux=True is without a loss_fn",
                 why="loss_fn returns the auxiliary values beside the loss",
                 hint="loss_fn=lambda output: (loss(output), aux), or has_aux=False",
+            )
+        if self.across_batch == "exact" and self.split:
+            raise InputError(
+                'across_batch="exact" is given together with split',
+                why="the outputs of packed sequences are not joined to those of a mini-batch",
+                hint='across_batch="each", or n_microbatches=1 without split',
             )
 
     @cached_property

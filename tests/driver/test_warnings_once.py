@@ -81,7 +81,7 @@ def test_samples_that_meet_are_named_by_their_first_line() -> None:
     (text,) = given(
         lambda: once.mixed([]), lambda: once.mixed(["net.py:3", "net.py:4"]), lambda: once.mixed(["net.py:5"])
     )
-    assert "meets every other at net.py:3;" in text
+    assert "meet at net.py:3:" in text
     assert 'batch_dims={"name": 1}' in text
 
 

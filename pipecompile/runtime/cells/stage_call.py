@@ -26,7 +26,7 @@ from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import has_any_global_hook, hook_tables_of, is_compiled
 
-__all__ = ["LossCode", "StageCode", "with_loss"]
+__all__ = ["LossCode", "StageCode", "loss_function", "with_loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def with_loss(
     has_aux: bool,
 ) -> Function:
     """Return a function of the cell's inputs and the number of samples that gives the loss, and the auxiliary value if any."""
-    losses = _losses(loss_fn, has_aux=has_aux)
+    losses = loss_function(loss_fn, has_aux=has_aux)
     position = {name: place for place, name in enumerate(inputs)}
     stage_inputs = [position[name] for name in stage.inputs]
     target = position.get(TARGET)
@@ -131,8 +131,10 @@ def with_loss(
     return function
 
 
-def _losses(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Function:
-    """Return a function of output and target that gives (loss,), or (loss, aux) with `aux` detached."""
+def loss_function(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Function:
+    """Return a function of output and target that gives (loss,), or (loss, aux) with `aux` detached. Without `loss_fn` the
+    loss is the model's own.
+    """
     if not has_aux:
         loss_of = loss_fn or (lambda output, *_: own_loss(output))
         return lambda *arguments: (_scalar(loss_of(*arguments)),)

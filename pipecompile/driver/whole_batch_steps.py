@@ -1,0 +1,44 @@
+"""Steps in which the samples of all micro-batches meet behind the last stage: `across_batch="exact"`.
+
+    stages       y0, y1, ... ─► joined y ─► loss of the whole mini-batch ─► its gradient, in parts ─► stages
+                 all forwards          once                                       all backwards
+
+What the model computes behind the first operation by which samples meet runs on the joined values, too (graph/whole_batch.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pipecompile.batching.call_inputs import FlatInputs
+from pipecompile.driver.compile_cache import CompileCache
+from pipecompile.driver.joined_calls import Ran, joined_call
+from pipecompile.runtime.cells.stage_call import loss_function
+from pipecompile.runtime.results import require_gradient
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.device_functions import to_device
+
+__all__ = ["whole_batch_step"]
+
+
+def whole_batch_step(
+    cache: CompileCache, inputs: FlatInputs, target: Any, scaler: torch.amp.GradScaler | None, last: Ran | None
+) -> tuple[torch.Tensor, list[Any], Ran | None]:
+    """Run forward, loss and, where gradients are on, backward.
+
+    Return the loss, what `loss_fn` returned beside it, and the last training step: this one, or `last`. Raise InputError for a
+    step without a loss or a target, and if values of the model cannot be joined.
+    """
+    options, trains = cache.options, cache.options.is_training_now
+    with torch.set_grad_enabled(trains):
+        output, ran = joined_call(cache, inputs, lambda specialization: specialization.require_loss(target is not None))
+        device = cache.latest.stage_devices[-1]
+        placed = pytree.tree_map_only(torch.Tensor, lambda tensor: to_device(tensor, device), target)
+        function = loss_function(options.loss_fn, has_aux=options.has_aux)
+        loss, *aux = function(output) if target is None else function(output, placed)
+    if trains:
+        require_gradient([loss])
+        (loss if scaler is None else scaler.scale(loss)).backward()
+    return loss.detach(), aux, ran if trains else last
