@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 OLDEST := .venv-oldest
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-full check bench schedules docs zoo adversarial oldest clean
+.PHONY: demo test test-full check bench gpu schedules docs zoo adversarial oldest clean
 
 demo: $(VENV)/ready
 	$(BIN)/python examples/quickstart.py --out out/resnet50
@@ -30,6 +30,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/partition_scale.py --markdown benchmarks/results/partition_scale.md
 	$(BIN)/python benchmarks/overhead.py --markdown benchmarks/results/overhead.md
 	$(BIN)/python benchmarks/distributed.py --markdown benchmarks/results/distributed.md
+	$(BIN)/python benchmarks/launches.py --markdown benchmarks/results/launches.md
 	$(BIN)/python benchmarks/overlap.py --markdown benchmarks/results/overlap.md
 	$(BIN)/python benchmarks/faults.py --markdown benchmarks/results/faults.md
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
@@ -41,6 +42,10 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/tracing.py --markdown benchmarks/results/tracing.md
 	$(BIN)/python benchmarks/meta_memory.py --markdown benchmarks/results/meta_memory.md
 	$(BIN)/python benchmarks/recorders.py --markdown benchmarks/results/recorders.md
+
+# Half an hour on a GPU, in five parts that go on where they ended; ARGS=--dry runs all of it on the CPU.
+gpu: $(VENV)/ready
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 schedules: $(VENV)/ready # an hour and a half
 	$(BIN)/python benchmarks/schedules.py --markdown benchmarks/results/schedules.md

@@ -23,7 +23,7 @@ __all__ = ["Lane", "Launch", "Place", "launches"]
 Lane = tuple[int, int]
 """A stream: (d, d) computes on device d, (d, e) copies from device d to device e, (HOST, d) copies from the host to device d."""
 
-SPARE_BUFFERS = 1
+SPARE_BUFFERS = 2
 """Receive buffers of a value beyond those that hold one when a copy is launched. Without a spare one, a copy waits for the
 reader of the value before it (benchmarks/launches.py)."""
 
