@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from hashlib import sha256
+from math import nan
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
 from pipecompile.distributed.failure_report import Disagreement
-from pipecompile.distributed.sharded_parameters import ShardedParameters
+from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place
 from pipecompile.errors import InputError, RunError
 from pipecompile.torch_private.dtensors import gradient_of, like, local
 
@@ -57,14 +58,14 @@ class Replicas:
             return
         if not trains:
             with self._begun(GradientReduction(group, self.shards, parameters, samples)) as step:
-                yield lambda loss: group.sum(loss * step.share)
+                yield lambda loss: group.sum(step.part_of(loss))
             return
         earlier = {parameter: parameter.grad for parameter in parameters()}
         for parameter in earlier:
             parameter.grad = None
         try:
             with self._begun(GradientReduction(group, self.shards, parameters, samples)) as step:
-                yield lambda loss: group.sum(loss * step.share)
+                yield lambda loss: group.sum(step.part_of(loss))
                 self.reduce(None)
                 step.finish()
         except BaseException:
@@ -81,10 +82,13 @@ class Replicas:
         finally:
             self._step = None
 
-    def weigh(self, count: float, unit: str) -> None:
-        """Weight this replica's part of the batch by a count in this unit instead of samples, if the step is a mean."""
+    def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
+        """Weight this replica's part of the batch by a count in this unit instead of samples, if the step is a mean.
+
+        The loss divides by no less than `floor`.
+        """
         if self._step is not None and self._step.samples is not None:
-            self._step.samples, self._step.unit = count, unit
+            self._step.samples, self._step.unit, self._step.floor = count, unit, floor
 
     def agree(self, program: str) -> None:
         """Raise Disagreement, on all replicas, unless all are about to run this program. Has no effect outside a step."""
@@ -121,7 +125,7 @@ class GradientReduction:
         self, group: CollectiveGroup, shards: ShardedParameters, parameters: Parameters, samples: float | None
     ) -> None:
         self.group, self.shards, self.parameters, self.samples = group, shards, parameters, samples
-        self.share, self.unit = 1.0, "samples"
+        self.share, self.unit, self.floor = 1.0, "samples", 0.0
         self._buckets: list[GradientBucket] = []
 
     @cached_property
@@ -142,7 +146,12 @@ class GradientReduction:
                 hint="parts of the batch that are divided into the same number of micro-batches",
             )
         if self.samples is not None:
-            self.share = self.samples / float(rows[:, 0].sum())
+            total = max(float(rows[:, 0].sum()), self.floor)
+            self.share = max(self.samples, self.floor) / total if total else nan  # 0/0, as the loss of the whole batch
+
+    def part_of(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the part of this replica's loss in that of the batch. A loss that counts nothing may be 0/0."""
+        return loss * self.share if self.share else torch.zeros_like(loss)
 
     @torch.no_grad()
     def start(self, complete: Container[int] | None) -> int:
@@ -164,7 +173,7 @@ class GradientReduction:
         gradients = [local(gradient_of(parameter)).reshape(-1) for parameter in parameters]
         has_gradient = torch.tensor([float(p.grad is not None) for p in parameters]).to(gradients[0])
         flat = torch.cat([*gradients, has_gradient])
-        flat[: -len(parameters)].mul_(self.share)
+        weigh_in_place(flat[: -len(parameters)], self.share)
         for parameter in parameters:
             parameter.grad = None
         sizes = [*map(len, gradients), len(parameters)]

@@ -125,8 +125,8 @@ class RankBackend:
             tied=mirrors.tied,
         )
 
-    def weigh(self, count: float, unit: str) -> None:
-        self.replicas.weigh(count, unit)
+    def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
+        self.replicas.weigh(count, unit, floor)
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         """Broadcast this rank's parameters from the first copy of the pipeline, then shard them."""

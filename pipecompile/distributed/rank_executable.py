@@ -20,13 +20,14 @@ from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.gradient_ready import completed
 from pipecompile.distributed.row_messages import Departure, departures, incoming, sending_action, summary
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import HOST, Instruction, Program
+from pipecompile.ir import HOST, LOSS, Instruction, Kind, Program
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.executable import Executable, ProgramBinding
 from pipecompile.runtime.interpreter import Code, CodeBuilder
 from pipecompile.runtime.registers import Frame, Run
+from pipecompile.runtime.results import require_gradient
 from pipecompile.runtime.run_errors import InstructionFailure
 from pipecompile.runtime.worker_threads import WorkerThreads
 from pipecompile.torch_private.device_functions import to_device
@@ -136,6 +137,7 @@ class RankExecutable(Executable):
                     for source, names in self._incoming.items():
                         self.communicator.expect(source, names)
                     run_inline(code, frame)
+                    self._check_losses(frame)
                     self._share(frame)
             except InstructionFailure as failure:
                 error = self._blamable(failure, frame)
@@ -174,6 +176,18 @@ class RankExecutable(Executable):
             return replace(report, action=report.action or f"before {COLLECTIVE_PART} arrived")
         phrase = f"before the result of {action} arrived"
         return replace(report, action=phrase, stage=action.stage, microbatch=action.microbatch)
+
+    def _check_losses(self, frame: Frame) -> None:
+        """Raise DetachedLossError on the rank that has computed losses for a backward, if none of them has a gradient."""
+        losses = [loss for loss in frame.departures.get((LOSS, False), ()) if isinstance(loss, torch.Tensor)]
+        if losses and self._trains:
+            require_gradient(losses)
+
+    @cached_property
+    def _trains(self) -> bool:
+        """Whether this rank's row has a backward."""
+        actions = (instruction.action for instruction in self.program.rows[self.device])
+        return any(action is not None and action.kind not in (Kind.FORWARD, Kind.RECOMPUTE) for action in actions)
 
     def _share(self, frame: Frame) -> None:
         """Send the departures of this rank to all others, and receive theirs."""

@@ -179,7 +179,7 @@ class ShardedParameters:
         has_gradient = torch.tensor([float(parameter.whole.grad is not None) for parameter in parameters])
         columns = [parameter.gradient_rows(group.size) for parameter in parameters]
         rows = torch.cat([*columns, has_gradient.to(columns[0]).expand(group.size, -1)], 1)
-        rows[:, : -len(parameters)].mul_(share)
+        weigh_in_place(rows[:, : -len(parameters)], share)
         for parameter in parameters:
             parameter.whole.grad = None
         pending = group.start_reduce_scatter(rows)
@@ -204,6 +204,11 @@ def _rows(whole: torch.Tensor, index: int, size: int) -> torch.Tensor:
 def _padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
     """Return the elements `(width,)`, zeros at the end."""
     return F.pad(tensor.reshape(-1), (0, width - tensor.numel()))
+
+
+def weigh_in_place(gradients: torch.Tensor, share: float) -> None:
+    """Multiply gradients by the share of a replica. Those of a loss that counts nothing are not numbers, and become 0."""
+    gradients.mul_(share) if share else gradients.zero_()
 
 
 def _by_dtype(parameters: Iterable[ShardedParameter]) -> list[list[ShardedParameter]]:

@@ -73,8 +73,11 @@ class Backend(Protocol):
     def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:
         """Return the constructor of what runs a program."""
 
-    def weigh(self, count: float, unit: str) -> None:
-        """Note what the loss of this process counts in the step at hand, for the shares of several copies of the pipeline."""
+    def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
+        """Note what the loss of this process counts in the step at hand, for the shares of several copies of the pipeline.
+
+        The loss divides by no less than `floor`.
+        """
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         """Make the parameters of all copies of the pipeline equal, once every parameter has values."""
@@ -126,7 +129,7 @@ class ProcessBackend:
     def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:  # noqa: ARG002
         return Executable
 
-    def weigh(self, count: float, unit: str) -> None:
+    def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
         pass
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:

@@ -34,7 +34,7 @@ from pipecompile.driver.batch_split import (
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.listed_programs import ListedPrograms
-from pipecompile.driver.loss_shares import find_divisor
+from pipecompile.driver.loss_shares import find_divisor, weigh_copy
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.driver.output_merge import check_tail_size, fixed_output_rules, merging_specialization
 from pipecompile.driver.phases import check_division, specialize
@@ -168,8 +168,11 @@ class CompileCache:
             parts = scatter_tree(target, len(batch.sizes), batch.whole.samples, self.options.batch_dims)
             arrivals[TARGET, False] = parts
         key = target is not None
-        if len(batch.sizes) > 1 and self.options.loss_reduction == "mean" and key not in specialization.divisors:
+        has_copies, is_mean = self.context.backend.has_copies, self.options.loss_reduction == "mean"
+        if is_mean and (has_copies or len(batch.sizes) > 1) and key not in specialization.divisors:
             specialization.divisors[key] = self._divisor(specialization, batch, target, arrivals)
+        if is_mean and has_copies:
+            weigh_copy(specialization, batch, target, arrivals, self.context)
         weights, gradient = specialization.loss_weights(batch, target, arrivals)
         device = specialization.stage_devices[-1]
         gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)

@@ -13,7 +13,7 @@ from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
 from pipecompile.batching.microbatches import LossDivisor, loss_weights
 from pipecompile.driver.compile_context import CompileContext
-from pipecompile.driver.loss_shares import find_count
+from pipecompile.driver.loss_shares import COUNTED, find_count
 from pipecompile.driver.specialization import Specialization
 from pipecompile.ir import TARGET
 from pipecompile.options import Options
@@ -68,7 +68,7 @@ def _shares(
         values.append(count.of(one.step_values(batch, listed.targets[place], arrivals)[0], listed.sizes[place]))
     with torch.inference_mode(False):
         floors = torch.tensor([count.floor for count in counts], dtype=torch.float64)
-        total = torch.stack(values).sum().clamp(min=floors.max())
-        weights = torch.stack(values).maximum(floors) / total
-        context.backend.weigh(float(total), "what the loss counts")
+        counted = torch.stack(values).sum()
+        weights = torch.stack(values).maximum(floors) / counted.clamp(min=floors.max())
+        context.backend.weigh(float(counted), COUNTED, float(floors.max()))
         return weights.tolist(), weights.unbind()

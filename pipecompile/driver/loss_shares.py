@@ -20,6 +20,7 @@ from pipecompile.batching.call_inputs import FlatInputs, flatten_target
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import LossDivisor, MiniBatch
+from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.driver.specialization import Specialization
 from pipecompile.driver.warnings_once import WarningsOnce
@@ -37,7 +38,7 @@ from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
 
-__all__ = ["find_count", "find_divisor"]
+__all__ = ["COUNTED", "find_count", "find_divisor", "weigh_copy"]
 
 Arrivals = Mapping[tuple[str, bool], Any]
 
@@ -94,6 +95,30 @@ def find_divisor(
     elif rule.kind is not MergeKind.AVERAGED and divisor is None:
         warnings.undivided_loss(analysis.line)
     return divisor
+
+
+COUNTED = "what the loss counts"
+"""The unit in which copies of a pipeline are weighted where a loss does not divide by samples."""
+
+
+def weigh_copy(
+    specialization: Specialization, batch: MiniBatch, target: Any, arrivals: Arrivals, context: CompileContext
+) -> None:
+    """Say what the loss of this copy of the pipeline counts, if not samples. Warn if that is not known.
+
+    `context.backend` computes the share of this copy from the counts of all.
+    """
+    key = target is not None
+    divisor = specialization.divisors.get(key)
+    if divisor is None:
+        return
+    if key not in specialization.counts:
+        specialization.counts[key] = find_count(specialization, batch, arrivals.get((TARGET, False), (None,))[0])
+    if (count := specialization.counts[key][0]) is None:
+        context.warnings.uncounted_copies()
+    else:
+        counted = count.of(specialization.whole_values(batch, target), sum(batch.sizes))
+        context.backend.weigh(float(counted), COUNTED, count.floor)
 
 
 def find_count(specialization: Specialization, batch: MiniBatch, target: Any) -> tuple[LossDivisor | None, MergeRule]:

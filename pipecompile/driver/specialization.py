@@ -154,7 +154,7 @@ class Specialization:
         divisor = self.divisors.get(target is not None)
         if divisor is None or len(batch.sizes) == 1:
             return loss_weights(batch.sizes, mean=self.options.loss_reduction == "mean")
-        if isinstance(divisor, LossDivisor) and divisor.is_complete(self._whole_values(batch, target)):
+        if isinstance(divisor, LossDivisor) and divisor.is_complete(self.whole_values(batch, target)):
             return loss_weights(batch.sizes, mean=True)
         return divisor.shares(*self.step_values(batch, target, arrivals), batch.sizes)
 
@@ -168,9 +168,10 @@ class Specialization:
             {**{name: arrivals[name, False][m] for name in self.inputs}, **_target_values(targets[m])}
             for m in range(count)
         ]
-        return self._whole_values(batch, target), parts
+        return self.whole_values(batch, target), parts
 
-    def _whole_values(self, batch: MiniBatch, target: Any) -> dict[str, Any]:
+    def whole_values(self, batch: MiniBatch, target: Any) -> dict[str, Any]:
+        """Return the inputs and the target of the mini-batch, and the target's leaves, by name."""
         return {**dict(zip(self.inputs, batch.whole.leaves, strict=False)), **_target_values(target)}
 
     def report(self) -> Recording:

@@ -180,6 +180,14 @@ class WarningsOnce:
             "    divisor[0] = sum(map(count, targets)); pipe.step(microbatches=[...])",
         )
 
+    def uncounted_copies(self) -> None:
+        """Warn that copies of the pipeline are weighted by samples, because what their loss counts is not known."""
+        self._once(
+            "uncounted copies",
+            "what the loss divides by cannot be found: the copies of the pipeline are weighted by their samples. Try a loss that"
+            " can be recorded (no .item(), no NumPy, no y[mask]); or loss_reduction='sum', with a divisor of all copies",
+        )
+
     def normalised(self, layers: int) -> None:
         """Warn that so many BatchNorm layers update their running statistics at every micro-batch."""
         if layers:

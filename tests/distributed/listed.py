@@ -1,4 +1,6 @@
-"""Lists of micro-batches of several lengths on ranks: two copies of a pipeline of two stages, with tied weights and BatchNorm."""
+"""Losses over tokens on ranks: two copies of a pipeline of two stages, with tied weights and BatchNorm, on lists of micro-batches of
+several lengths and on mini-batches whose labels count differently.
+"""
 
 from __future__ import annotations
 
@@ -55,4 +57,47 @@ def listed() -> Any:
     return max(map(abs, differences))
 
 
-CASES = {"listed": listed}
+def floored(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return a mean over labels that divides by no less than one."""
+    losses = F.cross_entropy(y.flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.sum() / (labels != -100).sum().clamp(min=1)
+
+
+def counted() -> Any:
+    """Compare steps of two copies on the halves of mini-batches to eager's on the whole; return the largest difference.
+
+    Labels of the first copy all count, some, or none; it has one micro-batch or two.
+    """
+    torch.manual_seed(9)
+    mesh = pair_mesh()
+    part, differences = slice(0, 4) if mesh.get_local_rank("dp") == 0 else slice(4, 8), []
+    for loss_fn in (tokens, floored):
+        for count in (1, 2):
+            model = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 9)).double()
+            eager = copy.deepcopy(model)
+            pipe = pc.compile(model, 2, mesh=mesh, loss_fn=loss_fn, cost="analytic", n_microbatches=count)
+            for ignored in (0.0, 0.6, 1.0):
+                ids, labels = torch.randint(9, (8, 5)), torch.randint(9, (8, 5))
+                labels[:4] = labels[:4].masked_fill(torch.rand(4, 5) < ignored, -100)
+                loss = loss_fn(eager(ids), labels)
+                loss.backward()
+                differences.append(float(pipe.step(ids[part], target=labels[part]) - loss.detach()))
+            parameters = dict(eager.named_parameters())
+            differences += [distance_of(value.grad, parameters[name].grad) for name, value in pipe.named_parameters()]
+    return max(map(abs, differences))
+
+
+def detached() -> Any:
+    """Train with a loss without a gradient; return the errors of this rank, and the loss without gradients."""
+    pipe = pc.compile(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 2, mesh=pair_mesh(), cost="analytic",
+                      loss_fn=lambda y: y.detach().square().mean(), n_microbatches=2)  # fmt: skip
+    with torch.no_grad():
+        pipe.step(torch.ones(4, 4))
+    try:
+        pipe.step(torch.ones(4, 4))
+    except pc.PipecompileError as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+CASES = {"listed": listed, "counted": counted, "detached": detached}

@@ -100,6 +100,16 @@ def test_lists_of_micro_batches_are_weighted_over_all_copies(run: RankRun) -> No
     assert max(run.of("listed")) < 1e-12
 
 
+def test_copies_are_weighted_by_what_their_losses_count(run: RankRun) -> None:
+    assert max(run.of("counted")) < 1e-12
+
+
+def test_a_loss_without_a_gradient_is_refused_on_all_ranks(run: RankRun) -> None:
+    for kind, text in run.of("detached"):
+        assert kind in ("DetachedLossError", "RunError")
+        assert "the loss has no gradient" in text
+
+
 def test_every_schedule_ran(run: RankRun) -> None:
     names = {name for case in ("plain", "looped", "vee") for name in run.of(case)[0]}
     assert names == {name for case in ("plain", "looped", "vee") for name in run.of(f"deep {case}")[0]}
