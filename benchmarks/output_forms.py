@@ -226,7 +226,7 @@ class Model(nn.Module):
 
 
 def alike(mine: Any, theirs: Any) -> bool:
-    """Return whether two outputs have the same structure, types and values (relative and absolute tolerance 1e-5)."""
+    """Return whether two outputs have the same structure, types and values (relative and absolute tolerance 1e-10)."""
     if pytree.tree_structure(mine) != pytree.tree_structure(theirs):
         return False
     pairs = zip(pytree.tree_leaves(mine), pytree.tree_leaves(theirs), strict=True)
@@ -238,7 +238,7 @@ def _alike(a: Any, b: Any) -> bool:
         return bool(type(a) is type(b) and a == b)
     if not isinstance(a, torch.Tensor) or (a.shape, a.dtype, a.requires_grad) != (b.shape, b.dtype, b.requires_grad):
         return False
-    return torch.allclose(a.detach(), b.detach(), rtol=1e-5, atol=1e-5, equal_nan=True)
+    return torch.allclose(a.detach(), b.detach(), rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
 def gradients(model: nn.Module, output: Any) -> list[torch.Tensor | None]:
@@ -253,8 +253,8 @@ def gradients(model: nn.Module, output: Any) -> list[torch.Tensor | None]:
 def verdict(ends: Ends, count: int, samples: int) -> str:
     """Return "right", "refused: why", "warned" or "DIFFERENT" for one form, number of micro-batches and batch size."""
     torch.manual_seed(samples)
-    model = Model(ends)
-    eager, x = copy.deepcopy(model), torch.randn(samples, 3)
+    model = Model(ends).double()
+    eager, x = copy.deepcopy(model), torch.randn(samples, 3, dtype=torch.float64)
     expected = eager(x)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -273,7 +273,7 @@ def verdict(ends: Ends, count: int, samples: int) -> str:
             is_right = all(
                 (b is None or not b.any())
                 if a is None
-                else b is not None and torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+                else b is not None and torch.allclose(a, b, rtol=1e-9, atol=1e-10)
                 for a, b in pairs
             )
     told = [one for one in caught if issubclass(one.category, pc.RecordingWarning)]
@@ -293,7 +293,7 @@ def page(rows: dict[str, list[str]]) -> str:
         "# Outputs of many forms, from micro-batches",
         "",
         f"Written by `benchmarks/output_forms.py`: {len(rows)} forms, each in {', '.join(map(str, COUNTS))} micro-batches, even and uneven.",
-        f"{len(cells)} calls with and without gradients, values and gradients compared with eager's on the mini-batch (tolerance 1e-5):",
+        f"{len(cells)} calls with and without gradients, values and gradients compared with eager's on the mini-batch (in double precision, tolerance 1e-10):",
         f"{kinds['right']} right, {kinds['refused']} refused, {kinds['warned']} different with a warning, {kinds['DIFFERENT']} silently different.",
         "",
         "| output | right | refused | warned | silently different |",
