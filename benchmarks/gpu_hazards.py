@@ -191,7 +191,7 @@ def failed_capture(card: Card, where: str) -> Finding:
     numbers = bool(torch.rand(3, device=card.device).isfinite().all())
     restored = card.dry or torch.cuda.current_stream() == stream
     if not card.dry:
-        del torch.empty(1 << 30, dtype=torch.uint8, device=card.device).data
+        torch.empty(1 << 30, dtype=torch.uint8, device=card.device)
         torch.cuda.empty_cache()
     return Finding(
         f"stream {'restored' if restored else 'NOT restored'}, random numbers {numbers}", restored and numbers

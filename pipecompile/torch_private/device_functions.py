@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,10 +11,22 @@ from torch.utils._device import _device_constructors
 
 from pipecompile.torch_private.pytree import tree_map_only
 
-__all__ = ["device_constructors", "keep_busy", "requested_device", "to_device"]
+__all__ = ["device_constructors", "end_allocations", "keep_busy", "requested_device", "to_device"]
 
 device_constructors: Callable[[], set[Callable[..., Any]]] = _device_constructors
 """Return the functions of torch that make a tensor and take `device=`. 2.11."""
+
+
+def end_allocations(device: torch.device, pool: Any, *, is_shared: bool) -> None:
+    """End allocations to the memory pool of a CUDA graph whose capture failed, and release the pool unless others use it. 2.11.
+
+    Does nothing if the capture has ended them itself.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    steps: list[Callable[..., object]] = [torch._C._cuda_endAllocateToPool]
+    for step in steps if is_shared else [*steps, torch._C._cuda_releasePool]:
+        with suppress(RuntimeError):
+            step(index, pool)
 
 
 def keep_busy(seconds: float) -> None:

@@ -82,15 +82,13 @@ class CapturedStage:
         return [output.detach().clone() for output in self.outputs]
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-        """Replay B and return the gradients of the inputs and weights. If B cannot be captured, run it on the same memory."""
+        """Replay B and return the gradients of the inputs and weights. The first B runs on the same memory, as a rehearsal; so do all
+        if B cannot be captured.
+        """
         which = tuple(gradient is not None for gradient in gradients)
         present = [gradient for gradient in gradients if gradient is not None]
         if self.captured_backward is None:
-            try:
-                self.captured_backward = CapturedBackward.capture(self, which, present)
-            except Exception as error:
-                self.refuse(f"its backward: {summary_of(error)}")
-                return self.gradients(which, present)
+            return self._first_backward(which, present)
         if self.captured_backward.which != which:
             raise InputError(
                 "other outputs of a stage got gradients than when it was captured",
@@ -100,6 +98,20 @@ class CapturedStage:
         _write(self.captured_backward.output_gradients, present)
         self.captured_backward.replay()
         return [*map(_released, (*self.inputs, *self.weights), self.captured_backward.results)]
+
+    def _first_backward(
+        self, which: tuple[bool, ...], present: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor | None]:
+        """Run B uncaptured, as a rehearsal, and return its gradients. Capture it then, unless the host waited for the device."""
+        found, reason = self.capture.rehearse(lambda: self.gradients(which, present))
+        try:
+            if reason is None:
+                self.captured_backward = CapturedBackward.capture(self, which, present)
+        except Exception as error:
+            reason = summary_of(error)
+        if reason is not None:
+            self.refuse(f"its backward: {reason}")
+        return found
 
     def gradients(self, which: Sequence[bool], gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of inputs and weights by autograd, from the state that the last forward replay left."""

@@ -126,7 +126,12 @@ def test_each_slot_is_captured_once_forward_and_backward(captures: EmulatedCaptu
     for _ in range(4):
         graphs.step(x, target=target)
         counts.append((captures.captured, captures.replayed))
-    assert counts == [(0, 0), (6, 16), (6, 32), (6, 48)]  # 2 and 1 in flight; 2 stages, 4 micro-batches, there and back
+    assert counts == [
+        (0, 0),
+        (6, 13),
+        (6, 29),
+        (6, 45),
+    ]  # 2 and 1 in flight; 2 stages, 4 micro-batches, there and back; 3 rehearsed
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -285,7 +290,7 @@ def stern(made: Tensor, target: Tensor) -> Tensor:
         (Noting(), F.cross_entropy, {}, "stage . .*Python runs at keep"),
         (nn.BatchNorm1d(8), F.cross_entropy, {"batch_norm": "deferred"}, "stage 0 .*Python runs in DeferredBatchNorm"),
         (nn.Identity(), waiting, {}, "stage 1 .*the host waits for _local_scalar_dense"),
-        (nn.Identity(), stern, {}, "stage 1 .*its backward: RuntimeError: operation not permitted when stream is cap"),
+        (nn.Identity(), stern, {}, "stage 1 .*its backward: the host waits for _local_scalar_dense"),
     ],
 )
 def test_a_stage_that_cannot_be_captured_says_why(
