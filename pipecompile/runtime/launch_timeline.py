@@ -16,7 +16,8 @@ from pipecompile.ir import HOST, Instruction, Op, Program
 from pipecompile.ir.execution_order import merged
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.runtime.stream_events import Lane, Launch, launches
-from pipecompile.simulation.costs import CostOptions, Costs, make_costs
+from pipecompile.simulation.costs import CostOptions, Costs, Hosts, make_costs
+from pipecompile.simulation.host_launches import launch_seconds
 
 __all__ = ["simulate_launches"]
 
@@ -46,6 +47,7 @@ class _LaunchRun:
         self.program, self.costs = program, costs
         self.sizes = {route.value: route.nbytes for route in program.routes}
         self.free: dict[Lane, float] = {}
+        self.host: dict[int, float] = {}
         self.ends: dict[tuple[int, int], float] = {}
 
     def run(self) -> Timeline:
@@ -61,9 +63,12 @@ class _LaunchRun:
         """Run one launch; return its span if it takes time."""
         if launch.lane is None:
             return None
-        start = max([self.free.get(launch.lane, 0.0), *(self.ends[before] for before in launch.waits)])
+        thread = 0 if self.costs.hosts is Hosts.ONE else place[0]
+        begun = self.host.get(thread, 0.0)
+        launched = self.host[thread] = begun + launch_seconds(instruction.action, self.costs)
+        start = max([begun, self.free.get(launch.lane, 0.0), *(self.ends[before] for before in launch.waits)])
         seconds = self.seconds(instruction, launch.lane)
-        end = self.free[launch.lane] = self.ends[place] = start + seconds
+        end = self.free[launch.lane] = self.ends[place] = max(start + seconds, launched)
         source, target = launch.lane
         if instruction.op is Op.COMPUTE:
             return Span(source, COMPUTE, str(instruction.action), start, end)

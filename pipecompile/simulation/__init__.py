@@ -2,6 +2,7 @@
 
 costs             seconds and bytes, as users pass them, checked
 task_graph        input of the walk: tasks and messages as numbers in lists; from_schedule, from_program build it
+host_launches     times at which the host launches tasks, if that takes time
 event_walk        start and end of every task and message, and what each waited for
 memory_curve      bytes on every device over time
 critical_path     chain of waits that determines the makespan

@@ -12,7 +12,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Kind, Route, Tie
 from pipecompile.ir.units import counted
 
-__all__ = ["CostOptions", "Costs", "Engines", "PerLink", "PerStage", "make_costs"]
+__all__ = ["CostOptions", "Costs", "Engines", "Hosts", "PerLink", "PerStage", "make_costs"]
 
 PerStage = float | Sequence[float]
 """One number for all stages, or one per stage."""
@@ -30,6 +30,13 @@ class Engines(Enum):
     DEVICE = "device"
 
 
+class Hosts(Enum):
+    """Threads that launch: `ONE` for all devices, as `dispatch="inline"`, or one per `DEVICE`, as `dispatch="threads"` and ranks."""
+
+    ONE = "one"
+    DEVICE = "device"
+
+
 class CostOptions(TypedDict, total=False):
     """Keyword costs of `simulate`, `advise` and `auto_schedule`; documented at `simulate`."""
 
@@ -42,6 +49,8 @@ class CostOptions(TypedDict, total=False):
     latency: PerLink
     bandwidth: PerLink
     engines: str
+    launch: PerStage
+    hosts: str
     saved_bytes: PerStage
     weight_saved_bytes: PerStage | None
     recipe_bytes: PerStage
@@ -53,7 +62,7 @@ class Costs:
     """Checked costs.
 
     `seconds[kind][stage]` is the time of an action; `transfer[name]` the seconds of a message of the route or tie `name`,
-    `latency` in seconds and `bandwidth` in bytes/s come on top. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
+    `latency` in seconds and `bandwidth` in bytes/s come on top. `launch[stage]` is the seconds of the host for an action. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
     """
 
     seconds: Mapping[Kind, tuple[float, ...]]
@@ -65,6 +74,8 @@ class Costs:
     weight_saved: tuple[float, ...]
     recipe: tuple[float, ...]
     parameters: tuple[float, ...]
+    launch: tuple[float, ...] = ()
+    hosts: Hosts = Hosts.ONE
 
     def message(self, name: str, nbytes: float, source: int, target: int) -> float:
         """Return the seconds that a message of route or tie `name` with `nbytes` bytes takes from device `source` to `target`."""
@@ -89,6 +100,8 @@ def make_costs(
     latency: PerLink = 0.0,
     bandwidth: PerLink = math.inf,
     engines: str = "pair",
+    launch: PerStage = 0.0,
+    hosts: str = "one",
     saved_bytes: PerStage = 0.0,
     weight_saved_bytes: PerStage | None = None,
     recipe_bytes: PerStage = 0.0,
@@ -107,8 +120,7 @@ def make_costs(
     seconds[Kind.BACKWARD] = both if backward is None else stages("backward", backward)
     seconds[Kind.RECOMPUTE] = f if recompute is None else stages("recompute", recompute)
     saved = stages("saved_bytes", saved_bytes)
-    if engines not in ("pair", "device"):
-        raise InputError(f"engines={engines!r} is not known", hint="'pair' or 'device'")
+    _check_names(engines=(engines, "pair"), hosts=(hosts, "one"))
     return Costs(
         seconds,
         _per_route(transfer, [route.value for route in routes], [tie.name for tie in ties]),
@@ -119,7 +131,15 @@ def make_costs(
         saved if weight_saved_bytes is None else stages("weight_saved_bytes", weight_saved_bytes),
         stages("recipe_bytes", recipe_bytes),
         stages("parameter_bytes", parameter_bytes),
+        stages("launch", launch),
+        Hosts(hosts),
     )
+
+
+def _check_names(**names: tuple[str, str]) -> None:
+    for option, (value, other) in names.items():
+        if value not in (other, "device"):
+            raise InputError(f"{option}={value!r} is not known", hint=f"{other!r} or 'device'")
 
 
 def _per_stage(name: str, value: PerStage, n_stages: int) -> tuple[float, ...]:

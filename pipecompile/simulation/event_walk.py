@@ -22,7 +22,8 @@ NOTHING = -(1 << 60)
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Start and end of tasks and messages in seconds. The cause is what each waited for last: t for task t, ~m for message m.
+    """Start and end of tasks and messages in seconds. The cause is what each waited for last: t for task t, ~m for message m, and
+    NOTHING for a launch by the host.
 
     `order` lists the messages in the order in which they were sent. `is_complete` is False if a row did not run to its end.
     """
@@ -90,9 +91,14 @@ class _EventWalk:
                 return
             if arrival > ready:
                 ready, cause = arrival, ~message
+        end = ready + self.tasks.seconds[task]
+        if issued := self.tasks.issued:
+            begin, over = issued[task]
+            if begin > ready:
+                ready, cause = begin, NOTHING
+            end = max(ready + self.tasks.seconds[task], over)
         self.next[device] = task + 1
-        self.start[task], self.cause[task] = ready, cause
-        self.end[task] = end = ready + self.tasks.seconds[task]
+        self.start[task], self.cause[task], self.end[task] = ready, cause, end
         heappush(self.events, (end, device, task))
 
     def _send(self, messages: tuple[int, ...], now: float, task: int) -> None:

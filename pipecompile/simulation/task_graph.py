@@ -53,6 +53,8 @@ class TaskGraph:
     """Returns the name of message m."""
     changes: list[list[Change]] = field(default_factory=list)
     """Changes of memory per device, in the order of its row; empty lists if no value has a size."""
+    issued: list[tuple[float, float]] = field(default_factory=list)
+    """Begin and end of the launch of each task by the host, in seconds; an empty list if launching takes no time."""
     constant: tuple[float, ...] = ()
     """Bytes per device that it holds all the time; () for none."""
 

@@ -1,0 +1,69 @@
+"""Launching by the host as a resource: the time at which the host launches each task of a device that works beside it.
+
+    host       launch 0F0 │ launch 1F0 │ launch 0F1 │ ...          one thread for all devices, in the order in which it runs a program
+    device 0              └─ 0F0 ─────┘             └─ 0F1 ──┘     a task starts when its launch begins, and ends after its launch does
+
+The host waits for no device. So its times do not depend on the devices, and a sum over the launches gives them. Linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipecompile.ir import Action, Kind, Op, Program, Schedule
+from pipecompile.ir.execution_order import merged
+from pipecompile.simulation.costs import Costs, Hosts
+from pipecompile.simulation.event_walk import walk
+from pipecompile.simulation.task_graph import TaskGraph
+
+__all__ = ["issue_times", "launch_seconds"]
+
+Issue = tuple[float, float]
+"""Begin and end of a launch on the host, in seconds."""
+
+
+def launch_seconds(action: Action | None, costs: Costs) -> float:
+    """Return the seconds of the host for an action; B launches as much as I and W together."""
+    if action is None:
+        return 0.0
+    return costs.launch[action.stage] * (2 if action.kind is Kind.BACKWARD else 1)
+
+
+def issue_times(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> list[Issue]:
+    """Return the begin and the end of each task's launch, per task; an empty list if launching takes no time."""
+    if not any(costs.launch):
+        return []
+    seconds = [launch_seconds(action, costs) for action in tasks.actions]
+    if costs.hosts is Hosts.DEVICE:
+        return [time for row in tasks.rows for time in _in_order(row, seconds).values()]
+    order = _order_of_program(subject, tasks) if isinstance(subject, Program) else _order_of_starts(tasks, costs)
+    times = _in_order(order, seconds)
+    return [times[task] for task in range(len(seconds))]
+
+
+def _in_order(order: Iterable[int], seconds: Sequence[float]) -> dict[int, Issue]:
+    """Return the times of a thread that launches tasks in this order."""
+    times, now = {}, 0.0
+    for task in order:
+        times[task] = now, now + seconds[task]
+        now += seconds[task]
+    return times
+
+
+def _order_of_program(program: Program, tasks: TaskGraph) -> list[int]:
+    """Return the order in which one thread runs the program; a task that only waits is launched with the next one of its device."""
+    following = [iter(row) for row in tasks.rows]
+    order = []
+    for d, i in merged(program):
+        if program.rows[d][i].op is Op.COMPUTE:
+            for task in following[d]:
+                order.append(task)
+                if tasks.actions[task] is not None:
+                    break
+    return [*order, *(task for row in following for task in row)]
+
+
+def _order_of_starts(tasks: TaskGraph, costs: Costs) -> list[int]:
+    """Return the tasks of a schedule by their start without a host. A task starts after all that it waits for."""
+    starts = walk(tasks, costs.engines).start
+    return sorted(range(len(starts)), key=starts.__getitem__)

@@ -1,0 +1,51 @@
+"""The host as a resource: one thread that launches for all devices, or one per device."""
+
+from __future__ import annotations
+
+import pytest
+
+import pipecompile as pc
+from pipecompile.errors import InputError
+from pipecompile.ir import chain
+from pipecompile.passes import lower
+
+
+@pytest.mark.parametrize(("launch", "speed_up"), [(0.0, 6.38), (0.2, 4.62)])
+def test_one_thread_that_launches_for_eight_devices_is_the_bottleneck(launch: float, speed_up: float) -> None:
+    """Before, simulate() knew no host: 6.38 times one device, where 4.62 times is all that one thread can launch."""
+    program = lower(pc.build_schedule("1f1b", 8, 32), chain(8), overlap=True)
+    for simulated in (pc.simulate, pc.simulate_launches):
+        makespan = simulated(program, transfer=0.05, launch=launch).makespan
+        assert 3 * 8 * 32 / makespan == pytest.approx(speed_up, abs=0.02)
+
+
+def test_a_thread_per_device_launches_as_fast_as_its_device_computes() -> None:
+    program = lower(pc.build_schedule("1f1b", 8, 32), chain(8), overlap=True)
+    without = pc.simulate(program, transfer=0.05).makespan
+    for simulated in (pc.simulate, pc.simulate_launches):
+        assert simulated(program, transfer=0.05, launch=0.2, hosts="device").makespan == pytest.approx(
+            without, rel=0.01
+        )
+
+
+def test_a_cell_ends_after_its_launch() -> None:
+    """Two devices, one micro-batch, launches of 3 seconds for forwards of 1 and 6 for backwards of 2."""
+    timeline = pc.simulate(pc.build_schedule("gpipe", 2, 1), launch=3.0)
+    assert [(s.name, s.start, s.end) for s in timeline.spans] == [
+        ("0F0", 0.0, 3.0), ("0B0", 12.0, 18.0), ("1F0", 3.0, 6.0), ("1B0", 6.0, 12.0)
+    ]  # fmt: skip
+
+
+def test_advice_names_launching_where_it_is_the_bottleneck() -> None:
+    schedule = pc.build_schedule("1f1b", 8, 32)
+    first, *_ = pc.advise(schedule, launch=0.4, faster=0.5)
+    assert first.place == "host"
+    assert first.saved > 0.4 * first.makespan
+    assert "launching: 0.5 of its time less" in str(first)
+    assert "cuda_graphs=True" in str(first)
+    assert all(one.place != "host" for one in pc.advise(schedule))
+
+
+def test_an_unknown_kind_of_host_is_refused() -> None:
+    with pytest.raises(InputError, match="hosts='many' is not known"):
+        pc.simulate(pc.build_schedule("gpipe", 2, 1), launch=1.0, hosts="many")
