@@ -86,6 +86,7 @@ def compare(
     steps = [(loss, merged(state_of(pipe), mesh.get_group())) for loss in _losses(pipe, inputs, schedules)]
     results = {schedule: {"loss": loss} for schedule, (loss, _) in zip(schedules, steps, strict=True)}
     if steps[0][1] is not None:
+        options.pop("pin", None)  # the plan has it
         one_process = pc.compile(
             reference, n_stages, devices=["cpu"] * mesh.size(), plan=pipe.plan, dispatch="inline", **options
         )
