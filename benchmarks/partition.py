@@ -52,7 +52,7 @@ class Row:
 
 def solve(problem: Problem, n_stages: int, method: str, time_limit: float) -> Partition | None:
     try:
-        found = partition(problem, n_stages, method=method, time_limit=time_limit)
+        found = partition(problem, n_stages, method=method, time_limit=time_limit, gap=0)
     except InfeasibleError:
         return None
     found.verify(problem, n_stages)

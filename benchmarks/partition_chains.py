@@ -78,7 +78,7 @@ def solve(times: Sequence[float], n_stages: int) -> Result:
     nodes = tuple(Node(name, time) for name, time in zip(names, times, strict=True))
     problem = Problem(nodes, tuple(zip(names, names[1:], strict=False)))
     begin = process_time()
-    found = partition(problem, n_stages)
+    found = partition(problem, n_stages, gap=0)
     seconds = process_time() - begin
     found.verify(problem, n_stages)
     best = best_of_chain(times, n_stages)

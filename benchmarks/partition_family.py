@@ -219,7 +219,7 @@ class Result:
 def solve(case: Case, method: str, time_limit: float) -> Result:
     begin = perf_counter()
     try:
-        found = partition(case.problem, case.n_stages, method=method, time_limit=time_limit)
+        found = partition(case.problem, case.n_stages, method=method, time_limit=time_limit, gap=0)
     except InfeasibleError:
         return Result(case, perf_counter() - begin, None)
     seconds = perf_counter() - begin

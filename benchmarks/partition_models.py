@@ -1,6 +1,6 @@
 """Real networks cut into 2 to 16 stages: bottleneck, proven bound, gap and seconds, beside three usual ways to cut.
 
-    python benchmarks/partition_models.py [--only resnet] [--stages 2 4 8 16] [--markdown benchmarks/results/partition_models.md]
+    python benchmarks/partition_models.py [--only resnet] [--stages 2 4 8 16] [--gap 0.001] [--markdown benchmarks/results/partition_models.md]
 
 Analytic costs of training one micro-batch on A100s that NVLink joins; a tensor is sent to each device that needs it. The models are
 on `meta`: nothing is computed. The other ways see the same costs: "chain" balances compute along the order of the calls, as
@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the models' names")
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--time-limit", type=float, default=30.0)
+    parser.add_argument("--gap", type=float, default=0.001, help="distance from the bound at which a search ends")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     rows, console = [], Console(width=140)
@@ -208,7 +209,7 @@ def main() -> None:
         if arguments.only in name:
             problem, parameters = problem_of(name)
             for n_stages in arguments.stages:
-                found = pc.partition(problem, n_stages, time_limit=arguments.time_limit)
+                found = pc.partition(problem, n_stages, time_limit=arguments.time_limit, gap=arguments.gap)
                 found.verify(problem, n_stages)
                 rows.append(Row(name, len(problem.nodes), n_stages, found, others(problem, parameters, n_stages)))
                 console.print(*rows[-1].cells(), sep="  ")
@@ -220,7 +221,7 @@ def main() -> None:
         lines = ["| " + " | ".join(row) + " |" for row in (HEADER, *(row.cells() for row in rows))]
         lines.insert(1, "|" + "---|" * len(HEADER))
         machine = (f"Python {platform.python_version()}, {platform.machine()}, torch {torch.__version__}, "
-                   f"time_limit={arguments.time_limit:g}, written by `benchmarks/partition_models.py`.")  # fmt: skip
+                   f"time_limit={arguments.time_limit:g}, gap={arguments.gap:g}, written by `benchmarks/partition_models.py`.")  # fmt: skip
         arguments.markdown.write_text(
             "\n".join(["# Cuts of real networks", "", machine, "", *lines, ""]), encoding="utf-8"
         )

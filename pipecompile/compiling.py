@@ -65,6 +65,7 @@ def compile(
     plan: Plan | str | Path | None = None,
     dispatch: str = "auto",
     time_limit: float = 30.0,
+    gap: float = 0.001,
     tied: str = "auto",
     checkpoint: Checkpoint = "never",
     restored: int = 1,
@@ -107,6 +108,7 @@ def compile(
 
     - `partitioner`: "dp" (dynamic programming), "ilp" (integer program), or "auto".
     - `time_limit`: seconds for the solver.
+    - `gap`: fraction by which the slowest stage may be above the least there can be; the solver stops once that is proven.
     - `plan`: a plan, or the path of its file. Nothing is measured or solved; the plan must be of the same graph.
     - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets the uses be where they balance best, with a
       mirror on each further device; "auto" is "together" where that costs nothing.

@@ -145,6 +145,7 @@ REFUSED: dict[str, list[Bad]] = {
     ],
     "dispatch": [Bad("thread", "dispatch='threads'"), *[Bad(value, "is not known") for value in (None, 1, X)]],
     "time_limit": [Bad(value, "a number of at least 0") for value in (-1, "30", None, True, NAN, X, [30])],
+    "gap": [*[Bad(value, "a finite number of at least 0") for value in (-1, "0", None, True, NAN, INF)], Bad(1, "below 1")],
     "tied": [Bad("togehter", "tied='together'"), *[Bad(value, "is not known") for value in (None, True, X)]],
     "checkpoint": [
         Bad("allways", "checkpoint='always'", SCHEDULE), Bad([True] * 3, "3 flags for 2 stages", SCHEDULE),
@@ -216,6 +217,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "restored": [np.uint8(2)],
     "cache_size": [np.int16(3)],
     "time_limit": [np.float32(3), 0, INF],
+    "gap": [np.float32(0.01), 0],
     "checkpoint": [[np.bool_(True), False], (1, 0)],
     "has_aux": [np.bool_(False)],
     "example_kwargs": [{"mask": None}],

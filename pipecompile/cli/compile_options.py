@@ -27,6 +27,7 @@ _AS_TYPED = (
     "cost",
     "optimizer",
     "time_limit",
+    "gap",
     "tied",
     "restored",
     "dispatch",
@@ -108,6 +109,9 @@ class CompileOptions:
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="limit of the solver")
     ] = 30.0  # fmt: skip
+    gap: Annotated[
+        float, typer.Option(metavar="FRACTION", rich_help_panel=_CUT, help="distance from the bound at which the solver stops")
+    ] = 0.001  # fmt: skip
     plan: Annotated[
         Path | None,
         typer.Option(metavar="FILE", rich_help_panel=_CUT,

@@ -12,10 +12,13 @@ from pipecompile.partitioners.constraints import StageRanges, stage_ranges
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 
-__all__ = ["GAP", "Progress", "ProgressCallback", "SolverState"]
+__all__ = ["GAP", "GOOD", "Progress", "ProgressCallback", "SolverState"]
 
 GAP = 1e-6
 """Relative distance of bottleneck and lower bound at which a partition counts as optimal."""
+
+GOOD = 0.001
+"""Default relative distance at which the search ends. A profile of the costs is less exact."""
 
 REPORT_INTERVAL = 0.1
 """Seconds between two calls of the progress callback without a new incumbent, bound or phase."""
@@ -52,6 +55,7 @@ ProgressCallback = Callable[[Progress], None]
 class SolverState:
     """The state of one solve. `assignment` has the stage of every cluster of the incumbent, and `bottleneck` its bottleneck.
     No cut has a bottleneck below `lower_bound`. `method` produced the incumbent or the bound last. Times are in seconds.
+    `tolerance` is the relative distance of the two at which the search ends.
     """
 
     def __init__(
@@ -61,17 +65,18 @@ class SolverState:
         self.ranges: StageRanges | None = stage_ranges(clusters, len(machine)) if clusters.is_constrained else None
         self.assignment: list[int] | None = None
         self.bottleneck, self.lower_bound, self.phase, self.method = inf, 0.0, "orders", "dp"
+        self.tolerance = GAP
         self._callback, self._last_report = callback, -inf
 
     @property
     def has_gap(self) -> bool:
-        """Whether the lower bound is still below the incumbent by more than `GAP`."""
-        return self.assignment is None or self.bottleneck - self.lower_bound > GAP * self.bottleneck
+        """Whether the lower bound is still below the incumbent by more than the tolerance."""
+        return self.assignment is None or self.bottleneck - self.lower_bound > self.tolerance * self.bottleneck
 
     @property
     def target(self) -> float:
         """The bottleneck that a better cut must stay below."""
-        return self.bottleneck * (1 - GAP / 2)
+        return self.bottleneck * (1 - self.tolerance / 2)
 
     @property
     def seconds_left(self) -> float:

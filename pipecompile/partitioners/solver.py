@@ -10,10 +10,10 @@ from typing import Literal
 from pipecompile.errors import InputError
 from pipecompile.partitioners.clusters import Clusters, coarsen
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
-from pipecompile.partitioners.dp.strategy import cut_all_down_sets, cut_candidate_orders, polish
+from pipecompile.partitioners.dp.strategy import SHORT_ORDER, cut_all_down_sets, cut_candidate_orders, polish
 from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
 from pipecompile.partitioners.ilp.target_search import close_gap
-from pipecompile.partitioners.incumbent import ProgressCallback, SolverState
+from pipecompile.partitioners.incumbent import GAP, GOOD, ProgressCallback, SolverState
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
 from pipecompile.partitioners.problem import Problem
@@ -66,9 +66,13 @@ def partition(
     *,
     method: str = "auto",
     time_limit: float = 30.0,
+    gap: float = GOOD,
     progress: ProgressCallback | None = None,
 ) -> Partition:
     """Cut a problem into ordered stages and minimise the bottleneck within `time_limit` seconds.
+
+    The search ends earlier if the bottleneck is proven to be at most the fraction `gap` above the least there can be; gap=0 searches
+    for the proof that there is none below. The dynamic programs of small problems always run to their end.
 
     "dp" is dynamic programming alone: optimal, with proof, for chains and for graphs with few down-sets. "ilp" is the integer
     program, started from a cut of a linear order. "auto" is "dp", then "ilp" if a gap is left. Tarnawski et al.,
@@ -81,7 +85,7 @@ def partition(
     constraints.
     """
     begin = monotonic()
-    _check_arguments(n_stages, method, time_limit)
+    _check_arguments(n_stages, method, time_limit, gap)
     verify_problem(problem)
     clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
     if clusters.is_constrained:
@@ -90,7 +94,7 @@ def partition(
         return Partition({}, 0.0, 0.0, "optimal", "dp", monotonic() - begin, (False,) * n_stages)
     state = SolverState(clusters, machine, begin, time_limit, progress)
     try:
-        _solve(state, method, time_limit)
+        _solve(state, method, time_limit, gap)
     except KeyboardInterrupt:
         if state.assignment is None:
             raise
@@ -98,15 +102,17 @@ def partition(
 
 
 def cost_of_constraints(
-    problem: Problem, constrained: Partition, n_stages: int, *, time_limit: float = 30.0
+    problem: Problem, constrained: Partition, n_stages: int, *, time_limit: float = 30.0, gap: float = GOOD
 ) -> ConstraintCost:
     """Return the cost of the pins and pairs apart of a problem with partition `constrained`: solve it again without them."""
-    free = partition(without_constraints(problem), n_stages, time_limit=time_limit)
+    free = partition(without_constraints(problem), n_stages, time_limit=time_limit, gap=gap)
     return ConstraintCost(constrained.bottleneck, min(free.bottleneck, constrained.bottleneck), free.lower_bound)
 
 
-def _solve(state: SolverState, method: str, time_limit: float) -> None:
+def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> None:
     early_deadline = state.begin + time_limit / 4
+    is_small = len(state.clusters) <= SHORT_ORDER
+    state.tolerance = GAP if is_small else max(GAP, gap)
     state.enter("orders")
     state.raise_bound(trivial_lower_bound(state.clusters, state.machine))
     cut_candidate_orders(state, early_deadline)
@@ -114,6 +120,7 @@ def _solve(state: SolverState, method: str, time_limit: float) -> None:
         state.offer(find_fitting_cut(state.clusters, state.machine, state.deadline))
     if method != "ilp" and state.has_gap:
         cut_all_down_sets(state)
+    state.tolerance = max(GAP, gap)
     if state.has_gap:
         polish(state, early_deadline)
     if method != "dp" and state.has_gap:
@@ -121,7 +128,7 @@ def _solve(state: SolverState, method: str, time_limit: float) -> None:
 
 
 def _result(state: SolverState) -> Partition:
-    assignment = list(state.assignment or [])
+    assignment, state.tolerance = list(state.assignment or []), GAP
     if len(set(assignment)) < len(state.machine):
         assignment = fill_empty_stages(state.clusters, state.machine, assignment)
     if len(state.machine) > 2:  # fewer stages are a chain
@@ -141,13 +148,15 @@ def _result(state: SolverState) -> Partition:
     )
 
 
-def _check_arguments(n_stages: int, method: str, time_limit: float) -> None:
+def _check_arguments(n_stages: int, method: str, time_limit: float, gap: float) -> None:
     if not isinstance(n_stages, int) or isinstance(n_stages, bool) or n_stages < 1:
         raise InputError(f"n_stages is {n_stages!r}, expected an integer of at least 1", hint="n_stages=2")
     if method not in METHODS:
         raise InputError(f"method is {method!r}, which is unknown", hint=f"one of {', '.join(map(repr, METHODS))}")
     if not time_limit > 0:
         raise InputError(f"time_limit is {time_limit!r}, expected seconds above 0", hint="time_limit=30.0")
+    if not 0 <= gap < 1:
+        raise InputError(f"gap is {gap!r}, expected a fraction from 0 to below 1", hint=f"gap={GOOD}")
 
 
 def trivial_lower_bound(clusters: Clusters, machine: Machine) -> float:

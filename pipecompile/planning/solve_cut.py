@@ -134,8 +134,8 @@ def memory_excess(problem: Problem, cut: Partition, n_stages: int) -> str:
 
 
 def warn_of_gap(cut: Partition, options: Options) -> None:
-    """Warn if the time limit ended the search before the cut was proven optimal."""
-    if cut.status == "feasible" and options.partitioner != "dp":
+    """Warn if the time limit ended the search before the cut was proven to be within `gap` of the best."""
+    if cut.gap > options.gap and cut.status == "feasible" and options.partitioner != "dp":
         warnings.warn(
             f"the cut is not proven to be the best after {options.time_limit:g} s: its slowest stage is at most "
             f"{cut.gap:.2%} above the least there can be. A larger time_limit may close this",
@@ -164,7 +164,12 @@ def _solve(problem: Problem, options: Options, seconds: float) -> Partition:
     with solving(options.n_stages) as progress:
         try:
             return partition(
-                problem, options.n_stages, method=options.partitioner, time_limit=seconds, progress=progress
+                problem,
+                options.n_stages,
+                method=options.partitioner,
+                time_limit=seconds,
+                gap=options.gap,
+                progress=progress,
             )
         except InfeasibleError as error:  # in the words of compile's options
             hint = error.hint.replace('recompute="auto"', 'checkpoint="auto"')

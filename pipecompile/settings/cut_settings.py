@@ -28,13 +28,22 @@ def _plan(name: str, value: Any) -> Plan | None:
     return value
 
 
+def _gap(name: str, value: Any) -> float:
+    """Return a fraction from 0 to below 1."""
+    gap = number(0.001, zero=True)(name, value)
+    if gap >= 1:
+        raise refusal(name, value, "a fraction below 1", hint=f"{name}=0.001")
+    return gap
+
+
 @dataclass(frozen=True, kw_only=True)
 class CutSettings(Group):
-    """Number of stages, solver with its limit in seconds, and constraints. With a `plan` nothing is solved."""
+    """Number of stages, solver with its limit in seconds and its gap as a fraction, and constraints. With a `plan` nothing is solved."""
 
     n_stages: Annotated[int, whole_number(4)]
     partitioner: Annotated[str, choice("auto", "dp", "ilp")]
     time_limit: Annotated[float, number(30, zero=True, finite=False)]
+    gap: Annotated[float, _gap]
     plan: Annotated[Plan | None, _plan]
     tied: Annotated[str, choice("auto", "together", "apart")]
     steering: CutConstraints

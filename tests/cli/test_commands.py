@@ -39,7 +39,7 @@ def test_plan_passes_every_option_on(cli, compiler):
     names = ["--schedule", "gpipe", "--partitioner", "ilp", "--cost", "profile", "--tied", "apart"]
     machine = ["--optimizer", "adam", "--speeds", "1,0.5", "--bandwidth", "16GB", "--checkpoint", "auto"]
     steered = ["--split-before", "1", "--keep-together", "0,1", "--keep-together", "Linear", "--pin", "2=1"]
-    solved = ["--balance", "2,1", "--time-limit", "2.5"]
+    solved = ["--balance", "2,1", "--time-limit", "2.5", "--gap", "0.01"]
     trained = [
         "--restored",
         "2",
@@ -67,7 +67,7 @@ def test_plan_passes_every_option_on(cli, compiler):
         "n_stages": 2, "n_microbatches": 3, "schedule": "gpipe", "partitioner": "ilp", "cost": "profile",
         "memory_limit": 2 * 2**30, "devices": ["cpu", "cpu"], "tied": "apart", "optimizer": "adam",
         "speeds": [1.0, 0.5], "bandwidth": 16_000_000_000, "checkpoint": "auto", "split_before": ["1"],
-        "keep_together": [["0", "1"], nn.Linear], "pin": {"2": 1}, "balance": [2, 1], "time_limit": 2.5, "plan": None,
+        "keep_together": [["0", "1"], nn.Linear], "pin": {"2": 1}, "balance": [2, 1], "time_limit": 2.5, "gap": 0.01, "plan": None,
         "restored": 2, "dispatch": "inline", "batch_norm": "each", "compile_stages": "eager", "cuda_graphs": True,
     }  # fmt: skip
 

@@ -38,7 +38,7 @@ def test_published_optima(name, method, n_stages):
         with pytest.raises(InfeasibleError):
             partition(problem, n_stages, method=method)
         return
-    result = partition(problem, n_stages, method=method, time_limit=60.0)
+    result = partition(problem, n_stages, method=method, time_limit=60.0, gap=0)
     result.verify(problem, n_stages)
     assert result.bottleneck == pytest.approx(max(load for load, _ in loads_of(problem, result.stage_of, n_stages)))
     assert result.bottleneck >= published * (1 - 1e-6)
@@ -66,7 +66,7 @@ def test_degenerate_problems_against_brute_force(case):
     check_all_methods(*case)
 
 
-@pytest.mark.parametrize("n_towers", [2, 3, 4])
+@pytest.mark.parametrize("n_towers", [2, 3])
 def test_parallel_towers_of_equal_cost(n_towers):
     """No boundary has a down-set below some targets: every tower counts as much as every other."""
     names = [[f"t{i}.{j}" for j in range(6)] for i in range(n_towers)]
@@ -74,7 +74,7 @@ def test_parallel_towers_of_equal_cost(n_towers):
     nodes = tuple(Node(name, 1.0) for tower in names for name in tower)
     problem = Problem((*nodes, Node("head", 1.0)), tuple(arcs), tuple(Tensor(a, (b,), 0.25) for a, b in arcs))
     for n_stages in (2, 3, 4, 5):
-        result = partition(problem, n_stages)
+        result = partition(problem, n_stages, gap=0)
         result.verify(problem, n_stages)
         assert result.status == "optimal"
 
@@ -86,7 +86,7 @@ def check_all_methods(problem: Problem, n_stages: int) -> None:
         with pytest.raises(InfeasibleError):
             partition(problem, n_stages)
         return
-    partitions = {method: partition(problem, n_stages, method=method) for method in ("dp", "ilp", "auto")}
+    partitions = {method: partition(problem, n_stages, method=method, gap=0) for method in ("dp", "ilp", "auto")}
     for method, result in partitions.items():
         result.verify(problem, n_stages)
         assert result.lower_bound <= min(result.bottleneck, optimum * (1 + 1e-9) + 1e-12)
@@ -146,6 +146,8 @@ def test_other_arguments_are_refused_with_the_alternatives():
         partition(CHAIN, 2, method="magic")
     with pytest.raises(InputError, match="time_limit"):
         partition(CHAIN, 2, time_limit=0.0)
+    with pytest.raises(InputError, match="gap"):
+        partition(CHAIN, 2, gap=1.0)
     with pytest.raises(VerifyError, match="appears 2 times"):
         partition(Problem((Node("a"), Node("a"))), 2)
 
@@ -180,3 +182,12 @@ def test_the_bound_is_below_the_optimum(case):
 def test_even_share_and_heaviest_cluster(times, speed, bound):
     problem = Problem(tuple(Node(str(i), time) for i, time in enumerate(times)), speed=speed)
     assert trivial_lower_bound(coarsen(problem), Machine.of(problem, 2)) == pytest.approx(bound)
+
+
+def test_the_search_ends_at_the_gap_and_says_what_is_proven():
+    problem = Problem.load(REFERENCE["OperatorGraphs__bert_l-6_inference"])
+    exact, near = (partition(problem, 6, method="ilp", time_limit=60.0, gap=gap) for gap in (0, 0.05))
+    assert exact.status == "optimal"
+    assert near.gap <= 0.05
+    assert exact.bottleneck <= near.bottleneck <= exact.bottleneck / (1 - 0.05)
+    assert near.lower_bound <= exact.bottleneck * (1 + 1e-6)

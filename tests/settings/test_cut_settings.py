@@ -16,7 +16,7 @@ MODEL = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2)
 
 
 def settings(**changes: Any) -> CutSettings:
-    usual = {"n_stages": 2, "partitioner": "auto", "time_limit": 30.0, "plan": None, "tied": "auto"}
+    usual = {"n_stages": 2, "partitioner": "auto", "time_limit": 30.0, "gap": 0.001, "plan": None, "tied": "auto"}
     return CutSettings(**(usual | {"steering": CutConstraints()} | changes))
 
 

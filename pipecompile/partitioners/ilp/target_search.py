@@ -54,6 +54,9 @@ SECONDS = 4.0
 FILL_SECONDS = 0.1
 """Seconds for the integer program that fills one stage, at effort level 0."""
 
+SOLVER_GAP = 1e-8
+"""Least absolute gap of the integer program, as a fraction of the target."""
+
 ANCHOR_RATIO = 1.5
 """Ratio of incumbent to lower bound above which tensors around single clusters decide the bottleneck, so that anchors help."""
 
@@ -176,7 +179,8 @@ def _solve_program(state: SolverState, attempt: Attempt, seconds: float) -> None
     model = build_model(clusters, machine, attempt.windows, target, state.lower_bound)
     while True:
         callback = lambda value, bound: state.report(value * target, bound * target)  # noqa: E731
-        result = model.mip.minimise(model.bottleneck, end - monotonic(), callback=callback)
+        near = max(SOLVER_GAP, state.tolerance / 4)
+        result = model.mip.minimise(model.bottleneck, end - monotonic(), gap=near, callback=callback)
         if result.values is None:
             break
         assignment = model.steps.assignment(result.values)
