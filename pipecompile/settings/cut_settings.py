@@ -30,7 +30,7 @@ def _plan(name: str, value: Any) -> Plan | None:
 
 def _gap(name: str, value: Any) -> float:
     """Return a fraction from 0 to below 1."""
-    gap = number(0.001, zero=True)(name, value)
+    gap: float = number(0.001, zero=True)(name, value)
     if gap >= 1:
         raise refusal(name, value, "a fraction below 1", hint=f"{name}=0.001")
     return gap

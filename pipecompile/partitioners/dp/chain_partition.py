@@ -52,10 +52,15 @@ class _PrefixSums:
 
 
 def cut_order(
-    clusters: Clusters, machine: Machine, order: Sequence[int], ranges: StageRanges | None = None, cap: float = inf
+    clusters: Clusters,
+    machine: Machine,
+    order: Sequence[int],
+    ranges: StageRanges | None = None,
+    cap: float = inf,
+    copies: Sequence[int] | None = None,
 ) -> list[int] | None:
     """Return the stage of every cluster under the best cut of an order; None if no cut of the order fits in memory, lies
-    within the stage ranges and has a bottleneck of at most `cap`.
+    within the stage ranges and has a bottleneck of at most `cap`. `copies` is an estimate, per flow, of the stages that receive it.
     """
     sums = _prefix_sums(clusters, machine, order)
     ends = _end_bounds(order, ranges, len(machine))
@@ -65,7 +70,7 @@ def cut_order(
     if ranges is None and not clusters.flows and not clusters.shared and not sums.recompute.any():
         start = _cut_by_bisection(sums, len(machine), low)
     else:
-        columns = interval_columns(clusters, order, low.tolist(), multicast=machine.multicast)
+        columns = interval_columns(clusters, order, low.tolist(), multicast=machine.multicast, copies=copies)
         start = _cut_by_columns(sums, len(machine), low, ends, columns)
     if start is None:
         return None

@@ -31,17 +31,27 @@ Rectangle = tuple[int, int, int, int, float]
 
 
 def interval_columns(
-    clusters: Clusters, order: Sequence[int], low: Sequence[int], *, multicast: bool
+    clusters: Clusters,
+    order: Sequence[int],
+    low: Sequence[int],
+    *,
+    multicast: bool,
+    copies: Sequence[int] | None = None,
 ) -> Iterator[IntervalColumn]:
     """Yield, for the ends j = 1, 2, ..., the amounts of all intervals [i, j) with low[j] <= i < j; `low` is ascending.
 
-    Without multicast, a tensor costs its sender once per side (before, after), a lower bound of the true cost.
+    Without multicast, a tensor costs its sender once per side (before, after), a lower bound of the true cost; with `copies`, a
+    number of receivers per flow, it costs its sender that many times.
     """
     n = len(order)
     position = {cluster: p for p, cluster in enumerate(order)}
     flows = [(position[flow.source], sorted(position[c] for c in flow.consumers), flow) for flow in clusters.flows]
+    paid = [flow.time * (1 if copies is None else copies[n]) for n, flow in enumerate(clusters.flows)]
+    once = multicast or copies is not None
     users = [(sorted(position[v] for v in group), size) for group, size in clusters.shared]
-    sent = (r for p, q, flow in flows if flow.time for r in _sent(p, q, flow.time, n, multicast=multicast))
+    sent = (
+        r for (p, q, _), time in zip(flows, paid, strict=True) if time for r in _sent(p, q, time, n, multicast=once)
+    )
     received = (r for p, q, flow in flows if flow.time for r in _received(p, q, flow.time, n))
     inbox = (r for p, q, flow in flows if flow.bytes for r in _received(p, q, flow.bytes, n))
     shared = (r for q, size in users for r in _containing(q, size, n))

@@ -41,6 +41,14 @@ STRIDE = 0.5, 0.25
 """Position of the next target between the bound (0) and the lowest unsettled target or the incumbent (1): at effort level 0,
 and above. Targets nearer to the bound are refuted more often within the time of a program."""
 
+FAR, MANY = 1.05, 500
+"""Ratio of incumbent to lower bound, and clusters, above which the incumbent is improved before a target is tried: the windows of a
+large problem alone take seconds, and close only near the optimum.
+"""
+
+MIN_TIGHTENING = 1.0
+"""Least seconds for the linear programs of one target; otherwise a sixth of what is left."""
+
 MAX_STEPS = 100_000
 """Open step variables beyond which no program is built: building it alone would take minutes."""
 
@@ -74,6 +82,8 @@ def close_gap(state: SolverState) -> None:
     """Bring bound and incumbent together, or as close as the deadline permits."""
     if state.assignment is None or state.bottleneck == 0:
         return
+    if state.bottleneck > FAR * state.lower_bound and len(state.clusters) > MANY:
+        improve_by_neighbourhoods(state, 2, state.seconds_left / 4 + monotonic())
     level, unsettled, attempts = 0, state.target, list[Attempt]()
     if not _settle(state, state.target, level, attempts) and attempts:
         _improve(state, attempts[0])
@@ -144,7 +154,8 @@ def _reduce(state: SolverState, target: float, attempts: Sequence[Attempt]) -> A
         if attempt.target >= target:
             windows.intersect_work(attempt.windows)
     if not windows.is_empty:
-        tighten_windows(clusters, state.machine, windows, target, state.deadline)
+        end = monotonic() + max(MIN_TIGHTENING, state.seconds_left / 6)
+        tighten_windows(clusters, state.machine, windows, target, min(end, state.deadline))
     if windows.is_empty:
         state.raise_bound(target, method="ilp")
         return None

@@ -63,3 +63,14 @@ def test_a_column_begins_at_its_least_start() -> None:
     for j, low in ((2, 1), (3, 2)):
         for column, part in zip(full[j - 1], short[j - 1], strict=True):
             assert list(part) == pytest.approx(list(column[low:]))
+
+
+def test_a_sender_pays_for_as_many_receivers_as_were_counted():
+    nodes = tuple(Node(name, 1.0) for name in "abcd")
+    clusters = coarsen(Problem(nodes, tensors=(Tensor("a", ("b", "c", "d"), 2.0),), multicast=False))
+    columns = list(interval_columns(clusters, range(4), [0] * 5, multicast=False, copies=[3]))
+    sent, received, _, _ = columns[0]  # the interval [0, 1): a alone
+    assert (sent[0], received[0]) == (6.0, 0.0)
+    sent, received, _, _ = columns[3]
+    assert sent.tolist() == [0.0, 0.0, 0.0, 0.0]
+    assert received.tolist() == [0.0, 2.0, 2.0, 2.0]

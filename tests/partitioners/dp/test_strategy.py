@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from itertools import groupby, pairwise
 from math import inf
 from time import monotonic
 
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from partitioners.oracle import brute_force, legal_assignments, problems
 
-from pipecompile.partitioners import Node, Problem
+from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.constraints import stage_ranges
+from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.strategy import (
     candidate_orders,
     cut_all_down_sets,
@@ -22,6 +24,7 @@ from pipecompile.partitioners.dp.strategy import (
 )
 from pipecompile.partitioners.incumbent import GAP, SolverState
 from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.objective import bottleneck
 from pipecompile.partitioners.verify import verify_assignment
 
 
@@ -87,3 +90,28 @@ def test_a_key_decides_where_precedence_does_not():
     clusters = coarsen(Problem(tuple(Node(x) for x in "abc"), precedence=(("b", "a"),)))
     key = [{"a": 0, "b": 2, "c": 1}[names[0]] for names in clusters.members]
     assert [clusters.members[v][0] for v in order_by_key(clusters, key)] == ["c", "b", "a"]
+
+
+def test_receivers_are_counted_anew_where_each_is_paid_for():
+    """Every node of a dense block consumes all before: counted once, a tensor that all stages consume looks as cheap as any other."""
+    names = [f"v{i}" for i in range(40)]
+    nodes = tuple(Node(name, 1.0) for name in names)
+    tensors = tuple(Tensor(name, tuple(names[i + 1 :]), 0.2) for i, name in enumerate(names[:20]))
+    problem = Problem((*nodes, Node("end", 1.0)), tuple(pairwise([*names, "end"])), tensors, multicast=False)
+    clusters, machine = coarsen(problem), Machine.of(problem, 6)
+    state = SolverState(clusters, machine, monotonic(), 10.0, None)
+    cut_candidate_orders(state, monotonic() + 10.0)
+    estimate = bottleneck(clusters, machine, cut_order(clusters, machine, range(41)))
+    assert state.bottleneck < 0.95 * estimate
+
+
+def test_an_order_with_the_least_traffic_finishes_a_tower_before_the_next():
+    arcs = [(f"t{i}.{j}", f"t{i}.{j + 1}") for i in range(3) for j in range(4)]
+    arcs += [("stem", f"t{i}.0") for i in range(3)] + [(f"t{i}.4", "head") for i in range(3)]
+    names = ["stem", *(f"t{i}.{j}" for j in range(5) for i in range(3)), "head"]
+    problem = Problem(
+        tuple(Node(name, 1.0) for name in names), tuple(arcs), tuple(Tensor(a, (b,), 1.0) for a, b in arcs)
+    )
+    clusters = coarsen(problem)
+    towers = [clusters.members[v][0].split(".")[0] for v in list(candidate_orders(clusters))[-1]]
+    assert len(list(groupby(towers))) <= 6
