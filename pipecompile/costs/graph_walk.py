@@ -9,7 +9,7 @@ them. Fake twins stand for the tensors of a model on meta, or of a model whose v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +27,7 @@ from pipecompile.torch_private.dtensors import like, part_of
 from pipecompile.torch_private.fx_graphs import target_text
 from pipecompile.tracing.fakes.fake_tensors import with_unknown_data
 from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.state.preserved_run import state_tensors
 
 __all__ = ["COMPUTE_OPS", "FakeTwins", "MethodCall", "OneDevice", "Visit", "naming", "walk"]
@@ -96,12 +97,19 @@ class _Walker(Interpreter, Generic[T]):
         call = self._callable(node)
         parameters = tuple(call.parameters()) if isinstance(call, nn.Module) else ()
         run = NodeRun(call, args, kwargs, parameters, self.ledger)
-        reading = self.meter(run)
+        with self.ledger.dropping(self._region_inputs(node)) if _is_recomputed(node) else nullcontext():
+            reading = self.meter(run)
         results = tensors_in(run.value)
         self.kept[node.name] = self.ledger.note_results(node.name, results)
         size = sum(t.numel() * t.element_size() for t in results)
         self.visits[node.name] = Visit(reading, self.ledger.take(), size)
         return run.value
+
+    def _region_inputs(self, node: Node) -> list[Tensor]:
+        """Return the tensors that a node of a recomputed region takes from outside of it: what the region saves."""
+        region = _outermost(node)
+        values = [self.env[source] for source in node.all_input_nodes if _outermost(source) is not region]
+        return tensors_in(values)
 
     def _callable(self, node: Node) -> Callable[..., Any]:
         """Return the function that the node calls, without any wrapper that would cost time."""
@@ -115,6 +123,18 @@ class _Walker(Interpreter, Generic[T]):
             return MethodCall(name)
         module: nn.Module = self.fetch_attr(name)
         return module
+
+
+def _outermost(node: Node) -> RecomputedRegion | None:
+    """Return the outermost region of the user's own checkpointing around a node."""
+    region = facts(node).region
+    return None if region is None else region.path[0]
+
+
+def _is_recomputed(node: Node) -> bool:
+    """Return whether all that the node saves is recomputed. What a `context_fn` of the user's recomputes is not known."""
+    region = facts(node).region
+    return region is not None and not region.is_selective and torch.is_grad_enabled()
 
 
 def _some_gradients(_outputs: object, inputs: Any, *_: object, **__: object) -> Any:

@@ -11,11 +11,12 @@ from torch.fx import GraphModule
 
 from pipecompile.costs.analytic import analytic_costs
 from pipecompile.costs.device_specs import DeviceSpec
-from pipecompile.costs.node_cost import CostProvider, NodeCost
+from pipecompile.costs.node_cost import CostProvider, NodeCost, with_recomputation
 from pipecompile.costs.node_run import tensors_in
 from pipecompile.costs.profile import REPEATS, Repeats, profiled_costs
 from pipecompile.errors import InputError
 from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.state.preserved_run import state_tensors
 
 __all__ = ["node_costs", "select_cost_model"]
@@ -49,9 +50,12 @@ def node_costs(
     if callable(cost):
         return cost(graph, inputs)
     if select_cost_model(graph, inputs, cost=cost, device=device) == "profile":
-        return profiled_costs(graph, inputs, repeats=repeats)
-    tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
-    return analytic_costs(graph, inputs, device=_home(tensors) if device is None else device)
+        costs = profiled_costs(graph, inputs, repeats=repeats)
+    else:
+        tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
+        costs = analytic_costs(graph, inputs, device=_home(tensors) if device is None else device)
+    is_recomputed = torch.is_grad_enabled() and has_regions(graph.graph.nodes)
+    return with_recomputation(graph, costs) if is_recomputed else costs
 
 
 def select_cost_model(

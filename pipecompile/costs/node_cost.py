@@ -8,7 +8,7 @@ input ─► a ─► b ─► out        b and a lead to an input that needs a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -16,9 +16,17 @@ from torch import fx
 
 from pipecompile.errors import PipecompileError
 from pipecompile.graph.module_names import held_tensors
-from pipecompile.tracing.node_facts import value_of
+from pipecompile.tracing.node_facts import facts, value_of
 
-__all__ = ["CostError", "CostProvider", "NodeCost", "WeightGradCost", "nodes_needing_grad", "weight_grad_cost"]
+__all__ = [
+    "CostError",
+    "CostProvider",
+    "NodeCost",
+    "WeightGradCost",
+    "nodes_needing_grad",
+    "weight_grad_cost",
+    "with_recomputation",
+]
 
 
 class CostError(PipecompileError):
@@ -54,6 +62,18 @@ class NodeCost:
     def weight_grad(self) -> float:
         """Return the seconds of W."""
         return self.backward / 2 if self.weight is None else self.weight
+
+
+def with_recomputation(graph: fx.GraphModule, costs: Mapping[str, NodeCost]) -> dict[str, NodeCost]:
+    """Return costs in which the backward of a node in a region of the user's own checkpointing runs the forward again.
+
+    What a region saved is in `saved_bytes` already. I has the whole backward of a region, since the first gradient recomputes it.
+    """
+    inside = {node.name for node in graph.graph.nodes if facts(node).region is not None}
+    return {
+        name: replace(cost, backward=cost.forward + cost.backward, weight=0.0, dividing=0.0) if name in inside else cost
+        for name, cost in costs.items()
+    }
 
 
 class CostProvider(Protocol):
@@ -100,7 +120,7 @@ def weight_grad_cost(
     `needing_grad` are the nodes of the graph whose value needs a gradient. W has the whole backward of each node that
     is not inward and feeds no inward node. An inward node leads from an input that needs a gradient; of its backward W
     has the weight gradients, and W keeps the node's inputs and the gradient of its output. Received values stay with
-    the graph.
+    the graph, and so does what regions of the user's own checkpointing saved, if W has anything to do.
     """
     own, inward = set(nodes), set[fx.Node]()
     for node in nodes:
@@ -111,6 +131,7 @@ def weight_grad_cost(
         if any(user in inward or user in absorbed for user in node.users):
             absorbed.add(node)
     divided = [node for node in nodes if node in inward and costs[node.name].weight_grad]
+    recomputed = [node for node in nodes if facts(node).region is not None and node in inward and divided]
     kept_inputs = {source for node in divided for source in node.all_input_nodes if source in own}
     divided_costs = [costs[node.name] for node in divided]
     whole_costs = [costs[node.name] for node in nodes if node not in inward and node not in absorbed]
@@ -119,5 +140,6 @@ def weight_grad_cost(
         sum(each.dividing for each in divided_costs),
         sum(each.saved_bytes for each in whole_costs)
         + sum(each.output_bytes for each in divided_costs)
-        + sum(costs[node.name].output_bytes for node in kept_inputs),
+        + sum(costs[node.name].output_bytes for node in kept_inputs)
+        + sum(costs[node.name].saved_bytes for node in recomputed),
     )

@@ -12,7 +12,8 @@ output shares the storage of the value, so every other view of the value sees th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -220,10 +221,22 @@ class SavedLedger:
         self._bytes = 0
         self._new: list[StorageWeakRef] = []
         self._makers: dict[StorageWeakRef, list[str]] = {}
+        self._is_dropping = False
 
     def recording(self) -> saved_tensors_hooks:
         """Return a context that counts what autograd saves."""
         return saved_tensors_hooks(self._pack, lambda packed: packed)
+
+    @contextmanager
+    def dropping(self, inputs: Iterable[Tensor]) -> Iterator[None]:
+        """Count these inputs of a region that is recomputed, and nothing that is saved inside the block."""
+        for tensor in inputs:
+            self._pack(tensor)
+        self._is_dropping = True
+        try:
+            yield
+        finally:
+            self._is_dropping = False
 
     def take(self) -> int:
         """Return the bytes added since the last call."""
@@ -244,7 +257,7 @@ class SavedLedger:
 
     def _pack(self, tensor: Tensor) -> Tensor:
         """Count one saved tensor. Return it detached, since an output would keep its own graph alive."""
-        if tensor.layout is torch.strided:
+        if tensor.layout is torch.strided and not self._is_dropping:
             storage = tensor.untyped_storage()
             reference = _key(storage)
             if reference not in self._known:

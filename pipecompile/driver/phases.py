@@ -37,6 +37,7 @@ from pipecompile.errors import PlanError, TraceError
 from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.graph.cross_sample import check_batch_first, check_sync_batchnorm, cross_sample_lines
 from pipecompile.graph.cut_transfer import transfer_cut
+from pipecompile.graph.region_parts import rewritten_state
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
 from pipecompile.ir.plan import Plan
@@ -47,6 +48,7 @@ from pipecompile.planning.cost_table import CostTable, MeasuredCosts, hint_at_sm
 from pipecompile.planning.joint_search import search_plan
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_norms, norms_by_node
+from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_plan
@@ -133,9 +135,12 @@ def check_division(graph: TracedGraph, options: Options, context: CompileContext
     check_batch_first(graph)
     if options.across_batch is None:
         context.warnings.mixed(cross_sample_lines(graph))
+    is_rewritten = has_regions(graph.graph.nodes)
+    norms = norms_by_node(graph, context.model) if options.batch_norm != "each" or is_rewritten else {}
     if options.batch_norm is None:
-        layers = {id(layer) for layer in norms_by_node(graph, context.model).values()}
-        context.warnings.normalised(len(layers))
+        context.warnings.normalised(len({id(layer) for layer in norms.values()}))
+    if is_rewritten:
+        context.warnings.rewritten(rewritten_state(graph, norms if options.batch_norm == "deferred" else ()))
 
 
 # -- cost, partition ------------------------------------------------------------------------------------------------

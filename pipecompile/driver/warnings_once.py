@@ -199,6 +199,16 @@ class WarningsOnce:
                 " silence the warning",
             )
 
+    def rewritten(self, places: Sequence[str]) -> None:
+        """Warn that the user's own checkpointing writes tensors of the model again at these lines."""
+        if places:
+            self._once(
+                "rewritten",
+                f"a region of torch.utils.checkpoint writes buffers of the model at {places[0]}, and its recomputation writes them"
+                " again, as often as in eager. With several micro-batches in flight that is another order than one micro-batch"
+                " after the other. Try compile(..., batch_norm='deferred') if these are running statistics; else n_microbatches=1",
+            )
+
     def evicted(self, signature: Signature) -> None:
         """Remember that a recording was dropped to make room."""
         self._evicted.append(signature)

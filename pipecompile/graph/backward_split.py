@@ -11,7 +11,8 @@ region) computes all its gradients at once, so I computes the gradients of its w
 - weights that several forks share, such as a weight that is used twice: its gradient is summed, and its hooks run, once;
 - the weights of a fork whose W would take less time than the return to the fork.
 
-Nodes that no inward node leads to belong to W; in a first stage these are all nodes.
+Nodes that no inward node leads to belong to W; in a first stage these are all nodes. They are early, too, if hooks packed what
+they saved and there is an I: a region of `torch.utils.checkpoint` that both halves reach would be recomputed in each.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ def divide_backward(
                 early |= reached
     outer = [root for root in range(n_roots) if root not in inward]
     late |= {-1: _below(rows, outer)} if outer else {}
+    early |= _taken_if_packed(late, nodes) if inward and not ours else set()
     early = _settled(late, early)
     remains = -1 in late
     return BackwardDivision(
@@ -153,6 +155,12 @@ def _below(rows: Sequence[Sequence[int]], start: Iterable[int]) -> frozenset[int
                 reached.add(follower)
                 waiting.append(follower)
     return frozenset(reached)
+
+
+def _taken_if_packed(late: dict[int, frozenset[int]], nodes: Sequence[Any]) -> frozenset[int]:
+    """Remove the nodes behind roots of W from `late` and return them, if hooks packed what one of them saved."""
+    is_packed = any(_is_packed(nodes[node]) for node in late.get(-1, ()))
+    return late.pop(-1) if is_packed else frozenset()
 
 
 def _settled(late: dict[int, frozenset[int]], early: set[int]) -> set[int]:

@@ -5,8 +5,9 @@
            └─────────┘
 
 A value goes from the stage that produces it directly to each stage that uses it. Sizes are not sent: each stage computes
-them from the batch size of its micro-batch. Parameters and submodules of a stage are the model's own objects. A stage that writes
-into the memory of a value that it receives writes into a copy.
+them from the batch size of its micro-batch. Parameters and submodules of a stage are the model's own objects. A region of the
+user's own `torch.utils.checkpoint` that a cut divides becomes one region per stage. A stage that writes into the memory of a value
+that it receives writes into a copy.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 import torch
@@ -21,10 +23,12 @@ from torch import fx
 
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
+from pipecompile.graph.region_parts import RegionParts
 from pipecompile.ir import HOST, Route
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_writer import Regions
-from pipecompile.tracing.node_facts import Role, facts, note, value_of
+from pipecompile.tracing.emit.region_graphs import install_regions
+from pipecompile.tracing.node_facts import Role, facts, has_regions, note, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Stage", "extract", "routes", "split"]
@@ -116,6 +120,16 @@ def extract(
     return _Builder(graph, 0, nodes, (*arriving, *leaving)).build(device)
 
 
+class _StageModule(fx.GraphModule):
+    """The module of a stage, whose code runs the user's own checkpointed regions under `torch.utils.checkpoint`."""
+
+    def recompile(self) -> Any:
+        code = super().recompile()
+        if has_regions(self.graph.nodes):
+            install_regions(self)
+        return code
+
+
 class _Builder:
     """Copies the nodes of one stage into a graph of its own."""
 
@@ -143,9 +157,11 @@ class _Builder:
             self.regions.enter(_ambient(node))
             self._fetch(node)
         self.regions.close()
+        if has_regions(self.nodes):
+            self._note_parts([self.copies[named[name]] for name in self.inputs])
         self.graph.output(tuple(self.copies[named[name]] for name in self.outputs))
         follow_device(self.graph, self.source.facts.device, device).lint()
-        module = fx.GraphModule(self.source, self.graph, f"Stage{self.index}")
+        module = _StageModule(self.source, self.graph, f"Stage{self.index}")
         module.training = self.source.training
         return Stage(
             self.index, module, self.inputs, self.outputs, self.size is not None, tuple(n.name for n in self.nodes)
@@ -157,6 +173,20 @@ class _Builder:
             received = self.copies[node]
             self.copies[node] = self._copy(node, self.graph.call_function(torch.clone, (received,)))
             note(received, storages=frozenset())
+            note(self.copies[node], region=None)
+
+    def _note_parts(self, received: Sequence[fx.Node]) -> None:
+        """Note the parts of regions. A copy of a received value is made in the part that writes it: the part is run again."""
+        parts = RegionParts(self.source.graph.nodes, self.nodes)
+        for node in self.nodes:
+            if region := facts(node).region:
+                note(self.copies[node], region=parts.part(region))
+        order = {node: place for place, node in enumerate(self.graph.nodes)}
+        for copy in received:
+            if copy.op != "placeholder" and copy.users:
+                first = min(copy.users, key=order.__getitem__)
+                first.prepend(copy)
+                note(copy, region=facts(first).region)
 
     def _fetch(self, node: fx.Node) -> fx.Node:
         """Return the copy of a node in this stage; attributes and sizes are copied at their first use."""

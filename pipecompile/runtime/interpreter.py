@@ -97,6 +97,7 @@ class CodeBuilder:
         self.divided: dict[int, DividedBackward] = {}
         actions = (instruction.action for row in program.rows for instruction in row)
         self.recomputes = any(action is not None and action.kind is Kind.RECOMPUTE for action in actions)
+        self.recomputes = self.recomputes or any(effects.redraws for cell in cells for effects in cell.all_effects)
 
     def register(self, operand: Operand, device: int) -> int:
         """Return the register of an operand on a device, a new one at the first request."""

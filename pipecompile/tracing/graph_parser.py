@@ -17,7 +17,6 @@ import torch
 from torch import fx, nn
 
 from pipecompile.errors import InputError, TraceError
-from pipecompile.torch_private import pytree
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts, Ties
@@ -27,8 +26,9 @@ from pipecompile.tracing.node_facts import NodeFacts, Role, set_facts
 from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.outlining.code_blocks import CodeBlock
 from pipecompile.tracing.qualified_names import Named, resolved
+from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.traced_graph import TracedGraph
-from pipecompile.tracing.value_parser import ValueReader, literal
+from pipecompile.tracing.value_parser import ValueReader, literal, structure_of
 
 __all__ = ["parse_graph"]
 
@@ -36,7 +36,6 @@ _TITLE = re.compile(r"traced graph (.+), (training|evaluation)")
 _MODE = re.compile(r"mode (\d+): grad (on|off), nesting (\d+)(.*)")
 _KIND = re.compile(r", (\w+) (\w+) (cached|uncached)")
 _NODE = re.compile(r"(\w+) = (\w+) ([\w.<>]+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")(\(.*\))")
-_LEAF = pytree.tree_structure(0)
 _ROLES = {role.value: role for role in Role}
 
 
@@ -52,6 +51,7 @@ class _Header:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     grad_mode: bool | None = None
     modes: dict[int, Ambient] = field(default_factory=dict)
+    regions: dict[int, RecomputedRegion] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     dims: list[Any] = field(default_factory=list)
     takes: str = "leaf"
@@ -103,6 +103,8 @@ def _header_line(header: _Header, line: str) -> None:
         header.name, header.training = _text(title[1]), title[2] == "training"
     elif word == "mode":
         _mode(header, line)
+    elif word == "region":
+        _region(header, rest)
     elif word in ("batch", "symbol"):
         name, _, example = rest.partition(" = ")
         header.batch = name if word == "batch" else header.batch
@@ -156,6 +158,15 @@ def _mode(header: _Header, line: str) -> None:
     header.modes[int(match[1])] = Ambient(match[2] == "on", kinds, int(match[3]))
 
 
+def _region(header: _Header, rest: str) -> None:
+    number, _, written = rest.partition(": ")
+    values, _, place = written.partition(" | ")
+    parent, mode, options = ValueReader(header.device, header.examples).read(literal(values))
+    around, source = header.regions.get(parent), _text(place) if place else ""
+    region = RecomputedRegion(around, header.modes[mode], header.modes[0], tuple(options.items()), source)
+    header.regions[int(number)] = region
+
+
 def _reason(line: str) -> OpaqueReason:
     call = literal(line)
     assert isinstance(call, ast.Call)
@@ -202,6 +213,8 @@ def _facts(fields: list[str], header: _Header) -> NodeFacts:
             noted["source"] = _text(rest)
         elif word == "mode":
             noted["ambient"] = header.modes[int(rest)]
+        elif word == "region":
+            noted["region"] = header.regions[int(rest)]
         elif word in _MEMORY:
             noted[_MEMORY[word]] = frozenset(map(int, rest.split()))
         elif word in ("draws", "seeds"):
@@ -222,7 +235,7 @@ def _assembled(header: _Header, reader: ValueReader, graph: fx.Graph) -> TracedG
         symbol=reader.symbol(header.batch), batch_size=header.only,
         guards=tuple(_guard(line, reader, header.batch) for line in header.guards),
         names=tuple(header.names), dims=tuple(header.dims),
-        in_spec=_structure(literal(header.takes), reader), out_spec=_structure(literal(header.gives), reader),
+        in_spec=structure_of(literal(header.takes), reader), out_spec=structure_of(literal(header.gives), reader),
         outside=header.modes[0], device=header.device, kept=tuple(header.kept), grad_mode=header.grad_mode,
         ties=Ties(tuple(header.groups), tuple(header.precedence)) if header.prepared else None,
     )  # fmt: skip
@@ -238,22 +251,6 @@ def _assembled(header: _Header, reader: ValueReader, graph: fx.Graph) -> TracedG
 def _guard(line: str, reader: ValueReader, batch: str) -> Guard:
     condition, _, place = line.partition(" | ")
     return Guard(reader.symbol(batch), reader.expression(literal(condition)), _text(place) if place else "")
-
-
-def _structure(tree: ast.expr, reader: ValueReader) -> pytree.TreeSpec:
-    """Return the structure of inputs or outputs."""
-    if isinstance(tree, (ast.Tuple, ast.List)):
-        kind = tuple if isinstance(tree, ast.Tuple) else list
-        return pytree.TreeSpec(kind, None, [_structure(item, reader) for item in tree.elts])
-    if isinstance(tree, ast.Dict):
-        keys = [reader.read(key) for key in tree.keys if key is not None]
-        return pytree.TreeSpec(dict, keys, [_structure(item, reader) for item in tree.values])
-    if isinstance(tree, ast.Call):
-        context, *inner = tree.args
-        return pytree.TreeSpec(
-            reader.read(tree.func), reader.read(context), [_structure(item, reader) for item in inner]
-        )
-    return _LEAF
 
 
 def _stub(body: str, reader: ValueReader) -> ModuleStub:

@@ -27,6 +27,8 @@ Header lines, in this order; an expression is in Python's syntax, values as belo
     gradients any|on|off                           the grad mode that the graph is right for
     outside mode N                                 the mode around the recorded call
     mode N: grad on|off, nesting N{, KIND DTYPE|off cached|uncached}
+    region N: (PARENT, MODE, OPTIONS) [| PLACE]    a call of torch.utils.checkpoint: the region around it or None, the
+                                                   mode at the call, its keywords, and its line
     input NAME: DIM|shared|list                    per input leaf its batch dimension
     takes STRUCTURE, gives STRUCTURE               (args, kwargs) and the output, with `leaf` for each leaf
     guard EXPRESSION [| PLACE]                     a condition on the batch size, and the line that branched
@@ -42,6 +44,7 @@ A node:  NAME = OPCODE TARGET(ARGUMENTS) | VALUE {| FIELD}, with the fields
     memory N ...    memory that the value lives in              writes N ...    memory that the call writes in place
     reads N ...     memory of the parameters and buffers inside the called module
     draws, seeds    random numbers are drawn, the generator's state is set
+    region N        the innermost region that the call was made in
     size, batch_size, switch      the role of a node that is not a value of the model
     at PLACE        line of the user's code, as file:line in function
 
@@ -65,6 +68,7 @@ from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.node_facts import NodeFacts, Role, facts, value_of
 from pipecompile.tracing.qualified_names import Named, qualified
+from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.value_text import ValuePrinter, expression_text, field, quoted
 
 __all__ = ["ModuleStub", "graph_text"]
@@ -93,12 +97,13 @@ def graph_text(module: fx.GraphModule, noted: GraphFacts) -> str:
 
 
 class _GraphPrinter:
-    """Prints one graph; numbers its modes and its memory in order of appearance."""
+    """Prints one graph; numbers its modes, its regions and its memory in order of appearance."""
 
     def __init__(self, module: fx.GraphModule, noted: GraphFacts) -> None:
         self.module, self.noted = module, noted
         self.nodes = list(module.graph.nodes)
         self.modes: dict[Ambient, int] = {noted.outside: 0}
+        self.regions: dict[RecomputedRegion, int] = {}
         self.memory: dict[int, int] = {}
         self.values = ValuePrinter(noted.device)
 
@@ -106,6 +111,9 @@ class _GraphPrinter:
         for node in self.nodes:
             if (ambient := facts(node).ambient) is not None:
                 self.modes.setdefault(ambient, len(self.modes))
+            for region in noted.path if (noted := facts(node).region) else ():
+                self.modes.setdefault(region.ambient, len(self.modes))
+                self.regions.setdefault(region, len(self.regions))
         nodes = [self._node(node) for node in self.nodes]
         middle = [*self._inputs(), *self._conditions(), *self._modules(), *self._ties()]
         return [*self._head(), *middle, "", *nodes]
@@ -123,6 +131,12 @@ class _GraphPrinter:
         yield f"gradients {'any' if noted.grad_mode is None else 'on' if noted.grad_mode else 'off'}"
         yield "outside mode 0"
         yield from (f"mode {number}: {_mode(ambient)}" for ambient, number in self.modes.items())
+        yield from (f"region {number}: {self._region(region)}" for region, number in self.regions.items())
+
+    def _region(self, region: RecomputedRegion) -> str:
+        parent = self.regions[region.parent] if region.parent else None
+        written = self.values.text((parent, self.modes[region.ambient], dict(region.options)))
+        return f"{written} | {field(region.source)}" if region.source else written
 
     def _inputs(self) -> Iterator[str]:
         for name, dim in zip(self.noted.names, self.noted.dims, strict=True):
@@ -193,6 +207,8 @@ class _GraphPrinter:
             if keys:
                 yield f"{word} {' '.join(map(str, self._numbers(keys)))}"
         yield from (word for word, holds in (("draws", noted.draws), ("seeds", noted.seeds)) if holds)
+        if noted.region is not None:
+            yield f"region {self.regions[noted.region]}"
         if noted.role is not Role.VALUE:
             yield noted.role.value
         if noted.source:

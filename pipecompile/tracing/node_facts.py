@@ -10,6 +10,7 @@ are therefore immutable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 from torch import fx
 
 from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.recomputed_region import RecomputedRegion
 
-__all__ = ["NodeFacts", "Role", "facts", "has_facts", "note", "set_facts", "value_of"]
+__all__ = ["NodeFacts", "Role", "facts", "has_facts", "has_regions", "note", "set_facts", "value_of"]
 
 _FACTS = "pipecompile"
 _NOTHING: frozenset[int] = frozenset()
@@ -51,6 +53,7 @@ class NodeFacts:
     reads      keys of the memory of the parameters and buffers inside the called module
     draws      the call draws random numbers
     seeds      the call sets or gets the state of the random number generator
+    region     the innermost call of `torch.utils.checkpoint` in which the call was made; None outside of all
     """
 
     module: str = ""
@@ -62,6 +65,7 @@ class NodeFacts:
     draws: bool = False
     seeds: bool = False
     role: Role = Role.VALUE
+    region: RecomputedRegion | None = None
 
     @property
     def is_size(self) -> bool:
@@ -81,6 +85,11 @@ def facts(node: fx.Node) -> NodeFacts:
 def has_facts(node: fx.Node) -> bool:
     """Return whether facts and a value were noted on the node."""
     return _FACTS in node.meta and "val" in node.meta
+
+
+def has_regions(nodes: Iterable[fx.Node]) -> bool:
+    """Return whether the user's own `torch.utils.checkpoint` recomputes some of the nodes. Linear."""
+    return any(facts(node).region is not None for node in nodes if node.op != "placeholder")
 
 
 def set_facts(node: fx.Node, noted: NodeFacts, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The flag of a recomputation: a checkpointed stage runs its forward again to have what its backward needs."""
+"""Flags of recomputations: a checkpointed stage, or a region that the user checkpoints, runs its forward again for its backward."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import torch
 
 from pipecompile.torch_private.modes import active_fake_mode
 
-__all__ = ["is_recomputing", "recomputation"]
+__all__ = ["is_recomputing", "is_recomputing_region", "recomputation", "region_recomputation"]
 
 
 class _Flag(local):
-    """The flag, one per thread."""
+    """The flags, one of each per thread."""
 
     is_set = False
+    is_region = False
 
 
 _flag = _Flag()
@@ -39,3 +40,21 @@ class recomputation:  # noqa: N801 a context manager, named like a function
 
     def __exit__(self, *_: object) -> None:
         _flag.is_set = self.before
+
+
+def is_recomputing_region() -> bool:
+    """Return whether a region of the user's own `torch.utils.checkpoint` runs its forward again in this thread.
+
+    The model itself writes its buffers again then, as it does outside of a pipeline.
+    """
+    return _flag.is_region
+
+
+class region_recomputation:  # noqa: N801 a context manager, named like a function
+    """The context in which forwards of this thread are recomputations of a user's region."""
+
+    def __enter__(self) -> None:
+        self.before, _flag.is_region = _flag.is_region, True
+
+    def __exit__(self, *_: object) -> None:
+        _flag.is_region = self.before

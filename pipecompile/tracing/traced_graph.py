@@ -15,8 +15,10 @@ from typing import Any
 
 from torch import fx, nn
 
+from pipecompile.tracing.emit.region_graphs import install_regions
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.graph_text import graph_text
+from pipecompile.tracing.node_facts import has_regions
 
 __all__ = ["TracedGraph"]
 
@@ -34,6 +36,13 @@ class TracedGraph(fx.GraphModule):
     ) -> None:
         super().__init__(root, graph, class_name)
         self.meta[_FACTS] = facts
+
+    def recompile(self) -> Any:
+        """Write the code of the graph anew; the user's own checkpointed regions are recomputed in its backward."""
+        code = super().recompile()
+        if has_regions(self.graph.nodes):
+            install_regions(self)
+        return code
 
     @property
     def facts(self) -> GraphFacts:

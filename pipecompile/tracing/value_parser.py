@@ -17,11 +17,12 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pipecompile.errors import InputError
+from pipecompile.torch_private import pytree
 from pipecompile.torch_private import symbols as torch_symbols
 from pipecompile.torch_private.modes import FakeTensorMode
 from pipecompile.tracing.qualified_names import Named
 
-__all__ = ["ValueReader", "literal"]
+__all__ = ["ValueReader", "literal", "structure_of"]
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
@@ -166,3 +167,22 @@ def _number(tree: ast.expr) -> Any:
     if isinstance(tree, ast.BinOp) and isinstance(tree.right, ast.Constant) and isinstance(tree.right.value, complex):
         return ast.literal_eval(tree)
     return None
+
+
+_LEAF = pytree.tree_structure(0)
+
+
+def structure_of(tree: ast.expr, reader: ValueReader) -> pytree.TreeSpec:
+    """Return the structure of inputs or outputs."""
+    if isinstance(tree, (ast.Tuple, ast.List)):
+        kind = tuple if isinstance(tree, ast.Tuple) else list
+        return pytree.TreeSpec(kind, None, [structure_of(item, reader) for item in tree.elts])
+    if isinstance(tree, ast.Dict):
+        keys = [reader.read(key) for key in tree.keys if key is not None]
+        return pytree.TreeSpec(dict, keys, [structure_of(item, reader) for item in tree.values])
+    if isinstance(tree, ast.Call):
+        context, *inner = tree.args
+        return pytree.TreeSpec(
+            reader.read(tree.func), reader.read(context), [structure_of(item, reader) for item in inner]
+        )
+    return _LEAF

@@ -25,7 +25,7 @@ from torch import fx, nn
 from pipecompile.graph.cross_sample import is_synchronized
 from pipecompile.graph.stages import Stage
 from pipecompile.torch_private.modules import BatchNorm, InstanceNorm, NormBase
-from pipecompile.tracing.recompute_flag import is_recomputing
+from pipecompile.tracing.recompute_flag import is_recomputing, is_recomputing_region
 
 __all__ = [
     "BatchMoments", "DeferredBatchNorm", "DeferredNorm", "DeferredNorms", "defer_norms", "norms_by_node",
@@ -56,7 +56,8 @@ class BatchMoments:
 class DeferredCall:
     """One call of a normalisation layer in a model's forward, and its statistics of the present mini-batch.
 
-    `momentum` is what the call itself passes; None for the call of a layer, which takes its own. `runs` counts micro-batches.
+    `momentum` is what the call itself passes; None for the call of a layer, which takes its own. `runs` counts micro-batches, and
+    `repeats` recomputations of the user's own checkpointing, each of which updates the statistics once more.
     `receiver` is the same call of another recording, which takes the statistics of a run of several recordings.
     """
 
@@ -64,7 +65,7 @@ class DeferredCall:
         self.layer = layer
         self.seen: BatchMoments | None = None
         self.momentum: float | None = None
-        self.runs = 0
+        self.runs = self.repeats = 0
         self.receiver: DeferredCall | None = None
 
     def empty_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,9 +74,15 @@ class DeferredCall:
         assert self.layer.running_var is not None
         return torch.zeros_like(self.layer.running_mean), torch.ones_like(self.layer.running_var)
 
+    def begin(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return empty statistics for a run. Count the run here if it repeats one: a recomputation may stop within the layer."""
+        if is_recomputing_region() and not is_recomputing():
+            (self.receiver or self).repeats += 1
+        return self.empty_statistics()
+
     def record(self, samples: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
         """Merge the statistics that a run with momentum 1 wrote. A recomputation is skipped: its forward was recorded."""
-        if is_recomputing():
+        if is_recomputing() or is_recomputing_region():
             return
         if self.receiver is not None:
             self.receiver.momentum = self.momentum
@@ -105,7 +112,6 @@ class DeferredCall:
     def settle(self, factor: float) -> None:
         """Update the layer's running statistics as this call in one forward of the whole mini-batch would."""
         seen, layer = self.seen, self.layer
-        self.forget()
         if seen is None or layer.running_mean is None or layer.running_var is None:
             return
         variance = seen.spread if isinstance(layer, InstanceNorm) else seen.spread / (seen.count - 1)
@@ -114,7 +120,7 @@ class DeferredCall:
 
     def forget(self) -> None:
         """Drop the statistics."""
-        self.seen, self.runs = None, 0
+        self.seen, self.runs, self.repeats = None, 0, 0
 
 
 class DeferredNorm:
@@ -145,8 +151,10 @@ class DeferredNorm:
             once = (count - self.batches).div(runs, rounding_mode="floor")
             count.data.copy_(self.batches + once)
             self.batches = None
-        for place, call in enumerate(self.calls):
-            call.settle(self._factor(call, len(self.calls) - 1 - place) if call.seen else 0.0)
+        again = [call for call in reversed(self.calls) for _ in range(call.repeats // max(call.runs, 1))]
+        updates = [*self.calls, *again]  # regions are recomputed from the last to the first
+        for later, call in zip(reversed(range(len(updates))), updates, strict=True):
+            call.settle(self._factor(call, later) if call.seen else 0.0)
         self.forget()
 
     def _factor(self, call: DeferredCall, later: int) -> float:
@@ -213,7 +221,7 @@ class DeferredBatchNorm(nn.Module):
         """Run the layer on empty statistics and record what it writes there."""
         layer = self.layer
         own = layer.running_mean, layer.running_var, layer.momentum
-        mean, variance = self.call.empty_statistics()
+        mean, variance = self.call.begin()
         try:
             layer.running_mean, layer.running_var, layer.momentum = mean, variance, 1.0
             output: torch.Tensor = layer(samples)
@@ -266,7 +274,7 @@ def _deferred_function(call: DeferredCall) -> Any:
 
     def batch_norm(*args: Any, **kwargs: Any) -> torch.Tensor:
         bound = _SIGNATURE.bind(*args, **kwargs)
-        mean, variance = call.empty_statistics()
+        mean, variance = call.begin()
         call.momentum = bound.arguments.get("momentum", 0.1)
         bound.arguments |= {"running_mean": mean, "running_var": variance, "momentum": 1.0}
         output = F.batch_norm(*bound.args, **bound.kwargs)

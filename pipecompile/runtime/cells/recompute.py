@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from threading import RLock
 from typing import Any
 
 import torch
@@ -32,13 +31,16 @@ from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.reachable_code import named_values, reachable
 from pipecompile.tracing.recompute_flag import recomputation
-from pipecompile.tracing.state.random_states import RandomSource, RandomStates, generators_among, random_sources
+from pipecompile.tracing.state.random_states import (
+    CPU_RANDOM,
+    RandomSource,
+    RandomStates,
+    generators_among,
+    random_sources,
+)
 from pipecompile.tracing.state.snapshot import held_values, places_of
 
 __all__ = ["Recipe", "SideEffects", "StageRun", "checkpointed_cell", "recompute_cell", "with_random_lock"]
-
-_CPU_RANDOM = RLock()
-"""Lock of the CPU's random state, which all threads share: held from saving the state until the cell has drawn its numbers."""
 
 _Random = tuple[torch.Tensor, RandomStates]
 """State of the device's generator, and states of the generators of Python."""
@@ -55,6 +57,7 @@ class SideEffects:
     written_buffers   tensors of the model that it may write
     written_inputs    places of the inputs that it writes in place
     casts             it has autocast regions
+    redraws           a region of the user's own checkpointing draws its random numbers again in the backward
     generators        the sources that Python of its opaque pieces may draw from
     lifted            the numbers of the model that it reads at every run
     """
@@ -63,6 +66,7 @@ class SideEffects:
     written_buffers: tuple[torch.Tensor, ...] = ()
     written_inputs: tuple[int, ...] = ()
     casts: bool = False
+    redraws: bool = False
     generators: tuple[RandomSource, ...] = ()
     lifted: LiftedState = NOTHING_LIFTED
 
@@ -77,6 +81,7 @@ class SideEffects:
             tuple({id(tensor): tensor for tensor in _written_tensors(stage.module, nodes, written)}.values()),
             tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
             any(node.target is enter_autocast for node in nodes),
+            any(noted.draws and noted.region and noted.region.keeps_draws for noted in map(facts, nodes)),
             _python_sources(stage.module, nodes),
             next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
         )
@@ -146,7 +151,7 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
     def forward(frame: Frame) -> None:
         registers = frame.registers
         values = [registers[index] for index in inputs]
-        with _CPU_RANDOM if effects.draws else nullcontext():
+        with CPU_RANDOM if effects.draws else nullcontext():
             registers[recipe] = _recipe(values, effects, stage.device, device_types)
             with _without_user_hooks():
                 results = stage.forward(frame, values)[0]
@@ -168,7 +173,7 @@ def with_random_lock(run: Run) -> Run:
     """Return `run` under the lock of the CPU's random state: an F without recomputation, in a program that has others."""
 
     def forward(frame: Frame) -> None:
-        with _CPU_RANDOM:
+        with CPU_RANDOM:
             run(frame)
 
     return forward
@@ -209,7 +214,7 @@ def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iter
 @contextmanager
 def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device) -> Iterator[None]:
     """Set random state and buffers to those of the forward, and at the end back to the present ones."""
-    with _CPU_RANDOM if effects.draws else nullcontext():
+    with CPU_RANDOM if effects.draws else nullcontext():
         buffers = [buffer.detach().clone() for buffer in effects.written_buffers]
         random = _random_state(device, effects) if effects.draws else None
         try:

@@ -44,6 +44,11 @@ class Cell:
     parameters: frozenset[int]
     unshared: frozenset[str] = frozenset()
 
+    @property
+    def all_effects(self) -> tuple[SideEffects, ...]:
+        """The side effects of the stage, as those of a stage with several recordings."""
+        return (self.effects,)
+
 
 def plain_cells(stages: Sequence[Stage], codes: Sequence[StageCode]) -> list[Cell]:
     """Return the cells of a program without loss."""

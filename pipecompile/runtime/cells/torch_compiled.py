@@ -1,7 +1,8 @@
 """Stages through `torch.compile`: one compiled function a stage, made at its first call, for all programs of a build.
 
 The backward of a compiled region is one node of the autograd graph, so in a schedule that splits backwards I does all of it.
-Modules that keep notes as they run (opaque calls, deferred BatchNorm) run uncompiled, between two compiled regions.
+Modules that keep notes as they run (opaque calls, deferred BatchNorm) run uncompiled, between two compiled parts. So do regions of the
+user's own `torch.utils.checkpoint` that write buffers: compiled, their recomputation would not write.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredBatchNorm
 from pipecompile.runtime.cells.stage_call import StageCode
+from pipecompile.tracing.emit.region_graphs import install_regions
+from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 
 __all__ = ["check_backend", "stage_codes"]
@@ -41,4 +44,6 @@ def _compiled(stage: Stage, backend: str) -> Callable[..., Any]:
         if getattr(node.target, "__module__", None) == DeferredBatchNorm.__module__:
             node.target = torch.compiler.disable(node.target)  # type: ignore[no-untyped-call]
     stage.module.recompile()
+    if has_regions(stage.module.graph.nodes):
+        install_regions(stage.module, torch.compiler.disable)
     return torch.compile(stage.module.forward, backend=backend)

@@ -14,6 +14,7 @@ from torch import fx
 
 from pipecompile.ir import Route
 from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.runtime.cells.recompute import SideEffects
 from pipecompile.runtime.cells.stage_cells import Cell, CellCode
 from pipecompile.runtime.registers import Frame, Run
 
@@ -38,6 +39,11 @@ class VariantCell:
     def code(self) -> VariantCell:
         """The code that is refreshed before a run: that of all selected recordings."""
         return self
+
+    @property
+    def all_effects(self) -> tuple[SideEffects, ...]:
+        """The side effects of the stage in each recording."""
+        return tuple(cell.effects for cell in self.variants.values())
 
     def refresh(self) -> None:
         """Refresh the code of the selected recordings."""

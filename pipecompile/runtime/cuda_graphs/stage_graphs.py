@@ -28,6 +28,7 @@ from pipecompile.runtime.cuda_graphs.replay import CapturedStage, summary_of
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modules import has_any_global_hook, is_hooked
+from pipecompile.tracing.node_facts import has_regions
 
 __all__ = ["StageGraphs", "with_cuda_graphs"]
 
@@ -167,6 +168,8 @@ def _obstacle(stage: Stage, cell: Cell) -> str | None:
     """Return why replays would differ from runs of the stage, or None."""
     if cell.effects.written_inputs:
         return "it writes into its inputs"
+    if has_regions(stage.module.graph.nodes):
+        return "a region of the model's own checkpointing is recomputed by Python, in every backward"
     for layer in _called_layers(stage.module):
         if isinstance(layer, nn.SyncBatchNorm) and is_synchronized(layer):
             return "SyncBatchNorm waits for other processes"

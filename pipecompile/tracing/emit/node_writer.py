@@ -61,7 +61,9 @@ class NodeWriter:
         self.regions.enter(ambient)
         node = self.values.graph.create_node(op, target, arguments, keywords, name=self._name(op, target))
         made, written = storages(tensors_in(result)), storages(changed) | exchanged
-        noted = NodeFacts(self.path[-1], caller(), ambient, made, written, storages(held), draws, seeds)
+        noted = NodeFacts(
+            self.path[-1], caller(), ambient, made, written, storages(held), draws, seeds, region=self.values.region
+        )
         set_facts(node, noted, result)
         self.values.bind_result(result, node)
         return node

@@ -26,6 +26,7 @@ from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber, NotLiftedError
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts
+from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.user_source import caller
 
 __all__ = ["CONSTANT", "PLAIN", "ValueNodes", "storages", "tensors_in"]
@@ -72,7 +73,10 @@ def _plain(value: Any) -> Any:
 
 
 class ValueNodes:
-    """Nodes of tensors by the tensors' ids. Each tensor is kept alive, so that no two tensors ever share an id."""
+    """Nodes of tensors by the tensors' ids. Each tensor is kept alive, so that no two tensors ever share an id.
+
+    `region` is the user's call of `torch.utils.checkpoint` that is running, None outside of all: a fact of new nodes.
+    """
 
     def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins) -> None:
         self.graph, self.symbol, self.twins = graph, symbol, twins
@@ -84,6 +88,7 @@ class ValueNodes:
         self._alive: list[Any] = []
         self.closed_over = ClosedOver()
         self._numbers: dict[int, Any] = {}
+        self.region: RecomputedRegion | None = None
 
     def replace_by_fakes(self, model: nn.Module) -> None:
         """Replace all parameters and buffers by fake tensors. The caller restores the model."""
@@ -192,7 +197,7 @@ class ValueNodes:
     def _object(self, value: Any, shell: ObjectShell) -> fx.Node:
         """Return a node that builds an object with tensors when the graph runs."""
         node = self.graph.call_function(built, (self._constant(shell.layout), [*map(self.argument, shell.values)]))
-        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now()), value)
+        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), value)
         return node
 
     def _function(self, function: Any, contents: dict[str, Any]) -> fx.Node:
@@ -200,7 +205,7 @@ class ValueNodes:
         self.closed_over.note(function, contents, caller())
         held = self.argument(list(contents.values()))
         node = self.graph.call_function(rebuilt, (self._constant(function), list(contents), held))
-        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now()), function)
+        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), function)
         return node
 
     def result(self, value: Any) -> Any:

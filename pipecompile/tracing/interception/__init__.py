@@ -1,6 +1,7 @@
 """Interception: how the recorder gets to see what a model does, beyond what torch shows to a TorchFunctionMode.
 
     module_calls       modules, autograd functions, TorchScript, random states, grad mode: patched where they are defined
+    checkpoint_calls   regions of torch.utils.checkpoint: their nodes are noted as such
     python_builtins    len, isinstance, max, text and hash of sizes: patched; which texts are only messages
     user_functions     calls of int, float and type redirected in their bytecode; their caches bypassed, and purged at the end
     dispatcher         operators that only the dispatcher sees

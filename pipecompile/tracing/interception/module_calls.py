@@ -2,6 +2,7 @@
 
 Module.__call__         leaf modules become one node each; other modules run, and the recorder knows which
 Function.apply          one node, so that a custom backward stays as it is; also where `f = Square.apply` was bound before
+checkpoint(...)         recorded through; the nodes of the call get a region, which is recomputed at run time
 a scripted function     one node: TorchScript cannot be recorded through
 len(x), isinstance ...  see `python_builtins`
 manual_seed and others  nodes, because they change later draws
@@ -28,12 +29,18 @@ from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.checkpoint_points import REGION_GENERATORS
 from pipecompile.torch_private.interception_points import (
     CAUSAL_MASK,
     NESTED_MASK,
     SCRIPT_CALL,
     VALIDATE_ARGUMENTS,
     scripted_source,
+)
+from pipecompile.tracing.interception.checkpoint_calls import (
+    RegionListener,
+    record_reentrant_region,
+    record_region,
 )
 from pipecompile.tracing.interception.python_builtins import BUILTIN_PATCHES
 from pipecompile.tracing.interception.randomness import RNG_FUNCTIONS
@@ -43,7 +50,7 @@ from pipecompile.tracing.user_source import is_foreign
 __all__ = ["CallListener", "intercepted"]
 
 
-class CallListener(Protocol):
+class CallListener(RegionListener, Protocol):
     """The recorder, as far as the patches need it. `leftovers` knows the model's containers."""
 
     leftovers: RecordingLeftovers
@@ -77,7 +84,7 @@ def intercepted(listener: CallListener) -> Iterator[None]:
     """Route the calls of this thread through `listener` inside the block."""
     originals = [
         (owner, name, owner.__dict__.get(name, _ABSENT), patch)
-        for owner, name, patch in (*_INTERCEPTED, *BUILTIN_PATCHES, *_bound_functions())
+        for owner, name, patch in (*_INTERCEPTED, *BUILTIN_PATCHES, *_bound_functions(), *_checkpoints())
     ]
     replaced = [(owner, name, original, patch(listener, original)) for owner, name, original, patch in originals]
     with torch.compiler.set_stance("force_eager"):
@@ -107,9 +114,8 @@ def _function(listener: CallListener, original: Any) -> Any:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not listener.is_listening:
             return original.__get__(None, cls)(*args, **kwargs)
-        if cls is CheckpointFunction:  # recorded through: the same numbers, and it can be cut inside
-            function, _, *rest = args
-            return function(*rest)
+        if cls is CheckpointFunction:
+            return record_reentrant_region(listener, *args)
         return listener.record_single_call(original.__get__(None, cls), _applied(cls), args, kwargs)
 
     return classmethod(apply)
@@ -123,6 +129,21 @@ def _bound_functions() -> Iterator[tuple[Any, str, Callable[[CallListener, Any],
         pending += cls.__subclasses__()
         if not cls.__module__.startswith("torch."):
             yield cls, "forward", partial(_forward, cls, cls.forward)
+
+
+def _checkpoints() -> Iterator[tuple[Any, str, Callable[[CallListener, Any], Any]]]:
+    """Yield the generator functions of checkpoints without reentrant autograd."""
+    for module, name in REGION_GENERATORS:
+        owner = sys.modules.get(module)
+        if hasattr(owner, name):
+            yield owner, name, _region
+
+
+def _region(listener: CallListener, original: Any) -> Any:
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        return record_region(listener, original, args, kwargs) if listener.is_listening else original(*args, **kwargs)
+
+    return generator
 
 
 def _forward(cls: Any, forward: Callable[..., Any], listener: CallListener, _original: Any) -> Any:

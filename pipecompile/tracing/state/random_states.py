@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import torch
 
 __all__ = [
+    "CPU_RANDOM",
     "RandomSource",
     "RandomStates",
     "generators_among",
@@ -26,6 +28,9 @@ __all__ = [
     "random_sources",
     "random_states_restored",
 ]
+
+CPU_RANDOM = RLock()
+"""Lock of the CPU's random state, which all threads share: held from saving the state until a recomputable forward has drawn its numbers."""
 
 
 @dataclass(frozen=True, slots=True)

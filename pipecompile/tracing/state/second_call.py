@@ -10,7 +10,7 @@ The second call is recorded behind the first, compared with it, and erased again
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from pipecompile.tracing.emit.value_nodes import ValueNodes
 from pipecompile.tracing.fakes.lifted_numbers import examples
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import Role, facts
+from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.state.counters import adds_a_constant, counters_watched, warn_of_decisions
 from pipecompile.tracing.state.leftover_state import (
     StateChange,
@@ -36,6 +37,7 @@ from pipecompile.tracing.state.leftover_state import (
 )
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
+from pipecompile.tracing.user_source import line_of
 
 __all__ = ["CarriedStateError", "RecordedCall", "record_state_changes"]
 
@@ -98,6 +100,8 @@ def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: l
     if not (is_alike and _tensor_keys(by_kind[False]) == _tensor_keys(later) - _tensor_keys(by_kind[True])):
         raise CarriedStateError(changes, model)
     _warn([change.name for change in _record_changes(changes, later, constants, recording)], model)
+    inside = {noted.module: noted.region for noted in map(facts, first) if noted.region}
+    _warn_of_repetitions([change for change in changes if change.place.owner in inside], inside, model)
 
 
 def _warn(lost: Sequence[str], model: nn.Module) -> None:
@@ -105,6 +109,21 @@ def _warn(lost: Sequence[str], model: nn.Module) -> None:
     if lost:
         names = ", ".join(dict.fromkeys(lost))
         what = f"{type(model).__name__}.forward changes {names} in a way that a graph cannot: a pipeline leaves this state as it is"
+        warnings.warn(what, RecordingWarning, stacklevel=3)
+
+
+def _warn_of_repetitions(
+    changes: Sequence[StateChange], inside: Mapping[str, RecomputedRegion], model: nn.Module
+) -> None:
+    """Warn about counters and lists that the user's own checkpointing changes again, when a region is recomputed."""
+    repeated = [change for change in changes if change.is_count or change.key is None]
+    if repeated:
+        names = ", ".join(dict.fromkeys(change.name for change in repeated))
+        place = line_of(inside[repeated[0].place.owner].source)
+        what = (
+            f"{type(model).__name__}.forward changes {names} in a region of torch.utils.checkpoint ({place}): a pipeline makes the"
+            " change once in a forward, and not again when the region is recomputed"
+        )
         warnings.warn(what, RecordingWarning, stacklevel=3)
 
 

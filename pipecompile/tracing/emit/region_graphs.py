@@ -1,0 +1,138 @@
+"""The code of a graph with regions of the user's own checkpointing: consecutive nodes of a region become one call.
+
+    nodes                    regions                     code
+    a  b  c  d  e            a [b  c] d [e]              a;  b, c = region(a);  d;  e = region(d, c)
+
+The graph itself stays flat, for all analyses: only `forward` of its module is replaced. A region inside a region is a call
+inside the code of the outer one. Switches of grad mode and autocast are made anew, from the mode in which a region was called.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.torch_private.fx_graphs import codegen_of
+from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.emit.node_writer import Regions
+from pipecompile.tracing.node_facts import Role, facts, value_of
+from pipecompile.tracing.recomputed_region import RecomputedRegion
+from pipecompile.tracing.region_call import RegionCall
+
+__all__ = ["install_regions"]
+
+_Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_CALLS = ("call_module", "call_function", "call_method")
+
+
+def install_regions(module: fx.GraphModule, wrap: _Wrap = lambda function: function) -> None:
+    """Let `module.forward` run the regions of the module's graph under `torch.utils.checkpoint`. Linear in the nodes and edges.
+
+    `wrap` changes the functions of regions that write tensors of the model.
+    """
+    nodes = list(module.graph.nodes)
+    calls = [node for node in nodes if node.op in _CALLS and facts(node).role is Role.VALUE]
+    outside = next(region.outside for node in calls if (region := facts(node).region))
+    code = _Code(module, outside, _lasting(nodes), wrap)
+    for node in nodes:
+        if node.op == "placeholder":
+            code.fetch(node)
+    code.add(calls, 0)
+    code.regions.close()
+    code.graph.output(fx.map_arg(next(node for node in reversed(nodes) if node.op == "output").args[0], code.fetch))
+    code.graph.set_codegen(codegen_of(module.graph))
+    type(module).forward = type(fx.GraphModule(module, code.graph, type(module).__name__)).forward
+
+
+class _Code:
+    """A graph with the nodes of a region, or with those outside of all, in which inner regions are calls.
+
+    `lasting` are keys of the memory of the model's tensors.
+    """
+
+    def __init__(self, module: fx.GraphModule, outside: Ambient, lasting: frozenset[int], wrap: _Wrap) -> None:
+        self.module, self.wrap, self.graph = module, wrap, fx.Graph()
+        self.regions = Regions(self.graph, outside)
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.lasting = lasting
+
+    def fetch(self, node: fx.Node) -> fx.Node:
+        """Return the copy of a node; inputs, attributes and sizes are copied at their first use."""
+        if node not in self.copies:
+            for source in node.all_input_nodes:
+                self.fetch(source)
+            self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+            self.copies[node].meta = dict(node.meta)
+        return self.copies[node]
+
+    def add(self, nodes: Sequence[fx.Node], depth: int) -> None:
+        """Append nodes in order; those in a region at this depth as one call."""
+        for region, group in groupby(nodes, lambda node: _region_at(node, depth)):
+            members = list(group)
+            if region is not None:
+                self._add_region(region, members, depth)
+                continue
+            for node in members:
+                for source in node.all_input_nodes:
+                    self.fetch(source)
+                self.regions.enter(_ambient(node))
+                self.fetch(node)
+
+    def _add_region(self, region: RecomputedRegion, members: list[fx.Node], depth: int) -> None:
+        own = set(members)
+        inputs = list(dict.fromkeys(s for node in members for s in node.all_input_nodes if s not in own))
+        outputs = [node for node in members if any(user not in own for user in node.users)]
+        part = _Code(self.module, region.ambient, self.lasting, self.wrap)
+        for source in inputs:
+            part.copies[source] = part.graph.placeholder(source.name)
+        part.add(members, depth + 1)
+        part.regions.close()
+        part.graph.output(tuple(part.copies[node] for node in outputs))
+        writes = any(facts(node).mutates & self.lasting for node in members)
+        call = RegionCall(
+            region,
+            partial(type(fx.GraphModule(self.module, part.graph, "Region")).forward, self.module),
+            frozenset(place for place, source in enumerate(inputs) if source.op == "get_attr"),
+            draws=any(facts(node).draws for node in members),
+            writes=writes,
+            is_plain=all(isinstance(value_of(node), torch.Tensor) for node in outputs),
+        )
+        arguments = tuple(map(self.fetch, inputs))
+        self.regions.enter(region.ambient)
+        function = self.wrap(_function(call)) if writes else _function(call)
+        results = self.graph.call_function(function, arguments)
+        for place, node in enumerate(outputs):
+            self.copies[node] = self.graph.call_function(operator.getitem, (results, place))
+
+
+def _lasting(nodes: Sequence[fx.Node]) -> frozenset[int]:
+    held = (facts(node).storages if node.op == "get_attr" else facts(node).reads for node in nodes)
+    return frozenset().union(*held)
+
+
+def _region_at(node: fx.Node, depth: int) -> RecomputedRegion | None:
+    region = facts(node).region
+    path = region.path if region else ()
+    return path[depth] if len(path) > depth else None
+
+
+def _ambient(node: fx.Node) -> Ambient:
+    ambient = facts(node).ambient
+    assert ambient is not None, f"{node.name} was recorded without its modes"
+    return ambient
+
+
+def _function(call: RegionCall) -> Callable[..., Any]:
+    """Return a call as a function, as fx needs for a node."""
+
+    def recomputed_region(*values: Any) -> Any:
+        return call(*values)
+
+    return recomputed_region

@@ -1,0 +1,54 @@
+"""Regions that a cut divides are recomputed in parts, as often as eager recomputes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch.utils.checkpoint import checkpoint
+
+from tests.support.checkpointed import Functional, Net, built, compiled
+from tests.support.eager import accumulate, assert_same
+
+REENTRANT = pytest.mark.parametrize("reentrant", [False, True])
+
+
+def nested(outer: bool, inner: bool) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        def first(h: torch.Tensor) -> torch.Tensor:
+            return m.norms[0](m.a(h)).tanh()
+
+        def second(h: torch.Tensor) -> torch.Tensor:
+            return m.norms[1](m.b(h)).tanh()
+
+        def both(h: torch.Tensor) -> torch.Tensor:
+            return checkpoint(second, checkpoint(first, h, use_reentrant=inner).sin(), use_reentrant=inner)
+
+        return checkpoint(both, m.a(x), use_reentrant=outer)
+
+    return body
+
+
+@pytest.mark.parametrize("n_stages", [2, 4])
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("outer", [False, True])
+def test_regions_in_regions_are_recomputed_as_often_as_in_eager(outer, inner, n_stages):
+    model, eager = built(lambda: Functional(nested(outer, inner)))
+    x = torch.randn(6, 4)
+    compiled(model, x, n_stages).step(x)
+    accumulate(eager, x, 1)
+    assert_same(model, eager)
+
+
+@REENTRANT
+def test_a_part_that_writes_into_a_received_value_copies_it_each_time_it_runs(reentrant):
+    model, eager = built(lambda: Net(reentrant))
+    x = torch.randn(8, 4)
+    pipe = compiled(model, x, 12, n_microbatches=2)
+    assert any("relu" in stage.first for stage in pipe.plan.stages)
+    pipe.step(x)
+    accumulate(eager, x, 2)
+    assert_same(model, eager)
