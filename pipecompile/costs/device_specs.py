@@ -187,18 +187,26 @@ Bandwidth = float | tuple[tuple[float, ...], ...]
 @dataclass(frozen=True, slots=True)
 class Links:
     """Seconds per byte and seconds of latency of the fastest pair; `factors[p][q]` is the slowdown of the pair (p,
-    q).
+    q). `streams` is the stream of each device, where several are the same GPU; None otherwise.
     """
 
     seconds_per_byte: float
     latency: float
     factors: tuple[tuple[float, ...], ...] | None = None
+    streams: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, devices: Sequence[torch.device], bandwidth: Bandwidth | None) -> Links:
         """Return the links with the given `bandwidth`, else from the data sheets; zero if all stages share one
         device.
         """
+        places = {device: index for index, device in enumerate(dict.fromkeys(devices))}
+        is_shared = len(places) < len(devices) and devices[0].type == "cuda"
+        streams = tuple(places[device] for device in devices) if is_shared else None
+        return replace(cls._between(devices, bandwidth), streams=streams)
+
+    @classmethod
+    def _between(cls, devices: Sequence[torch.device], bandwidth: Bandwidth | None) -> Links:
         spec = spec_for(devices[0])
         if isinstance(bandwidth, tuple):
             pairs = [(p, q) for p in range(len(devices)) for q in range(len(devices)) if p != q]

@@ -43,7 +43,8 @@ class Inspection:
     @property
     def costs(self) -> CostOptions:
         """The costs of the program under the plan, as `simulate` takes them."""
-        return simulation_costs(self.plan.stages, self.program.routes, self.links, self.plan.placement)
+        costs = simulation_costs(self.plan.stages, self.program.routes, self.links, self.plan.placement)
+        return CostOptions(**costs, streams=self.links.streams)
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline of a step, in seconds."""

@@ -51,6 +51,7 @@ class CostOptions(TypedDict, total=False):
     engines: str
     launch: PerStage
     hosts: str
+    streams: Sequence[int] | None
     saved_bytes: PerStage
     weight_saved_bytes: PerStage | None
     recipe_bytes: PerStage
@@ -62,7 +63,8 @@ class Costs:
     """Checked costs.
 
     `seconds[kind][stage]` is the time of an action; `transfer[name]` the seconds of a message of the route or tie `name`,
-    `latency` in seconds and `bandwidth` in bytes/s come on top. `launch[stage]` is the seconds of the host for an action. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
+    `latency` in seconds and `bandwidth` in bytes/s come on top. `launch[stage]` is the seconds of the host for an action,
+    `streams[device]` the stream that a device computes on; () if each has its own. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
     """
 
     seconds: Mapping[Kind, tuple[float, ...]]
@@ -76,6 +78,7 @@ class Costs:
     parameters: tuple[float, ...]
     launch: tuple[float, ...] = ()
     hosts: Hosts = Hosts.ONE
+    streams: tuple[int, ...] = ()
 
     def message(self, name: str, nbytes: float, source: int, target: int) -> float:
         """Return the seconds that a message of route or tie `name` with `nbytes` bytes takes from device `source` to `target`."""
@@ -102,6 +105,7 @@ def make_costs(
     engines: str = "pair",
     launch: PerStage = 0.0,
     hosts: str = "one",
+    streams: Sequence[int] | None = None,
     saved_bytes: PerStage = 0.0,
     weight_saved_bytes: PerStage | None = None,
     recipe_bytes: PerStage = 0.0,
@@ -112,17 +116,10 @@ def make_costs(
     def stages(name: str, value: PerStage) -> tuple[float, ...]:
         return _per_stage(name, value, n_stages)
 
-    f, i, w = (
-        stages(*pair) for pair in (("forward", forward), ("input_grad", input_grad), ("weight_grad", weight_grad))
-    )
-    seconds = {Kind.FORWARD: f, Kind.INPUT_GRAD: i, Kind.WEIGHT_GRAD: w}
-    both = tuple(a + b for a, b in zip(i, w, strict=True))
-    seconds[Kind.BACKWARD] = both if backward is None else stages("backward", backward)
-    seconds[Kind.RECOMPUTE] = f if recompute is None else stages("recompute", recompute)
-    saved = stages("saved_bytes", saved_bytes)
     _check_names(engines=(engines, "pair"), hosts=(hosts, "one"))
+    saved = stages("saved_bytes", saved_bytes)
     return Costs(
-        seconds,
+        _seconds(n_stages, forward, input_grad, weight_grad, backward, recompute),
         _per_route(transfer, [route.value for route in routes], [tie.name for tie in ties]),
         _per_link("latency", latency, n_devices),
         _per_link("bandwidth", bandwidth, n_devices),
@@ -133,13 +130,47 @@ def make_costs(
         stages("parameter_bytes", parameter_bytes),
         stages("launch", launch),
         Hosts(hosts),
+        _shared_streams(streams, n_devices),
     )
+
+
+def _seconds(
+    n_stages: int,
+    forward: PerStage,
+    input_grad: PerStage,
+    weight_grad: PerStage,
+    backward: PerStage | None,
+    recompute: PerStage | None,
+) -> dict[Kind, tuple[float, ...]]:
+    """Return the seconds of each kind of action per stage. By default, B takes as long as I and W, and R as F."""
+    names = ("forward", "input_grad", "weight_grad")
+    f, i, w = (
+        _per_stage(name, value, n_stages) for name, value in zip(names, (forward, input_grad, weight_grad), strict=True)
+    )
+    both = tuple(a + b for a, b in zip(i, w, strict=True))
+    return {
+        Kind.FORWARD: f,
+        Kind.INPUT_GRAD: i,
+        Kind.WEIGHT_GRAD: w,
+        Kind.BACKWARD: both if backward is None else _per_stage("backward", backward, n_stages),
+        Kind.RECOMPUTE: f if recompute is None else _per_stage("recompute", recompute, n_stages),
+    }
 
 
 def _check_names(**names: tuple[str, str]) -> None:
     for option, (value, other) in names.items():
         if value not in (other, "device"):
             raise InputError(f"{option}={value!r} is not known", hint=f"{other!r} or 'device'")
+
+
+def _shared_streams(streams: Sequence[int] | None, n_devices: int) -> tuple[int, ...]:
+    """Return the stream of each device; () if no two devices share one."""
+    if streams is None:
+        return ()
+    if len(streams) != n_devices:
+        count = counted(len(streams), "number")
+        raise InputError(f"streams has {count} for {counted(n_devices, 'device')}", hint="one per device")
+    return tuple(streams) if len(set(streams)) < n_devices else ()
 
 
 def _per_stage(name: str, value: PerStage, n_stages: int) -> tuple[float, ...]:

@@ -19,6 +19,9 @@ __all__ = ["NOTHING", "Times", "walk"]
 NOTHING = -(1 << 60)
 """Cause of a task or message that waited for no other."""
 
+NEVER = NOTHING - 1
+"""Cause of a task that has not started."""
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
@@ -49,15 +52,21 @@ def walk(tasks: TaskGraph, engines: Engines = Engines.PAIR) -> Times:
 
 
 class _EventWalk:
-    """The state of a simulation: `next` is the next task per device, `busy` the end and last message per engine."""
+    """The state of a simulation: `next` is the next task per device, `busy` the end and last message per engine.
+
+    `waiting` maps a task that has not started to the device whose next task comes after it on a stream of both.
+    """
 
     def __init__(self, tasks: TaskGraph, engines: Engines) -> None:
         n, k = len(tasks.seconds), len(tasks.delays)
         self.tasks = tasks
-        self.start, self.end, self.cause = [0.0] * n, [0.0] * n, [NOTHING] * n
+        self.start, self.end, self.cause = [0.0] * n, [0.0] * n, [NEVER] * n
         self.left, self.arrival, self.left_cause = [0.0] * k, [-1.0] * k, [NOTHING] * k
         self.is_awaited = [False] * k
         self.order: list[int] = []
+        self.is_held_up = bool(tasks.issued or tasks.after)
+        self.launched = [end for _, end in tasks.issued]
+        self.waiting: dict[int, int] = {}
         self.next = [row.start for row in tasks.rows]
         self.events: list[tuple[float, int, int]] = []
         self.by_device = engines is Engines.DEVICE
@@ -91,15 +100,37 @@ class _EventWalk:
                 return
             if arrival > ready:
                 ready, cause = arrival, ~message
-        end = ready + self.tasks.seconds[task]
-        if issued := self.tasks.issued:
-            begin, over = issued[task]
-            if begin > ready:
-                ready, cause = begin, NOTHING
-            end = max(ready + self.tasks.seconds[task], over)
+        if self.is_held_up and not self._may_start(device, task):
+            return
         self.next[device] = task + 1
-        self.start[task], self.cause[task], self.end[task] = ready, cause, end
+        if self.is_held_up:
+            ready, cause = self._held_up(task, ready, cause)
+        self.start[task], self.cause[task] = ready, cause
+        self.end[task] = end = max(ready + self.tasks.seconds[task], self.launched[task] if self.launched else 0.0)
         heappush(self.events, (end, device, task))
+        if self.waiting:
+            self._resume(task)
+
+    def _may_start(self, device: int, task: int) -> bool:
+        """Return False, and note the device, if the task before this one on its stream has not started."""
+        before = self.tasks.after[task] if self.tasks.after else -1
+        if before >= 0 and self.cause[before] == NEVER:
+            self.waiting[before] = device
+            return False
+        return True
+
+    def _held_up(self, task: int, ready: float, cause: int) -> tuple[float, int]:
+        """Return the start of a task and its cause, with the launch by the host and the task before it on its stream."""
+        before = self.tasks.after[task] if self.tasks.after else -1
+        if before >= 0 and self.end[before] > ready:
+            ready, cause = self.end[before], before
+        begin = self.tasks.issued[task][0] if self.tasks.issued else 0.0
+        return (begin, NOTHING) if begin > ready else (ready, cause)
+
+    def _resume(self, task: int) -> None:
+        """Start the task that waited for this one to start."""
+        if (device := self.waiting.pop(task, None)) is not None:
+            self._start_next(device)
 
     def _send(self, messages: tuple[int, ...], now: float, task: int) -> None:
         """Send messages at `now`, the end of `task`: each starts when its engines are free."""

@@ -16,7 +16,7 @@ from pipecompile.simulation.costs import Costs, Hosts
 from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.task_graph import TaskGraph
 
-__all__ = ["issue_times", "launch_seconds"]
+__all__ = ["issue_times", "launch_seconds", "stream_order"]
 
 Issue = tuple[float, float]
 """Begin and end of a launch on the host, in seconds."""
@@ -39,6 +39,24 @@ def issue_times(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> 
     order = _order_of_program(subject, tasks) if isinstance(subject, Program) else _order_of_starts(tasks, costs)
     times = _in_order(order, seconds)
     return [times[task] for task in range(len(seconds))]
+
+
+def stream_order(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> list[int]:
+    """Return, per task, the task of another device that one thread launches last before it on the same stream; -1 for none.
+
+    Returns an empty list if no two devices share a stream.
+    """
+    if not costs.streams:
+        return []
+    order = _order_of_program(subject, tasks) if isinstance(subject, Program) else _order_of_starts(tasks, costs)
+    device_of = {task: device for device, row in enumerate(tasks.rows) for task in row}
+    after, latest = [-1] * len(tasks.seconds), dict[int, int]()
+    for task in order:
+        stream = costs.streams[device_of[task]]
+        if (before := latest.get(stream, -1)) >= 0 and device_of[before] != device_of[task]:
+            after[task] = before
+        latest[stream] = task
+    return after
 
 
 def _in_order(order: Iterable[int], seconds: Sequence[float]) -> dict[int, Issue]:

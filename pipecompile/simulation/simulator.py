@@ -24,7 +24,7 @@ from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import Times, walk
 from pipecompile.simulation.from_program import tasks_of_program
 from pipecompile.simulation.from_schedule import tasks_of_schedule
-from pipecompile.simulation.host_launches import issue_times
+from pipecompile.simulation.host_launches import issue_times, stream_order
 from pipecompile.simulation.memory_curve import memory_curves
 from pipecompile.simulation.task_graph import TaskGraph
 from pipecompile.verifiers import verify
@@ -47,7 +47,8 @@ def simulate(
     `engines="device"` for one copy engine per device and direction.
 
     Seconds of the host per stage: `launch`, to launch an F, R, I or W on a device that works beside the host (default 0; a B takes
-    twice as long). One thread launches for all devices, or with `hosts="device"` one per device.
+    twice as long). One thread launches for all devices, or with `hosts="device"` one per device. `streams`: per device the number
+    of its stream. Devices on one stream compute one after another, as one thread launches them (default: a stream per device).
 
     Bytes per stage, default 0: `saved_bytes` per micro-batch until the backward, `weight_saved_bytes` of these until W (default:
     all), `recipe_bytes` that a recomputed forward keeps beside its inputs, `parameter_bytes` all the time. The bytes of values
@@ -78,7 +79,7 @@ def build_tasks(
     if any(costs.parameters):
         stages_of = [[s for s, device in enumerate(subject.placement) if device == d] for d in range(subject.n_devices)]
         tasks.constant = tuple(sum(costs.parameters[s] for s in own) for own in stages_of)
-    tasks.issued = issue_times(subject, tasks, costs)
+    tasks.issued, tasks.after = issue_times(subject, tasks, costs), stream_order(subject, tasks, costs)
     return tasks, costs
 
 

@@ -55,6 +55,8 @@ class TaskGraph:
     """Changes of memory per device, in the order of its row; empty lists if no value has a size."""
     issued: list[tuple[float, float]] = field(default_factory=list)
     """Begin and end of the launch of each task by the host, in seconds; an empty list if launching takes no time."""
+    after: list[int] = field(default_factory=list)
+    """The task of another device before each task on a stream that both compute on, -1 for none; an empty list without such streams."""
     constant: tuple[float, ...] = ()
     """Bytes per device that it holds all the time; () for none."""
 

@@ -137,3 +137,12 @@ def test_of_a_square_the_fastest_pair_is_the_unit_and_the_slowest_consumer_count
 def test_a_value_of_the_host_takes_the_fastest_link() -> None:
     links = Links(0.01, 0.0, ((0.0, 5.0), (5.0, 0.0)))
     assert links.seconds([Route("x", HOST, (1,), nbytes=100.0)], (0, 1)) == {"x": pytest.approx(1.0)}
+
+
+def test_pipeline_devices_on_one_card_share_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    card(monkeypatch, "NVIDIA H200", 141 << 30, 132)
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    assert Links.of([first] * 4, None).streams == (0, 0, 0, 0)
+    assert Links.of([first, first, second], 1e9).streams == (0, 0, 1)
+    assert Links.of([first, second], None).streams is None
+    assert Links.of([CPU, CPU], None).streams is None

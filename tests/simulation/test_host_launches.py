@@ -49,3 +49,21 @@ def test_advice_names_launching_where_it_is_the_bottleneck() -> None:
 def test_an_unknown_kind_of_host_is_refused() -> None:
     with pytest.raises(InputError, match="hosts='many' is not known"):
         pc.simulate(pc.build_schedule("gpipe", 2, 1), launch=1.0, hosts="many")
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved"])
+def test_devices_on_one_stream_compute_one_after_another(name: str) -> None:
+    """Before, four pipeline devices on one GPU were simulated as four GPUs."""
+    schedule = pc.build_schedule(name, 4, 8, n_devices=2 if name == "interleaved" else 4)
+    n = schedule.n_devices
+    for subject in (schedule, lower(schedule)):
+        alone = pc.simulate(subject, streams=[0] * n)
+        assert alone.makespan == alone.busy
+        assert pc.simulate(subject, streams=range(n)).makespan == pc.simulate(subject).makespan < alone.makespan
+    halves = pc.simulate(lower(schedule), streams=[d // (n // 2) for d in range(n)])
+    assert pc.simulate(schedule).makespan <= halves.makespan < alone.makespan
+
+
+def test_streams_are_one_per_device() -> None:
+    with pytest.raises(InputError, match="streams has 1 number for 2 devices"):
+        pc.simulate(pc.build_schedule("gpipe", 2, 1), streams=[0])
