@@ -16,7 +16,6 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.merging import MergeRule
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
 from pipecompile.batching.microbatches import (
-    LossDivisor,
     MiniBatch,
     loss_gradients,
     scaled_gradients,
@@ -25,22 +24,17 @@ from pipecompile.batching.microbatches import (
 )
 from pipecompile.batching.offset_rows import offset_names
 from pipecompile.driver.backend import Backend
-from pipecompile.driver.batch_split import (
-    candidate_batches,
-    first_batch,
-    of_two_samples,
-    on_one_side,
-)
+from pipecompile.driver.batch_split import candidate_batches, first_batch, of_two_samples, on_one_side
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.listed_programs import ListedPrograms
-from pipecompile.driver.loss_shares import find_divisor, weigh_copy
-from pipecompile.driver.measured_shares import MeasuredShares
+from pipecompile.driver.loss_analysis import LossAnalysis
+from pipecompile.driver.loss_shares import find_loss, weigh_copy
 from pipecompile.driver.output_merge import check_tail_size, fixed_output_rules, merging_specialization
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks
 from pipecompile.driver.signature import Signature, signature_of, signatures_of
-from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import has_batch_norm
 from pipecompile.ir import LOSS, TARGET
@@ -167,10 +161,11 @@ class CompileCache:
         if target is not None:
             parts = scatter_tree(target, len(batch.sizes), batch.whole.samples, self.options.batch_dims)
             arrivals[TARGET, False] = parts
-        key = target is not None
+        key = target_kind(target)
         has_copies, is_mean = self.context.backend.has_copies, self.options.loss_reduction == "mean"
-        if is_mean and (has_copies or len(batch.sizes) > 1) and key not in specialization.divisors:
-            specialization.divisors[key] = self._divisor(specialization, batch, target, arrivals)
+        is_known = specialization.is_current(specialization.losses.get(key))
+        if is_mean and (has_copies or len(batch.sizes) > 1) and not is_known:
+            specialization.losses[key] = self._loss(specialization, batch, target, arrivals)
         if is_mean and has_copies:
             weigh_copy(specialization, batch, target, arrivals, self.context)
         weights, gradient = specialization.loss_weights(batch, target, arrivals)
@@ -179,13 +174,13 @@ class CompileCache:
         arrivals[LOSS, True] = loss_gradients(gradient, weights)
         return arrivals, weights
 
-    def _divisor(
+    def _loss(
         self, specialization: Specialization, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
-    ) -> LossDivisor | MeasuredShares | None:
+    ) -> LossAnalysis:
         def rules() -> Sequence[MergeRule]:
             return fixed_output_rules(specialization, batch, self.options, self.context)
 
-        return find_divisor(specialization, batch, target, arrivals, self.context.warnings, rules)
+        return find_loss(specialization, batch, target, arrivals, self.context.warnings, rules)
 
     def check_values(self) -> None:
         """Raise InputError while tensors that were on meta have no values."""

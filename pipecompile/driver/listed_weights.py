@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import torch
 
-from pipecompile.batching.merging import MergeKind, MergeRule
+from pipecompile.batching.merging import MergeKind
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
 from pipecompile.batching.microbatches import LossDivisor, loss_weights
 from pipecompile.driver.compile_context import CompileContext
+from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.loss_shares import COUNTED, find_count
-from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.ir import TARGET
 from pipecompile.options import Options
 
@@ -32,8 +33,8 @@ def listed_weights(
     if not is_mean or (len(sizes) == 1 and not context.backend.has_copies):
         return loss_weights(sizes, mean=is_mean)
     found = [_count(one, listed, number) for number, one in enumerate(recordings)]
-    counts = [count for count, _ in found if count is not None]
-    rules = [rule.kind for _, rule in found]
+    counts = [count for one in found if (count := one.count()) is not None]
+    rules = [one.rule.kind for one in found]
     if MergeKind.ADDED not in rules and len(counts) == len(found):
         return _shares(counts, recordings, listed, context)
     if MergeKind.ADDED in rules:
@@ -44,10 +45,10 @@ def listed_weights(
     return loss_weights(sizes, mean=True)
 
 
-def _count(one: Specialization, listed: MicrobatchList, number: int) -> tuple[LossDivisor | None, MergeRule]:
-    """Return the count of the loss of a recording, found on the first of its micro-batches, and how losses merge."""
-    key = listed.has_targets
-    if key not in one.counts:
+def _count(one: Specialization, listed: MicrobatchList, number: int) -> LossAnalysis:
+    """Return the analysis of the loss of a recording, on the first of its micro-batches, for its count."""
+    key = target_kind(listed.targets[number])
+    if not one.is_current(one.counts.get(key)):
         one.counts[key] = find_count(one, ListedBatch((listed.calls[number],)), listed.targets[number])
     return one.counts[key]
 

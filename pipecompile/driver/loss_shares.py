@@ -9,8 +9,8 @@ A loss function is recorded once per kind of call, on outputs of the recorded si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import LossDivisor, MiniBatch
 from pipecompile.driver.compile_context import CompileContext
+from pipecompile.driver.loss_analysis import LossAnalysis, no_count
 from pipecompile.driver.measured_shares import MeasuredShares
-from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.errors import InputError, PipecompileError
 from pipecompile.graph.batch_flow import BatchFlow
@@ -38,63 +39,50 @@ from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
 
-__all__ = ["COUNTED", "find_count", "find_divisor", "weigh_copy"]
+__all__ = ["COUNTED", "find_count", "find_loss", "weigh_copy"]
 
 Arrivals = Mapping[tuple[str, bool], Any]
 
 _MEAN, _UNKNOWN = MergeRule(MergeKind.AVERAGED), MergeRule(MergeKind.COMPUTED)
 
 
-def _no_count() -> None:
-    """Return None: the count of a loss that cannot be analysed."""
+_ANALYSED_AT_MOST = 3
+"""Analyses of a loss function that changes; from then on its shares are measured in every step."""
+
+_KEPT = 64
+"""Kinds of targets whose analyses are kept."""
 
 
-Count = Callable[[], LossDivisor | None]
-"""Return the count of a mean: its divisor as a number that can be compared between recordings; None if it is not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossAnalysis:
-    """The result of the analysis of a loss.
-
-    divisor    what it divides by, None if it has no divisor or that is not known
-    rule       how losses of micro-batches merge, COMPUTED if that is not known
-    count      the count of a mean
-    line       the user's line at which samples meet, "" if none is known
-    """
-
-    divisor: LossDivisor | None
-    rule: MergeRule
-    count: Count = _no_count
-    line: str = ""
-
-
-def find_divisor(
+def find_loss(
     specialization: Specialization,
     batch: MiniBatch,
     target: Any,
     arrivals: Arrivals,
     warnings: WarningsOnce,
     fixed_rules: Callable[[], Sequence[MergeRule]],
-) -> LossDivisor | MeasuredShares | None:
-    """Return the divisor of the loss of a step; None if shares are those of samples. Warn if neither is right.
+) -> LossAnalysis:
+    """Return the analysis of the loss of a step, without a divisor if shares are those of samples. Warn if neither is right.
 
     `target` is that of the mini-batch; `arrivals` have the micro-batches of the inputs and of the target. `fixed_rules` gives
     the rules of the outputs of a recording for one batch size.
     """
-    options = specialization.options
+    options, before = specialization.options, specialization.losses.get(target_kind(target))
+    changes = max(len(specialization.losses), 0 if before is None else before.changes + 1)
+    if len(specialization.losses) >= _KEPT:
+        del specialization.losses[next(iter(specialization.losses))]
     analysis, outputs = _analysed(specialization, batch, arrivals, warnings, fixed_rules)
-    divisor, rule = analysis.divisor, analysis.rule
-    if outputs is not None and divisor is None and rule.kind is MergeKind.COMPUTED:
+    analysis = replace(analysis, changes=changes)
+    is_unknown = analysis.divisor is None and analysis.rule.kind is MergeKind.COMPUTED
+    if outputs is not None and (is_unknown or changes >= _ANALYSED_AT_MOST):
         device = specialization.stage_devices[-1]
         measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warnings.undivided_loss)  # type: ignore[arg-type]
         if measured.is_defined(*specialization.step_values(batch, target, arrivals), batch.sizes):
-            return measured
-    if rule.kind is MergeKind.ADDED:
+            return replace(analysis, divisor=measured, guards=None)
+    if analysis.rule.kind is MergeKind.ADDED:
         warnings.summed()
-    elif rule.kind is not MergeKind.AVERAGED and divisor is None:
+    elif is_unknown:
         warnings.undivided_loss(analysis.line)
-    return divisor
+    return analysis
 
 
 COUNTED = "what the loss counts"
@@ -108,28 +96,28 @@ def weigh_copy(
 
     `context.backend` computes the share of this copy from the counts of all.
     """
-    key = target is not None
-    divisor = specialization.divisors.get(key)
-    if divisor is None:
+    key = target_kind(target)
+    analysis = specialization.losses.get(key)
+    if analysis is None or analysis.divisor is None:
         return
-    if key not in specialization.counts:
+    if not specialization.is_current(specialization.counts.get(key)):
         specialization.counts[key] = find_count(specialization, batch, arrivals.get((TARGET, False), (None,))[0])
-    if (count := specialization.counts[key][0]) is None:
+    if (count := specialization.counts[key].count()) is None:
         context.warnings.uncounted_copies()
     else:
         counted = count.of(specialization.whole_values(batch, target), sum(batch.sizes))
         context.backend.weigh(float(counted), COUNTED, count.floor)
 
 
-def find_count(specialization: Specialization, batch: MiniBatch, target: Any) -> tuple[LossDivisor | None, MergeRule]:
-    """Return the count of the loss of a micro-batch that is not cut, None if it is not known, and how its losses merge."""
+def find_count(specialization: Specialization, batch: MiniBatch, target: Any) -> LossAnalysis:
+    """Return the analysis of the loss of a micro-batch that is not cut, for its count."""
     if specialization.options.loss_fn is None:
         analysis = _of_model(specialization, batch)
     else:
         graph = specialization.graph
         outputs = LossOutputs.of(graph, shape_rules(graph))
         analysis = _of_function(specialization.options, outputs, target, batch.sizes[0])
-    return analysis.count(), analysis.rule
+    return replace(analysis, count=cache(analysis.count))
 
 
 def _analysed(
@@ -172,7 +160,7 @@ def _of_model(specialization: Specialization, batch: MiniBatch) -> LossAnalysis:
     pairs: Any = zip(node.args[0], value_of(node), strict=True)  # type: ignore[arg-type]
     argument = next((a for a, value in pairs if value is loss), None)
     if specialization.facts.batch_size is not None or batch.whole.lists:
-        count = partial(loss_count, specialization.graph, argument) if isinstance(argument, fx.Node) else _no_count
+        count = partial(loss_count, specialization.graph, argument) if isinstance(argument, fx.Node) else no_count
         return LossAnalysis(None, _UNKNOWN, count)
     return _found(specialization.flow, argument)
 
@@ -231,10 +219,13 @@ def _of_function(options: Options, outputs: LossOutputs, target: Any, samples: i
     results: Any = graph.graph.output_node().args[0]
     own = _found(BatchFlow(graph, given), results[0] if len(results) == 1 else None)
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    assert not isinstance(own.divisor, MeasuredShares)
     found = _fed(own.divisor, outputs, places)
     is_known = own.divisor is None or found is not None
     rule = own.rule if is_known else _UNKNOWN
-    return LossAnalysis(found, rule, lambda: _fed(own.count(), outputs, places), own.line)
+    reads = graph.facts.reads
+    guards = replace(reads, others=(("loss_fn", options.loss_fn),)).guards() if reads else None
+    return LossAnalysis(found, rule, lambda: _fed(own.count(), outputs, places), own.line, guards)
 
 
 def _fed(divisor: LossDivisor | None, outputs: LossOutputs, places: Mapping[str, int]) -> LossDivisor | None:

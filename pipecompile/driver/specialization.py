@@ -6,17 +6,16 @@ the batch. `phases.specialize` makes them, the compile cache keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from pipecompile.batching.containers import flatten_containers
-from pipecompile.batching.merging import MergeRule
 from pipecompile.batching.microbatches import LossDivisor, MiniBatch, loss_weights
 from pipecompile.driver.cache_report import Recording
-from pipecompile.driver.measured_shares import MeasuredShares
+from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.signature import Signature
 from pipecompile.errors import InputError
@@ -52,8 +51,8 @@ class Specialization:
     inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program. `number` counts the recordings of the pipeline, from 1; `calls` counts the
     mini-batches that were run, and `is_divided` says that one came in several micro-batches. Once `calls` is `check_at[grad mode]`,
     the recording is checked against the model; `checked` is the outcome. `merging` is the specialization that runs
-    calls in several micro-batches, once there was one (output_merge.py). `divisors` are those of losses with and without a target,
-    `counts` those of micro-batches of a list (listed_weights.py).
+    calls in several micro-batches, once there was one (output_merge.py). `losses` has the analysis of the loss for each kind of target,
+    `counts` that of the loss of a micro-batch that is not cut (listed_weights.py).
     """
 
     graph: TracedGraph
@@ -76,8 +75,8 @@ class Specialization:
     executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     schedules: dict[int, Schedule] = field(default_factory=dict)
     merging: Specialization | None = None
-    divisors: dict[bool, LossDivisor | MeasuredShares | None] = field(default_factory=dict)
-    counts: dict[bool, tuple[LossDivisor | None, MergeRule]] = field(default_factory=dict)
+    losses: dict[Any, LossAnalysis] = field(default_factory=dict)
+    counts: dict[Any, LossAnalysis] = field(default_factory=dict)
     facts: GraphFacts = field(init=False)
     inputs: tuple[str, ...] = field(init=False)
     stage_devices: tuple[torch.device, ...] = field(init=False)
@@ -151,12 +150,21 @@ class Specialization:
         self, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
     ) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
         """Return the weight of each micro-batch's loss, as numbers and as gradients: by samples, or by what the loss counts."""
-        divisor = self.divisors.get(target is not None)
+        analysis = self.losses.get(target_kind(target))
+        divisor = None if analysis is None else analysis.divisor
         if divisor is None or len(batch.sizes) == 1:
             return loss_weights(batch.sizes, mean=self.options.loss_reduction == "mean")
         if isinstance(divisor, LossDivisor) and divisor.is_complete(self.whole_values(batch, target)):
             return loss_weights(batch.sizes, mean=True)
         return divisor.shares(*self.step_values(batch, target, arrivals), batch.sizes)
+
+    @staticmethod
+    def is_current(analysis: LossAnalysis | None) -> bool:
+        """Return whether there is an analysis of the loss, and the loss function has not changed since."""
+        if analysis is None or (guards := analysis.guards) is None:
+            return analysis is not None
+        is_unchanged: bool = guards.fetch.is_unchanged() or guards.hold()
+        return is_unchanged
 
     def step_values(
         self, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
@@ -204,6 +212,15 @@ class Specialization:
                 "step needs a loss: the model's output is neither a scalar nor has it a `loss`",
                 hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
             )
+
+
+def target_kind(target: Any) -> Any:
+    """Return what the analysis of a loss depends on: structure, dtypes and numbers of dimensions of a target, and its plain values."""
+    if target is None or isinstance(target, torch.Tensor):
+        return None if target is None else (target.dtype, target.dim())
+    leaves, spec = flatten_containers(target)
+    kinds = [(leaf.dtype, leaf.dim()) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves]
+    return spec, *(kind if isinstance(kind[1], Hashable) else kind[:1] for kind in kinds)
 
 
 def _target_values(target: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from functools import cached_property
 from numbers import Integral
 from typing import Annotated, Any
 
+from torch import nn
+
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.batching.packed_split import Splits
 from pipecompile.errors import InputError
@@ -73,8 +75,9 @@ class BatchSettings(Group):
     @cached_property
     def is_target_required(self) -> bool:
         """Whether `loss_fn` has a second parameter without a default."""
+        called = self.loss_fn.forward if isinstance(self.loss_fn, nn.Module) else self.loss_fn
         try:
-            inspect.signature(self.loss_fn).bind(None) if self.loss_fn else None
+            inspect.signature(called).bind(None) if called else None
         except TypeError:
             return True
         except ValueError:  # a builtin without a signature raises its own error when it is called

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.nn.functional as F
+from torch import nn
 
 from pipecompile.errors import InputError
 from pipecompile.settings.batch_settings import BatchSettings, example_inputs
@@ -16,7 +17,7 @@ from pipecompile.settings.batch_settings import BatchSettings, example_inputs
 
 def settings(**changes: Any) -> BatchSettings:
     usual = {"n_microbatches": 4, "batch_dims": None, "loss_fn": None, "loss_reduction": "mean", "has_aux": False}
-    return BatchSettings(**(usual | {"batch_norm": None, "split": None} | changes))
+    return BatchSettings(**(usual | {"batch_norm": None, "split": None, "across_batch": None} | changes))
 
 
 def test_batch_dimensions_are_a_mapping_of_ints_none_and_list() -> None:
@@ -48,6 +49,7 @@ def test_a_split_is_a_strategy_or_a_function() -> None:
         (lambda *args: args[0], False),
         (lambda output, target: output, True),
         (F.cross_entropy, True),
+        (nn.CrossEntropyLoss(), True),
         (partial(F.cross_entropy, target=None), False),
         (max, False),  # a builtin without a signature
     ],

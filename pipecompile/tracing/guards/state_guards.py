@@ -21,12 +21,16 @@ __all__ = ["ReadChange", "RecordedReads", "StateGuards"]
 
 @dataclass(frozen=True, slots=True)
 class RecordedReads:
-    """The reads of one recording of `model`, (container, key) of the state that its graph writes, and what it reads at every run."""
+    """The reads of one recording of `model`, (container, key) of the state that its graph writes, and what it reads at every run.
+
+    `others` are objects beside the model, by label, whose reads count too.
+    """
 
     model: nn.Module
     notes: AttributeReads
     written: frozenset[tuple[int, Any]] = frozenset()
     lifted: LiftedState = NOTHING_LIFTED
+    others: tuple[tuple[str, Any], ...] = ()
 
     def guards(self) -> StateGuards:
         """Return guards on the present state of the model."""
@@ -109,6 +113,8 @@ class StateGuards:
     def _read(self, known: ReadState | None = None) -> ReadState:
         recorded = self._recorded
         reader = StateReader(recorded.model, recorded.notes, recorded.written, recorded.lifted.holders)
+        for label, value in recorded.others:
+            reader.later(value, label, "")
         return reader.read(known.reads if known else None)
 
 

@@ -1,0 +1,43 @@
+"""The analysis of the loss of a step: its divisor, and the state of the loss function that this holds for.
+
+criterion.ignore_index = 0      the divisor counts other labels: the loss is analysed again before the next step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipecompile.batching.merging import MergeRule
+from pipecompile.batching.microbatches import LossDivisor
+from pipecompile.driver.measured_shares import MeasuredShares
+from pipecompile.tracing.guards.state_guards import StateGuards
+
+__all__ = ["Count", "LossAnalysis", "no_count"]
+
+Count = Callable[[], LossDivisor | None]
+"""Return the count of a mean: its divisor as a number that can be compared between recordings; None if it is not known."""
+
+
+def no_count() -> None:
+    """Return None: the count of a loss that cannot be analysed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossAnalysis:
+    """The result of the analysis of a loss.
+
+    divisor    what it divides by; None if it has no divisor or that is not known
+    rule       how losses of micro-batches merge, COMPUTED if that is not known
+    count      the count of a mean
+    line       the user's line at which samples meet, "" if none is known
+    guards     on what the loss function read while it was recorded; None if nothing can change the result
+    changes    how often the loss was analysed before
+    """
+
+    divisor: LossDivisor | MeasuredShares | None
+    rule: MergeRule
+    count: Count = no_count
+    line: str = ""
+    guards: StateGuards | None = None
+    changes: int = 0
