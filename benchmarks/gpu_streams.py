@@ -14,6 +14,7 @@ from pipecompile.ir.training_routes import training_routes
 from pipecompile.passes import lower
 from pipecompile.runtime.cells.stage_cells import loss_cells
 from pipecompile.runtime.executable import Executable, ProgramBinding
+from pipecompile.runtime.gpu_spans import mark_origins
 from pipecompile.runtime.interpreter import bind
 from pipecompile.runtime.transport import Link
 
@@ -78,7 +79,8 @@ class Partitioned:
     def link(self, source: int, target: int) -> Link:
         return CardCopy() if self.apart(source, target) else Link()
 
-    def fork(self) -> None:
+    def fork(self, frame: Any) -> None:
+        mark_origins(frame, [torch.device("cuda:0")] if self.computes[0] is not None else [])
         for lane in self.lanes.values():
             if lane.stream is not None:
                 lane.stream.wait_stream(torch.cuda.current_stream())

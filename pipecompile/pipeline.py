@@ -33,6 +33,7 @@ from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
 from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.executable import Executable
+from pipecompile.runtime.gpu_spans import seconds_of
 from pipecompile.runtime.registers import Frame, Spans
 from pipecompile.runtime.results import require_gradient, return_input_gradients
 from pipecompile.schedules import Builder
@@ -223,7 +224,7 @@ class Pipeline(ModelProxy):
     @property
     def measured(self) -> Timeline | None:
         """The timeline of the last step as it ran, in seconds; None before the first step."""
-        return None if self._last is None else Timeline.measured(self._last[1], len(self.devices))
+        return None if self._last is None else Timeline.measured(seconds_of(self._last[1]), len(self.devices))
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline of a step, in seconds, from the costs in the plan."""

@@ -82,7 +82,9 @@ class Dispatcher:
 
     def settle(self, spans: Spans) -> None:
         """Choose by the median cell of a step. The first step warms up and does not count."""
-        if self.choice == "auto" and self._is_warm:
+        if self.choice == "auto" and any(device.type != "cpu" for device in self.devices):
+            self.choice = "inline"  # launching does not wait, and cells are measured by the GPU
+        elif self.choice == "auto" and self._is_warm:
             seconds = sorted(end - start for _, _, start, end in spans)
             self.choice = choose_dispatch(seconds[len(seconds) // 2], self.devices)
         self._is_warm = True

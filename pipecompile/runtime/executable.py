@@ -111,7 +111,7 @@ class Executable:
         """Run code on a frame, in this thread or in workers. Raise RunError with stage, micro-batch and the user's line."""
         try:
             if code.streams is not None:
-                code.streams.fork()
+                code.streams.fork(frame)
             with contained():
                 run_inline(code, frame) if workers is None else workers.run(code, frame)
         except InstructionFailure as failure:

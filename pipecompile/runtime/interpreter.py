@@ -25,6 +25,7 @@ from pipecompile.runtime.cells.forward_backward import backward_cell, forward_ce
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, recompute_cell, with_random_lock
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
+from pipecompile.runtime.gpu_spans import timed_on_gpu
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import Launch, Place, launches
 from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched, released_to
@@ -91,6 +92,7 @@ class CodeBuilder:
     ) -> None:
         self.program, self.cells, self.devices = program, cells, devices
         self.streams, self.threaded, self.joins = streams or DeviceStreams(devices), threaded, joins
+        self.is_launched = False
         self.registers: dict[object, int] = {}
         self.channels: dict[object, int] = {}
         self.links: dict[tuple[int, int], Link] = {}
@@ -125,7 +127,7 @@ class CodeBuilder:
 
     def launched(self) -> tuple[tuple[Run, ...], ...]:
         """Return the functions such that each runs on its stream, after the events that it waits for."""
-        planned = launches(self.program, self.streams.apart)
+        planned, self.is_launched = launches(self.program, self.streams.apart), True
         followers: dict[Place, list[int]] = {}
         follows: dict[Place, list[int]] = {}
         for place, launch in (((d, i), one) for d, row in enumerate(planned) for i, one in enumerate(row)):
@@ -179,8 +181,10 @@ class CodeBuilder:
         registers = CellRegisters(instruction, partial(self.register, device=device))
         is_forward = action.kind in (Kind.FORWARD, Kind.RECOMPUTE)
         run = (self.forward if is_forward else self.backward)(action, registers, self.devices[device])
-        run = _timed(run, device, str(action))
-        return _on_gpu(run, self.devices[device]) if self.devices[device].type == "cuda" else run
+        if self.devices[device].type != "cuda":
+            return _timed(run, device, str(action))
+        measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else _timed
+        return _on_gpu(measure(run, device, str(action)), self.devices[device])
 
     def forward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of an F or an R."""

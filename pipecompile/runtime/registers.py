@@ -10,8 +10,9 @@ from pipecompile.ir import HOST, Instruction, Operand, Value
 
 __all__ = ["CellRegisters", "Frame", "Run", "Spans"]
 
-Spans = list[tuple[int, str, float, float]]
-"""(device index, action, start, end) per compute instruction, in the order in which they ended; times in seconds."""
+Spans = list[tuple[int, str, Any, Any]]
+"""(device index, action, start, end) per compute instruction, in the order in which they ended; times in seconds, or moments on a
+GPU (`gpu_spans.py`)."""
 
 
 @dataclass(slots=True)
@@ -24,7 +25,8 @@ class Frame:
     arrivals      (name, is gradient) ──► per micro-batch the value that the host sends
     departures    (name, is gradient) ──► per micro-batch the value for the host; of a gradient {consuming stage: gradient}
     spans         times of the compute instructions
-    events        (device, index in its row) ──► event recorded after that instruction; recorded again in the next run
+    events        (device, index in its row) ──► event recorded after that instruction; recorded again in the next run, as those of
+                  the times of cells are
     recordings    number of the recording of each micro-batch, where a program serves several
     """
 
@@ -34,7 +36,7 @@ class Frame:
     arrivals: dict[tuple[str, bool], Any] = field(default_factory=dict)
     departures: dict[tuple[str, bool], list[Any]] = field(default_factory=dict)
     spans: Spans = field(default_factory=list)
-    events: dict[tuple[int, int], Any] = field(default_factory=dict)
+    events: dict[Any, Any] = field(default_factory=dict)
     recordings: tuple[int, ...] = ()
 
     def clear(self) -> None:

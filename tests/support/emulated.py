@@ -92,7 +92,7 @@ class EmulatedStreams:
     def link(self, source: int, target: int) -> Link:
         return Copy()
 
-    def fork(self) -> None:
+    def fork(self, frame: Frame) -> None:
         """Everything that was launched before is over: a run ends with `finish`."""
 
     def reseed(self, seed: int) -> None:

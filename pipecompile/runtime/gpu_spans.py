@@ -1,0 +1,83 @@
+"""Times of cells on GPUs: two events around each cell on the stream that computes it, read when the timeline is first looked at.
+
+    fork     origin on GPU 0 ──► waited for by GPU 1, origin there          on idle streams: one moment, up to the time of a signal
+    1F0      start ■ kernels ■ end                                          seconds from the origin of its own GPU
+
+The host launches and does not wait, so its own clock says when a cell was launched, not when it ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from pipecompile.runtime.registers import Frame, Run, Spans
+
+__all__ = ["GpuMoment", "mark_origins", "seconds_of", "timed_on_gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMoment:
+    """A moment on a GPU: an event, the origin of the run on the same GPU, and the host's time when that was recorded, in seconds."""
+
+    origin: Any
+    event: Any
+    begun: float
+
+    @property
+    def seconds(self) -> float:
+        """The moment on the clock of the host. Waits for the event."""
+        self.event.synchronize()
+        return self.begun + float(self.origin.elapsed_time(self.event)) / 1000
+
+
+def mark_origins(frame: Frame, devices: Sequence[torch.device]) -> None:
+    """Record the origin of a run on each GPU, at one moment: each waits for the first, on streams that do nothing else.
+
+    Streams and events are those of the frame's last run.
+    """
+    first = None
+    frame.events["begun"] = perf_counter()
+    for device in dict.fromkeys(devices):
+        if device.type == "cuda":
+            stream = frame.events.get(("clock", device)) or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            frame.events["clock", device] = stream
+            if first is not None:
+                stream.wait_event(first)
+            origin = frame.events.get(("origin", device)) or _timing_event()
+            frame.events["origin", device] = origin
+            origin.record(stream)
+            first = first or origin
+
+
+def timed_on_gpu(run: Run, index: int, name: str, device: torch.device) -> Run:
+    """Return the function of a cell on pipeline device `index`, with events before and after it on the current stream of its GPU."""
+
+    def timed(frame: Frame) -> None:
+        stream = torch.cuda.current_stream(device)
+        start, end = frame.events.setdefault((index, name), None) or (_timing_event(), _timing_event())
+        frame.events[index, name] = start, end
+        start.record(stream)
+        run(frame)
+        end.record(stream)
+        origin, begun = frame.events["origin", device], frame.events["begun"]
+        frame.spans.append((index, name, GpuMoment(origin, start, begun), GpuMoment(origin, end, begun)))
+
+    return timed
+
+
+def seconds_of(spans: Spans) -> list[tuple[int, str, float, float]]:
+    """Return the times of cells in seconds of one clock. Waits for the GPUs if they are not through."""
+    return [(device, name, _seconds(start), _seconds(end)) for device, name, start, end in spans]
+
+
+def _seconds(moment: Any) -> float:
+    return moment.seconds if isinstance(moment, GpuMoment) else moment
+
+
+def _timing_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
