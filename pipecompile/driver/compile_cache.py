@@ -265,7 +265,8 @@ class CompileCache:
         is_cut = len(request.batch.sizes) > 1 and not request.batch.is_listed
         if is_cut and not all(tensor.is_floating_point() for tensor in whole.tensors):
             self.context.warnings.offsets(offset_names(whole.names, whole.leaves, whole.dims, whole.samples))
-        with random_states_restored(python_sources()):  # a library that is imported now may draw
+        # a library that is imported now may draw; anomaly mode reads the values of gradients, and fakes have none
+        with random_states_restored(python_sources()), torch.autograd.set_detect_anomaly(False):
             specialization, decision = specialize(request, self.options, self.decision, self.context)
         if self.decision.plan is None:
             self.options = self.options.with_choice_of(specialization.plan)

@@ -252,3 +252,13 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor, scale: float = 1) -> torch.Tensor:
         return self.b(self.a(x.to(self.a.weight.dtype)) + (x * scale).abs())
+
+
+def test_a_pipeline_compiles_and_steps_in_anomaly_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.autograd.detect_anomaly(check_nan=True):
+        pipe = pc.compile(
+            model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=2, loss_fn=lambda y: y.square().mean()
+        )
+        assert pipe.step(torch.randn(4, 4)).isfinite()
+        assert torch.is_anomaly_enabled()
