@@ -22,7 +22,16 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.ir.training_routes import training_routes
 
-HEADER = ("towers", "chain ms", "depth ms", "chain held KiB", "depth held KiB", "free ms", "free / pinned", "slowest free / pinned")
+HEADER = (
+    "towers",
+    "chain ms",
+    "depth ms",
+    "chain held KiB",
+    "depth held KiB",
+    "free ms",
+    "free / pinned",
+    "slowest free / pinned",
+)
 
 
 class Towers(nn.Module):
