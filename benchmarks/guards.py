@@ -2,15 +2,14 @@
 
     python benchmarks/guards.py [--markdown benchmarks/results/guards.md]
 
-One check of everything that a recording read, and one check of the guards of torch.compile(model, backend="eager") on the frame of
-the model's forward. The least of 50 rounds of 20 checks counts, because other load on the machine only adds. A step is forward and
+One check of everything that a recording read, and one check of the guards of torch.compile(model, backend="eager") on the frame that
+calls the model. The least of 50 rounds of 20 checks counts, because other load on the machine only adds. A step is forward and
 backward of the model itself; of three steps, or of 50 of the small model, the median counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import statistics
 import time
 from collections.abc import Callable
@@ -64,21 +63,22 @@ def step_of(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
     return step
 
 
+def call(model: nn.Module, x: torch.Tensor) -> Any:
+    """The frame whose guards torch.compile checks: everything that the model's forward reads."""
+    return model(x)
+
+
 def torch_guards(model: nn.Module, x: torch.Tensor) -> float | None:
-    """Return the seconds of one check of torch.compile's guards on the forward; None if torch keeps them elsewhere."""
+    """Return the seconds of one check of torch.compile's guards on `call`; None if torch has compiled it in several parts."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
     torch._dynamo.reset()
     with torch.no_grad():
-        torch.compile(model, backend="eager")(x)
-    forward = inspect.unwrap(type(model).forward)
-    entries = _debug_get_cache_entry_list(forward.__code__)
-    if not entries:
-        return None
-    bound = inspect.signature(forward).bind(model, x)
-    bound.apply_defaults()
-    check, scope = entries[0].guard_manager.check, dict(bound.arguments)
-    with torch.no_grad():
+        torch.compile(call, backend="eager")(model, x)
+        entries = _debug_get_cache_entry_list(call.__code__)
+        if not entries:
+            return None
+        check, scope = entries[0].guard_manager.check, {"model": model, "x": x}
         return seconds(lambda: check(scope), 50, 20) if check(scope) else None
 
 
