@@ -9,7 +9,7 @@ import torch
 from pipecompile.ir import HOST, Op
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.stream_events import Launch
-from pipecompile.runtime.streams import DeviceStreams, StreamTask, launched
+from pipecompile.runtime.streams import DeviceStreams, StreamTask, free_received, launched
 
 CPU, GPUS = torch.device("cpu"), (torch.device("cuda:0"), torch.device("cuda:1"))
 
@@ -57,6 +57,20 @@ def test_an_output_that_is_a_view_of_an_input_gets_memory_of_its_own() -> None:
     assert torch.equal(view, received.view(2, 2))
     assert view.untyped_storage().data_ptr() != received.untyped_storage().data_ptr()
     assert torch.equal(own, torch.ones(2))
+
+
+def test_memory_that_something_holds_is_reused_after_the_compute_alone() -> None:
+    """A gradient that is a view of a received one becomes a `.grad`: before, its memory went back to the copies, which wait for nobody."""
+    released: list[torch.Tensor] = []
+    free, received = free_received(0, released.append), torch.zeros(4)
+    free(Frame([received, received], []))
+    assert not released
+    stolen = received.view(2, 2)
+    frame = Frame([received, received], [])
+    free(frame)
+    assert frame.registers == [None, received]
+    assert released == [received]
+    assert stolen is not None
 
 
 def test_only_two_different_gpus_copy_beside_compute() -> None:

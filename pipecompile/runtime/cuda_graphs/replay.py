@@ -22,6 +22,7 @@ from pipecompile.errors import InputError
 from pipecompile.graph.backward_split import explore_backward
 from pipecompile.runtime.cells.forward_backward import Function, edge_of
 from pipecompile.runtime.cuda_graphs.capture import GraphCapture
+from pipecompile.runtime.cuda_graphs.weight_aliases import WeightAliases
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import hooks_of_tensor
 from pipecompile.torch_private.storages import foreach_copy
@@ -34,7 +35,8 @@ class CapturedStage:
 
     inputs, outputs    static tensors
     edges              per output, where its gradient enters the captured autograd graph; None if it has no gradient
-    weights            leaves of that graph other than the inputs
+    leaves             leaves of that graph other than the inputs: aliases of weights
+    weights            the weights, which get the gradients of the leaves
     generation         number of forward replays so far
     """
 
@@ -45,20 +47,23 @@ class CapturedStage:
         leaves: Sequence[Any],
         spec: pytree.TreeSpec,
         refuse: Callable[[str], None],
+        aliases: WeightAliases | None = None,
     ) -> None:
         self.capture, self.refuse, self.generation = capture, refuse, 0
         own = [_static(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.inputs = [leaf for leaf in own if isinstance(leaf, torch.Tensor)]
-        with _uncached_autocast():
+        self.aliases = aliases or WeightAliases()
+        with _uncached_autocast(), self.aliases.in_place():
             result, self.replay = capture.capture(lambda: run(*pytree.tree_unflatten(own, spec)))
         self.output_leaves, self.output_spec = pytree.tree_flatten(result)
         self.outputs = [leaf for leaf in self.output_leaves if isinstance(leaf, torch.Tensor)]
         self.edges = [edge_of(output) if output.requires_grad else None for output in self.outputs]
-        self.weights = self._weights()
+        self.leaves = self._leaves()
+        self.weights = [self.aliases.weight_of(leaf) for leaf in self.leaves]
         self.captured_backward: CapturedBackward | None = None
         weakref.finalize(self, capture.drain)
 
-    def _weights(self) -> list[torch.Tensor]:
+    def _leaves(self) -> list[torch.Tensor]:
         nodes, _ = explore_backward([edge for edge in self.edges if edge is not None], frozenset())
         leaves = (getattr(node, "variable", None) for node in nodes)
         own = set(map(id, self.inputs))
@@ -116,9 +121,9 @@ class CapturedStage:
     def gradients(self, which: Sequence[bool], gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of inputs and weights by autograd, from the state that the last forward replay left."""
         edges = [edge for edge, is_given in zip(self.edges, which, strict=True) if is_given and edge is not None]
-        tensors = (*self.inputs, *self.weights)
+        tensors = (*self.inputs, *self.leaves)
         required = [tensor for tensor in tensors if tensor.requires_grad]
-        with _without_hooks(self.weights):
+        with _without_hooks(self.leaves):
             found = iter(torch.autograd.grad(edges, required, gradients, retain_graph=True, allow_unused=True))
         return tuple(next(found) if tensor.requires_grad else None for tensor in tensors)
 

@@ -10,6 +10,7 @@ be captured runs uncaptured, and a warning names the reason. Python code of laye
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cuda_graphs import capture as captures
 from pipecompile.runtime.cuda_graphs.capture import GraphCapture
 from pipecompile.runtime.cuda_graphs.replay import CapturedStage, summary_of
+from pipecompile.runtime.cuda_graphs.weight_aliases import WeightAliases
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modules import has_any_global_hook, is_hooked
@@ -41,10 +43,12 @@ MAX_RECAPTURES = 3
 
 def with_cuda_graphs(cells: Sequence[Cell], stages: Sequence[Stage], devices: Sequence[torch.device]) -> list[Cell]:
     """Return the cells of one program, captured from its second run on. Cells on devices without graphs stay as they are."""
+    users = Counter(key for cell in cells for key in cell.parameters)
+    shared = frozenset(key for key, count in users.items() if count > 1)
     captured = []
     for cell, stage, device in zip(cells, stages, devices, strict=True):
         make = captures.graph_captures(device)
-        captured.append(cell if make is None else replace(cell, code=StageGraphs(cell, stage, device, make)))
+        captured.append(cell if make is None else replace(cell, code=StageGraphs(cell, stage, device, make, shared)))
     return captured
 
 
@@ -54,11 +58,19 @@ class StageGraphs:
     _first_run    signature ──► run in which it was seen first: that run rehearses, the next captures
     _captured     (slot, signature) ──► graphs
     _memory       (address, requires_grad) of weights and buffers; graphs contain the addresses
+    _shared       ids of the weights that other stages use, too: another thread may run with them during a capture
     """
 
-    def __init__(self, cell: Cell, stage: Stage, device: torch.device, make: Callable[[], GraphCapture]) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        stage: Stage,
+        device: torch.device,
+        make: Callable[[], GraphCapture],
+        shared: frozenset[int] = frozenset(),
+    ) -> None:
         self.cell, self.stage, self.device, self.new_capture = cell, stage, device, make
-        self.uncaptured = cell.code.for_slot(None)
+        self.uncaptured, self._shared = cell.code.for_slot(None), shared
         self.reason: str | None = None
         self._runs, self._has_hooks, self._is_full = 0, False, False
         self._recaptures, self._memory = 0, list[tuple[int, bool]]()
@@ -125,8 +137,10 @@ class StageGraphs:
         return result
 
     def _capture(self, slot: int | None, signature: Any, leaves: list[Any], spec: pytree.TreeSpec) -> bool:
+        is_compiled = not getattr(getattr(self.cell.code, "stage", self.cell.code), "layers", ())
+        aliases = WeightAliases(None if is_compiled else self.stage.module, self._shared)
         try:
-            captured = CapturedStage(self.uncaptured, self.new_capture(), leaves, spec, self._refuse)
+            captured = CapturedStage(self.uncaptured, self.new_capture(), leaves, spec, self._refuse, aliases)
             self._captured[slot, signature] = captured
         except Exception as error:
             self._refuse(summary_of(error))

@@ -134,6 +134,18 @@ def test_each_slot_is_captured_once_forward_and_backward(captures: EmulatedCaptu
     ]  # 2 and 1 in flight; 2 stages, 4 micro-batches, there and back; 3 rehearsed
 
 
+def test_stages_are_captured_on_aliases_of_their_weights(captures: EmulatedCaptures) -> None:
+    graphs, _, (_, (x,), _, _, target) = both(resnet, schedule="1f1b")
+    for _ in range(2):
+        graphs.step(x, target=target)
+    (executable,) = graphs._cache.latest.executables.values()
+    stages = [stage for cell in executable.cells for stage in cell.code._captured.values()]  # type: ignore[union-attr]
+    weights = set(map(id, graphs.model.parameters()))
+    assert captures.captured == 2 * len(stages) > 0
+    assert all(weights.isdisjoint(map(id, stage.leaves)) for stage in stages)
+    assert all(weights.issuperset(map(id, stage.weights)) for stage in stages)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(captures: EmulatedCaptures, dtype: torch.dtype) -> None:
     graphs, plain, made = both(gpt2, checkpoint="except_last")
