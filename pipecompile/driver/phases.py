@@ -35,7 +35,7 @@ from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError, TraceError
 from pipecompile.graph.colocation import compute_nodes, note_ties
-from pipecompile.graph.cross_sample import check_batch_first, check_sync_batchnorm, cross_sample_lines
+from pipecompile.graph.cross_sample import check_batch_first, check_sync_batchnorm, cross_sample_lines, norms_by_node
 from pipecompile.graph.cut_transfer import transfer_cut
 from pipecompile.graph.region_parts import rewritten_state
 from pipecompile.graph.stages import Stage, routes, split
@@ -47,7 +47,7 @@ from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts, hint_at_small_microbatches, measure_costs
 from pipecompile.planning.joint_search import search_plan
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
-from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_norms, norms_by_node
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_norms
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.traced_graph import TracedGraph

@@ -31,6 +31,7 @@ __all__ = [
     "cross_sample_lines",
     "has_batch_norm",
     "is_synchronized",
+    "norms_by_node",
     "single_value_norm",
 ]
 
@@ -140,3 +141,31 @@ def is_synchronized(layer: NormBase) -> bool:
         return False
     group = layer.process_group
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size(group) > 1
+
+
+def norms_by_node(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, NormBase]:
+    """Return the nodes that update running statistics, each with its layer: a layer's call, or `F.batch_norm` on its buffers."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm)]
+    owners = {id(layer.running_mean): layer for layer in layers if layer.running_mean is not None}
+    norms: dict[fx.Node, NormBase] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_module":
+            module = graph.get_submodule(str(node.target))
+            if isinstance(module, NormBase) and module.training and module.running_mean is not None:
+                norms[node] = module
+        elif node.op == "call_function" and node.target is F.batch_norm and _argument(node, 5, "training"):
+            mean = _argument(node, 1, "running_mean")
+            is_buffer = isinstance(mean, fx.Node) and mean.op == "get_attr"
+            owner = owners.get(id(_attribute(graph, str(mean.target)))) if is_buffer else None
+            if owner is not None:
+                norms[node] = owner
+    return {node: layer for node, layer in norms.items() if not is_synchronized(layer)}
+
+
+def _argument(node: fx.Node, place: int, name: str) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name)
+
+
+def _attribute(module: nn.Module, path: str) -> Any:
+    *parents, name = path.split(".")
+    return getattr(module.get_submodule(".".join(parents)), name, None)

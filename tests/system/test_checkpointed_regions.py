@@ -95,6 +95,22 @@ def test_deferred_batch_norm_is_updated_by_the_whole_batch_and_once_more_by_the_
     assert int(norm.num_batches_tracked) == int(whole.num_batches_tracked) == 4
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_deferred_batch_norm_in_a_call_is_updated_by_its_backward_too(momentum):
+    model, eager = built(lambda: Net(False, norm=True))
+    x = torch.randn(8, 4)
+    for block in (*model.blocks, *eager.blocks):
+        block.norm.momentum = momentum
+    norm, whole = model.blocks[0].norm, eager.blocks[0].norm
+    pipe = compiled(model, x, n_microbatches=4, batch_norm="deferred")
+    for count in (2, 4):
+        for run in (pipe, eager):
+            square_loss(run(x)).backward()
+        assert int(norm.num_batches_tracked) == int(whole.num_batches_tracked) == count
+        torch.testing.assert_close(norm.running_mean, whole.running_mean)
+        torch.testing.assert_close(norm.running_var, whole.running_var)
+
+
 def held(pipe: pc.Pipeline, layer: nn.Module, run: Callable[[], Any]) -> Iterator[bool]:
     """Yield, per forward of a layer, whether its output is still alive when the run has made its forwards."""
     made: list[weakref.ref[Any]] = []

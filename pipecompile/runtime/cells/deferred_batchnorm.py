@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import nn
 
-from pipecompile.graph.cross_sample import is_synchronized
+from pipecompile.graph.cross_sample import norms_by_node
 from pipecompile.graph.stages import Stage
-from pipecompile.torch_private.modules import BatchNorm, InstanceNorm, NormBase
+from pipecompile.torch_private.modules import InstanceNorm, NormBase
 from pipecompile.tracing.recompute_flag import is_recomputing, is_recomputing_region
 
 __all__ = [
-    "BatchMoments", "DeferredBatchNorm", "DeferredNorm", "DeferredNorms", "defer_norms", "norms_by_node",
+    "BatchMoments", "DeferredBatchNorm", "DeferredNorm", "DeferredNorms", "defer_norms",
 ]  # fmt: skip
 
 
@@ -57,7 +57,8 @@ class DeferredCall:
     """One call of a normalisation layer in a model's forward, and its statistics of the present mini-batch.
 
     `momentum` is what the call itself passes; None for the call of a layer, which takes its own. `runs` counts micro-batches, and
-    `repeats` recomputations of the user's own checkpointing, each of which updates the statistics once more.
+    `repeats` recomputations of the user's own checkpointing, each of which updates the statistics once more. In a backward of its own these
+    come after the statistics were settled: `settled` and `settled_runs` keep them.
     `receiver` is the same call of another recording, which takes the statistics of a run of several recordings.
     """
 
@@ -65,7 +66,8 @@ class DeferredCall:
         self.layer = layer
         self.seen: BatchMoments | None = None
         self.momentum: float | None = None
-        self.runs = self.repeats = 0
+        self.settled: BatchMoments | None = None
+        self.runs = self.repeats = self.settled_runs = 0
         self.receiver: DeferredCall | None = None
 
     def empty_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,9 +111,22 @@ class DeferredCall:
         )
         self.seen = BatchMoments(total, mean, variance)
 
+    def take(self) -> bool:
+        """Close the statistics of the run so far. Return whether there are new ones."""
+        if self.runs:
+            self.settled, self.settled_runs = self.seen, self.runs
+            self.seen, self.runs = None, 0
+            return True
+        return False
+
+    def take_repeats(self) -> int:
+        """Return how often every micro-batch was recomputed since the last time."""
+        repeats, self.repeats = self.repeats // max(self.settled_runs, 1), 0
+        return repeats
+
     def settle(self, factor: float) -> None:
         """Update the layer's running statistics as this call in one forward of the whole mini-batch would."""
-        seen, layer = self.seen, self.layer
+        seen, layer = self.settled, self.layer
         if seen is None or layer.running_mean is None or layer.running_var is None:
             return
         variance = seen.spread if isinstance(layer, InstanceNorm) else seen.spread / (seen.count - 1)
@@ -120,7 +135,8 @@ class DeferredCall:
 
     def forget(self) -> None:
         """Drop the statistics."""
-        self.seen, self.runs, self.repeats = None, 0, 0
+        self.seen = self.settled = None
+        self.runs = self.repeats = self.settled_runs = 0
 
 
 class DeferredNorm:
@@ -137,25 +153,28 @@ class DeferredNorm:
         return self.calls[-1]
 
     def begin(self) -> None:
-        """Before a run, remember the counter."""
+        """Before a run, remember the counter, and drop the statistics of the last run."""
         if self.layer.num_batches_tracked is not None:
             self.batches = self.layer.num_batches_tracked.clone()
+        for call in self.calls:
+            call.forget()
 
     def settle(self) -> None:
         """Update statistics and counter as one forward of the whole mini-batch would.
 
-        The layer has counted every micro-batch; the count of one of them is that of the mini-batch.
+        The layer has counted every micro-batch; the count of one of them is that of the mini-batch. Recomputations are settled with the run,
+        or on their own if they come later.
         """
-        runs, count = max((call.runs for call in self.calls), default=0), self.layer.num_batches_tracked
+        new = [call for call in self.calls if call.take()]
+        runs, count = max((call.settled_runs for call in self.calls), default=0), self.layer.num_batches_tracked
         if runs and self.batches is not None and count is not None:
             once = (count - self.batches).div(runs, rounding_mode="floor")
             count.data.copy_(self.batches + once)
-            self.batches = None
-        again = [call for call in reversed(self.calls) for _ in range(call.repeats // max(call.runs, 1))]
-        updates = [*self.calls, *again]  # regions are recomputed from the last to the first
+            self.batches = count.clone()
+        again = [call for call in reversed(self.calls) for _ in range(call.take_repeats())]
+        updates = [*new, *again]  # regions are recomputed from the last to the first
         for later, call in zip(reversed(range(len(updates))), updates, strict=True):
-            call.settle(self._factor(call, later) if call.seen else 0.0)
-        self.forget()
+            call.settle(self._factor(call, later) if call.settled else 0.0)
 
     def _factor(self, call: DeferredCall, later: int) -> float:
         """Return the weight of the new statistics in the update of a call, which `later` others of the layer follow."""
@@ -231,25 +250,6 @@ class DeferredBatchNorm(nn.Module):
         return output
 
 
-def norms_by_node(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, NormBase]:
-    """Return the nodes that update running statistics, each with its layer: a layer's call, or `F.batch_norm` on its buffers."""
-    layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm)]
-    owners = {id(layer.running_mean): layer for layer in layers if layer.running_mean is not None}
-    norms: dict[fx.Node, NormBase] = {}
-    for node in graph.graph.nodes:
-        if node.op == "call_module":
-            module = graph.get_submodule(str(node.target))
-            if isinstance(module, NormBase) and module.training and module.running_mean is not None:
-                norms[node] = module
-        elif node.op == "call_function" and node.target is F.batch_norm and _argument(node, 5, "training"):
-            mean = _argument(node, 1, "running_mean")
-            is_buffer = isinstance(mean, fx.Node) and mean.op == "get_attr"
-            owner = owners.get(id(_attribute(graph, str(mean.target)))) if is_buffer else None
-            if owner is not None:
-                norms[node] = owner
-    return {node: layer for node, layer in norms.items() if not is_synchronized(layer)}
-
-
 def defer_norms(stages: Sequence[Stage], model: nn.Module) -> DeferredNorms:
     """Rewrite the stages so that their BatchNorm layers defer. The layers themselves remain the model's."""
     norms: dict[int, DeferredNorm] = {}
@@ -282,12 +282,3 @@ def _deferred_function(call: DeferredCall) -> Any:
         return output
 
     return batch_norm
-
-
-def _argument(node: fx.Node, place: int, name: str) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name)
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    *parents, name = path.split(".")
-    return getattr(module.get_submodule(".".join(parents)), name, None)
