@@ -30,7 +30,7 @@ class RegionCall:
     """A function that runs `part`, consecutive nodes of a region, on its inputs.
 
     `held` are the places of inputs that are the model's own, such as parameters: the part keeps them as they are. `draws` says
-    that the part draws random numbers, `writes` that it writes tensors of the model, `is_plain` that all its outputs are tensors.
+    that the part draws random numbers, `writes` that it writes tensors of the model, `is_plain` that reentrant autograd can run it.
 
     A part of a divided region is never reentrant: its gradients would be added up in another order than in the whole region. If it
     writes, it does not stop before its end where the whole region would not.

@@ -102,7 +102,7 @@ class _Code:
             frozenset(place for place, source in enumerate(inputs) if source.op == "get_attr"),
             draws=any(facts(node).draws for node in members),
             writes=writes,
-            is_plain=all(isinstance(value_of(node), torch.Tensor) for node in outputs),
+            is_plain=_is_plain(members, outputs),
         )
         arguments = tuple(map(self.fetch, inputs))
         self.regions.enter(region.ambient)
@@ -110,6 +110,12 @@ class _Code:
         results = self.graph.call_function(function, arguments)
         for place, node in enumerate(outputs):
             self.copies[node] = self.graph.call_function(operator.getitem, (results, place))
+
+
+def _is_plain(members: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> bool:
+    """Return whether reentrant autograd can run nodes: they return tensors, and need no graph of their own in a forward without one."""
+    needs_graph = any(node.target is torch.autograd.grad for node in members)
+    return bool(outputs) and not needs_graph and all(isinstance(value_of(node), torch.Tensor) for node in outputs)
 
 
 def _lasting(nodes: Sequence[fx.Node]) -> frozenset[int]:

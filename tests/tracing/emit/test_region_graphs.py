@@ -66,3 +66,45 @@ def test_other_regions_equal_eager(body):
     square_loss(graph(x)).backward()
     accumulate(eager, x, 1)
     assert_same(model, eager)
+
+
+def unused(m: Any, x: torch.Tensor, region: Any) -> torch.Tensor:
+    h = m.a(x)
+    region(m.norms[0], h)
+    return m.b(h)
+
+
+def partly_detached(m: Any, x: torch.Tensor, region: Any) -> torch.Tensor:
+    first, second = region(lambda h: (m.a(h), m.b(h).detach()), m.a(x))
+    return first + second
+
+
+def written_later(m: Any, x: torch.Tensor, region: Any) -> torch.Tensor:
+    return region(lambda h: m.b(h).tanh(), m.a(x)).add_(1) ** 2
+
+
+def with_gradients_inside(m: Any, x: torch.Tensor, region: Any) -> torch.Tensor:
+    def penalty(h: torch.Tensor) -> torch.Tensor:
+        h = h.detach().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(m.b(h).square().sum(), h, create_graph=True)
+        return m.a(gradient)
+
+    return region(penalty, m.a(x))
+
+
+def integers(m: Any, x: torch.Tensor, region: Any) -> torch.Tensor:
+    largest, places = region(lambda h: m.a(h).max(-1), m.a(x))
+    return largest[:, None] + places[:, None] * m.b(x)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "body", [unused, partly_detached, written_later, with_gradients_inside, integers], ids=lambda f: f.__name__
+)
+def test_either_variant_equals_eager(body, reentrant):
+    region = functools.partial(checkpoint, use_reentrant=reentrant)
+    model, eager = built(lambda: Functional(lambda m, x: body(m, x, region)))
+    x = torch.randn(6, 4)
+    assert torch.equal(compiled(model, x, 2).step(x), accumulate(eager, x, 1))
+    assert_same(model, eager)
