@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 OLDEST := .venv-oldest
+CLEAN  := .venv-clean
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-full check bench gpu schedules docs zoo adversarial oldest clean
+.PHONY: demo test test-full check bench gpu schedules docs wheel zoo adversarial oldest clean
 
 demo: $(VENV)/ready
 	$(BIN)/python examples/quickstart.py --out out/resnet50
@@ -53,10 +54,20 @@ schedules: $(VENV)/ready # an hour and a half
 	$(BIN)/python benchmarks/schedules_speed.py --markdown benchmarks/results/schedules_speed.md
 	$(BIN)/python benchmarks/schedules_auto.py --markdown benchmarks/results/schedules_auto.md
 
-docs: $(VENV)/ready
+docs: $(VENV)/ready # the generated pages, and the site in out/site; needs no network
 	$(BIN)/python docs/architecture.py
 	$(BIN)/python docs/schedules.py
 	$(BIN)/python docs/options.py
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs out/site
+
+# sdist and wheel in dist/; the wheel is installed where nothing else is, and a user's file runs there and passes mypy.
+wheel: $(VENV)/ready
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(PYTHON) -m venv --clear $(CLEAN)
+	$(CLEAN)/bin/python $(PIP) dist/*.whl mypy==1.18.*
+	cp tests/packaging/user_code.py $(CLEAN)/
+	cd $(CLEAN) && bin/python -I user_code.py && bin/python -m mypy --strict user_code.py
 
 zoo: $(VENV)/ready # an hour
 	$(BIN)/python benchmarks/zoo.py --jobs 2
@@ -81,4 +92,4 @@ $(OLDEST)/ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) out
+	rm -rf $(VENV) $(OLDEST) $(CLEAN) build dist out

@@ -8,6 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from pipecompile.batching.microbatch_list import Microbatch as Microbatch
     from pipecompile.compiling import compile as compile
