@@ -25,7 +25,7 @@ from pipecompile.graph.fixed_batch import UNPROVEN, fixed_rules
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.output_merging import join_rules
 from pipecompile.graph.stages import routes, split
-from pipecompile.graph.whole_batch import WholeBatchTail, mixing_line, tail_refusal
+from pipecompile.graph.whole_batch import WholeBatchTail, changed_state, mixing_line, tail_refusal
 from pipecompile.options import Options
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.recording import another_size
@@ -79,7 +79,9 @@ def _settled(
 ) -> list[MergeRule]:
     """Return the rules of the leaves, with a refusal or a guess for the leaves whose tail cannot run."""
     is_shared = context.backend.holds_model and len(set(specialization.stage_devices)) == 1
-    rules = list(join_rules(flow))
+    changed, refused = changed_state(specialization.graph), MergeRule(MergeKind.REFUSED, reason=_STATE)
+    pairs = zip(arguments, join_rules(flow), strict=True)
+    rules = [rule if node not in changed or rule.kind in _BY_ROWS else refused for node, rule in pairs]
     for place_, (node, rule) in enumerate(zip(arguments, rules, strict=True)):
         if rule.kind is not MergeKind.COMPUTED or not (why := tail_refusal(flow, [node], is_shared_memory=is_shared)):
             continue
@@ -92,6 +94,10 @@ def _settled(
         else:
             rules[place_] = MergeRule(MergeKind.REFUSED, reason=f"samples meet at {line}; {why}")
     return rules
+
+
+_BY_ROWS = (MergeKind.JOINED, MergeKind.SAME, MergeKind.COMPUTED, MergeKind.REFUSED)
+_STATE = "it is computed from state of the model that every micro-batch changes"
 
 
 def _announce(flow: BatchFlow, ends: Sequence[fx.Node], options: Options, context: CompileContext) -> None:

@@ -22,9 +22,10 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import Stage, extract
 from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["WholeBatchTail", "meeting_line", "mixing_line", "tail_refusal"]
+__all__ = ["WholeBatchTail", "changed_state", "meeting_line", "mixing_line", "tail_refusal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,9 @@ def tail_refusal(flow: BatchFlow, ends: Sequence[fx.Node], *, is_shared_memory: 
         return "the model changes its own state behind that line"
     if not is_shared_memory and any(held_tensors(graph, node) for node in region):
         return "parameters are used behind that line, and they are on several devices"
+    changed = changed_state(graph)
+    if any(source in changed for one in region for source in one.all_input_nodes if source not in region):
+        return "state of the model that every micro-batch changes is read behind that line"
     place = {node: index for index, node in enumerate(graph.graph.nodes)}
     for node in inputs:
         writes = [place[one] for one in compute_nodes(graph) if facts(one).mutates & facts(node).storages]
@@ -105,6 +109,22 @@ def tail_refusal(flow: BatchFlow, ends: Sequence[fx.Node], *, is_shared_memory: 
         ):
             return f"{node.name} is written in place later"
     return ""
+
+
+def changed_state(graph: TracedGraph) -> set[fx.Node]:
+    """Return the values that are computed from a parameter or buffer after the graph has written into it.
+
+    They differ from micro-batch to micro-batch, as in a loop: only what has a row per sample can be put together.
+    """
+    owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
+    written: set[int] = set()
+    changed: set[fx.Node] = set()
+    for node in compute_nodes(graph):
+        written |= facts(node).mutates & owned
+        reads = {key for source in node.all_input_nodes for key in facts(source).storages}
+        if written & (reads | facts(node).storages) or any(source in changed for source in node.all_input_nodes):
+            changed.add(node)
+    return changed
 
 
 def _changes_model(flow: BatchFlow, node: fx.Node, owned: set[int]) -> bool:

@@ -59,3 +59,33 @@ def test_a_tail_with_autocast_and_inputs_of_the_model() -> None:
     torch.testing.assert_close(output, expected)
     mine, theirs = (torch.autograd.grad(out.sum(), t)[0] for out in (output, expected))
     torch.testing.assert_close(mine, theirs)
+
+
+class RunningMean(nn.Module):
+    """Rows minus a mean over the batches so far, which every forward updates."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.a, self.b, self.what = nn.Linear(3, 4), nn.Linear(4, 4), what
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        before = self.b(h - self.mean)
+        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return {"before": before, "behind": self.b(h - self.mean), "mean": self.mean.clone()}[self.what]
+
+
+@pytest.mark.parametrize("what", ["behind", "mean"])
+def test_what_reads_state_that_each_micro_batch_changes_is_refused(what: str) -> None:
+    pipe = pc.compile(RunningMean(what), 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3)
+    with pytest.raises(pc.InputError, match="state of the model that every micro-batch changes"):
+        pipe(torch.randn(6, 3))
+
+
+def test_rows_that_read_state_before_it_changes_are_those_of_a_loop() -> None:
+    model = RunningMean("before")
+    eager, x = copy.deepcopy(model), torch.randn(6, 3)
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3)
+    torch.testing.assert_close(pipe(x), torch.cat([eager(part) for part in x.tensor_split(3)]))
+    torch.testing.assert_close(model.mean, eager.mean)
