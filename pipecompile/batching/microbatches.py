@@ -237,11 +237,17 @@ def _chained(
     return computed[0] if compute is None else compute(*computed, size)
 
 
-def loss_gradients(gradients: Sequence[torch.Tensor], weights: Sequence[float]) -> Sequence[torch.Tensor | None]:
+def loss_gradients(
+    gradients: Sequence[torch.Tensor], weights: Sequence[float], device: torch.device
+) -> Sequence[torch.Tensor | None]:
     """Return the gradients of the losses for one step, in memory of their own: autograd may make the memory a parameter's `.grad`.
 
-    A micro-batch without weight has none: its loss is 0/0, whose derivative is NaN.
+    A micro-batch without weight has none: its loss is 0/0, whose derivative is NaN. To another device than the CPU they go in one copy.
     """
+    if device.type != "cpu":
+        with torch.inference_mode(False), torch.no_grad():
+            moved = torch.stack(list(gradients)).to(device, non_blocking=True).unbind()
+        return [gradient if weight else None for gradient, weight in zip(moved, weights, strict=True)]
     return [gradient.clone() if weight else None for gradient, weight in zip(gradients, weights, strict=True)]
 
 

@@ -171,7 +171,7 @@ class CompileCache:
         weights, gradient = specialization.loss_weights(batch, target, arrivals)
         device = specialization.stage_devices[-1]
         gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
-        arrivals[LOSS, True] = loss_gradients(gradient, weights)
+        arrivals[LOSS, True] = loss_gradients(gradient, weights, device)
         return arrivals, weights
 
     def _loss(

@@ -154,7 +154,7 @@ class ListedSteps:
         weights, gradient = listed_weights(recordings, listed, self.cache.options, self.cache.context)
         device = recordings[0].stage_devices[-1]
         gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
-        arrivals[LOSS, True] = loss_gradients(gradient, weights)
+        arrivals[LOSS, True] = loss_gradients(gradient, weights, device)
         return arrivals, weights
 
     def _run(self, program: ListedProgram, sizes: tuple[int, ...], arrivals: Arrivals) -> Frame:

@@ -12,7 +12,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.batching.call_inputs import flatten
-from pipecompile.batching.microbatches import scatter, scatter_tree, sizes, split_sizes, weighted_loss
+from pipecompile.batching.microbatches import loss_gradients, scatter, scatter_tree, sizes, split_sizes, weighted_loss
 from pipecompile.errors import InputError
 
 
@@ -95,3 +95,21 @@ def test_losses_are_added_bit_for_bit_as_in_a_loop(count: int, dtype: torch.dtyp
         for loss in losses[1:]:
             expected = expected + loss * (1 / count)
         assert torch.equal(weighted_loss(losses, [1 / count] * count), expected)
+
+
+def test_gradients_of_losses_go_to_a_device_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, each micro-batch's went up by itself, 8 bytes at a time."""
+    copies: list[torch.Size] = []
+    move = torch.Tensor.to
+
+    def to(tensor: torch.Tensor, device: torch.device, **options: bool) -> torch.Tensor:
+        copies.append(tensor.shape)
+        return move(tensor, device, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    gradients = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64).unbind()
+    found = loss_gradients(gradients, [0.5, 0.0, 0.5], torch.device("meta"))
+    assert copies == [torch.Size([3])]
+    assert [None if one is None else one.device.type for one in found] == ["meta", None, "meta"]
+    own = loss_gradients(gradients, [0.5, 0.0, 0.5], torch.device("cpu"))
+    assert [one is None or one.data_ptr() for one in own] != [one.data_ptr() for one in gradients]
