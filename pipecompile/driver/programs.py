@@ -133,9 +133,11 @@ def _bind(specialization: Specialization, program: Program, cells: Sequence[Cell
 
 
 def _predicted_peaks(specialization: Specialization, program: Program) -> Sequence[float]:
-    """Return the predicted peak of each pipeline device, in bytes."""
+    """Return the predicted peak of each pipeline device, in bytes: parameters, gradients and optimizer state, and a step's activations."""
     plan, links = specialization.plan, specialization.options.links
-    return simulate(program, **simulation_costs(plan.stages, program.routes, links, plan.placement)).peak_memory
+    costs = simulation_costs(plan.stages, program.routes, links, plan.placement)
+    costs["parameter_bytes"] = [stage.state_bytes for stage in plan.stages]
+    return simulate(program, **costs).peak_memory
 
 
 def _instructions(program: Program) -> str:
