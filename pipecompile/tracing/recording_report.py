@@ -44,6 +44,7 @@ class RecordingReport:
     nodes, modules, parameters   numbers of call nodes, of modules with nodes, and of elements of parameters
     layers                       number of torch.nn modules by class, the most frequent first
     batch_size                   the only batch size (samples) that the recording is right for; None if there are several
+    regions                      number of regions of the user's own `torch.utils.checkpoint`, without those inside others
     """
 
     nodes: int
@@ -53,11 +54,13 @@ class RecordingReport:
     kept_whole: tuple[WholeModule, ...]
     guards: tuple[str, ...]
     batch_size: int | None
+    regions: int = 0
 
     @property
     def summary(self) -> str:
         """One line with the counts."""
-        return f"{self.nodes:,} nodes of {self.modules:,} modules, {self.parameters:,} parameters"
+        counts = f"{self.nodes:,} nodes of {self.modules:,} modules, {self.parameters:,} parameters"
+        return f"{counts}, {self.regions} checkpointed region{'s' * (self.regions != 1)}" if self.regions else counts
 
 
 def summarize_recording(graph: TracedGraph) -> RecordingReport:
@@ -75,6 +78,7 @@ def summarize_recording(graph: TracedGraph) -> RecordingReport:
         kept_whole=(*_opaque(graph), *_layers(called)),
         guards=guards,
         batch_size=graph.facts.batch_size,
+        regions=len({region.path[0] for node in graph.graph.nodes if (region := facts(node).region)}),
     )
 
 

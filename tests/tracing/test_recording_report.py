@@ -7,6 +7,7 @@ from torch import nn
 
 from pipecompile.tracing import trace
 from pipecompile.tracing.recording_report import summarize_recording
+from tests.support.checkpointed import Net
 
 
 class Branch(nn.Module):
@@ -42,3 +43,9 @@ def test_counts_and_parts_kept_whole() -> None:
     assert guard.startswith("batch_size > 1 (test_recording_report.py:")
     assert report.batch_size is None
     assert report.summary == f"{report.nodes} nodes of {report.modules} modules, {report.parameters} parameters"
+
+
+def test_regions_are_counted() -> None:
+    report = summarize_recording(trace(Net(True), torch.randn(3, 4)))
+    assert report.regions == 4
+    assert report.summary.endswith(" parameters, 4 checkpointed regions")

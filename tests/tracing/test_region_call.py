@@ -70,3 +70,28 @@ def test_threads_do_not_draw_into_each_others_recomputations():
         loss = pipe.step(x)
         for weight in model.weights:
             torch.testing.assert_close(weight.grad, loss, rtol=1e-4, atol=0)
+
+
+class Layers(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Tanh()) for _ in range(4))
+        self.first, self.reentrant = nn.Linear(4, 4), reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+@REENTRANT
+@pytest.mark.parametrize("checkpoint_stages", ["never", "always"])
+def test_draws_of_several_microbatches_are_those_of_the_plain_loop(reentrant, checkpoint_stages):
+    model, eager = built(lambda: Layers(reentrant))
+    x = torch.randn(8, 4)
+    pipe = compiled(model, x, 3, n_microbatches=4, dispatch="inline", checkpoint=checkpoint_stages)
+    for run in (lambda: pipe.step(x), lambda: accumulate(eager, x, 4)):
+        torch.manual_seed(5)
+        run()
+    assert_same(model, eager)
