@@ -19,8 +19,8 @@ ELSEWHERE = {"errors.md", "distributed.md"}
 """Pages whose Python has a test of its own: test_errors_page.py, test_distributed_page.py."""
 
 LANGUAGES = {"python", "console", "text", "sh"}
-SHELL = ("torchrun ", "python -m venv", "pip install")
-"""Beginnings of commands in `sh` blocks: test_examples.py runs torchrun, test_wheel.py installs."""
+SHELL = ("torchrun --standalone --nproc-per-node=2 examples/", "python examples/", "pip install")
+"""Beginnings of commands in `sh` blocks: test_examples.py runs the examples, `make wheel` installs."""
 
 
 def blocks(page: Path) -> list[tuple[str, int, str]]:
