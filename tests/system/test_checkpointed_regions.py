@@ -95,6 +95,7 @@ def test_deferred_batch_norm_is_updated_by_the_whole_batch_and_once_more_by_the_
     assert int(norm.num_batches_tracked) == int(whole.num_batches_tracked) == 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_deferred_batch_norm_in_a_call_is_updated_by_its_backward_too(momentum):
     model, eager = built(lambda: Net(False, norm=True))
@@ -145,7 +146,8 @@ class Convolutions(nn.Module):
         return self.last(x).tanh()
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_peaks_are_those_simulated_and_a_fraction_of_those_without_regions(schedule):
     x = torch.randn(8, 3, 32, 32)
     peak_of = {}
@@ -172,6 +174,7 @@ def test_a_backward_costs_the_recomputation_too():
     assert recomputed.saved_bytes < 0.5 * plain.saved_bytes
 
 
+@pytest.mark.sampled(2)
 @REENTRANT
 def test_compiled_stages_recompute_and_count_as_eager(reentrant):
     model, eager = built(lambda: Net(reentrant, norm=True))
