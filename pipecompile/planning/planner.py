@@ -27,7 +27,7 @@ from pipecompile.partitioners import Problem
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts, samples_of
 from pipecompile.planning.draft import Draft, make_draft, plan_of
 from pipecompile.planning.infeasible_hint import with_enough_stages
-from pipecompile.planning.schedule_choice import search_schedule
+from pipecompile.planning.schedule_choice import make_schedule, search_schedule
 from pipecompile.planning.solve_cut import bottleneck_without_constraints, solve_cut, warn_of_gap
 from pipecompile.schedules.building_blocks import chain_after
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -84,7 +84,9 @@ def by_depth(
     """
     if stages_after(options.n_stages, draft.routes) == chain_after(options.n_stages):
         return draft
-    schedule = options.schedule_for(count, custom=False, routes=draft.routes)
+    if options.schedule == "auto" or isinstance(options.schedule, Schedule):
+        return draft
+    schedule = make_schedule(options, draft.stages, draft.routes, draft.placement, count)
     problem = replace(draft.problem, in_flight=peak_in_flight(schedule, options))
     return make_draft(graph, draft.partition, problem, costs, options, draft.placement, samples)
 

@@ -9,10 +9,17 @@ from math import inf
 from pipecompile.costs.device_specs import Links
 from pipecompile.ir import HOST, Action, Kind, Route, Schedule
 from pipecompile.ir.plan import StageSummary
+from pipecompile.ir.routes import stages_after
+from pipecompile.ir.training_routes import training_routes
 from pipecompile.options import Options
 from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.schedules import auto_schedule
-from pipecompile.simulation.costs import CostOptions
+from pipecompile.schedules.building_blocks import chain_after
+from pipecompile.schedules.search.evaluate import Evaluator
+from pipecompile.simulation.costs import CostOptions, make_costs
+
+SLOWER = 1.001
+"""Ratio of step times above which the order of a chain is preferred."""
 
 __all__ = ["simulation_costs", "make_schedule", "search_schedule"]
 
@@ -46,11 +53,39 @@ def make_schedule(
     """
     if options.schedule == "auto":
         return search_schedule(options, stages, routes, n_microbatches, placement)
-    schedule = options.schedule_for(n_microbatches, routes=routes)
+    schedule = _schedule_of_dag(options, stages, routes, placement, n_microbatches)
     if options.checkpoint == "never" or options.restored == 1:
         return schedule
     costs = simulation_costs(stages, routes, options.links, placement)
     return advance_recompute(schedule, options.restored, routes=routes, **costs)
+
+
+def _schedule_of_dag(
+    options: Options,
+    stages: Sequence[StageSummary],
+    routes: Sequence[Route],
+    placement: Sequence[int],
+    n_microbatches: int,
+) -> Schedule:
+    """Return the schedule that warms up by the depth of stages, unless that of a chain is faster: where stages take unequal times, more
+    micro-batches in flight even them out.
+    """
+    by_depth = options.schedule_for(n_microbatches, routes=routes)
+    if stages_after(options.n_stages, routes) == chain_after(options.n_stages):
+        return by_depth
+    chain = options.schedule_for(n_microbatches)
+    if chain == by_depth or chain.placement != tuple(placement):
+        return by_depth
+    moved = training_routes(routes, options.n_stages, with_target=False)
+    costs = make_costs(
+        options.n_stages,
+        len(options.devices),
+        moved,
+        **simulation_costs(stages, moved, options.links, placement),
+    )
+    evaluator = Evaluator(chain.placement, moved, costs, None)
+    is_slower = evaluator.seconds(by_depth) > evaluator.seconds(chain) * SLOWER
+    return chain if is_slower else by_depth
 
 
 def search_schedule(

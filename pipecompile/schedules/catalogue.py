@@ -24,6 +24,7 @@ from pipecompile.schedules.v_min import build_v_min
 from pipecompile.schedules.zb_h1 import build_zb_h1
 from pipecompile.schedules.zb_h2 import build_zb_h2
 from pipecompile.schedules.zbv import build_zbv
+from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers.schedule import schedule_faults
 
 __all__ = ["CATALOGUE", "Builder", "CatalogueEntry", "build_schedule", "register_schedule"]
@@ -55,13 +56,23 @@ class CatalogueEntry:
     def schedule(
         self, n_stages: int, n_microbatches: int, n_devices: int, routes: Sequence[Route] | None = None
     ) -> Schedule:
-        """Return the schedule of a chain, or of the DAG of stages that `routes` make."""
-        after = stages_after(n_stages, routes) if routes is not None and self.by_depth else None
-        if after is not None and after != chain_after(n_stages):
-            schedule = self.build(n_stages, n_microbatches, n_devices, after)
-            if not schedule_faults(schedule, routes or ()):
-                return schedule
-        return self.build(n_stages, n_microbatches, n_devices)
+        """Return the schedule of a chain, or of the DAG of stages that `routes` make.
+
+        With several stages on a device the warm-up by depth may be too short for the DAG: then the order of a chain is returned.
+        """
+        chain = self.build(n_stages, n_microbatches, n_devices)
+        after = stages_after(n_stages, routes) if routes is not None and self.by_depth else chain_after(n_stages)
+        if routes is None or after == chain_after(n_stages):
+            return chain
+        schedule = self.build(n_stages, n_microbatches, n_devices, after)
+        if schedule_faults(schedule, routes):
+            return chain
+        if (
+            n_stages > n_devices
+            and simulate(schedule, routes=routes).makespan > simulate(chain, routes=routes).makespan
+        ):
+            return chain
+        return schedule
 
 
 CATALOGUE: dict[str, CatalogueEntry] = {

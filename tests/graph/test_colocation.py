@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import random
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pipecompile.graph.colocation import compute_ties, ties_with_copies
+from pipecompile.graph.colocation import compute_nodes, compute_ties, note_ties, ties_with_copies
 from pipecompile.tracing import trace
+from tests.support.cuts import run_stages
 
 
 class Body(nn.Module):
@@ -180,3 +184,73 @@ def test_no_copy_stands_for_two_views_of_one_memory_nor_for_an_output():
     assert with_copies(views) == (["a getitem view zero"], [], [])
     assert with_copies(output) == (["a setitem"], [], [])
     assert with_copies(mean) == (["sub mul"], [], [])
+
+
+# -- random models ----------------------------------------------------------------------------------------------------
+
+
+class Writes(nn.Module):
+    """A few random operations on random values: layers, views, and writes in place."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed, self.relu = seed, nn.ReLU(inplace=True)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        draw, values = random.Random(self.seed), [self.layers[0](x)]
+        for _ in range(draw.randint(3, 9)):
+            a, b = draw.choice(values), draw.choice(values)
+            if draw.random() < 0.5:
+                values.append(self.made(draw, a, b))
+            else:
+                self.write(draw, a, b)
+        return tuple(draw.choice(values) for _ in range(draw.randint(1, 3)))
+
+    def made(self, draw: random.Random, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Return a value, some of them in the memory of `a`."""
+        layer = draw.choice(list(self.layers))
+        makers = [
+            lambda: layer(a),
+            a.relu,
+            lambda: self.relu(a),
+            lambda: a.add_(b),
+            lambda: a.view(-1, 4),
+            lambda: a[:, :],
+        ]
+        return draw.choice(makers)()
+
+    @staticmethod
+    def write(draw: random.Random, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Write into the memory of `a`."""
+        writers = [
+            lambda: a.mul_(0.5), lambda: a.__setitem__((slice(None), 0), 1.0), lambda: a.add_(b.detach()), lambda: a[:, :2].zero_()
+        ]  # fmt: skip
+        draw.choice(writers)()
+
+
+def legal(graph: torch.fx.GraphModule, stage_of: dict[str, int]) -> dict[str, int]:
+    """Raise the stages until they are legal with copies."""
+    ties, _ = ties_with_copies(graph)
+    reads = [(source.name, node.name) for node in compute_nodes(graph) for source in node.all_input_nodes]
+    while True:
+        before = dict(stage_of)
+        for a, b in (*reads, *ties.precedence):
+            stage_of[b] = max(stage_of.get(a, 0), stage_of[b])
+        for group in ties.groups:
+            stage_of.update(dict.fromkeys(group, max(stage_of[name] for name in group)))
+        if stage_of == before:
+            return stage_of
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_every_cut_with_copies_computes_what_the_model_does(seed: int) -> None:
+    """Stages hand on values as they are, in the memory of the stage before."""
+    torch.manual_seed(seed)
+    model, x = Writes(seed), torch.randn(3, 4)
+    expected = model(x)
+    graph, draw = note_ties(trace(model, x)), random.Random(seed)
+    for n_stages in (2, 3, 4):
+        stage_of = legal(graph, {node.name: draw.randrange(n_stages) for node in compute_nodes(graph)})
+        outputs = run_stages(graph, stage_of, 3, x)
+        assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))

@@ -90,3 +90,16 @@ def test_memory_limits_the_micro_batches_in_flight() -> None:
     assert again == [inf, 10 / 4]  # the saved bytes once, what is received per micro-batch
     tight = search_schedule(options_of(schedule="auto", memory_limit=115.0), STAGES, ROUTES, 4, (0, 1))
     assert [action.microbatch for action in tight.rows[0] if action.kind is not Kind.WEIGHT_GRAD][:2] == [0, 0]
+
+
+def test_a_dag_warms_up_by_depth_unless_that_is_slower() -> None:
+    """Stages 0 to 2 are towers, 3 is their head. A tower behind a slow link needs more in flight than its depth."""
+
+    def rows(nbytes: float) -> list[str]:
+        routes = (*(Route(f"v{s}", s, (3,), nbytes if s == 0 else 0.0) for s in range(3)), Route("y", 3, (HOST,), 0.0))
+        stages = tuple(replace(STAGE, stage=s) for s in range(4))
+        options = options_of(n_stages=4, schedule="1f1b", bandwidth=1.0)
+        return make_schedule(options, stages, routes, (0, 1, 2, 3), 8).to_csv().splitlines()
+
+    assert [row[:11] for row in rows(0.0)[:3]] == ["0F0,0F1,0B0", "1F0,1F1,1B0", "2F0,2F1,2B0"]
+    assert [row[:11] for row in rows(3.0)[:3]] == ["0F0,0F1,0F2", "1F0,1F1,1F2", "2F0,2F1,2B0"]

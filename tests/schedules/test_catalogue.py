@@ -187,3 +187,20 @@ def test_towers_hold_what_their_depth_needs_in_the_same_time(name: str) -> None:
     assert times[0] <= times[1]
     assert in_flight(schedule.rows, schedule.placement)[0] <= 3
     assert in_flight(straight.rows, straight.placement)[0] >= 8
+
+
+@pytest.mark.parametrize("name", [name for name, entry in CATALOGUE.items() if entry.by_depth])
+def test_a_dag_takes_no_longer_by_depth_if_all_times_are_equal(name: str) -> None:
+    for seed in range(12):
+        draw = random.Random(f"{name} {seed}")
+        n_devices, chunks, m = (
+            draw.randint(2, 6),
+            1 if CATALOGUE[name].chunks else draw.randint(1, 3),
+            draw.randint(1, 16),
+        )
+        routes = dag(n_devices * chunks, seed)
+        both = [
+            build_schedule(name, n_devices * chunks, m, n_devices=n_devices, routes=each) for each in (routes, None)
+        ]
+        by_depth, chain = (simulate(schedule, routes=routes).makespan for schedule in both)
+        assert by_depth <= chain * (1 + 1e-9)

@@ -154,9 +154,12 @@ class _AutoSearch:
         for name, entry in CATALOGUE.items():
             if name == "forward" or not entry.suits(n_stages, n_devices):
                 continue
-            schedule = entry.schedule(n_stages, self.n_microbatches, n_devices, self.routes)
-            if schedule.placement == evaluator.placement and (self.split or not _is_split(schedule)):
-                yield from self._fitting(schedule, evaluator)
+            of_dag, of_chain = (
+                entry.schedule(n_stages, self.n_microbatches, n_devices, r) for r in (self.routes, None)
+            )
+            for schedule in (of_dag,) if of_dag == of_chain else (of_dag, of_chain):
+                if schedule.placement == evaluator.placement and (self.split or not _is_split(schedule)):
+                    yield from self._fitting(schedule, evaluator)
         yield from self._fitting(_serial(evaluator.placement, self.n_microbatches), evaluator)
 
     def _fitting(self, schedule: Schedule, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:
