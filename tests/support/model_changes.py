@@ -198,7 +198,7 @@ class Net(nn.Module):
         h = self.partial(self.closed(self.scale(with_default(global_function(self.helper(h))))))
         h = torch.tanh(h) if "tanh" in self.chosen else torch.sigmoid(h)
         if self.use_aux:
-            h = h + x.mean()
+            h = h + x.mean(1, keepdim=True)
         if self.maybe is not None:
             h = h * self.maybe
         return self.head(F.gelu(h)) * (1.0 if self.text == "mean" else 2.0)
