@@ -98,6 +98,8 @@ class Executable:
         self.mirrors.settle()
         if self.norms.norms:
             self.norms.settle()
+        if (self.threaded if threaded else self.inline).streams is not None:
+            frame.registers = [None] * len(frame.registers)  # of receive buffers; the next run waits before it copies
         frame.arrivals, frame.departures, frame.recordings = {}, {}, ()
         self._idle[threaded].append(frame)
 

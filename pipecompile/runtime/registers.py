@@ -19,7 +19,7 @@ GPU (`gpu_spans.py`)."""
 class Frame:
     """State of one mini-batch while a program runs. Everything else of a program is made once and serves all runs.
 
-    registers     values that instructions read and write; receive buffers, which keep their tensors between runs
+    registers     values that instructions read and write; receive buffers
     channels      one per SEND with its RECV: the value on its way (inline), or a queue of values (threads)
     sizes         samples per micro-batch
     arrivals      (name, is gradient) ──► per micro-batch the value that the host sends

@@ -5,7 +5,7 @@ both are made current, since `Tensor.to` synchronizes with the current streams o
 stream on the device.
 
 A receive buffer is a register that the copy writes. It keeps its tensor until the next copy into it, which waits for the last reader
-first: so the memory returns to the stream of the copies in their order.
+first, or until the end of the run, since the next run forks first: so the memory returns to the stream of the copies in their order.
 """
 
 from __future__ import annotations

@@ -152,7 +152,10 @@ def upload_into(buffer: int, register: int, key: tuple[str, bool], microbatch: i
 
     def run(frame: Frame) -> None:
         frame.registers[buffer] = frame.registers[register] = None
-        frame.registers[buffer] = frame.registers[register] = over.send(frame.arrivals[key][microbatch])
+        given = frame.arrivals[key][microbatch]
+        sent = frame.registers[register] = over.send(given)
+        if sent is not given:  # what is there already is the caller's
+            frame.registers[buffer] = sent
 
     return run
 

@@ -119,6 +119,17 @@ def test_in_threads_random_timings_give_what_one_thread_gives(schedule: str, mon
         assert made.n_threaded_runs == 10
 
 
+def test_between_runs_no_buffer_keeps_a_tensor() -> None:
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(8, 8)
+    pipe = piped(model, x, schedule="1f1b")
+    with emulated(pipe) as made:
+        outcome(pipe, x)
+        (frame,) = made._idle[False]
+        assert frame.registers == [None] * len(frame.registers)
+        assert made.n_buffers > 0
+
+
 def test_a_failure_in_threads_ends_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = Net(), torch.randn(8, 8)

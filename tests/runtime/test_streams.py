@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from pipecompile.ir import HOST, Op
@@ -57,6 +58,39 @@ def test_an_output_that_is_a_view_of_an_input_gets_memory_of_its_own() -> None:
     assert torch.equal(view, received.view(2, 2))
     assert view.untyped_storage().data_ptr() != received.untyped_storage().data_ptr()
     assert torch.equal(own, torch.ones(2))
+
+
+class Pretended:
+    """A CUDA stream that notes what it waits for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.notes = device, list[Any]()
+
+    def wait_stream(self, other: Any) -> None:
+        self.notes.append(other)
+
+    def wait_event(self, event: Any) -> None:
+        self.notes.append(event)
+
+    def record_event(self, event: Any) -> Any:
+        return event or object()
+
+
+def test_before_a_run_copies_wait_for_what_their_ends_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of the buffers of the run before is free again: what read it there is launched, and may not be over."""
+    current = {gpu: f"compute of {gpu}" for gpu in GPUS}
+    monkeypatch.setattr(torch.cuda, "Stream", Pretended)
+    monkeypatch.setattr(torch.cuda, "current_stream", current.__getitem__)
+    streams = DeviceStreams(GPUS)
+    between, upload = streams.stream((0, 1)), streams.stream((HOST, 1))
+    monkeypatch.setattr("pipecompile.runtime.streams.mark_origins", lambda *_: None)
+    streams.fork(Frame([], []))
+    assert [end.notes for end in between.ends] == [list(current.values())] * 2  # type: ignore[attr-defined]
+    assert [end.notes for end in upload.ends] == [[current[GPUS[1]]]]  # type: ignore[attr-defined]
+    event = between.record(None)
+    assert between.record(event) is event
+    upload.wait(event)
+    assert upload.ends[0].notes[-1] is event  # type: ignore[attr-defined]
 
 
 def test_memory_that_something_holds_is_reused_after_the_compute_alone() -> None:

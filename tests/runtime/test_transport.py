@@ -14,12 +14,16 @@ from pipecompile.runtime.transport import (
     BlockingCopy,
     Link,
     PeerCopy,
+    Upload,
     arrive,
+    copy_into,
     depart,
     depart_gradient,
     link,
     receive,
     send,
+    take_from,
+    upload_into,
 )
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -41,6 +45,51 @@ def test_a_copy_is_a_leaf_that_requires_a_gradient_like_the_original(copied, req
     copy = copied(value)
     assert (copy.device, copy.is_leaf, copy.requires_grad) == (META, True, requires_grad)
     assert copied(None) is None
+
+
+def test_an_upload_goes_through_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the thread that launches stood still for each copy, in the order of compute. Small copies do not wait."""
+    pinned: list[torch.Size] = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.shape)
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.shape[0] == 40000)
+    large, small, ready = torch.zeros(30000, requires_grad=True), torch.zeros(3), torch.zeros(40000)
+    there = torch.zeros(30000, device=META)
+    sent = Upload(META).send({"a": large, "b": [small, ready, there], "c": 5})
+    assert pinned == [large.shape]
+    assert sent["c"] == 5
+    assert sent["b"][2] is there
+    assert (sent["a"].device, sent["a"].is_leaf, sent["a"].requires_grad) == (META, True, True)
+    assert [one.device for one in sent["b"]] == [META] * 3
+
+
+def test_an_input_that_is_there_already_is_not_kept() -> None:
+    x = torch.ones(2, device=META)
+    frame = Frame([None, None], [], arrivals={("x", False): [x, torch.ones(2)]})
+    upload_into(1, 0, ("x", False), 0, Upload(META))(frame)
+    assert frame.registers[0] is x
+    assert frame.registers[1] is None
+    upload_into(1, 0, ("x", False), 1, Upload(META))(frame)
+    assert frame.registers[0] is frame.registers[1]
+    assert frame.registers[0].is_meta
+
+
+def test_a_copy_lets_go_of_the_last_tensor_of_its_buffer_first() -> None:
+    frame = Frame([torch.ones(2), torch.zeros(2)], [])
+
+    class Watching(Link):
+        def send(self, value: torch.Tensor) -> torch.Tensor:
+            assert frame.registers[1] is None
+            return value.clone()
+
+    copy_into(1, 0, Watching())(frame)
+    assert frame.registers[1].tolist() == [1.0, 1.0]
+    take_from(1, 0)(frame)
+    assert frame.registers[0] is frame.registers[1]
 
 
 def test_inline_a_value_passes_through_its_channel_once() -> None:
