@@ -16,6 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["schedules/*"]
 myst_heading_anchors = 3
 default_role = "code"
+smartquotes = False  # quotes are those of Python
 autodoc_typehints = "none"
 html_theme = "furo"
 html_title = f"pipecompile {release}"

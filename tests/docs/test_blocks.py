@@ -65,13 +65,27 @@ def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.name not in ELSEWHERE and python_of(page)], ids=lambda page: page.name
 )
-def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run_in_order(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text in a block `text printed` is what the Python above it prints."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": page.stem}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for line, text, _ in python_of(page):
-            exec(compile("\n" * (line - 1) + text, str(page), "exec"), namespace)
+        for info, line, text in blocks(page):
+            if info.startswith("python"):
+                exec(compile("\n" * (line - 1) + text, str(page), "exec"), namespace)
+            elif info == "text printed":
+                assert_printed(text, capsys.readouterr().out)
+
+
+def assert_printed(shown: str, printed: str) -> None:
+    """Raise AssertionError unless `printed` has the shown text; three dots at the end of a line stand for any text."""
+    at = 0
+    for part in filter(None, (part.strip("\n") for part in re.split(r"[ \n]*\.\.\.$", shown, flags=re.MULTILINE))):
+        assert part in printed[at:], f"printed is\n{printed}"
+        at = printed.index(part, at)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +105,7 @@ def test_commands_print_what_is_shown(page: Path, command: str, shown: str, tmp_
     if program == "python":
         (tmp_path / "examples").symlink_to(ROOT / "examples")
     printed = run(command, tmp_path)
-    at = 0
-    for part in filter(None, re.split(r" ?\.\.\.$", shown, flags=re.MULTILINE)):
-        assert part.strip("\n") in printed[at:], f"printed is\n{printed}"
-        at = printed.index(part.strip("\n"), at)
+    assert_printed(shown, printed)
 
 
 def test_the_command_of_the_readme_is_installed() -> None:

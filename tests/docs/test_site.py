@@ -45,3 +45,16 @@ def test_the_grammar_is_that_of_the_source() -> None:
     grammar = (pipecompile.ir.__doc__ or "").partition("Grammar of a schedule and of a program:\n\n")[2].rstrip()
     assert grammar
     assert "\n".join(line[4:] for line in grammar.split("\n")) in (DOCS / "ir.md").read_text(encoding="utf-8")
+
+
+def test_every_warning_has_a_row() -> None:
+    """Each beginning on the page is a text of the package; NAME stands for a name, numbers for numbers."""
+    page = (DOCS / "exactness.md").read_text(encoding="utf-8").partition("| it begins |")[2]
+    shown = [
+        text for row in re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE) for text in re.findall(r"`([^`]+)`", row)
+    ]
+    assert len(shown) > 15
+    source = "".join(path.read_text(encoding="utf-8") for path in (DOCS.parent / "pipecompile").rglob("*.py"))
+    for text in shown:
+        words = re.sub(r"^(NAME|stage \d+|(lists of )?\d+ samples) ", "", text)
+        assert words in source, text
