@@ -15,7 +15,7 @@ from functools import partial
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.costs import NodeCost
 from pipecompile.costs.problem_builder import build_problem
-from pipecompile.errors import InfeasibleError
+from pipecompile.errors import InfeasibleError, PartitionError
 from pipecompile.graph.colocation import compute_nodes, ties_of
 from pipecompile.graph.separable_pieces import check_pieces
 from pipecompile.ir import Kind, Schedule
@@ -23,12 +23,12 @@ from pipecompile.ir.candidates import Considered
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.routes import stages_after
 from pipecompile.options import Options
-from pipecompile.partitioners import Problem
+from pipecompile.partitioners import Partition, Problem
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts, samples_of
 from pipecompile.planning.draft import Draft, make_draft, plan_of
 from pipecompile.planning.infeasible_hint import with_enough_stages
 from pipecompile.planning.schedule_choice import make_schedule, search_schedule
-from pipecompile.planning.solve_cut import bottleneck_without_constraints, solve_cut, warn_of_gap
+from pipecompile.planning.solve_cut import bottleneck_without_constraints, memory_excess, solve_cut, warn_of_gap
 from pipecompile.schedules.building_blocks import chain_after
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -58,10 +58,14 @@ def make_plan(graph: TracedGraph, batch: MiniBatch, table: CostTable, options: O
     assert isinstance(costs, MeasuredCosts), "measure_costs raises for a single candidate"
     schedule = options.schedule_for(count, custom=False)
     problem = make_problem(graph, costs.by_node, options, schedule)
+    steered = options.steering.on(graph, problem)
     try:
-        partition, solved = solve_cut(graph, options.steering.on(graph, problem), options)
+        partition, solved = solve_cut(graph, steered, options)
     except InfeasibleError as error:
-        raise with_enough_stages(error, partial(problem_for, graph, costs.by_node, count), options) from None
+        of_dag = _cut_of_dag(graph, steered, costs.by_node, options, schedule, samples)
+        if of_dag is None:
+            raise with_enough_stages(error, partial(problem_for, graph, costs.by_node, count), options) from None
+        partition, solved = of_dag
     warn_of_gap(partition, options)
     draft = make_draft(graph, partition, solved, costs.by_node, options, schedule.placement, samples)
     draft = by_depth(graph, draft, costs.by_node, options, count, samples)
@@ -69,6 +73,33 @@ def make_plan(graph: TracedGraph, batch: MiniBatch, table: CostTable, options: O
         searched = search_schedule(options.with_recompute(partition.recompute), draft.stages, draft.routes, count)
         draft = replace(draft, placement=searched.placement)
     return planned(graph, draft, problem, costs, options, samples)
+
+
+def _cut_of_dag(
+    graph: TracedGraph,
+    problem: Problem,
+    costs: Mapping[str, NodeCost],
+    options: Options,
+    schedule: Schedule,
+    samples: int | None,
+) -> tuple[Partition, Problem] | None:
+    """Return a cut whose stages fit because they are a DAG, which holds fewer micro-batches than the chain of `schedule`, and its
+    problem. The cut is the best for one micro-batch in flight per stage; None if it does not fit.
+    """
+    if options.n_stages < 3 or problem.memory_limit is None:
+        return None
+    try:
+        partition, solved = solve_cut(graph, replace(problem, in_flight=(1.0,) * options.n_stages), options)
+    except PartitionError:
+        return None
+    draft = make_draft(graph, partition, solved, costs, options, schedule.placement, samples)
+    lighter = by_depth(graph, draft, costs, options, schedule.n_microbatches, samples)
+    is_chain = lighter is draft
+    return (
+        None
+        if is_chain or memory_excess(lighter.problem, partition, options.n_stages)
+        else (partition, lighter.problem)
+    )
 
 
 def by_depth(

@@ -67,11 +67,11 @@ def _schedule_of_dag(
     placement: Sequence[int],
     n_microbatches: int,
 ) -> Schedule:
-    """Return the schedule that warms up by the depth of stages, unless that of a chain is faster: where stages take unequal times, more
-    micro-batches in flight even them out.
+    """Return the schedule that warms up by the depth of stages, unless that of a chain is faster and memory is not limited: where
+    stages take unequal times, more micro-batches in flight even them out.
     """
     by_depth = options.schedule_for(n_microbatches, routes=routes)
-    if stages_after(options.n_stages, routes) == chain_after(options.n_stages):
+    if options.memory_limit is not None or stages_after(options.n_stages, routes) == chain_after(options.n_stages):
         return by_depth
     chain = options.schedule_for(n_microbatches)
     if chain == by_depth or chain.placement != tuple(placement):

@@ -71,3 +71,16 @@ def test_recordings_of_other_lengths_share_a_program_of_both_routes() -> None:
     loss = pipe.step(microbatches=parts)
     expected = sum(square_loss(reference(part)) * len(part) for part in parts) / sum(map(len, parts))
     assert loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_towers_fit_where_a_chain_of_as_many_stages_does_not() -> None:
+    model, x = Towers(5), torch.randn(192, 16)
+    options = {"n_microbatches": 12, "devices": ["cpu"] * 6, "pin": pinned(5), **COMMON}
+    free = pc.compile(model, 6, example_args=(x,), **options).plan
+    limit = max(stage.memory for stage in free.stages)
+    limited = pc.compile(Towers(5), 6, example_args=(x,), memory_limit=limit, **options)
+    assert [stage.memory for stage in limited.plan.stages] == [stage.memory for stage in free.stages]
+    limited.step(x)
+    assert max(limited.simulate().peak_in_flight) == 2
+    with pytest.raises(pc.InfeasibleError):
+        pc.compile(Towers(5), 6, example_args=(x,), memory_limit=limit / 2, **options)
