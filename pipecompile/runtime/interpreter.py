@@ -92,7 +92,7 @@ class CodeBuilder:
     ) -> None:
         self.program, self.cells, self.devices = program, cells, devices
         self.streams, self.threaded, self.joins = streams or DeviceStreams(devices), threaded, joins
-        self.is_launched = False
+        self.is_launched, self.received = False, set[int]()
         self.registers: dict[object, int] = {}
         self.channels: dict[object, int] = {}
         self.links: dict[tuple[int, int], Link] = {}
@@ -162,7 +162,9 @@ class CodeBuilder:
         if launch.lane is None and buffer is None:
             return StreamTask(place, op, free_received(reads[0], released_to(self.devices[device])), reads, writes)
         if buffer is None:
-            return StreamTask(place, op, self.run(instruction, device), reads, writes)
+            received = tuple(self.received.intersection(reads))
+            return StreamTask(place, op, self.run(instruction, device), reads, writes, received)
+        self.received.update(writes)
         if launch.lane is None:
             return StreamTask(place, op, take_from(buffer, writes[0]), (buffer,), writes)
         link = self.link(*launch.lane)

@@ -29,13 +29,17 @@ __all__ = ["DeviceStreams", "Stream", "StreamTask", "Streams", "free_received", 
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """An instruction as a function of the frame, with its place and the registers that it reads and writes."""
+    """An instruction as a function of the frame, with its place and the registers that it reads and writes.
+
+    `received` are those of the read registers whose values are in receive buffers.
+    """
 
     place: Place
     op: Op
     run: Run
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    received: tuple[int, ...] = ()
 
 
 class Stream(Protocol):
@@ -78,7 +82,7 @@ def launched(
     In threads, `follows` are the channels of launches of other devices that come before, and `followers` those of
     launches that come after this one: a launch waits for an event only when that has been recorded.
     """
-    if task.op is Op.COMPUTE:
+    if task.op is Op.COMPUTE and task.received:
         task = replace(task, run=_copying_views(task))
 
     def run(frame: Frame) -> None:
@@ -124,10 +128,10 @@ def released_to(device: torch.device) -> Callable[[torch.Tensor], None]:
 
 
 def _copying_views(task: StreamTask) -> Run:
-    """Return the task's function, copying outputs that are views of received inputs: that memory is returned to the copies."""
+    """Return the task's function, copying outputs that are views of received inputs: that memory is written by the next copy."""
 
     def run(frame: Frame) -> None:
-        received = {_memory(frame.registers[index]) for index in task.reads} - {None}
+        received = {_memory(frame.registers[index]) for index in task.received} - {None}
         task.run(frame)
         for index in task.writes:
             value = frame.registers[index]

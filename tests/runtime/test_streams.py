@@ -53,7 +53,7 @@ def test_an_output_that_is_a_view_of_an_input_gets_memory_of_its_own() -> None:
         frame.registers[1], frame.registers[2] = frame.registers[0].view(2, 2), torch.ones(2)
 
     frame = Frame([torch.arange(4.0), None, None], [])
-    launched(StreamTask((0, 0), Op.COMPUTE, compute, (0,), (1, 2)), Launch((0, 0)), Noting())(frame)
+    launched(StreamTask((0, 0), Op.COMPUTE, compute, (0,), (1, 2), (0,)), Launch((0, 0)), Noting())(frame)
     received, view, own = frame.registers
     assert torch.equal(view, received.view(2, 2))
     assert view.untyped_storage().data_ptr() != received.untyped_storage().data_ptr()
