@@ -268,6 +268,10 @@ class CallRecorder(TorchFunctionMode):
         """
         raise (GradientStateError if is_of_state else TraceError)(code="PC113", where=caller())
 
+    def refuse_saved_tensor_hooks(self) -> None:
+        """Raise TraceError, because the model passes what autograd saves through hooks."""
+        raise TraceError(code="PC117", where=caller())
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing inside the block."""

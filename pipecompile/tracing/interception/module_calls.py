@@ -7,6 +7,7 @@ a scripted function     one node: TorchScript cannot be recorded through
 len(x), isinstance ...  see `python_builtins`
 manual_seed and others  nodes, because they change later draws
 backward()              refused: it leaves gradients, which a recording cannot reproduce
+saved_tensors_hooks     refused: the hooks of a run are in no recording
 is_grad_enabled()       noted: the answer decides what is recorded
 torch.compile           runs the original, uncompiled
 nn.Transformer          reads the values of a mask, only to choose a faster kernel: answered with no
@@ -74,6 +75,9 @@ class CallListener(RegionListener, Protocol):
 
     def note_grad_mode_read(self) -> None:
         """Note that the model reads whether gradients are on."""
+
+    def refuse_saved_tensor_hooks(self) -> None:
+        """Raise TraceError, because the model passes what autograd saves through hooks."""
 
     def refuse_gradient_read(self) -> None:
         """Raise TraceError, because the model reads `.grad` or runs a backward."""
@@ -208,6 +212,15 @@ def _backward(listener: CallListener, original: Any) -> Any:
     return backward
 
 
+def _saved_tensor_hooks(listener: CallListener, original: Any) -> Any:
+    def enter(hooks: Any) -> Any:
+        if listener.is_listening and torch.is_grad_enabled():
+            listener.refuse_saved_tensor_hooks()
+        return original(hooks)
+
+    return enter
+
+
 def _causal_mask(listener: CallListener, original: Any) -> Any:
     return (
         lambda mask, is_causal=None, size=None: bool(is_causal)
@@ -230,6 +243,7 @@ _INTERCEPTED: tuple[tuple[Any, str, Callable[[CallListener, Any], Any]], ...] = 
     (*SCRIPT_CALL, _script),
     (torch, "is_grad_enabled", _grad_mode),
     (torch.autograd, "backward", _backward),
+    (torch.autograd.graph.saved_tensors_hooks, "__enter__", _saved_tensor_hooks),
     *((owner, name, _seeds) for owner in (torch, torch.random) for name in RNG_FUNCTIONS),
     (*CAUSAL_MASK, _causal_mask),
     (*NESTED_MASK, _no_nesting),

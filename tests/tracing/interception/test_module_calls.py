@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 import warnings
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import pipecompile as pc
 from pipecompile import TraceError
 from pipecompile.tracing import trace
 
@@ -162,3 +164,32 @@ def test_everything_is_put_back_even_after_a_failure():
     with pytest.raises(TraceError):
         trace(Body(lambda m, x: m.missing(x)), *rows(2))
     assert before == (nn.Module.__call__, torch.autograd.Function.__dict__["apply"], torch.SymInt.__hash__, len)
+
+
+class Rounded(nn.Module):
+    """What autograd saves is rounded: the gradients are others without the hooks."""
+
+    def __init__(self, *, is_root: bool) -> None:
+        super().__init__()
+        self.is_root = is_root
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity() if is_root else Rounded(is_root=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        if self.is_root:
+            with torch.autograd.graph.saved_tensors_hooks(torch.round, lambda saved: saved):
+                h = h.exp().tanh()
+        return self.c(self.b(h))
+
+
+@pytest.mark.parametrize("is_root", [True, False], ids=["a statement", "a submodule"])
+def test_code_that_passes_saved_tensors_through_hooks_is_kept_whole(is_root: bool) -> None:
+    model = Rounded(is_root=is_root)
+    eager, x = copy.deepcopy(model), torch.randn(6, 4)
+    pipe = pc.compile(
+        model, 2, n_microbatches=2, cost="analytic", devices=["cpu"] * 2, loss_fn=lambda y: y.square().mean()
+    )
+    pipe.step(x)
+    for part in x.chunk(2):
+        (eager(part).square().mean() / 2).backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), eager.parameters(), strict=True))
