@@ -10,8 +10,11 @@ import sys
 import tomllib
 import warnings
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+
+from pipecompile.schedules import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -71,7 +74,7 @@ def test_python_blocks_run_in_order(
     """Text in a block `text printed` is what the Python above it prints."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": page.stem}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), patch.dict(CATALOGUE):  # a page registers a schedule
         warnings.simplefilter("ignore")
         for info, line, text in blocks(page):
             if info.startswith("python"):
