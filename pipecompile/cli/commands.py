@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipecompile import __version__
 from pipecompile.cli.command_report import (
     CommandReport,
     check_report,
@@ -40,6 +41,22 @@ app = typer.Typer(
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="directory for the files of the result")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and exit, if `wanted`."""
+    if wanted:
+        typer.echo(f"pipecompile {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 @app.command()

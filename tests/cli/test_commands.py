@@ -305,6 +305,16 @@ def test_help_imports_neither_torch_nor_matplotlib(words):
     assert "Usage" in done.stdout
 
 
+def test_the_version_is_that_of_the_package(cli):
+    from importlib.metadata import version
+
+    import pipecompile
+
+    outcome = cli("--version")
+    assert (outcome.code, outcome.out) == (0, f"pipecompile {pipecompile.__version__}\n")
+    assert version("pipecompile") == pipecompile.__version__
+
+
 def test_python_dash_m_runs_the_same_program():
     words = [sys.executable, "-m", "pipecompile", "plan", "nothing", "--input", "1", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
