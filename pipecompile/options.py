@@ -93,7 +93,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         if self.schedule is schedule or isinstance(self.schedule, Schedule):
             verify(schedule)
         if self.across_batch == "exact":
-            self._check_meeting(schedule)
+            self._check_meeting()
 
     def _check_plan(self) -> None:
         """Raise InputError for keywords that a solved plan excludes."""
@@ -128,8 +128,9 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
                 hint=f"n_microbatches={self.default_microbatches}, or the number that the plan was made for",
             )
 
-    def _check_meeting(self, schedule: Schedule) -> None:
+    def _check_meeting(self) -> None:
         """Raise ScheduleError for a schedule in which the micro-batches of a mini-batch cannot meet behind the last stage."""
+        schedule = self.schedule_for(2 * len(self.devices), custom=False)
         order = [[action.kind is Kind.FORWARD for action in row] for row in schedule.rows]
         if self.schedule == "auto" or any(row != sorted(row, reverse=True) for row in order):
             raise ScheduleError(

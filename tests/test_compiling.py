@@ -153,6 +153,7 @@ REFUSED: dict[str, list[Bad]] = {
     ],
     "restored": NO_COUNT,
     "batch_norm": [Bad("sync", "is not known"), Bad("defered", "batch_norm='deferred'"), Bad(True, "is not known")],
+    "across_batch": [Bad("all", "is not known"), Bad("exact", 'schedule="gpipe"', error=pc.ScheduleError)],
     "has_aux": [*NO_FLAG, Bad(True, "without a loss_fn", beside=(("loss_fn", None),))],
     "compile_stages": [*[Bad(value, "True or False") for value in (1, None, X, ["eager"])], Bad("inductr", "inductor")],
     "cuda_graphs": NO_FLAG,

@@ -22,6 +22,9 @@ class Twins(CollectiveGroup):
         self.size, self.index, self.started = 2, 0, list[int]()
         self.apart = torch.zeros(2)
 
+    def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
     def start_sum(self, tensor: torch.Tensor) -> PendingCollective:
         self.started.append(tensor.numel())
         return PendingCollective(self, None, tensor.mul_(2))

@@ -18,6 +18,7 @@ def test_the_code_of_the_page_runs_on_two_ranks(tmp_path: Path) -> None:
     script = [str(ROOT / "tests" / "support" / "page_on_ranks.py"), str(page)]
     done = subprocess.run([*launch, *script], cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(page.read_text(encoding="utf-8").count("```python")), "blocks"] * 2
+    blocks = page.read_text(encoding="utf-8").count("```python")
+    assert done.stdout.count(f"{blocks} blocks") == 2, done.stdout  # lines of two ranks may run into each other
     assert (tmp_path / "out" / "00000100" / ".metadata").exists()
     assert (tmp_path / "out" / "timeline.json").exists()

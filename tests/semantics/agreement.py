@@ -10,7 +10,8 @@ import torch
 from torch import fx, nn
 
 import pipecompile as pc
-from pipecompile.graph.colocation import compute_nodes, note_ties, ties_of
+from pipecompile.graph.colocation import note_ties
+from pipecompile.graph.separable_pieces import separable_pieces
 from tests.semantics.case import Case
 from tests.semantics.observation import called, difference, looped
 
@@ -52,8 +53,7 @@ def piped(model: nn.Module, case: Case, *, n_stages: int = 99, dispatch: str = "
     """Return a pipeline of 2 micro-batches, or of one where samples meet, with as many stages as the model has pieces, at most `n_stages`."""
     with case.around():
         graph = note_ties(pc.trace(model, *case.inputs(2)))
-    pieces = len(compute_nodes(graph)) - sum(len(group) - 1 for group in ties_of(graph).groups)
-    n_stages = max(1, min(n_stages, pieces))
+    n_stages = max(1, min(n_stages, len(separable_pieces(graph))))
     return pc.compile(
         model,
         n_stages,
