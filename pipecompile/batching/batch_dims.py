@@ -32,6 +32,7 @@ __all__ = [
     "check_batch_dims",
     "common_size",
     "default_dims",
+    "dims_of_shapes",
     "parameters_of",
     "scatter",
     "sizes",
@@ -88,6 +89,18 @@ def parameters_of(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter
 def default_dims(leaves: Sequence[Any]) -> Dims:
     """Return the dimensions by the rule: 0 for every tensor with dimensions, None for other leaves."""
     return tuple([0 if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves])
+
+
+@lru_cache(maxsize=256)
+def dims_of_shapes(shapes: tuple[torch.Size, ...]) -> tuple[int, Dims] | None:
+    """Return the batch size in samples and the dimensions by the rule, of a call with tensors only; None if that takes a closer look.
+
+    Every step asks, mostly for the shapes of the step before.
+    """
+    lengths = {shape[0] for shape in shapes if shape}
+    if len(lengths) != 1 or 0 in lengths:
+        return None
+    return lengths.pop(), tuple([0 if shape else None for shape in shapes])
 
 
 @lru_cache(maxsize=256)

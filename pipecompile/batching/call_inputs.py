@@ -20,6 +20,7 @@ from pipecompile.batching.batch_dims import (
     apply_batch_dims,
     common_size,
     default_dims,
+    dims_of_shapes,
     parameters_of,
     scatter,
     slots_named,
@@ -156,7 +157,9 @@ def flatten(
 
     Where they disagree, leaves for which `is_shared` holds have no batch dimension.
     """
-    leaves, spec = _flatten_call(args, kwargs)
+    leaves, spec, is_plain = _flatten_call(args, kwargs)
+    if is_plain and not batch_dims and (known := dims_of_shapes(tuple([leaf.shape for leaf in leaves]))):
+        return FlatInputs(forward, args, kwargs, tuple(leaves), spec, known[1], known[0])
     slots = partial(leaf_slots, forward, args, kwargs)
     lists = listed_names(batch_dims) if batch_dims else frozenset[str]()
     samples_listed = None
@@ -182,14 +185,14 @@ def flatten(
     )
 
 
-def _flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
-    """Return leaves and structure of a call. The structure of a call with tensors only, the usual case, is cached."""
+def _flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec, bool]:
+    """Return leaves and structure of a call, and whether it has tensors only: the usual case, whose structure is cached."""
     values = (*args, *kwargs.values())
     for value in values:
         if type(value) is not torch.Tensor:
-            return flatten_containers((args, kwargs))
+            return *flatten_containers((args, kwargs)), False
     order, spec = _structure_of_tensors(len(args), tuple(kwargs))
-    return [values[position] for position in order], spec
+    return [values[position] for position in order], spec, True
 
 
 @lru_cache(maxsize=256)

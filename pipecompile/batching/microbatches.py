@@ -24,6 +24,7 @@ from pipecompile.torch_private.storages import foreach_mul
 __all__ = [
     "LossDivisor",
     "MiniBatch",
+    "Weights",
     "fewer_microbatches",
     "loss_weights",
     "scaled_gradients",
@@ -128,15 +129,22 @@ def _list_slices(target: Any, count: int, samples: int) -> list[Any]:
     return [target[start:end] for start, end in pairwise(bounds)]
 
 
-@lru_cache(maxsize=256)
-def loss_weights(parts: tuple[int, ...], *, mean: bool) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
-    """Return the weight of each micro-batch in the loss, as numbers and as gradients of the micro-batches' losses.
+Weights = tuple[Sequence[float], torch.Tensor]
+"""The weight of each micro-batch in the loss of the mini-batch, as numbers and as one tensor."""
 
-    `parts` are the sizes of the micro-batches, in samples. With `mean`, a weight is a share of the samples, else 1.
+
+@lru_cache(maxsize=256)
+def loss_weights(parts: tuple[int, ...], *, mean: bool) -> Weights:
+    """Return the weight of each micro-batch in the loss. With `mean`, a weight is a share of the samples, else 1.
+
+    `parts` are the sizes of the micro-batches, in samples. Autograd rounds a gradient to the dtype of the loss, which takes
+    time: weights that float32 has exactly are in float32, the others in float64.
     """
     weights = [size / sum(parts) if mean else 1.0 for size in parts]
     with torch.inference_mode(False):
-        return weights, torch.tensor(weights, dtype=torch.float64).unbind()  # autograd rounds to the loss's dtype
+        exact = torch.tensor(weights, dtype=torch.float64)
+        single = exact.float()
+        return weights, single if torch.equal(single.double(), exact) else exact
 
 
 def weighted_loss(losses: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
@@ -217,14 +225,12 @@ class LossDivisor:
             return self.ignored not in labels.tolist()  # a fifth of the time
         return not bool((labels == self.ignored).any())
 
-    def shares(
-        self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]
-    ) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
-        """Return the weight of each micro-batch in the loss, as numbers and as gradients; sizes in samples."""
+    def shares(self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]) -> Weights:
+        """Return the weight of each micro-batch in the loss; sizes in samples."""
         total = self.of(whole, sum(sizes))
         with torch.inference_mode(False):
             weights = torch.stack([self.of(part, size) for part, size in zip(parts, sizes, strict=True)]) / total
-            return weights.tolist(), weights.unbind()
+            return weights.tolist(), weights
 
 
 def _chained(
@@ -238,22 +244,18 @@ def _chained(
 
 
 def loss_gradients(
-    gradients: Sequence[torch.Tensor], weights: Sequence[float], device: torch.device
+    gradients: torch.Tensor, weights: Sequence[float], device: torch.device
 ) -> Sequence[torch.Tensor | None]:
-    """Return the gradients of the losses for one step, in memory of their own: autograd may make the memory a parameter's `.grad`.
+    """Return the gradient of each micro-batch's loss for one step, in memory of this step: autograd may make the memory a parameter's `.grad`.
 
     A micro-batch without weight has none: its loss is 0/0, whose derivative is NaN. To another device than the CPU they go in one copy.
     """
-    if device.type != "cpu":
-        with torch.inference_mode(False), torch.no_grad():
-            moved = torch.stack(list(gradients)).to(device, non_blocking=True).unbind()
-        return [gradient if weight else None for gradient, weight in zip(moved, weights, strict=True)]
-    return [gradient.clone() if weight else None for gradient, weight in zip(gradients, weights, strict=True)]
+    own = gradients.clone() if device.type == "cpu" else gradients.to(device, non_blocking=True)
+    parts = own.unbind()
+    return [part if weight else None for part, weight in zip(parts, weights, strict=True)] if 0.0 in weights else parts
 
 
-def scaled_gradients(
-    gradients: Sequence[torch.Tensor], scaler: torch.amp.GradScaler, device: torch.device
-) -> Sequence[torch.Tensor]:
+def scaled_gradients(gradients: torch.Tensor, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
     """Return the gradients of the micro-batches' losses multiplied by the scale of a scaler, which is on `device`."""
     with torch.inference_mode(False), torch.no_grad():
-        return scaler.scale(torch.stack(list(gradients)).to(device)).unbind()
+        return scaler.scale(gradients.double().to(device))

@@ -11,7 +11,7 @@ import torch
 
 from pipecompile.batching.merging import MergeKind
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
-from pipecompile.batching.microbatches import LossDivisor, loss_weights
+from pipecompile.batching.microbatches import LossDivisor, Weights, loss_weights
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.loss_shares import COUNTED, find_count
@@ -20,9 +20,6 @@ from pipecompile.ir import TARGET
 from pipecompile.options import Options
 
 __all__ = ["listed_weights"]
-
-Weights = tuple[Sequence[float], Sequence[torch.Tensor]]
-"""The weight of each micro-batch in the loss, as numbers and as gradients."""
 
 
 def listed_weights(
@@ -72,4 +69,4 @@ def _shares(
         counted = torch.stack(values).sum()
         weights = torch.stack(values).maximum(floors) / counted.clamp(min=floors.max())
         context.backend.weigh(float(counted), COUNTED, float(floors.max()))
-        return weights.tolist(), weights.unbind()
+        return weights.tolist(), weights

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from pipecompile.batching.merging import MergeKind, gather, ungather
-from pipecompile.batching.microbatches import loss_weights
+from pipecompile.batching.microbatches import Weights, loss_weights
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.ir import TARGET
 from pipecompile.torch_private.device_functions import to_device
@@ -75,16 +75,14 @@ class MeasuredShares:
         drawn = torch.tensor(found, dtype=torch.float64)
         return torch.allclose(drawn, drawn[:1].expand_as(drawn), rtol=_TOLERANCE, atol=1e-5, equal_nan=True)
 
-    def shares(
-        self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]
-    ) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
-        """Return the weight of each micro-batch in the loss, as numbers and as gradients; sizes in samples."""
+    def shares(self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]) -> Weights:
+        """Return the weight of each micro-batch in the loss; sizes in samples."""
         shares = self._measured(whole, parts, sizes, 0)
         if shares is None:
             self.warn()
             return loss_weights(sizes, mean=True)
         with torch.inference_mode(False):
-            return shares, torch.tensor(shares, dtype=torch.float64).unbind()
+            return shares, torch.tensor(shares, dtype=torch.float64)
 
     # -- one measurement --------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from pipecompile.batching.call_inputs import FlatInputs, first_difference
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import InputError
 from pipecompile.torch_private.modules import children_of
-from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.ambient_modes import autocast_kinds
 
 __all__ = ["Signature", "signature_of", "signatures_of"]
 
@@ -48,7 +49,7 @@ def signatures_of(model: nn.Module, calls: Sequence[FlatInputs]) -> list[Signatu
 def _signature(model: nn.Module, inputs: FlatInputs, modes: tuple[bool, ...] | None = None) -> Signature:
     modes = training_modes(model) if modes is None else modes
     leaves = [_leaf_signature(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
-    return (inputs.spec, modes, Ambient.now().autocast, torch.get_default_dtype(), *leaves)
+    return (inputs.spec, modes, autocast_kinds(), torch.get_default_dtype(), *leaves)
 
 
 def training_modes(model: nn.Module) -> tuple[bool, ...]:
@@ -63,12 +64,15 @@ def training_modes(model: nn.Module) -> tuple[bool, ...]:
     return tuple(modes.values())
 
 
+@lru_cache(maxsize=1024)
+def _shape_without(shape: torch.Size, dim: Any) -> tuple[int | None, ...]:
+    """Return a shape with None in the place of the batch dimension."""
+    return tuple([None if place == dim else size for place, size in enumerate(shape)])
+
+
 def _leaf_signature(leaf: Any, dim: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        shape: list[int | None] = list(leaf.shape)
-        if isinstance(dim, int):
-            shape[dim] = None
-        return tuple(shape), leaf.dtype, leaf.requires_grad
+        return _shape_without(leaf.shape, dim), leaf.dtype, leaf.requires_grad
     if hasattr(leaf, "__array__") and getattr(leaf, "ndim", False):
         raise InputError(
             f"an input is a {type(leaf).__module__}.{type(leaf).__name__}",

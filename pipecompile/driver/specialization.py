@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pipecompile.batching.containers import flatten_containers
-from pipecompile.batching.microbatches import LossDivisor, MiniBatch, loss_weights
+from pipecompile.batching.microbatches import LossDivisor, MiniBatch, Weights, loss_weights
 from pipecompile.driver.cache_report import Recording
 from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.phase_log import PhaseLog
@@ -43,7 +43,7 @@ from pipecompile.tracing.user_source import line_of
 __all__ = ["Specialization"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Specialization:
     """The stages of one recording, and the programs that run them.
 
@@ -146,10 +146,8 @@ class Specialization:
         """Return the inputs in micro-batches, by (name, False): False says that the value is no gradient."""
         return {(name, False): parts for name, parts in zip(self.inputs, batch.values, strict=True)}
 
-    def loss_weights(
-        self, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
-    ) -> tuple[Sequence[float], Sequence[torch.Tensor]]:
-        """Return the weight of each micro-batch's loss, as numbers and as gradients: by samples, or by what the loss counts."""
+    def loss_weights(self, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]) -> Weights:
+        """Return the weight of each micro-batch's loss: by samples, or by what the loss counts."""
         analysis = self.losses.get(target_kind(target))
         divisor = None if analysis is None else analysis.divisor
         if divisor is None or len(batch.sizes) == 1:

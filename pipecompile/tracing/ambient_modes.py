@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Ambient", "contained"]
+__all__ = ["Ambient", "autocast_kinds", "contained"]
 
 
 Kinds = tuple[tuple[str, str | None, bool], ...]
@@ -29,10 +29,13 @@ class Ambient:
     @classmethod
     def now(cls, *, grad: bool | None = None) -> Ambient:
         """Return the state of this thread; `grad` overrides its grad mode."""
-        kinds = _kinds()
-        cache = torch.is_autocast_cache_enabled()
-        state = tuple((kind, _autocast_dtype(kind), cache) for kind in kinds)
-        return cls(torch.is_grad_enabled() if grad is None else grad, state, _nesting())
+        return cls(torch.is_grad_enabled() if grad is None else grad, autocast_kinds(), _nesting())
+
+
+def autocast_kinds() -> Kinds:
+    """Return for each type of device its autocast dtype, None when off, and whether casts are cached."""
+    has_cache = torch.is_autocast_cache_enabled()
+    return tuple([(kind, _autocast_dtype(kind), has_cache) for kind in _kinds()])
 
 
 @functools.cache

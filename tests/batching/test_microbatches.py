@@ -12,7 +12,15 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.batching.call_inputs import flatten
-from pipecompile.batching.microbatches import loss_gradients, scatter, scatter_tree, sizes, split_sizes, weighted_loss
+from pipecompile.batching.microbatches import (
+    loss_gradients,
+    loss_weights,
+    scatter,
+    scatter_tree,
+    sizes,
+    split_sizes,
+    weighted_loss,
+)
 from pipecompile.errors import InputError
 
 
@@ -107,9 +115,23 @@ def test_gradients_of_losses_go_to_a_device_in_one_copy(monkeypatch: pytest.Monk
         return move(tensor, device, **options)
 
     monkeypatch.setattr(torch.Tensor, "to", to)
-    gradients = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64).unbind()
+    gradients = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
     found = loss_gradients(gradients, [0.5, 0.0, 0.5], torch.device("meta"))
     assert copies == [torch.Size([3])]
     assert [None if one is None else one.device.type for one in found] == ["meta", None, "meta"]
     own = loss_gradients(gradients, [0.5, 0.0, 0.5], torch.device("cpu"))
-    assert [one is None or one.data_ptr() for one in own] != [one.data_ptr() for one in gradients]
+    assert [one is None for one in own] == [False, True, False]
+    assert own[0] is not None
+    assert own[0].data_ptr() != gradients.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("parts", "dtype"), [((2, 2, 2, 2), torch.float32), ((3, 1), torch.float32), ((2, 2, 2), torch.float64)]
+)
+def test_weights_are_in_single_precision_only_where_it_has_them_exactly(
+    parts: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Autograd casts a gradient to the dtype of the loss: a third in float32 would be another number for a loss in float64."""
+    weights, tensor = loss_weights(parts, mean=True)
+    assert tensor.dtype is dtype
+    assert tensor.double().tolist() == weights == [size / sum(parts) for size in parts]
