@@ -14,7 +14,7 @@ demo: $(VENV)/ready
 	$(BIN)/python examples/unet.py --out out/unet
 
 test: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=50 --durations-min=4
 
 test-full: $(VENV)/ready # all combinations of the transparency test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --full

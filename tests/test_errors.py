@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import pipecompile as pc
 from pipecompile.errors import CODES, ErrorCode, InputError, PipecompileError, RunError, TraceError, VerifyError
 
 
@@ -79,3 +83,14 @@ def test_codes_are_unique_in_order_and_complete() -> None:
         assert entry.why
         assert entry.hint
         assert not entry.what.endswith(".")
+
+
+def test_a_warning_has_the_line_of_the_caller() -> None:
+    """Before, it had a line of this package, which tells a user nothing."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    pipe = pc.compile(model, 2, loss_fn=nn.functional.mse_loss, n_microbatches=2, devices=["cpu"] * 2, cost="analytic")
+    with pytest.warns(pc.RecordingWarning, match="running statistics") as caught:
+        pipe.step(torch.randn(4, 4), target=torch.randn(4, 4))
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    (one,) = caught
+    assert (one.filename, one.lineno) == (__file__, line)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Sequence
 
 import torch
 
 from pipecompile.driver.signature import Signature
-from pipecompile.errors import RecordingWarning
+from pipecompile.errors import RecordingWarning, warn
 from pipecompile.ir import Kind
 from pipecompile.options import Options
 from pipecompile.runtime.cuda_graphs import capture
@@ -34,8 +33,9 @@ class WarningsOnce:
         if not options.cuda_graphs:
             return
         if kinds := {device.type for device in options.devices if capture.graph_captures(device) is None}:
-            _warn(
-                f"cuda_graphs=True: there are no graphs on {' and '.join(sorted(kinds))}, whose stages run as they are"
+            warn(
+                f"cuda_graphs=True: there are no graphs on {' and '.join(sorted(kinds))}, whose stages run as they are",
+                RecordingWarning,
             )
 
     def undivided(self, options: Options) -> None:
@@ -216,19 +216,16 @@ class WarningsOnce:
     def _once(self, kind: str, text: str) -> None:
         if (kind, "") not in self._given:
             self._given.add((kind, ""))
-            _warn(text)
+            warn(text, RecordingWarning)
 
     def _at(self, guard: Guard, kind: str, consequence: str) -> None:
         key = kind, guard.place or str(guard)
         if key not in self._given:
             self._given.add(key)
             where = f" at {guard.place}" if guard.place else ""
-            _warn(f"the model branches on the batch size{where} ({guard}): {consequence}; this warning comes once")
+            text = f"the model branches on the batch size{where} ({guard}): {consequence}; this warning comes once"
+            warn(text, RecordingWarning)
 
 
 def _micro_batches(count: int) -> str:
     return "one micro-batch" if count == 1 else f"{count} micro-batches"
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RecordingWarning, stacklevel=2)

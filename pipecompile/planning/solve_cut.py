@@ -7,7 +7,6 @@ linear ─► relu_                 one memory: apart, the second stage needs a 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
@@ -15,7 +14,7 @@ from time import monotonic
 import torch
 
 from pipecompile.costs.problem_builder import with_copied_writes
-from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
+from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning, warn
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.separable_pieces import check_pieces
@@ -136,11 +135,10 @@ def memory_excess(problem: Problem, cut: Partition, n_stages: int) -> str:
 def warn_of_gap(cut: Partition, options: Options) -> None:
     """Warn if the time limit ended the search before the cut was proven to be within `gap` of the best."""
     if cut.gap > options.gap and cut.status == "feasible" and options.partitioner != "dp":
-        warnings.warn(
+        warn(
             f"the cut is not proven to be the best after {options.time_limit:g} s: its slowest stage is at most "
             f"{cut.gap:.2%} above the least there can be. A larger time_limit may close this",
             PartitionWarning,
-            stacklevel=2,
         )
 
 

@@ -9,7 +9,6 @@ be captured runs uncaptured, and a warning names the reason. Python code of laye
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pipecompile.errors import RecordingWarning
+from pipecompile.errors import RecordingWarning, warn
 from pipecompile.graph.cross_sample import is_synchronized
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.forward_backward import Function
@@ -151,7 +150,7 @@ class StageGraphs:
         self._warn(f"runs without CUDA graphs: {reason}")
 
     def _warn(self, what: str) -> None:
-        warnings.warn(f"stage {self.stage.index} {what}", RecordingWarning, stacklevel=2)
+        warn(f"stage {self.stage.index} {what}", RecordingWarning)
 
 
 def _leaf_signature(leaf: Any, device: torch.device) -> Any:

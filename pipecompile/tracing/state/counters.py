@@ -8,14 +8,13 @@ self.n = (self.n + 1) % 4          no counter, although the first two calls add 
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from pipecompile.errors import RecordingWarning
+from pipecompile.errors import RecordingWarning, warn
 from pipecompile.tracing.fakes.lifted_numbers import Comparison, LiftedFloat, LiftedInt, LiftedNumber
 from pipecompile.tracing.state.leftover_state import StateChange, put_value
 
@@ -61,4 +60,4 @@ def warn_of_decisions(comparisons: dict[str, Comparison], model: nn.Module) -> N
             f"{type(model).__name__}.forward advances a counter and decides on it at {one.place} ({one}): the recording goes the same"
             " way at every run. Try counting in the training script: model.step = step before every step is noticed"
         )
-        warnings.warn(what, RecordingWarning, stacklevel=4)
+        warn(what, RecordingWarning)

@@ -9,7 +9,6 @@ The second call is recorded behind the first, compared with it, and erased again
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.errors import RecordingWarning, TraceError
+from pipecompile.errors import RecordingWarning, TraceError, warn
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes
@@ -109,7 +108,7 @@ def _warn(lost: Sequence[str], model: nn.Module) -> None:
     if lost:
         names = ", ".join(dict.fromkeys(lost))
         what = f"{type(model).__name__}.forward changes {names} in a way that a graph cannot: a pipeline leaves this state as it is"
-        warnings.warn(what, RecordingWarning, stacklevel=3)
+        warn(what, RecordingWarning)
 
 
 def _warn_of_repetitions(
@@ -124,7 +123,7 @@ def _warn_of_repetitions(
             f"{type(model).__name__}.forward changes {names} in a region of torch.utils.checkpoint ({place}): a pipeline makes the"
             " change once in a forward, and not again when the region is recomputed"
         )
-        warnings.warn(what, RecordingWarning, stacklevel=3)
+        warn(what, RecordingWarning)
 
 
 def _later_changes(

@@ -1,0 +1,56 @@
+"""The table of warnings in docs/exactness.md: a row for each warning of a pipeline."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipecompile.driver.warnings_once import WarningsOnce
+from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
+
+PAGE = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text()
+SILENT = {"evicted", "check_options"}
+"""Methods that give no warning of their own; `check_options` is looked at for its text on CUDA graphs."""
+
+
+def beginnings() -> list[str]:
+    """Return the first column of the table, a pattern for each beginning of a warning."""
+    table = PAGE.partition("| it begins |")[2]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    phrases = [phrase for cell in cells for phrase in re.findall(r"`([^`]+)`", cell)]
+    return [re.sub(r"NAME|\d+", ".*", re.escape(phrase)) for phrase in phrases]
+
+
+def texts(function: object) -> Iterator[str]:
+    """Yield the strings of a function, with X in the place of every value that is formatted into them."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))  # type: ignore[arg-type]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+METHODS = {name: method for name, method in vars(WarningsOnce).items() if inspect.isfunction(method)}
+GIVING = [name for name in METHODS if not name.startswith("_") and name not in SILENT]
+
+
+@pytest.mark.parametrize("name", GIVING)
+def test_each_warning_has_a_row(name: str) -> None:
+    found = [*texts(METHODS[name])]
+    if any("samples go into" in text or "recorded anew for" in text for text in found):
+        found += texts(METHODS["_at"])
+    assert any(re.search(pattern, text) for pattern in beginnings() for text in found), f"{name}: {found}"
+
+
+def test_each_row_has_a_warning() -> None:
+    given = [text for method in METHODS.values() for text in texts(method)]
+    given += [f"stage X {text}" for text in texts(StageGraphs)]
+    for pattern in beginnings():
+        assert any(re.search(pattern, text) for text in given), f"{pattern} begins no warning"
