@@ -17,7 +17,7 @@ import torch
 
 from pipecompile.runtime.registers import Frame, Run, Spans
 
-__all__ = ["GpuMoment", "mark_origins", "seconds_of", "timed_on_gpu"]
+__all__ = ["GpuMoment", "mark_origins", "on_gpu", "seconds_of", "timed_on_gpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,16 @@ def mark_origins(frame: Frame, devices: Sequence[torch.device]) -> None:
             frame.events["origin", device] = origin
             origin.record(stream)
             first = first or origin
+
+
+def on_gpu(run: Run, device: torch.device) -> Run:
+    """Return the function of a cell with `device` as the current GPU."""
+
+    def run_there(frame: Frame) -> None:
+        with torch.cuda.device(device):
+            run(frame)
+
+    return run_there
 
 
 def timed_on_gpu(run: Run, index: int, name: str, device: torch.device) -> Run:

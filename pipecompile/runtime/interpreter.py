@@ -25,7 +25,7 @@ from pipecompile.runtime.cells.forward_backward import backward_cell, forward_ce
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, recompute_cell, with_random_lock
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
-from pipecompile.runtime.gpu_spans import timed_on_gpu
+from pipecompile.runtime.gpu_spans import on_gpu, timed_on_gpu
 from pipecompile.runtime.registers import CellRegisters, Frame, Run, then_free
 from pipecompile.runtime.stream_events import Launch, Place, launches
 from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched, released_to
@@ -209,7 +209,7 @@ class CodeBuilder:
         if self.devices[device].type != "cuda":
             return _timed(run, device, str(action))
         measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else _timed
-        return _on_gpu(measure(run, device, str(action)), self.devices[device])
+        return on_gpu(measure(run, device, str(action)), self.devices[device])
 
     def forward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of an F or an R."""
@@ -298,11 +298,3 @@ def _timed(run: Run, device: int, name: str) -> Run:
         frame.spans.append((device, name, start, perf_counter()))
 
     return timed
-
-
-def _on_gpu(run: Run, device: torch.device) -> Run:
-    def on_gpu(frame: Frame) -> None:
-        with torch.cuda.device(device):
-            run(frame)
-
-    return on_gpu
