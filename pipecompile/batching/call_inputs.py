@@ -161,12 +161,10 @@ def flatten(
     if is_plain and not batch_dims and (known := dims_of_shapes(tuple([leaf.shape for leaf in leaves]))):
         return FlatInputs(forward, args, kwargs, tuple(leaves), spec, known[1], known[0])
     slots = partial(leaf_slots, forward, args, kwargs)
-    lists = listed_names(batch_dims) if batch_dims else frozenset[str]()
-    samples_listed = None
+    lists, samples_listed = listed_names(batch_dims) if batch_dims else frozenset[str](), None
     if lists:
-        samples_listed = list_length(
-            dict(zip(argument_names(forward, args, kwargs), (*args, *kwargs.values()), strict=True)), lists
-        )
+        names = argument_names(forward, args, kwargs)
+        samples_listed = list_length(dict(zip(names, (*args, *kwargs.values()), strict=True)), lists)
     default, line = default_dims(leaves), ""
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):  # a mask has numbers among its leaves
         default, line = mask_dims(default, leaves, spec)

@@ -26,10 +26,10 @@ from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, rec
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import on_gpu, timed_on_gpu
-from pipecompile.runtime.registers import CellRegisters, Frame, Run, then_free
+from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import Launch, Place, launches
 from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched, released_to
-from pipecompile.runtime.transport import Link, copy_into, take_from, upload_into
+from pipecompile.runtime.transport import Link, copy_into, take_from, then_free, upload_into
 
 __all__ = ["Code", "CodeBuilder", "bind"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipecompile.ir import HOST, Instruction, Operand, Value
 
-__all__ = ["CellRegisters", "Frame", "Run", "Spans", "then_free"]
+__all__ = ["CellRegisters", "Frame", "Run", "Spans"]
 
 Spans = list[tuple[int, str, Any, Any]]
 """(device index, action, start, end) per compute instruction, in the order in which they ended; times in seconds, or moments on a
@@ -47,21 +47,6 @@ class Frame:
 
 Run = Callable[[Frame], None]
 """One instruction as a function of the frame, with all names resolved to registers."""
-
-
-def then_free(run: Run, registers: Sequence[int]) -> Run:
-    """Return a function that runs `run` and then frees registers."""
-    if not registers:
-        return run
-    first, *others = registers
-
-    def run_and_free(frame: Frame) -> None:
-        run(frame)
-        frame.registers[first] = None
-        for index in others:
-            frame.registers[index] = None
-
-    return run_and_free
 
 
 class CellRegisters:

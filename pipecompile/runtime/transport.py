@@ -10,7 +10,7 @@ and channel indices, because each instruction of each step calls one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = [
     "ABORT", "Aborted", "BlockingCopy", "Link", "PeerCopy", "Upload", "arrive", "copy_into", "depart", "depart_gradient", "link",
-    "move", "receive", "send", "take_from", "upload_into",
+    "move", "receive", "send", "take_from", "then_free", "upload_into",
 ]  # fmt: skip
 
 
@@ -211,3 +211,18 @@ def depart_gradient(key: tuple[str, bool], microbatch: int, register: int, consu
         frame.departures[key][microbatch][consumer] = frame.registers[register]
 
     return run
+
+
+def then_free(run: Run, registers: Sequence[int]) -> Run:
+    """Return a function that runs `run` and then frees registers."""
+    if not registers:
+        return run
+    first, *others = registers
+
+    def run_and_free(frame: Frame) -> None:
+        run(frame)
+        frame.registers[first] = None
+        for index in others:
+            frame.registers[index] = None
+
+    return run_and_free
