@@ -13,6 +13,7 @@ import msgspec
 from pipecompile.errors import PlanError
 from pipecompile.ir import Route
 from pipecompile.ir.candidates import Considered
+from pipecompile.ir.input_checks import without_mark
 from pipecompile.ir.notebook_html import html_of
 
 __all__ = ["Plan", "StageSummary"]
@@ -128,7 +129,7 @@ class Plan:
     def from_json(cls, text: str | bytes, where: str = "") -> Plan:
         """Return the plan whose `to_json` is `text`. Raise PlanError naming the place in the file; execute nothing."""
         try:
-            plan = msgspec.json.decode(text, type=cls)
+            plan = msgspec.json.decode(without_mark(text), type=cls)
         except msgspec.MsgspecError as error:
             raise PlanError(
                 "this is not a plan", where=where, why=str(error), hint="write one with pipe.plan.save(path)"

@@ -11,7 +11,7 @@
       SEND v0#0[0] to 1
 
 One item per line, in this order. Indentation and empty lines have no meaning. The parser accepts illegal programs;
-`verify` reports their faults.
+`verify` reports their faults. Counts that no text of this length can have are refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import re
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Action, Instruction, Op, Operand, Program, Route, Tie, Value
+from pipecompile.ir.input_checks import checked_count, without_mark
 
 __all__ = ["parse_instruction", "parse_program", "parse_route", "parse_tie"]
 
@@ -36,7 +37,7 @@ _COMPUTE = re.compile(r"(\S+)((?: \S+)*) ->((?: \S+)*)")
 
 def parse_program(text: str) -> Program:
     """Return the program whose `str` is `text`. Raise ScheduleError naming the line that cannot be read."""
-    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    lines = _lines(text)
     header: re.Match[str] | None = None
     routes: list[Route] = []
     ties: list[Tie] = []
@@ -59,8 +60,21 @@ def parse_program(text: str) -> Program:
             raise ScheduleError(error.what, where=f"line {number}", why=error.why, hint=error.hint) from None
     if header is None:
         raise ScheduleError("the text holds no program", why="its first line must be 'program: ...'")
+    counts = _counts(header, sum(map(len, rows)))
+    return Program(*counts, tuple(routes), tuple(map(tuple, rows)), tuple(ties))
+
+
+def _counts(header: re.Match[str], n_items: int) -> tuple[int, int, tuple[int, ...]]:
+    """Return the numbers of stages and of micro-batches, and the placement. Raise ScheduleError for a count above the items."""
     placement = tuple(map(int, header[2].split()))
-    return Program(int(header[1]), int(header[3]), placement, tuple(routes), tuple(map(tuple, rows)), tuple(ties))
+    n_stages = checked_count(int(header[1]), max(n_items, len(placement)), "stages")
+    return n_stages, checked_count(int(header[3]), n_items, "micro-batches"), placement
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    """Return the number and the text of every line that is not blank, without a byte-order mark."""
+    lines = enumerate(without_mark(text).split("\n"), 1)
+    return [(number, line.strip()) for number, line in lines if line.strip()]
 
 
 def parse_route(line: str) -> Route:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import Action
+from pipecompile.ir.input_checks import checked_count
 from pipecompile.ir.notebook_html import html_of
 
 __all__ = ["Schedule"]
@@ -40,8 +41,10 @@ class Schedule:
         return f"Schedule({self.name!r}, {counts})"
 
     def to_csv(self) -> str:
-        """Return one row per device, one cell per action: the compute-only form of torch.distributed.pipelining."""
-        return "".join(",".join(map(str, row)) + "\n" for row in self.rows)
+        """Return one row per device, one cell per action: the compute-only form of torch.distributed.pipelining. The row of a
+        device without actions is a comma.
+        """
+        return "".join((",".join(map(str, row)) or ",") + "\n" for row in self.rows)
 
     __str__ = to_csv
 
@@ -69,11 +72,12 @@ class Schedule:
         "1B0"]])`.
 
         Placement, number of stages and number of micro-batches follow from the rows. Raise ScheduleError if a stage is
-        on two devices, or on none.
+        on two devices, or on none, or if there are fewer actions than micro-batches.
         """
         actions = tuple(tuple(Action.parse(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
         placement = _placement(actions)
-        n_microbatches = max(action.microbatch for row in actions for action in row) + 1
+        most = max(action.microbatch for row in actions for action in row) + 1
+        n_microbatches = checked_count(most, sum(map(len, actions)), "micro-batches")
         return cls(len(placement), n_microbatches, placement, actions, name)
 
     @classmethod

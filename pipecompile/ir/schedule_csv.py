@@ -1,20 +1,22 @@
 """The parser of a schedule's rows from CSV: ours, written by hand, or dumped by torch.distributed.pipelining.
 
     0F0,,0F1                                a row per device, a cell per action; an empty cell is an idle tick
+    ,                                       a device without actions
     0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0     torch, with communication: skipped; computation keeps its order
     (0F2;1B0)OVERLAP_F_B                    torch, two actions that may overlap: one after the other
 
-torch 2.5 and older wrote B for the input gradient of a cell with a W. A file with W and without I is read that way.
+Blank lines at the end and a byte-order mark are skipped. A blank line before another row is refused, and so are B and W of one
+stage and micro-batch: torch 2.5 and older wrote B where I is meant.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import Action, Kind
+from pipecompile.ir.input_checks import without_mark
 
 __all__ = ["read_rows"]
 
@@ -31,7 +33,7 @@ _COMMUNICATION = re.compile(
 
 def read_rows(text: str) -> Rows:
     """Return the actions of every line. Raise ScheduleError naming row and column of every cell that cannot be read."""
-    lines = text.removesuffix("\n").split("\n")
+    lines = _lines(text)
     faults: list[tuple[str, ScheduleError]] = []
     rows = [list(_row(line, number, faults)) for number, line in enumerate(lines)]
     if faults:
@@ -39,7 +41,20 @@ def read_rows(text: str) -> Rows:
         more = "".join(f"\n         {place}: {error.what}" for place, error in others[:_SHOWN])
         more += f"\n         and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         raise ScheduleError(first.what, where=where + more, why=first.why, hint=first.hint)
-    return _with_input_grads(rows)
+    _check_backwards(rows)
+    return rows
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of the rows. Raise ScheduleError for a blank line before another row."""
+    lines = without_mark(text).rstrip().split("\n")
+    for number, line in enumerate(lines if len(lines) > 1 else ()):
+        if not line.strip():
+            raise ScheduleError(
+                "a line is blank", where=f"line {number + 1}", why="every line is the row of a device",
+                hint="remove the line, or write a comma for a device without actions",
+            )  # fmt: skip
+    return lines
 
 
 def _row(line: str, row: int, faults: list[tuple[str, ScheduleError]]) -> Iterator[Action]:
@@ -59,14 +74,14 @@ def _cell(cell: str) -> Iterator[Action]:
         yield Action.parse(cell)
 
 
-def _with_input_grads(rows: Rows) -> Rows:
-    """Replace B by I in every cell that has a W, unless the file contains an I."""
-    kinds = {action.kind for row in rows for action in row}
-    if Kind.WEIGHT_GRAD not in kinds or Kind.INPUT_GRAD in kinds:
-        return rows
-    split = {(a.stage, a.microbatch) for row in rows for a in row if a.kind is Kind.WEIGHT_GRAD}
-    return [[_as_input_grad(a) if (a.stage, a.microbatch) in split else a for a in row] for row in rows]
-
-
-def _as_input_grad(action: Action) -> Action:
-    return replace(action, kind=Kind.INPUT_GRAD) if action.kind is Kind.BACKWARD else action
+def _check_backwards(rows: Rows) -> None:
+    """Raise ScheduleError for the first W of a stage and micro-batch that has a B."""
+    whole = {(a.stage, a.microbatch) for row in rows for a in row if a.kind is Kind.BACKWARD}
+    for number, row in enumerate(rows):
+        for action in row:
+            if action.kind is Kind.WEIGHT_GRAD and (action.stage, action.microbatch) in whole:
+                both = f"{action.stage}B{action.microbatch}"
+                raise ScheduleError(
+                    f"{both} and {action} are both there", where=f"row {number}", why="B has the work of I and W",
+                    hint=f"{both.replace('B', 'I')} instead of {both}, as files of torch 2.5 and older mean it",
+                )  # fmt: skip

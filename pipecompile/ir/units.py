@@ -63,6 +63,10 @@ def counted(count: float, noun: str) -> str:
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(?:([kmgt]?)(i?)b?)\s*", re.IGNORECASE)
 
 
+_MOST_BYTES = 1e30
+"""Far more than any machine has; larger numbers overflow."""
+
+
 def parse_bytes(text: str) -> int:
     """Return the number of bytes of `2GiB`, `512 MB`, `1.5g` or `1e9`. Raise InputError for other text.
 
@@ -74,4 +78,7 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is not a size", hint="write a number with KiB, MiB, GiB, TiB, or kB, MB, GB, TB: 2GiB"
         )
     base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** ("kmgt".index(match[2].lower()) + 1 if match[2] else 0))
+    number = float(match[1])
+    if number > _MOST_BYTES:
+        raise InputError(f"{text!r} is more than any memory")
+    return int(number * base ** ("kmgt".index(match[2].lower()) + 1 if match[2] else 0))

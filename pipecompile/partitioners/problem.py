@@ -25,6 +25,7 @@ from typing import Literal
 import msgspec
 
 from pipecompile.errors import PartitionError
+from pipecompile.ir.input_checks import without_mark
 
 __all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
 
@@ -117,6 +118,7 @@ class Problem:
         Raise PartitionError, with the position in the text, if the text is malformed or has an unknown key. Legality is not
         checked: see `verify_problem`.
         """
+        text = without_mark(text)
         try:
             problem = msgspec.json.decode(text, type=cls)
             keys = msgspec.json.decode(text, type=dict[str, msgspec.Raw])

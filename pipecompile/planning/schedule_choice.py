@@ -128,7 +128,7 @@ def _room(
         received = sum(r.nbytes for r in routes if r.source != HOST and stage.stage in r.consumers)
         room[device] -= stage.state_bytes + again * restored * stage.saved_bytes
         each[device] += received + (not again) * stage.saved_bytes
-    return [free / held if held else inf for free, held in zip(room, each, strict=True)]
+    return [max(0.0, free / held) if held else inf for free, held in zip(room, each, strict=True)]
 
 
 def _without_recompute(schedule: Schedule, microbatch: int) -> Schedule:

@@ -25,6 +25,7 @@ from pipecompile.schedules.zb_h1 import build_zb_h1
 from pipecompile.schedules.zb_h2 import build_zb_h2
 from pipecompile.schedules.zbv import build_zbv
 from pipecompile.simulation.simulator import simulate
+from pipecompile.verifiers.routes import checked_routes
 from pipecompile.verifiers.schedule import schedule_faults
 
 __all__ = ["CATALOGUE", "Builder", "CatalogueEntry", "build_schedule", "register_schedule"]
@@ -124,13 +125,14 @@ def build_schedule(
     n_devices = entry.devices(n_stages) if n_devices is None else n_devices
     _check_counts(n_stages=n_stages, n_microbatches=n_microbatches, n_devices=n_devices)
     _check_division(schedule if isinstance(schedule, str) else "the schedule", entry, n_stages, n_devices)
+    routes = None if routes is None else checked_routes(routes, n_stages)
     return entry.schedule(n_stages, n_microbatches, n_devices, routes)
 
 
 def _entry(schedule: str | Builder) -> CatalogueEntry:
     if callable(schedule):
         return CatalogueEntry(schedule)
-    if schedule not in CATALOGUE:
+    if not isinstance(schedule, str) or schedule not in CATALOGUE:
         raise ScheduleError(f"no schedule is called {schedule!r}", hint="one of " + ", ".join(map(repr, CATALOGUE)))
     return CATALOGUE[schedule]
 

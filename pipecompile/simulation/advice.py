@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from copy import copy
 from dataclasses import dataclass
+from numbers import Real
 from typing import Unpack
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule
+from pipecompile.ir.input_checks import whole
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import walk
@@ -66,7 +68,8 @@ def advise(
     `faster` is the share of its time that an improved stage or link saves; `costs` are those of `simulate`. Raises the errors of
     `simulate`, and InputError if `faster` is not a share.
     """
-    if not 0 < faster <= 1:
+    most = whole("most", most)
+    if not (isinstance(faster, Real) and 0 < faster <= 1):
         raise InputError(
             f"faster={faster!r} is not a share of a time",
             why="a share is above 0 and at most 1",

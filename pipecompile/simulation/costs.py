@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TypedDict
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Kind, Route, Tie
+from pipecompile.ir.input_checks import amount, amounts, known_names, whole
 from pipecompile.ir.units import counted
 
 __all__ = ["CostOptions", "Costs", "Engines", "Hosts", "PerLink", "PerStage", "make_costs"]
@@ -110,12 +112,16 @@ def make_costs(
     weight_saved_bytes: PerStage | None = None,
     recipe_bytes: PerStage = 0.0,
     parameter_bytes: PerStage = 0.0,
+    **unknown: object,
 ) -> Costs:
-    """Return checked costs. Raises InputError that names the argument that is not a finite number per stage, route or link."""
+    """Return checked costs. Raises InputError that names the argument that is unknown, or not a finite number per stage, route
+    or link.
+    """
 
     def stages(name: str, value: PerStage) -> tuple[float, ...]:
-        return _per_stage(name, value, n_stages)
+        return amounts(name, value, n_stages, "stage")
 
+    known_names("the cost", unknown, CostOptions.__annotations__)
     _check_names(engines=(engines, "pair"), hosts=(hosts, "one"))
     saved = stages("saved_bytes", saved_bytes)
     return Costs(
@@ -145,15 +151,16 @@ def _seconds(
     """Return the seconds of each kind of action per stage. By default, B takes as long as I and W, and R as F."""
     names = ("forward", "input_grad", "weight_grad")
     f, i, w = (
-        _per_stage(name, value, n_stages) for name, value in zip(names, (forward, input_grad, weight_grad), strict=True)
+        amounts(name, value, n_stages, "stage")
+        for name, value in zip(names, (forward, input_grad, weight_grad), strict=True)
     )
     both = tuple(a + b for a, b in zip(i, w, strict=True))
     return {
         Kind.FORWARD: f,
         Kind.INPUT_GRAD: i,
         Kind.WEIGHT_GRAD: w,
-        Kind.BACKWARD: both if backward is None else _per_stage("backward", backward, n_stages),
-        Kind.RECOMPUTE: f if recompute is None else _per_stage("recompute", recompute, n_stages),
+        Kind.BACKWARD: both if backward is None else amounts("backward", backward, n_stages, "stage"),
+        Kind.RECOMPUTE: f if recompute is None else amounts("recompute", recompute, n_stages, "stage"),
     }
 
 
@@ -167,35 +174,29 @@ def _shared_streams(streams: Sequence[int] | None, n_devices: int) -> tuple[int,
     """Return the stream of each device; () if no two devices share one."""
     if streams is None:
         return ()
+    if isinstance(streams, str) or not isinstance(streams, Sequence):
+        raise InputError(f"streams={streams!r} is not a number per device")
     if len(streams) != n_devices:
         count = counted(len(streams), "number")
         raise InputError(f"streams has {count} for {counted(n_devices, 'device')}", hint="one per device")
-    return tuple(streams) if len(set(streams)) < n_devices else ()
-
-
-def _per_stage(name: str, value: PerStage, n_stages: int) -> tuple[float, ...]:
-    numbers = (value,) * n_stages if isinstance(value, int | float) else tuple(value)
-    if len(numbers) != n_stages:
-        raise InputError(
-            f"{name} has {counted(len(numbers), 'number')} for {counted(n_stages, 'stage')}",
-            hint="one number, or one per stage",
-        )
-    return tuple(_checked(name, number) for number in numbers)
+    numbers = tuple(whole("streams", number, 0) for number in streams)
+    return numbers if len(set(numbers)) < n_devices else ()
 
 
 def _per_route(transfer: float | Mapping[str, float], names: list[str], optional: list[str]) -> dict[str, float]:
-    if isinstance(transfer, int | float):
-        return dict.fromkeys([*names, *optional], _checked("transfer", transfer))
+    if not isinstance(transfer, Mapping):
+        return dict.fromkeys([*names, *optional], amount("transfer", transfer))
     if missing := [name for name in names if name not in transfer]:
         raise InputError(
             f"transfer has no entry for route {missing[0]!r}", hint="one number, or one per route by its value's name"
         )
-    return {name: _checked(f"transfer[{name!r}]", transfer[name]) for name in [*names, *optional] if name in transfer}
+    known_names("transfer: route", transfer, [*names, *optional])
+    return {name: amount(f"transfer[{name!r}]", transfer[name]) for name in [*names, *optional] if name in transfer}
 
 
 def _per_link(name: str, value: PerLink, n_devices: int) -> PerLink:
-    check = _checked if name == "latency" else _positive
-    if isinstance(value, int | float):
+    check = amount if name == "latency" else partial(amount, zero=False, finite=False)
+    if not isinstance(value, Mapping):
         return check(name, value)
     pairs = [(a, b) for a in range(n_devices) for b in range(n_devices) if a != b]
     if missing := [pair for pair in pairs if pair not in value]:
@@ -203,15 +204,3 @@ def _per_link(name: str, value: PerLink, n_devices: int) -> PerLink:
             f"{name} has no entry for devices {missing[0]}", hint="one number, or one per pair (source, target)"
         )
     return {pair: check(f"{name}[{pair}]", value[pair]) for pair in pairs}
-
-
-def _checked(name: str, number: float) -> float:
-    if not (math.isfinite(number) and number >= 0):
-        raise InputError(f"{name} must be finite and not negative, not {number!r}")
-    return float(number)
-
-
-def _positive(name: str, number: float) -> float:
-    if not number > 0:
-        raise InputError(f"{name} must be positive, not {number!r}")
-    return float(number)

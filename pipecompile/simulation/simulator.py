@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from pipecompile.errors import InputError
-from pipecompile.ir import Action, Program, Route, Schedule, chain
+from pipecompile.ir import Action, Program, Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
@@ -28,6 +28,7 @@ from pipecompile.simulation.host_launches import issue_times, stream_order
 from pipecompile.simulation.memory_curve import memory_curves
 from pipecompile.simulation.task_graph import TaskGraph
 from pipecompile.verifiers import verify
+from pipecompile.verifiers.routes import checked_routes
 
 __all__ = ["build_tasks", "run_to_end", "simulate"]
 
@@ -67,20 +68,33 @@ def build_tasks(
     """Return the task graph and the checked costs. Raises VerifyError if a schedule is not legal, and InputError."""
     match subject:
         case Schedule():
-            routes = chain(subject.n_stages) if routes is None else tuple(routes)
+            routes = checked_routes(routes, subject.n_stages)
             verify(subject, routes=routes)
             costs = make_costs(subject.n_stages, subject.n_devices, routes, **options)
             tasks = tasks_of_schedule(subject, routes, costs)
         case Program():
             if routes is not None:
                 raise InputError("routes are given together with a program, which has its own", hint="no routes")
+            if len(subject.placement) != subject.n_stages:
+                verify(subject)
             costs = make_costs(subject.n_stages, subject.n_devices, subject.routes, subject.ties, **options)
-            tasks = tasks_of_program(subject, costs)
+            tasks = _tasks_of_program(subject, costs)
+        case _:
+            raise InputError(f"{type(subject).__name__} is neither a Schedule nor a Program")
     if any(costs.parameters):
         stages_of = [[s for s, device in enumerate(subject.placement) if device == d] for d in range(subject.n_devices)]
         tasks.constant = tuple(sum(costs.parameters[s] for s in own) for own in stages_of)
     tasks.issued, tasks.after = issue_times(subject, tasks, costs), stream_order(subject, tasks, costs)
     return tasks, costs
+
+
+def _tasks_of_program(program: Program, costs: Costs) -> TaskGraph:
+    """Return the tasks of a program. Raise VerifyError with the faults of a program that names what it does not have."""
+    try:
+        return tasks_of_program(program, costs)
+    except (LookupError, StopIteration):
+        verify(program)
+        raise
 
 
 def run_to_end(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> Times:

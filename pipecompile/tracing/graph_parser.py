@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.errors import InputError, TraceError
+from pipecompile.ir.input_checks import without_mark
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts, Ties
@@ -68,7 +69,7 @@ def parse_graph(text: str) -> TracedGraph:
     """Return the graph of a text. Raises InputError naming the line that cannot be read."""
     header, reader, graph = _Header(), None, None
     nodes: dict[str, fx.Node] = {}
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(without_mark(text).split("\n"), 1):
         try:
             if not line.strip():
                 continue

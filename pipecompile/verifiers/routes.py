@@ -5,17 +5,40 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral, Real
 
-from pipecompile.ir import HOST, Route
+from pipecompile.errors import InputError, VerifyError
+from pipecompile.ir import HOST, Route, chain
 
-__all__ = ["is_name", "route_faults"]
+__all__ = ["checked_routes", "is_name", "route_faults", "route_sequence"]
 
 _NAME = re.compile(r"(?!@[0-9]+(?:\.[wr])?$)[^\s#'\[\]]+")
 
 
+def checked_routes(routes: object, n_stages: int) -> tuple[Route, ...]:
+    """Return the routes that a caller passes, or a chain for None. Raise InputError if they are no sequence, and VerifyError with
+    all their faults.
+    """
+    sequence = route_sequence(routes, n_stages)
+    if faults := route_faults(sequence, n_stages):
+        raise VerifyError("the list of routes", faults)
+    return sequence
+
+
+def route_sequence(routes: object, n_stages: int) -> tuple[Route, ...]:
+    """Return the routes that a caller passes, not checked, or a chain for None. Raise InputError if they are no sequence."""
+    if routes is None:
+        return chain(n_stages)
+    if not isinstance(routes, Iterable):
+        raise InputError(f"routes={routes!r} is not a sequence of routes", hint="routes=None for a chain of stages")
+    return tuple(routes)
+
+
 def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
     """Return all faults of `routes` between `n_stages` stages."""
+    if strange := [f"{route!r} is not a Route" for route in routes if not isinstance(route, Route)]:
+        return strange
     counts = Counter(route.value for route in routes)
     twice = [
         f"{count} routes are called {name!r}: a value has one route" for name, count in counts.items() if count > 1
@@ -33,9 +56,12 @@ def is_name(text: str) -> bool:
 def _faults(route: Route, n_stages: int) -> Iterator[str]:
     if not is_name(route.value):
         yield f"{route.value!r} is not a name: no spaces, no # ' [ ], and @0, @1 ... belong to the stages"
-    if not (math.isfinite(route.nbytes) and route.nbytes >= 0):
+    if not (isinstance(route.nbytes, Real) and math.isfinite(route.nbytes) and route.nbytes >= 0):
         yield "the size must be finite and not negative"
     ends = [route.source, *route.consumers]
+    if strange := [end for end in ends if not isinstance(end, Integral)]:
+        yield f"{strange[0]!r} is no stage"
+        return
     if outside := [end for end in ends if end != HOST and not 0 <= end < n_stages]:
         yield f"there is no stage {outside[0]}, stages are 0 to {n_stages - 1}"
     if not route.consumers:

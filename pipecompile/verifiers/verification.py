@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pipecompile.errors import InputError, VerifyError
-from pipecompile.ir import Action, Program, Route, Schedule, chain
+from pipecompile.ir import Action, Program, Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.input_checks import amounts
 from pipecompile.verifiers.memory_bounds import byte_faults, in_flight_faults
 from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel, models_named
 from pipecompile.verifiers.program import Level, program_faults
-from pipecompile.verifiers.routes import route_faults
+from pipecompile.verifiers.routes import route_faults, route_sequence
 from pipecompile.verifiers.schedule import schedule_faults
 from pipecompile.verifiers.schedule_picture import marked
 
@@ -41,9 +42,11 @@ def verify(
     is the largest allowed size in bytes of a program's live values, one number or one per device, where stage s saves
     `saved_bytes[s]` bytes for a backward.
     """
+    if not isinstance(subject, Schedule | Program):
+        raise InputError(f"{type(subject).__name__} is neither a Schedule nor a Program")
     faults = _legal(subject, routes, models_named(models))
     if in_flight is not None:
-        limit = _each("in_flight", in_flight, subject.n_devices, "devices")
+        limit = amounts("in_flight", in_flight, subject.n_devices, "device", finite=False)
         faults += in_flight_faults(_actions(subject), subject.placement, limit)
     if memory_limit is not None:
         if isinstance(subject, Schedule):
@@ -52,7 +55,7 @@ def verify(
                 why="a schedule has no values and no messages",
                 hint="verify(lower(schedule), memory_limit=...)",
             )
-        limit = _each("memory_limit", memory_limit, subject.n_devices, "devices")
+        limit = amounts("memory_limit", memory_limit, subject.n_devices, "device", finite=False)
         faults += [] if faults else byte_faults(subject, _sizes(subject, saved_bytes), limit)
     if faults and isinstance(subject, Schedule):
         raise VerifyError(f"schedule {subject.name!r}", faults, marked(subject.rows, faults))
@@ -63,7 +66,7 @@ def verify(
 def _legal(subject: Schedule | Program, routes: Sequence[Route] | None, models: frozenset[MessageModel]) -> list[str]:
     if isinstance(subject, Program):
         return program_faults(subject, Level.SLOTS, models)
-    all_routes = chain(subject.n_stages) if routes is None else routes
+    all_routes = route_sequence(routes, subject.n_stages)
     faults = route_faults(all_routes, subject.n_stages)
     return [*faults, *schedule_faults(subject, () if faults else all_routes)]
 
@@ -74,20 +77,10 @@ def _actions(subject: Schedule | Program) -> list[list[Action]]:
     return [[i.action for i in row if i.action is not None] for row in subject.rows]
 
 
-def _each(name: str, limit: float | Sequence[float], count: int, what: str) -> tuple[float, ...]:
-    numbers = (float(limit),) * count if isinstance(limit, int | float) else tuple(limit)
-    if len(numbers) != count:
-        raise InputError(
-            f"{name} has {len(numbers)} number{'s' * (len(numbers) != 1)} for {count} {what}",
-            hint=f"pass one number, or {count} numbers",
-        )
-    return numbers
-
-
 def _sizes(program: Program, saved_bytes: float | Sequence[float]) -> dict[str, float]:
     """Return the bytes of each value by name. `@s.w` counts as all that the stage saves, `@s.r` as nothing."""
     sizes = {route.value: route.nbytes for route in program.routes}
-    for stage, size in enumerate(_each("saved_bytes", saved_bytes, program.n_stages, "stages")):
+    for stage, size in enumerate(amounts("saved_bytes", saved_bytes, program.n_stages, "stage")):
         sizes |= {f"@{stage}": size, f"@{stage}.w": size, f"@{stage}.r": 0.0}
     return sizes
 

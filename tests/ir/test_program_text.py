@@ -89,6 +89,22 @@ def test_what_cannot_be_read_is_named_with_its_line(old: str, new: str, message:
         parse_program(TEXT.replace(old, new, 1))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("1 micro", "999999 micro", "the text has 14 actions and cannot have 999,999 micro-batches"),
+        ("2 stages", "999999999 stages", "the text has 14 actions and cannot have 999,999,999 stages"),
+    ],
+)
+def test_counts_that_no_text_can_have_are_refused_at_once(old: str, new: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        parse_program(TEXT.replace(old, new, 1))
+
+
+def test_a_byte_order_mark_is_read() -> None:
+    assert parse_program("\ufeff" + TEXT) == parse_program(TEXT)
+
+
 PIECES = [
     *"0F1#'[]@ \n->:,",
     "device ",

@@ -29,7 +29,7 @@ def test_a_schedule_parses_back(schedule: Schedule) -> None:
 
 def test_a_device_without_actions_keeps_its_row() -> None:
     schedule = Schedule(2, 1, (0, 2), ((Action(0, Kind.FORWARD, 0),), (), (Action(1, Kind.FORWARD, 0),)))
-    assert str(schedule) == "0F0\n\n1F0\n"
+    assert str(schedule) == "0F0\n,\n1F0\n"
     assert Schedule.from_csv(str(schedule)) == schedule
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipecompile.errors import ScheduleError
@@ -51,11 +53,32 @@ def test_communication_in_a_file_is_left_out_and_what_overlaps_follows_each_othe
     assert Schedule.from_csv(text).to_csv().splitlines() == ["0F0,0F1,0B0,0B1", "1F0,1F1,1B0,1B1"]
 
 
-def test_b_beside_w_is_the_input_gradient_in_files_that_know_no_i() -> None:
-    """torch up to 2.5 had F, B and W."""
-    assert Schedule.from_csv("0F0,0F1,0B0,0W0,0B1\n").to_csv() == "0F0,0F1,0I0,0W0,0B1\n"
-    assert Schedule.from_csv("0F0,0F1,0B0,0W0,0I1,0W1\n").to_csv() == "0F0,0F1,0B0,0W0,0I1,0W1\n"
+def test_b_and_w_of_one_cell_are_refused() -> None:
+    """torch up to 2.5 wrote B where it meant I."""
+    message = "0B0 and 0W0 are both there\n  where  row 0\n  why .*\n  try    0I0 instead of 0B0"
+    for text in ("0F0,0F1,0B0,0W0,0B1\n", "0F0,0F1,0B0,0W0,0I1,0W1\n", "0F0,0B0,0I0,0W0\n"):
+        with pytest.raises(ScheduleError, match=message):
+            Schedule.from_csv(text)
 
 
-def test_rows_without_actions_are_kept() -> None:
-    assert [[str(action) for action in row] for row in read_rows("0F0,\n\n1F0\n")] == [["0F0"], [], ["1F0"]]
+def test_a_byte_order_mark_and_line_ends_of_windows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "marked.csv"
+    path.write_bytes(b"\xef\xbb\xbf0F0,0B0\r\n1F0,1B0\r\n\r\n")
+    assert Schedule.load(path) == build_schedule("gpipe", 2, 1)
+
+
+def test_a_blank_line_is_no_device() -> None:
+    assert Schedule.from_csv("0F0,0B0\n1F0,1B0\n\n  \n") == build_schedule("gpipe", 2, 1)
+    for text in ("0F0,0B0\n\n1F0,1B0\n", "\n0F0,0B0\n1F0,1B0\n", "0F0,0B0\n \n1F0,1B0"):
+        with pytest.raises(ScheduleError, match=r"a line is blank\n  where  line \d\n"):
+            Schedule.from_csv(text)
+
+
+def test_a_comma_is_a_device_without_actions() -> None:
+    assert [[str(action) for action in row] for row in read_rows("0F0,\n,\n1F0\n")] == [["0F0"], [], ["1F0"]]
+
+
+def test_counts_that_no_text_can_have_are_refused_at_once() -> None:
+    with pytest.raises(ScheduleError, match="the text has 2 actions and cannot have 1,000,000 micro-batches"):
+        Schedule.from_csv("0F0,0F999999\n")
+    assert Schedule.from_csv("0F0,0F5\n").n_microbatches == 6

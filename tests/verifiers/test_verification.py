@@ -47,7 +47,7 @@ def test_a_limit_needs_a_number_for_all_or_one_per_device() -> None:
     with pytest.raises(VerifyError, match="device 0 has 2 micro-batches in flight, 1 are allowed"):
         verify(SCHEDULE, in_flight=1)
     with pytest.raises(
-        InputError, match="in_flight has 1 number for 2 devices\n  try    pass one number, or 2 numbers"
+        InputError, match="in_flight has 1 number for 2 devices\n  try    one number, or one per device"
     ):
         verify(SCHEDULE, in_flight=[2])
     with pytest.raises(InputError, match=r"verify\(lower\(schedule\), memory_limit="):

@@ -11,14 +11,16 @@ reduces the capacity and schedules again. The search is deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from numbers import Integral
 from typing import Unpack
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import Action, Kind, Route, Schedule, chain
+from pipecompile.ir import Action, Kind, Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.input_checks import amount, amounts, whole
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.building_blocks import loop, vee
@@ -29,6 +31,7 @@ from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSear
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
 from pipecompile.simulation.costs import CostOptions, Costs, make_costs
+from pipecompile.verifiers.routes import checked_routes
 
 __all__ = ["auto_schedule"]
 
@@ -70,25 +73,29 @@ def auto_schedule(
 
     Raises ScheduleError with the needed memory if no schedule fits, and InputError for invalid arguments.
     """
-    routes = chain(n_stages) if routes is None else tuple(routes)
+    n_stages, n_microbatches = whole("n_stages", n_stages), whole("n_microbatches", n_microbatches)
+    routes = checked_routes(routes, n_stages)
     placements = _placements(n_stages, n_devices, placement)
     devices = max(map(max, placements)) + 1
     checked = make_costs(n_stages, devices, routes, **costs)
     limit = _limit(memory_limit, in_flight, devices)
-    return _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, effort).run(placements)
+    effort = amount("effort", effort)
+    return _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, bool(split), effort).run(placements)
 
 
 def _placements(n_stages: int, n_devices: int | None, placement: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
     """Return the placements to try. Raises InputError for an invalid `placement` or number of devices."""
     if placement is not None:
-        if len(placement) != n_stages or set(placement) != set(range(max(placement) + 1)):
+        numbers = tuple(placement) if isinstance(placement, Iterable) else ()
+        is_whole = all(isinstance(device, Integral) for device in numbers)
+        if not is_whole or len(numbers) != n_stages or set(numbers) != set(range(max(numbers) + 1)):
             raise InputError(
-                f"placement={tuple(placement)} has no device for each of {counted(n_stages, 'stage')}",
+                f"placement={numbers or placement} has no device for each of {counted(n_stages, 'stage')}",
                 hint="devices are 0, 1, 2 ... and each has a stage",
             )
-        return (tuple(placement),)
-    devices = n_stages if n_devices is None else n_devices
-    if not 1 <= devices <= n_stages:
+        return (tuple(map(int, numbers)),)
+    devices = n_stages if n_devices is None else whole("n_devices", n_devices)
+    if devices > n_stages:
         raise InputError(
             f"{counted(n_stages, 'stage')} cannot be placed on {counted(devices, 'device')}",
             why="every device has at least one stage",
@@ -102,13 +109,8 @@ def _limit(memory_limit: PerDevice | None, in_flight: PerDevice | None, n_device
         return None
     if memory_limit is not None and in_flight is not None:
         raise InputError("memory_limit and in_flight cannot both be given", hint="memory_limit, which is more precise")
-    limit = in_flight if memory_limit is None else memory_limit
-    capacity = (float(limit),) * n_devices if isinstance(limit, int | float) else tuple(map(float, limit or ()))
-    if len(capacity) != n_devices:
-        raise InputError(
-            f"the limit has {counted(len(capacity), 'number')} for {counted(n_devices, 'device')}",
-            hint="one number, or one per device",
-        )
+    name, limit = ("in_flight", in_flight) if memory_limit is None else ("memory_limit", memory_limit)
+    capacity = amounts(name, limit, n_devices, "device", finite=False)
     return MemoryLimit(capacity, in_bytes=memory_limit is not None)
 
 

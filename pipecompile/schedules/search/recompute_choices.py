@@ -31,7 +31,7 @@ def recompute_flag_sets(
         yield every
     elif checkpoint == "auto":
         yield from dict.fromkeys([none, *(_needed(workload, capacity, stretch) for stretch in _STRETCH), every])
-    elif isinstance(checkpoint, str) or len(checkpoint) != workload.n_stages:
+    elif not isinstance(checkpoint, list | tuple) or len(checkpoint) != workload.n_stages:
         raise ScheduleError(
             f"checkpoint={checkpoint!r} is not known", hint="'never', 'always', 'auto', or a flag per stage"
         )

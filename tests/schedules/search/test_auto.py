@@ -118,7 +118,7 @@ def test_nothing_fits_and_what_is_needed() -> None:
         ({"placement": (0, 2, 0)}, "has no device for each of 3 stages\n  try    devices are 0, 1, 2"),
         ({"n_devices": 4}, "3 stages cannot be placed on 4 devices"),
         ({"memory_limit": 1.0, "in_flight": 1.0}, "memory_limit and in_flight cannot both be given"),
-        ({"in_flight": [1.0]}, "the limit has 1 number for 3 devices"),
+        ({"in_flight": [1.0]}, "in_flight has 1 number for 3 devices"),
         ({"forward": [1.0]}, "forward has 1 number for 3 stages"),
     ],
 )

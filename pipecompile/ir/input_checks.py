@@ -1,0 +1,90 @@
+"""Checks of the numbers and texts that enter a public function of schedules.
+
+    whole("n_microbatches", 0)                  refused: n_microbatches=0 is not a whole number of at least 1
+    amount("effort", math.nan)                  refused: effort=nan is not a finite number of at least 0
+    amounts("forward", [1, None], 2, "stage")   refused, with the entry: one number for all, or one per stage
+    checked_count(999_999, 4, "micro-batches")  refused: a text of 4 items cannot have so many micro-batches
+
+NumPy's numbers count as numbers and become Python's. A bool is no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from math import inf, isnan
+from numbers import Integral, Real
+from reprlib import repr as short
+from typing import TypeVar
+
+from pipecompile.errors import InputError, ScheduleError
+from pipecompile.ir.units import counted
+
+Text = TypeVar("Text", str, bytes, str | bytes)
+
+__all__ = ["amount", "amounts", "checked_count", "known_names", "whole", "without_mark"]
+
+_FEW = 1000
+"""Count of stages or micro-batches up to which a text may have fewer items than its header says, and is read all the same:
+its verifier reports what is missing. Work that is linear in so many takes milliseconds."""
+
+
+def whole(name: str, value: object, least: int = 1) -> int:
+    """Return a whole number of at least `least`. Raise InputError that names the argument."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
+        return int(value)
+    raise InputError(f"{name}={short(value)} is not a whole number of at least {least}", hint=f"{name}={max(least, 4)}")
+
+
+def amount(name: str, value: object, *, zero: bool = True, finite: bool = True) -> float:
+    """Return a number above 0, or from 0 if `zero`. It must be finite if `finite`. Raise InputError that names the argument."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+        if not isnan(number) and (number > 0 or (zero and number == 0)) and not (finite and number == inf):
+            return number
+    kind = "a finite number" if finite else "a number"
+    limit = "of at least 0" if zero else "above 0"
+    raise InputError(f"{name}={short(value)} is not {kind} {limit}", hint=f"{name}=1.0")
+
+
+def amounts(name: str, value: object, count: int, noun: str, *, finite: bool = True) -> tuple[float, ...]:
+    """Return `count` numbers of at least 0: the entries of a sequence, or one number for all. Raise InputError, with the entry."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return (amount(name, value, finite=finite),) * count
+    hint = f"one number, or one per {noun}"
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InputError(f"{name}={short(value)} is not a number, nor one per {noun}", hint=hint)
+    numbers = tuple(value)
+    if len(numbers) != count:
+        raise InputError(f"{name} has {counted(len(numbers), 'number')} for {counted(count, noun)}", hint=hint)
+    return tuple(amount(f"{name}[{index}]", number, finite=finite) for index, number in enumerate(numbers))
+
+
+def known_names(what: str, names: Iterable[object], known: Iterable[str]) -> None:
+    """Raise InputError for the first of `names` that is not known, with the known name that is most like it."""
+    expected = list(known)
+    for name in names:
+        if name not in expected:
+            close = get_close_matches(str(name), expected, n=1)
+            hint = close[0] if close else ""
+            raise InputError(
+                f"{what} {name!r} is not known", why=f"known are {', '.join(expected) or 'none'}", hint=hint
+            )
+
+
+def checked_count(count: int, n_items: int, plural: str) -> int:
+    """Return the count of stages or micro-batches of a text with `n_items` actions or instructions. Each takes at least one.
+
+    Raise ScheduleError for a count that no such text can have. So no later step allocates or loops for a number in a header.
+    """
+    if count > max(n_items, _FEW):
+        raise ScheduleError(
+            f"the text has {counted(n_items, 'action')} and cannot have {count:,} {plural}",
+            why="every stage runs an action of every micro-batch",
+        )
+    return count
+
+
+def without_mark(text: Text) -> Text:
+    """Return the text without the byte-order mark that some editors put first."""
+    return text.removeprefix("\ufeff") if isinstance(text, str) else text.removeprefix(b"\xef\xbb\xbf")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+
+from pipecompile.errors import InputError, ScheduleError
+from pipecompile.ir.input_checks import amount, amounts, checked_count, known_names, whole, without_mark
+
+
+def test_numbers_become_pythons() -> None:
+    assert whole("n", np.int64(3)) == 3
+    assert type(whole("n", np.int64(3))) is int
+    assert type(amount("x", np.float32(0.5))) is float
+    assert amount("x", inf, finite=False) == inf
+    assert amounts("x", 2, 3, "stage") == (2.0, 2.0, 2.0)
+    assert amounts("x", np.array([1.0, 2.0]), 2, "stage") == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, nan, "3", None, [1]])
+def test_what_is_no_count_is_refused(value: object) -> None:
+    with pytest.raises(InputError, match=r"n=.* is not a whole number of at least 1\n  try    n=4"):
+        whole("n", value)
+
+
+@pytest.mark.parametrize("value", [-1.0, nan, inf, True, "3", None, [1.0]])
+def test_what_is_no_amount_is_refused(value: object) -> None:
+    with pytest.raises(InputError, match=r"x=.* is not a finite number of at least 0"):
+        amount("x", value)
+    with pytest.raises(InputError, match="x=0 is not a number above 0"):
+        amount("x", 0, zero=False, finite=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1.0], "x has 1 number for 2 stages\n  try    one number, or one per stage"),
+        ([1.0, nan], r"x\[1\]=nan is not a finite number"),
+        ("12", "x='12' is not a number, nor one per stage"),
+        ({0: 1.0, 1: 2.0}, "is not a number, nor one per stage"),
+        (None, "x=None is not a number, nor one per stage"),
+        (True, "x=True is not a number, nor one per stage"),
+    ],
+)
+def test_the_entry_is_named(value: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        amounts("x", value, 2, "stage")
+
+
+def test_a_mistyped_name_comes_with_the_one_it_is_like() -> None:
+    known_names("the cost", ["forward"], ["forward", "backward"])
+    with pytest.raises(InputError, match=r"the cost 'foward' is not known\n  why    known are .*\n  try    forward"):
+        known_names("the cost", ["foward"], ["backward", "forward"])
+
+
+def test_a_text_has_as_many_items_as_its_header_counts() -> None:
+    assert checked_count(1000, 3, "stages") == 1000
+    assert checked_count(5000, 5000, "stages") == 5000
+    with pytest.raises(ScheduleError, match="the text has 1 action and cannot have 1,001 stages"):
+        checked_count(1001, 1, "stages")
+
+
+def test_a_mark_is_removed_once() -> None:
+    assert without_mark("\ufeff{}") == without_mark("{}") == "{}"
+    assert without_mark(b"\xef\xbb\xbf{}") == b"{}"
