@@ -29,11 +29,11 @@ class Progress:
     """The state of a search, as reported to the user. `incumbent` and `bound` are in seconds; `incumbent` is infinite until a
     cut is found. `phase` is one of
 
-        orders          dynamic program along linear orders (dp/chain_partition.py)
+        orders          dynamic programs along linear orders (dp/chain_partition.py, dp/counted_copies.py)
         moves           local search (local_search.py)
         down-sets       dynamic program over all down-sets (dp/down_sets.py)
         windows         stage windows of a target bottleneck (bounds/stage_windows.py)
-        filling         stages filled one after another (ilp/greedy_fill.py)
+        filling         stages filled one after another (dp/stage_filling.py, ilp/greedy_fill.py)
         program         integer program (ilp/formulation.py)
         neighbourhood   large neighbourhood search (ilp/large_neighbourhood.py)
     """

@@ -11,6 +11,7 @@ from pipecompile.errors import InputError
 from pipecompile.partitioners.clusters import Clusters, coarsen
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
 from pipecompile.partitioners.dp.strategy import SHORT_ORDER, cut_all_down_sets, cut_candidate_orders, polish
+from pipecompile.partitioners.dp.target_programs import cut_chain_with_copies, fill_between
 from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
 from pipecompile.partitioners.ilp.target_search import close_gap
 from pipecompile.partitioners.incumbent import GAP, GOOD, ProgressCallback, SolverState
@@ -115,14 +116,16 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
     state.tolerance = GAP if is_small else max(GAP, gap)
     state.enter("orders")
     state.raise_bound(trivial_lower_bound(state.clusters, state.machine))
-    cut_candidate_orders(state, early_deadline)
+    cut_candidate_orders(state, state.begin + time_limit / 10)
     if state.assignment is None:
         state.offer(find_fitting_cut(state.clusters, state.machine, state.deadline))
     if method != "ilp" and state.has_gap:
         cut_all_down_sets(state)
     state.tolerance = max(GAP, gap)
     if state.has_gap:
+        cut_chain_with_copies(state, state.begin + time_limit / 2)
         polish(state, early_deadline)
+        fill_between(state, state.begin + time_limit / 3)
     if method != "dp" and state.has_gap:
         close_gap(state)
 

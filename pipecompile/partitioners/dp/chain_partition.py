@@ -26,7 +26,7 @@ from pipecompile.partitioners.dp.interval_traffic import IntervalColumn, interva
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import TOLERANCE
 
-__all__ = ["cut_order"]
+__all__ = ["Floats", "OrderProgram", "cut_order"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -71,7 +71,8 @@ def cut_order(
         start = _cut_by_bisection(sums, len(machine), low)
     else:
         columns = interval_columns(clusters, order, low.tolist(), multicast=machine.multicast, copies=copies)
-        start = _cut_by_columns(sums, len(machine), low, ends, columns)
+        best, starts = _cut_by_columns(sums, len(machine), low, ends, columns)
+        start = starts if np.isfinite(best[-1, -1]) else None
     if start is None:
         return None
     assignment = [0] * len(order)
@@ -82,6 +83,43 @@ def cut_order(
             assignment[order[position]] = s
         end = begin
     return assignment
+
+
+@dataclass(frozen=True, slots=True)
+class OrderProgram:
+    """The program of an order with tensors, solved forwards under a cap. `low` has the least start per end, and `best[s, j]` the least
+    bottleneck of the first s stages if they end at j, with every tensor sent once to each side; infinite if none fits.
+    """
+
+    low: Ints
+    best: Floats
+    _sums: _PrefixSums
+    _ends: tuple[list[int], list[int]]
+    _columns: list[IntervalColumn]
+
+    @classmethod
+    def of(
+        cls, clusters: Clusters, machine: Machine, order: Sequence[int], ranges: StageRanges | None, cap: float
+    ) -> OrderProgram | None:
+        """Return the program; None if the order violates the stage ranges."""
+        sums, ends = _prefix_sums(clusters, machine, order), _end_bounds(order, ranges, len(machine))
+        if ends is None:
+            return None
+        low = _least_starts(clusters, machine, sums, order, cap)
+        columns = list(interval_columns(clusters, order, low.tolist(), multicast=machine.multicast))
+        return cls(low, _cut_by_columns(sums, len(machine), low, ends, columns)[0], sums, ends, columns)
+
+    def may_end(self, s: int, j: int) -> bool:
+        """Return whether the stage ranges let stage s end at j."""
+        return self._ends[0][s] <= j <= self._ends[1][s]
+
+    def loads(self, s: int, j: int, extra: Floats) -> Floats:
+        """Return the load of stage s, per start from `low[j]` to j - 1, if it sends for `extra` seconds more."""
+        sent, received, inbox, shared = self._columns[j - 1]
+        column = sent + extra, received, inbox, shared
+        rows = _loads(self._sums, slice(int(self.low[j]), j), j, column)
+        loads: Floats = rows[min(s, len(rows) - 1)]
+        return loads
 
 
 def _prefix_sums(clusters: Clusters, machine: Machine, order: Sequence[int]) -> _PrefixSums:
@@ -182,8 +220,10 @@ def _first_fit(sums: _PrefixSums, row: int) -> Ints:
 
 def _cut_by_columns(
     sums: _PrefixSums, k: int, low: Ints, ends: tuple[list[int], list[int]], columns: Iterable[IntervalColumn]
-) -> Ints | None:
-    """Return start[s, j], the best start of stage s if it ends at j; None if no cut fits."""
+) -> tuple[Floats, Ints]:
+    """Return best[s, j], the least bottleneck of the first s stages if they end at j (infinite if none fits), and start[s, j], the
+    best start of stage s if it ends at j.
+    """
     n = len(sums.time) - 1
     best = np.full((k + 1, n + 1), np.inf)  # row s + 1 is stage s; row 0 is what lies before stage 0
     best[0, 0] = 0.0
@@ -201,7 +241,7 @@ def _cut_by_columns(
                 best[s + 1, j], start[s, j] = best[s, j], j
             elif choice is not None:
                 best[s + 1, j], start[s, j] = least, starts.start + choice[s]
-    return start if np.isfinite(best[k, n]) else None
+    return best, start
 
 
 def _loads(sums: _PrefixSums, starts: slice, j: int, column: IntervalColumn) -> Floats:
