@@ -103,12 +103,14 @@ def candidates(error: BaseException, model: nn.Module, code: str = "") -> Iterat
         if own is not None:
             pieces.pop(own, None)
             pieces[own] = None
-        is_looped = in_loop(original_code(frame.f_code), line)
+        if not is_users(frame):
+            continue
         if not path:
             inside, functions = _blocks(frame, line, path), _function(frame)
+            is_looped = bool(functions and inside) and in_loop(original_code(frame.f_code), line)
             blocks |= {**functions, **inside} if is_looped else {**inside, **functions}
-        elif is_looped and code in _DECISIONS and _is_large(model.get_submodule(path), model):
-            pieces |= _blocks(frame, line, path)
+        elif code in _DECISIONS and _is_large(model.get_submodule(path), model):
+            pieces |= _blocks(frame, line, path) if in_loop(original_code(frame.f_code), line) else {}
     yield from (*reversed(pieces), *vars(error).get(_FUNCTION_PIECE, ()))
     yield from (piece for piece in reversed(blocks) if code != _OTHER or not piece.block)
 
@@ -137,8 +139,7 @@ def _is_large(module: nn.Module, model: nn.Module) -> bool:
 def _blocks(frame: FrameType, line: int, path: str) -> dict[Piece, None]:
     """Return the blocks around a line of the user's that the module at `path` runs, the largest first."""
     code = original_code(frame.f_code)
-    found = [*blocks_around(code, line)] if is_users(frame) else []
-    return {Piece(path, code.co_name, block=block): None for block in reversed(found)}
+    return {Piece(path, code.co_name, block=block): None for block in reversed([*blocks_around(code, line)])}
 
 
 _FUNCTION_PIECE = "_pipecompile_piece"

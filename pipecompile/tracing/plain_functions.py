@@ -51,7 +51,8 @@ def functions_replaced(replacements: Iterable[tuple[Callable[..., Any], Callable
     places: list[tuple[dict[str, Any], str, Any]] = []
     if pairs:
         spaces = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
-        places = [(space, key, value) for space in spaces for key, value in list(space.items()) if id(value) in pairs]
+        naming = [space for space in spaces if not pairs.keys().isdisjoint(map(id, list(space.values())))]
+        places = [(space, key, value) for space in naming for key, value in list(space.items()) if id(value) in pairs]
     try:
         for space, key, value in places:
             space[key] = pairs[id(value)][1]

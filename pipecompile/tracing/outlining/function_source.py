@@ -10,7 +10,7 @@ from types import CodeType
 
 __all__ = ["FunctionSource", "source_of"]
 
-_FILES = 8
+_FILES = 64
 """Files whose trees are kept."""
 
 
