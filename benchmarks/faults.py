@@ -70,6 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--direct", action="store_true", help="values go as between GPUs, with gloo for NCCL")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -79,7 +80,7 @@ def main() -> None:
     right, seconds, failed = Counter[str](), {kind: list[float]() for kind in KINDS}, list[str]()
     for number in range(options.faults):
         kind = KINDS[number % len(KINDS)]
-        job = drawn(chance, kind)
+        job = replace(drawn(chance, kind), is_direct=options.direct)
         with tempfile.TemporaryDirectory() as folder:
             wrong, late = tried(job, Path(folder), references)
         right[kind] += not wrong
@@ -92,7 +93,9 @@ def main() -> None:
         if late
     ]
     head = ["| fault | tried | right | seconds until all had ended: median | longest |", "|---|---|---|---|---|"]
-    command = f"`python benchmarks/faults.py --faults {options.faults} --seed {options.seed}`"
+    command = (
+        f"`python benchmarks/faults.py --faults {options.faults} --seed {options.seed}{' --direct' * options.direct}`"
+    )
     title = f"{command}, torch {torch.__version__}, {(time.perf_counter() - start) / 60:.0f} minutes."
     text = "\n".join(["# Faults", "", title, "", *head, *rows, *["", "Not right:", "", *failed] * bool(failed), ""])
     print(text)

@@ -12,7 +12,7 @@ the waits of its peers for this rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +38,9 @@ __all__ = ["Communicator"]
 
 _WAIT_TIMEOUT = timedelta(days=30)
 """Timeout of a wait in c10d: the thread that checks the status board ends a wait long before."""
+
+_POLL_WORK = 0.0001
+"""Seconds between two looks at what a GPU receives."""
 
 _CREATED: Counter[tuple[int, ...]] = Counter()
 """Number of communicators that this process has created, per members: all ranks create them in the same order."""
@@ -75,6 +78,7 @@ class Communicator:
         self._is_starting = False
         self._is_wait_posted, self._lock = False, Lock()
         self._verdict: RankLost | None = None  # why the checking thread broke the connections
+        self.breakers: list[Callable[[], None]] = []  # called when the connections are to be broken
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -84,7 +88,7 @@ class Communicator:
             self.agree("messages to come", "values of the pipeline")
             backend, addresses = self._open()
             for peer, address in addresses.items():
-                channel = Channel(backend, address, self.number, partial(self._wait, peer))
+                channel = Channel(backend, address, self.number, partial(self.wait, peer))
                 self._outboxes[peer], self._inboxes[peer] = Outbox(channel), Inbox(channel)
             self._is_connected = True
             watch(self)
@@ -106,7 +110,7 @@ class Communicator:
         try:
             self._inboxes[source].expect(names)
         except RuntimeError as error:
-            raise self._connection_lost(source, "", error) from None
+            raise self.connection_lost(source, "", error) from None
 
     def send(self, target: int, name: str, value: Any, *, once: bool = False) -> None:
         """Begin to send a value, which must not change until `flush`. Raises RankLost.
@@ -116,7 +120,7 @@ class Communicator:
         try:
             self._outboxes[target].send(name, value, once=once)
         except RuntimeError as error:
-            raise self._connection_lost(target, "", error) from None
+            raise self.connection_lost(target, "", error) from None
 
     def receive(self, source: int, name: str, *, once: bool = False) -> Any:
         """Return the next value from `source`. Raises RankLost, also if the value has another name."""
@@ -125,7 +129,7 @@ class Communicator:
             value = inbox.receive_once(name) if once else inbox.receive(name)
             self._outboxes[source].release(inbox.acknowledged)
         except (RuntimeError, ConnectionError) as error:
-            raise self._connection_lost(source, name, error) from None
+            raise self.connection_lost(source, name, error) from None
         return value
 
     def flush(self) -> None:
@@ -134,9 +138,14 @@ class Communicator:
             try:
                 outbox.flush()
             except RuntimeError as error:
-                raise self._connection_lost(target, "", error) from None
+                raise self.connection_lost(target, "", error) from None
 
-    def _wait(self, peer: int, work: dist.Work, name: str) -> None:
+    def channel(self, peer: int) -> Channel:
+        """Return the channel to a peer. Messages of tag LAYOUT are not those of `send` and `receive`."""
+        return self._inboxes[peer].channel
+
+    def wait(self, peer: int, work: dist.Work, name: str) -> None:
+        """Wait inside c10d for the end of a send or receive. A failure elsewhere ends the wait with RuntimeError."""
         self._waiting = PendingWait(peer, name, monotonic())
         try:
             work.wait(_WAIT_TIMEOUT)
@@ -145,7 +154,20 @@ class Communicator:
         if self._is_wait_posted:  # after a failure the wait stays posted: other ranks may need it to name the cause
             self._clear_wait()
 
-    def _connection_lost(self, peer: int, name: str, error: Exception) -> RankLost:
+    def poll(self, peer: int, name: str, is_over: Callable[[], bool]) -> None:
+        """Wait for a value that moves without this thread, as a GPU receives it. Raises RankLost."""
+        self._waiting = PendingWait(peer, name, monotonic())
+        try:
+            while not is_over():
+                if self._verdict is not None:
+                    raise self._verdict
+                sleep(_POLL_WORK)
+        finally:
+            self._waiting = None
+        if self._is_wait_posted:
+            self._clear_wait()
+
+    def connection_lost(self, peer: int, name: str, error: Exception) -> RankLost:
         """Return the reason why value `name` does not come, or, with an empty name, why a value cannot be sent."""
         if self._verdict is not None:
             return self._verdict
@@ -201,6 +223,8 @@ class Communicator:
     def _break(self) -> None:
         """End all waits in the connections of this rank: gloo closes all of them when one receive times out."""
         _GROUPS.pop(self.ranks.group, None)
+        for breaker in self.breakers:
+            breaker()
         channel = next((inbox.channel for inbox in self._inboxes.values()), None)
         if channel is not None:
             with suppress(RuntimeError):

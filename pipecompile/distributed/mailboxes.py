@@ -42,7 +42,7 @@ from pipecompile.distributed.protocol import (
     tag_of,
 )
 
-__all__ = ["Channel", "Inbox", "Outbox", "Waiter"]
+__all__ = ["Channel", "Inbox", "Outbox", "Waiter", "check_name"]
 
 Waiter = Callable[[dist.Work, str], None]
 """A function that waits for a send or receive; its string is the name of the value."""
@@ -218,7 +218,7 @@ class Inbox:
     def _receive_repeated(self, buffer: MessageBuffer, name: str) -> Any:
         for work in buffer.works:
             self.channel.wait(work, name)
-        _check_name(buffer.head[HeadField.NAME], name)
+        check_name(buffer.head[HeadField.NAME], name)
         self.acknowledged = int(buffer.head[HeadField.RECEIVED])
         large, buffer.large, buffer.works = buffer.large, None, []
         if not buffer.head[HeadField.IS_SAME]:
@@ -230,7 +230,7 @@ class Inbox:
             header = torch.empty(1 + HEADER_LENGTH, dtype=torch.int64, device="cpu")
             self.channel.wait(self.channel.receive(header, NEW), name)
             checksum, *rest = header.tolist()
-            _check_name(checksum, name)
+            check_name(checksum, name)
             layout = MessageLayout.from_header(rest)
             content = layout.allocate()
             if layout.nbytes:
@@ -248,6 +248,6 @@ def _remember(buffers: dict[str, MessageBuffer], name: str, layout: MessageLayou
         buffers[name] = MessageBuffer(name, layout)
 
 
-def _check_name(checksum: int, name: str) -> None:
+def check_name(checksum: int, name: str) -> None:
     if int(checksum) != name_checksum(name):
         raise ConnectionError("it sent another value: the ranks are not in the same step")

@@ -17,7 +17,11 @@ from zlib import crc32
 
 import torch
 
+from pipecompile.torch_private.pytree import tree_map_only
+
 __all__ = ["HEADER_LENGTH", "MessageLayout", "PayloadKind", "as_bytes", "encode", "name_checksum"]
+
+CPU = torch.device("cpu")
 
 _MAX_DIMS = 10
 """Most dimensions of a tensor that is sent as such; a tensor of more is pickled."""
@@ -48,8 +52,8 @@ class MessageLayout:
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 
-    def fits(self, value: Any) -> bool:
-        """Return whether `value` has exactly this layout and lies in CPU memory as it is to be sent."""
+    def fits(self, value: Any, device: torch.device = CPU) -> bool:
+        """Return whether `value` has exactly this layout and lies in the memory of `device` as it is to be sent."""
         if self.kind is PayloadKind.NOTHING:
             return value is None
         return (
@@ -58,14 +62,14 @@ class MessageLayout:
             and value.shape == self.shape
             and value.stride() == self.strides
             and value.requires_grad is self.requires_grad
-            and value.is_cpu
+            and value.device == device
             and not value.is_conj()
             and not value.is_neg()
         )
 
-    def allocate(self) -> torch.Tensor:
-        """Return an uninitialised CPU tensor of this layout, to receive a payload into."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
+    def allocate(self, device: torch.device = CPU) -> torch.Tensor:
+        """Return an uninitialised tensor of this layout, to receive a payload into."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def to_header(self) -> list[int]:
         """Return the layout as `HEADER_LENGTH` integers."""
@@ -92,17 +96,17 @@ class MessageLayout:
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
-def encode(value: Any) -> tuple[MessageLayout, torch.Tensor | None]:
-    """Return the layout of a value and a tensor with its payload.
+def encode(value: Any, device: torch.device = CPU) -> tuple[MessageLayout, torch.Tensor | None]:
+    """Return the layout of a value and a tensor with its payload, on `device`; that of an object is always on the CPU.
 
-    The tensor shares the memory of the value if that lies dense on the CPU. A value that is no plain strided tensor is pickled.
+    The tensor shares the memory of the value if that lies dense on `device`. A value that is no plain strided tensor is pickled.
     """
     if value is None:
         return MessageLayout(PayloadKind.NOTHING), None
     if not _is_plain(value):
         payload = torch.frombuffer(bytearray(pickle.dumps(_detached(value))), dtype=torch.uint8)
         return MessageLayout(PayloadKind.OBJECT, len(payload), shape=(len(payload),), strides=(1,)), payload
-    plain = value.detach().resolve_conj().resolve_neg().cpu()
+    plain = value.detach().resolve_conj().resolve_neg().to(device)
     if not plain.permute(_memory_order(plain.stride())).is_contiguous():
         plain = plain.contiguous()
     shape, strides = tuple(plain.shape), plain.stride()
@@ -126,7 +130,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    """Return the value without its graph. Tensors of an accelerator are copied to the CPU: the receiver has another one."""
+    if isinstance(value, torch.Tensor):
+        return value.detach() if value.is_cpu else value.detach().cpu()
+    return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.is_cpu else tensor.detach().cpu(), value)
 
 
 def _memory_order(strides: Sequence[int]) -> list[int]:

@@ -18,6 +18,7 @@ __all__ = [
     "FAILED",
     "HEAD_LENGTH",
     "LARGE",
+    "LAYOUT",
     "NEW",
     "PROTOCOL",
     "READERS",
@@ -40,6 +41,7 @@ class Tag(IntEnum):
     REPEATED = 0
     NEW = 1
     ABORT = 2
+    LAYOUT = 3
 
 
 def tag_of(communicator: int, tag: Tag) -> int:
@@ -69,6 +71,14 @@ NEW = MessageKind(
     "new", Tag.NEW, ("name + header", "payload"), False, "no layout known: first value, object, sent once"
 )
 ABORT = MessageKind("abort", Tag.ABORT, (), False, "never sent: a receive that times out closes the connections")
+
+LAYOUT = MessageKind(
+    "layout",
+    Tag.LAYOUT,
+    ("name + header", "object"),
+    False,
+    "before a value on a link of GPUs, if its layout is not agreed",
+)
 
 
 class HeadField(IntEnum):
@@ -172,4 +182,6 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
         yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-PROTOCOL = Protocol((SMALL, LARGE, CHANGED, NEW, ABORT), CREDIT, (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS))
+PROTOCOL = Protocol(
+    (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT), CREDIT, (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS)
+)

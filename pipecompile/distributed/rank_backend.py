@@ -18,9 +18,11 @@ from pipecompile.distributed.batchnorm_sync import (
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
+from pipecompile.distributed.direct_values import DirectValues
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
+from pipecompile.distributed.value_transport import GlooValues, ValueTransport
 from pipecompile.graph.cross_sample import check_sync_batchnorm
 from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.graph.stages import Stage
@@ -33,7 +35,10 @@ from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["RankBackend", "owner_of"]
+__all__ = ["RankBackend", "owner_of", "values_of"]
+
+DIRECT_TYPES = {"cuda"}
+"""Types of devices between which values go directly, not through the CPU."""
 
 
 class RankBackend:
@@ -42,6 +47,8 @@ class RankBackend:
     def __init__(self, communicator: Communicator) -> None:
         ranks = communicator.ranks
         self.communicator = communicator
+        self.values = values_of(communicator)
+        self.overlaps = self.values.streams is not None
         self.holds_model = False
         self.is_planner = ranks.member_index == 0
         self.shards = ShardedParameters(ranks.shard_mesh, communicator)
@@ -107,8 +114,9 @@ class RankBackend:
         homes: Homes,
     ) -> Mirrors:
         devices = [options.devices[device] for device in plan.placement]
-        copies = place_on_ranks(graph, stages, devices, plan.placement, homes, self.communicator)
-        if self.communicator.ranks.index == 0:
+        here = self.communicator.ranks.index
+        copies = place_on_ranks(graph, stages, devices, plan.placement, homes, self.values, here)
+        if here == 0:
             homes.move_unused(model, options.devices[0])
         return copies
 
@@ -116,13 +124,13 @@ class RankBackend:
         return norms if self.copies is None else ReplicatedNorms(norms, self.copies)
 
     def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:
-        assert isinstance(mirrors, TiedCopies)
+        assert isinstance(mirrors, TiedCopies)  # of the program's binding
         return partial(
             RankExecutable,
             communicator=self.communicator,
+            values=self.values,
             placement=plan.placement,
             replicas=self.replicas,
-            tied=mirrors.tied,
         )
 
     def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
@@ -140,3 +148,10 @@ def owner_of(tensor: torch.Tensor, homes: Homes) -> int:
     """Return the pipeline device where a tensor lives. A tensor that no stage uses lives on the first."""
     home = homes.find(tensor)
     return home if isinstance(home, int) else 0
+
+
+def values_of(communicator: Communicator) -> ValueTransport:
+    """Return the transport of values between ranks on the devices of their mesh."""
+    ranks = communicator.ranks
+    is_direct = ranks.size > 1 and ranks.device_type in DIRECT_TYPES
+    return DirectValues(communicator) if is_direct else GlooValues(communicator)

@@ -1,11 +1,11 @@
-"""The part of a bound program that one rank runs: the row of its device, with SEND and RECV bound to the communicator.
+"""The part of a bound program that one rank runs: the row of its device, with SEND and RECV bound to a transport of values.
 
 device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   receive v#0 from rank 0, run the cell, send w#0 to rank 2
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -18,74 +18,37 @@ from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas
 from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.gradient_ready import completed
-from pipecompile.distributed.row_messages import Departure, departures, incoming, sending_action, summary
+from pipecompile.distributed.rank_code import RankCodeBuilder, fixed_names
+from pipecompile.distributed.row_messages import (
+    Departure,
+    departures,
+    directed_pairs,
+    incoming,
+    sending_action,
+    summary,
+)
+from pipecompile.distributed.tied_copies import TiedCopies
+from pipecompile.distributed.value_transport import ValueTransport
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import HOST, LOSS, Instruction, Kind, Program
-from pipecompile.runtime.cells.stage_cells import Cell
-from pipecompile.runtime.cells.variant_cells import VariantCell
+from pipecompile.ir import LOSS, Kind
+from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.executable import Executable, ProgramBinding
-from pipecompile.runtime.interpreter import Code, CodeBuilder
+from pipecompile.runtime.interpreter import Code
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.results import require_gradient
 from pipecompile.runtime.run_errors import InstructionFailure
 from pipecompile.runtime.worker_threads import WorkerThreads
-from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.ambient_modes import contained
 
 __all__ = ["RankExecutable"]
-
-
-class RankCodeBuilder(CodeBuilder):
-    """Binds SEND and RECV between devices to the communicator, and those of the host to frames."""
-
-    def __init__(
-        self,
-        program: Program,
-        cells: Sequence[Cell | VariantCell],
-        devices: Sequence[torch.device],
-        communicator: Communicator,
-    ) -> None:
-        super().__init__(program, cells, devices)
-        self.communicator = communicator
-
-    def send(self, instruction: Instruction, device: int) -> Run:
-        peer, communicator = instruction.peer, self.communicator
-        if peer is None or peer == HOST:
-            return super().send(instruction, device)
-        (operand,) = instruction.reads
-        index, name = self.register(operand, device), str(operand.value)
-
-        def run_send(frame: Frame) -> None:
-            communicator.send(peer, name, frame.registers[index])
-
-        return run_send
-
-    def receive(self, instruction: Instruction, device: int) -> Run:
-        peer, communicator, here = instruction.peer, self.communicator, self.devices[device]
-        if peer is None or peer == HOST:
-            return super().receive(instruction, device)
-        (operand,) = instruction.writes
-        index, name = self.register(operand, device), str(operand.value)
-
-        def run_receive(frame: Frame) -> None:
-            frame.registers[index] = _moved(communicator.receive(peer, name), here)
-
-        return run_receive
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """Return a received value on `device`, still a leaf of autograd."""
-    if not isinstance(value, torch.Tensor) or value.device == device:
-        return value
-    return to_device(value.detach(), device).requires_grad_(value.requires_grad)
 
 
 class RankExecutable(Executable):
     """A program of which this rank runs the row of its device.
 
     Values that go to the host reach all ranks, except gradients of inputs. With replicas of the pipeline, gradients are reduced
-    as soon as the row has completed them. Those of weights in `tied` (ids) wait for the end, since other ranks add to them.
+    as soon as the row has completed them. Those of tied weights wait for the end, since other ranks add to them.
     """
 
     def __init__(
@@ -93,9 +56,9 @@ class RankExecutable(Executable):
         binding: ProgramBinding,
         *,
         communicator: Communicator,
+        values: ValueTransport,
         placement: tuple[int, ...],
         replicas: Replicas,
-        tied: frozenset[int],
     ) -> None:
         if binding.program.placement != placement:
             raise ScheduleError(
@@ -105,26 +68,36 @@ class RankExecutable(Executable):
             )
         super().__init__(binding)
         self.communicator, self.device, self._is_agreed = communicator, communicator.ranks.index, False
-        self.replicas, self.tied = replicas, tied
+        self.values, self.replicas = values, replicas
+        self._connected: Mirrors | None = None
+
+    @property
+    def tied(self) -> TiedCopies:
+        """The copies of tensors that several ranks use."""
+        assert isinstance(self.mirrors, TiedCopies)
+        return self.mirrors
 
     @cached_property
     def inline(self) -> Code:
-        builder = RankCodeBuilder(self.program, self.cells, self.devices, self.communicator)
-        row = tuple(
-            self._then_reduce(builder.run(instruction, self.device), self._complete.get(index))
-            for index, instruction in enumerate(self.program.rows[self.device])
-        )
+        fixed = fixed_names(self.graph, self.cells)
+        builder = RankCodeBuilder(self.program, self.cells, self.devices, self.values, self.device, fixed)
+        row = tuple(self._then_reduce(run, self._complete.get(index)) for index, run in enumerate(builder.row()))
         order = tuple((self.device, index) for index in range(len(row)))
-        return Code(self.program, (row,), order, row, len(builder.registers), 0, threaded=False)
+        n_registers, streams = len(builder.registers), self.values.streams
+        return Code(self.program, (row,), order, row, n_registers, 0, threaded=False, streams=streams)
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """Return a frame. Before the first, the ranks agree on the program and open their channels."""
         if not self._is_agreed:
             self.communicator.agree("program of the step", self._summary)
             self.communicator.connect()
-            self._is_agreed = True
         with self._blaming(is_begun=False):
+            self._is_agreed = True
+            if self._connected is not self.mirrors:
+                self.values.connect(directed_pairs(self.program) | self.tied.pairs)
+                self._connected = self.mirrors
             self.replicas.agree(self._summary)
+            self.values.begin(f"{self._summary}, samples {sizes}", self._own_state(arrivals))
             return super().frame(sizes, arrivals, threaded=threaded)
 
     def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:
@@ -133,9 +106,11 @@ class RankExecutable(Executable):
         error: BaseException | None = None
         with self._blaming():
             try:
+                if code.streams is not None:
+                    code.streams.fork(frame)
                 with contained():
                     for source, names in self._incoming.items():
-                        self.communicator.expect(source, names)
+                        self.values.expect(source, names)
                     run_inline(code, frame)
                     self._check_losses(frame)
                     self._share(frame)
@@ -144,12 +119,27 @@ class RankExecutable(Executable):
             if error is not None:
                 self._abandon(code, frame)
                 raise error
-            self.communicator.flush()
+            self.values.finish()
+
+    def _abandon(self, code: Code, frame: Frame) -> None:
+        """Let go of what a failed run holds. Messages that no peer will meet end first: streams wait for them."""
+        self.values.abort()
+        super()._abandon(code, frame)
 
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
         with self._blaming():
             super().finished(frame, threaded=threaded)
-            self.communicator.flush()
+            self.values.finish()
+
+    def _own_state(self, arrivals: Mapping[tuple[str, bool], Any]) -> str:
+        """Return what may change between steps, and with it the layouts of values: the program, and what has gradients."""
+        inputs = (value for key in sorted(arrivals) for value in arrivals[key] if isinstance(value, torch.Tensor))
+        flags = [tensor.requires_grad for tensor in (*self._parameters, *inputs)]
+        return f"{self._summary} {torch.is_grad_enabled()} {sum(flag << place for place, flag in enumerate(flags)):x}"
+
+    @cached_property
+    def _parameters(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self.graph.parameters())
 
     @contextmanager
     def _blaming(self, *, is_begun: bool = True) -> Iterator[None]:
@@ -190,19 +180,19 @@ class RankExecutable(Executable):
         return any(action is not None and action.kind not in (Kind.FORWARD, Kind.RECOMPUTE) for action in actions)
 
     def _share(self, frame: Frame) -> None:
-        """Send the departures of this rank to all others, and receive theirs."""
-        here = self.devices[self.device]
+        """Send the departures of this rank to all others, and receive theirs, in one order on all ranks."""
         for departure in self._departures:
             values, name, microbatch = frame.departures[departure.name, False], str(departure), departure.microbatch
+            layout = (name, len(values)) if microbatch is None else None
             if departure.device == self.device:
-                value = values[microbatch] if microbatch is not None else torch.stack(values).detach().cpu()
+                value = values[microbatch] if microbatch is not None else torch.stack(values).detach()
                 for peer in range(self.program.n_devices):
                     if peer != self.device:
-                        self.communicator.send(peer, name, value)
+                        self.values.send(peer, name, value, layout)
             elif microbatch is None:
-                values[:] = _moved(self.communicator.receive(departure.device, name), here).unbind()
+                values[:] = self.values.receive(departure.device, name, layout).unbind()
             else:
-                values[microbatch] = _moved(self.communicator.receive(departure.device, name), here)
+                values[microbatch] = self.values.receive(departure.device, name, layout)
 
     def _then_reduce(self, run: Run, complete: frozenset[int] | None) -> Run:
         def run_and_reduce(frame: Frame) -> None:
@@ -216,7 +206,7 @@ class RankExecutable(Executable):
         """By index in the row, the ids of the weights whose gradients can be reduced after it."""
         if self.replicas.group is None:
             return {}
-        return completed(self.program.rows[self.device], [cell.parameters - self.tied for cell in self.cells])
+        return completed(self.program.rows[self.device], [cell.parameters - self.tied.tied for cell in self.cells])
 
     @cached_property
     def _summary(self) -> str:

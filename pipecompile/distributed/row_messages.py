@@ -13,7 +13,7 @@ from hashlib import sha256
 
 from pipecompile.ir import HOST, LOSS, Action, Instruction, Op, Program
 
-__all__ = ["Departure", "departures", "incoming", "sending_action", "summary"]
+__all__ = ["Departure", "departures", "directed_pairs", "incoming", "sending_action", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,18 @@ def incoming(program: Program, device: int) -> dict[int, tuple[str, ...]]:
         if departure.device != device:
             names[departure.device].append(str(departure))
     return {peer: tuple(values) for peer, values in names.items()}
+
+
+def directed_pairs(program: Program) -> set[tuple[int, int]]:
+    """Return the (sender, receiver) pairs of devices between which values go in a run. What departs goes to all devices."""
+    pairs = {
+        (device, instruction.peer)
+        for device, row in enumerate(program.rows)
+        for instruction in row
+        if instruction.op is Op.SEND and instruction.peer is not None and instruction.peer != HOST
+    }
+    ends = range(program.n_devices)
+    return pairs | {(one.device, other) for one in departures(program) for other in ends if other != one.device}
 
 
 def sending_action(row: Sequence[Instruction], awaited: Container[str], *, is_begun: bool) -> Action | None:

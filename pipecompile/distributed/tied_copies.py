@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.value_transport import ValueTransport
 from pipecompile.graph.stages import Stage
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -39,13 +39,19 @@ class TiedCopy:
     away: int
     version: int = 0
 
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """The key of the layout of its values, which both ranks have."""
+        return self.name, self.tensor.shape, self.tensor.dtype
+
 
 class TiedCopies(Mirrors):
     """All copies of one specialization. Every rank lists all of them, in the same order, also those of other ranks."""
 
-    def __init__(self, copies: tuple[TiedCopy, ...], communicator: Communicator) -> None:
+    def __init__(self, copies: tuple[TiedCopy, ...], values: ValueTransport, here: int) -> None:
         super().__init__()
-        self.copies, self.communicator, self.here = copies, communicator, communicator.ranks.index
+        self.copies, self.values, self.here = copies, values, here
+        self.pairs = {pair for copy in copies for pair in ((copy.home, copy.away), (copy.away, copy.home))}
         self.tied = frozenset(id(copy.tensor) for copy in copies)
         self._refreshed = [(copy.home, copy.name) for copy in copies if copy.away == self.here]
         self._settled = [(c.away, name) for c in copies if c.home == self.here for name in (f"{c.name}'", c.name)]
@@ -58,12 +64,14 @@ class TiedCopies(Mirrors):
             for copy in cast(TiedCopies, one).copies
         }
         return TiedCopies(
-            tuple(replace(copy, name=f"tied {place}") for place, copy in enumerate(copies.values())), self.communicator
+            tuple(replace(copy, name=f"tied {place}") for place, copy in enumerate(copies.values())),
+            self.values,
+            self.here,
         )
 
     def _expect(self, values: Sequence[tuple[int, str]]) -> None:
         for source in dict.fromkeys(source for source, _ in values):
-            self.communicator.expect(source, [name for peer, name in values if peer == source])
+            self.values.expect(source, [name for peer, name in values if peer == source])
 
     def refresh(self) -> None:
         """Send the values of homes to their copies, before a run. Drop gradients that a failed run left."""
@@ -71,9 +79,9 @@ class TiedCopies(Mirrors):
         with torch.inference_mode(False), torch.no_grad():
             for copy in self.copies:
                 if copy.home == self.here:
-                    self.communicator.send(copy.away, copy.name, copy.tensor.data)
+                    self.values.send(copy.away, copy.name, copy.tensor.data, copy.layout)
                 elif copy.away == self.here:
-                    copy.tensor.data.copy_(self.communicator.receive(copy.home, copy.name))
+                    copy.tensor.data.copy_(self.values.receive(copy.home, copy.name, copy.layout))
                     copy.tensor.grad, copy.version = None, version_of(copy.tensor)
 
     def settle(self) -> None:
@@ -89,13 +97,13 @@ class TiedCopies(Mirrors):
     def _send_home(self, copy: TiedCopy) -> None:
         gradient, copy.tensor.grad = copy.tensor.grad, None
         is_written = not isinstance(copy.tensor, nn.Parameter) or version_of(copy.tensor) != copy.version
-        self.communicator.send(copy.home, f"{copy.name}'", gradient)
-        self.communicator.send(copy.home, copy.name, copy.tensor.data if is_written else None)
+        self.values.send(copy.home, f"{copy.name}'", gradient)
+        self.values.send(copy.home, copy.name, copy.tensor.data if is_written else None)
 
     def _receive_home(self, copy: TiedCopy) -> None:
         """Add the gradient through the home's AccumulateGrad node, so that its hooks run; take over in-place writes."""
-        gradient = self.communicator.receive(copy.away, f"{copy.name}'")
-        written = self.communicator.receive(copy.away, copy.name)
+        gradient = self.values.receive(copy.away, f"{copy.name}'")
+        written = self.values.receive(copy.away, copy.name)
         if gradient is not None:
             torch.autograd.backward((copy.tensor,), (gradient.to(copy.tensor.device),))
         if written is not None:
@@ -108,16 +116,17 @@ def place_on_ranks(
     devices: Sequence[torch.device],
     placement: Sequence[int],
     homes: Homes,
-    communicator: Communicator,
+    values: ValueTransport,
+    here: int,
 ) -> TiedCopies:
     """Assign a home to every tensor of the stages, move the tensors of this rank's stages to its device, return the copies."""
     copies: dict[tuple[int, int], TiedCopy] = {}
     for stage, tensor in tensor_uses(graph, stages):
         memory = placement[stage.index]
         home = homes.assign(tensor, memory)
-        if memory == communicator.ranks.index:
+        if memory == here:
             homes.move(tensor, devices[stage.index], is_copy=home != memory)
         if home != memory and (memory, id(tensor)) not in copies:
             assert isinstance(home, int)
             copies[memory, id(tensor)] = TiedCopy(f"tied {len(copies)}", tensor, home, memory)
-    return TiedCopies(tuple(copies.values()), communicator)
+    return TiedCopies(tuple(copies.values()), values, here)

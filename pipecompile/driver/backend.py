@@ -38,6 +38,9 @@ class Backend(Protocol):
     has_copies: bool
     """Whether there are several copies of the pipeline, each with its part of the batch."""
 
+    overlaps: bool
+    """Whether values go between processes beside compute, on streams of their own."""
+
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:
         """Return a context in which layers of the model can run in this process alone."""
 
@@ -87,7 +90,7 @@ class ProcessBackend:
     """All devices in this process."""
 
     is_planner = holds_model = True
-    has_copies = False
+    has_copies = overlaps = False
 
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()

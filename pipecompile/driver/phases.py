@@ -80,10 +80,10 @@ def specialize(
         plan_routes, stages = log.run("split", _split, graph, planned, options, describe=_crossings)
         mirrors, norms = log.run("place", place, graph, stages, planned.plan, options, context)
     guards = graph.facts.reads.guards() if graph.facts.reads else None  # after tensors have moved to their homes
-    plan = planned.plan
+    plan, overlaps = planned.plan, context.backend.overlaps
     executable, final = backend.executable(plan, mirrors), options.with_recompute(plan.recompute)
     specialization = Specialization(
-        graph, request.signature, plan, final, plan_routes, stages, mirrors, norms, executable, log, guards
+        graph, request.signature, plan, final, plan_routes, stages, mirrors, norms, executable, log, guards, overlaps
     )
     return specialization, decision.after(planned, specialization.cut)
 

@@ -48,7 +48,7 @@ class Specialization:
     """The stages of one recording, and the programs that run them.
 
     `plan` may come from an earlier specialization: its cut is then carried over to `graph`. `inputs` are the names of the flat
-    inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program. `number` counts the recordings of the pipeline, from 1; `calls` counts the
+    inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program; `overlaps` says that ranks copy beside compute. `number` counts the recordings of the pipeline, from 1; `calls` counts the
     mini-batches that were run, and `is_divided` says that one came in several micro-batches. Once `calls` is `check_at[grad mode]`,
     the recording is checked against the model; `checked` is the outcome. `merging` is the specialization that runs
     calls in several micro-batches, once there was one (output_merge.py). `losses` has the analysis of the loss for each kind of target,
@@ -66,6 +66,7 @@ class Specialization:
     executable: Callable[..., Executable]
     log: PhaseLog
     guards: StateGuards | None = None
+    overlaps: bool = False
     changes: tuple[ReadChange, ...] = ()
     number: int = 0
     calls: int = 0
@@ -123,7 +124,7 @@ class Specialization:
     @property
     def is_overlapped(self) -> bool:
         """Whether copies run beside compute, on streams of their own."""
-        return DeviceStreams(self.options.devices).overlap
+        return self.overlaps or DeviceStreams(self.options.devices).overlap
 
     def accepts(self, signature: Signature, sizes: Sequence[int]) -> bool:
         """Return whether this recording is right for a call with this signature in micro-batches of these sizes, now."""

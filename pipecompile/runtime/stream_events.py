@@ -7,21 +7,25 @@
 A stream runs its launches in order, so a wait for a launch includes the launches before it. ■ is an event, recorded after a
 launch that others wait for. Launches wait only for events of launches before them, so the host never waits. RECV and FREE of
 a received value launch nothing: its readers wait for the copy, and the next copy into its buffer waits for its readers.
+
+On ranks each host launches the row of its device alone, so a value that crosses is launched twice, as a message without a buffer
+on the sender and as a copy from the peer on the receiver. All events are of the own row.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipecompile.ir import HOST, Instruction, Op, Program, Value
 from pipecompile.ir.execution_order import Place, merged
 
-__all__ = ["Lane", "Launch", "Place", "launches"]
+__all__ = ["Lane", "Launch", "Place", "launches", "row_launches"]
 
 Lane = tuple[int, int]
-"""A stream: (d, d) computes on device d, (d, e) copies from device d to device e, (HOST, d) copies from the host to device d."""
+"""A stream: (d, d) computes on device d, (d, e) copies from device d to device e, (HOST, d) copies from the host to device d.
+On ranks (d, e) is a stream on both devices: the messages that d sends, and those that e receives."""
 
 SPARE_BUFFERS = 2
 """Receive buffers of a value beyond those that hold one when a copy is launched. Without a spare one, a copy waits for the
@@ -47,12 +51,20 @@ def launches(program: Program, apart: Callable[[int, int], bool]) -> tuple[tuple
     """Return a launch per instruction. `apart(d, e)`: copies from d, or from HOST, to e have a stream of their own. Linear in
     the instructions.
     """
-    planned = _LaunchPlan(program, apart).run()
+    plan = _LaunchPlan(program, apart)
+    planned = [_RowPlan(plan, device).run() for device in range(program.n_devices)]
     awaited = {place for row in planned for launch in row for place in launch.waits}
-    return tuple(
-        tuple(replace(launch, is_awaited=True) if (d, i) in awaited else launch for i, launch in enumerate(row))
-        for d, row in enumerate(planned)
-    )
+    return tuple(_with_events(row, device, awaited) for device, row in enumerate(planned))
+
+
+def row_launches(program: Program, device: int, apart: Callable[[int, int], bool]) -> tuple[Launch, ...]:
+    """Return a launch per instruction of one device's row, for a host that launches this row alone. Linear in the instructions."""
+    row = _RowPlan(_LaunchPlan(program, apart, rank=device), device).run()
+    return _with_events(row, device, {place for launch in row for place in launch.waits})
+
+
+def _with_events(row: list[Launch], device: int, awaited: set[Place]) -> tuple[Launch, ...]:
+    return tuple(replace(each, is_awaited=True) if (device, i) in awaited else each for i, each in enumerate(row))
 
 
 @dataclass(slots=True)
@@ -66,30 +78,39 @@ class _Copy:
 
 
 class _LaunchPlan:
-    """Plans launches device by device. `copies` maps (value, receiver) to the copy that brings it, if it has a stream of its own."""
+    """Plans launches device by device. `copies` maps (value, receiver) to the copy that brings it, if it has a stream of its own.
 
-    def __init__(self, program: Program, apart: Callable[[int, int], bool]) -> None:
-        self.program, self.apart = program, apart
-        self.copies = _assigned(program, self.copied_to)
+    `rank` is the only device whose row this host launches; None if the host launches all rows.
+    """
+
+    def __init__(self, program: Program, apart: Callable[[int, int], bool], rank: int | None = None) -> None:
+        self.program, self.apart, self.rank = program, apart, rank
+        order = merged(program) if rank is None else tuple((rank, i) for i in range(len(program.rows[rank])))
+        self.copies = _assigned(program, order, self.copied_to)
 
     def copied_to(self, device: int, instruction: Instruction) -> int | None:
         """Return the device to which an instruction copies a value on a stream of its own, or None."""
         peer = instruction.peer
-        if instruction.op is Op.SEND and peer is not None and peer != HOST and self.apart(device, peer):
-            return peer
-        return device if instruction.op is Op.RECV and peer == HOST and self.apart(HOST, device) else None
+        if peer is None or (peer != HOST and (instruction.op is Op.SEND) is not (self.rank is None)):
+            return None
+        if instruction.op is Op.SEND:
+            return peer if peer != HOST and self.apart(device, peer) else None
+        return device if self.apart(peer, device) else None
 
-    def run(self) -> list[list[Launch]]:
-        return [_RowPlan(self, device).run() for device in range(self.program.n_devices)]
+    def is_message(self, instruction: Instruction) -> bool:
+        """Return whether an instruction sends a value to another rank."""
+        return self.rank is not None and instruction.op is Op.SEND and instruction.peer != HOST
 
 
-def _assigned(program: Program, copied_to: Callable[[int, Instruction], int | None]) -> dict[tuple[Value, int], _Copy]:
+def _assigned(
+    program: Program, order: Sequence[Place], copied_to: Callable[[int, Instruction], int | None]
+) -> dict[tuple[Value, int], _Copy]:
     """Return the copies with their buffers, in the order in which one thread launches: the buffer that was freed first is next."""
     copies: dict[tuple[Value, int], _Copy] = {}
     free: dict[tuple[int, str, int | None], deque[tuple[int, Place]]] = {}
     latest: dict[int, Place] = {}
     count = 0
-    for d, i in merged(program):
+    for d, i in order:
         instruction = program.rows[d][i]
         if instruction.op is Op.COMPUTE:
             latest[d] = d, i
@@ -131,6 +152,8 @@ class _RowPlan:
     def launch(self, place: Place, instruction: Instruction) -> Launch:
         d, copies = self.device, self.plan.copies
         target = self.plan.copied_to(d, instruction)
+        if self.plan.is_message(instruction):
+            return self.message(instruction, place)
         if target is not None:
             return self.copy(instruction, copies[(*instruction.reads, *instruction.writes)[0].value, target])
         value = (*instruction.writes, *instruction.reads)[0].value if instruction.op is not Op.COMPUTE else None
@@ -151,13 +174,21 @@ class _RowPlan:
         follows = tuple(place for place in waits if place[0] != d)
         if instruction.op is Op.RECV:
             self.arriving[instruction.writes[0].value] = copy.place
-            lane: Lane = HOST, d
+            assert instruction.peer is not None
+            lane: Lane = instruction.peer, d
         else:
             value, lane = instruction.reads[0].value, (d, copy.target)
             source = self.computed.get(value) or self.arriving.get(value)
             waits += [source] if source is not None else []
             self.sent.setdefault(value, []).append(copy.place)
         return Launch(lane, tuple(self.new_waits(lane, waits)), buffer=copy.buffer, follows=follows)
+
+    def message(self, instruction: Instruction, place: Place) -> Launch:
+        """Return the launch of a message to another rank, after the launch that computed the value."""
+        value, peer = instruction.reads[0].value, instruction.peer
+        assert peer is not None
+        self.sent.setdefault(value, []).append(place)
+        return Launch((self.device, peer), tuple(self.new_waits((self.device, peer), [self.computed[value]])))
 
     def new_waits(self, lane: Lane, waits: list[Place]) -> Iterator[Place]:
         """Yield the waits that do not follow from earlier waits of the same stream."""

@@ -24,7 +24,17 @@ from pipecompile.runtime.stream_events import Lane, Launch, Place
 from pipecompile.runtime.transport import ABORT, Aborted, Link, Upload, link
 from pipecompile.torch_private.autograd_engine import other_users
 
-__all__ = ["DeviceStreams", "Stream", "StreamTask", "Streams", "free_received", "launched", "released_to"]
+__all__ = [
+    "CopyStream",
+    "DeviceStreams",
+    "HostStream",
+    "Stream",
+    "StreamTask",
+    "Streams",
+    "free_received",
+    "launched",
+    "released_to",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +189,11 @@ class DeviceStreams:
 
     def _compute(self, index: int) -> Stream:
         device = self.devices[index]
-        return _ComputeStream(device) if device.type == "cuda" else _HostStream()
+        return _ComputeStream(device) if device.type == "cuda" else HostStream()
 
     def _copies(self, source: int, target: int) -> Stream:
         ends = (target,) if source == HOST else (source, target)
-        return _CopyStream([self.devices[end] for end in ends])
+        return CopyStream([self.devices[end] for end in ends])
 
     def link(self, source: int, target: int) -> Link:
         """Return the link from one device, or from HOST, to another."""
@@ -194,7 +204,7 @@ class DeviceStreams:
     def fork(self, frame: Frame) -> None:
         mark_origins(frame, self.devices)
         for stream in self._lanes.values():
-            if isinstance(stream, _CopyStream):
+            if isinstance(stream, CopyStream):
                 stream.fork()
 
     def finish(self) -> None:
@@ -203,7 +213,7 @@ class DeviceStreams:
                 torch.cuda.synchronize(device)
 
 
-class _HostStream:
+class HostStream:
     """The CPU: work is done when `run` returns."""
 
     def run(self, task: StreamTask, frame: Frame) -> None:
@@ -232,7 +242,7 @@ class _ComputeStream:
         torch.cuda.current_stream(self.device).wait_event(event)
 
 
-class _CopyStream:
+class CopyStream:
     """Streams of the copies from one place to another: one on each GPU at its ends."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:

@@ -11,7 +11,7 @@ from torch.utils._device import _device_constructors
 
 from pipecompile.torch_private.pytree import tree_map_only
 
-__all__ = ["device_constructors", "end_allocations", "keep_busy", "requested_device", "to_device"]
+__all__ = ["device_constructors", "device_identity", "end_allocations", "keep_busy", "requested_device", "to_device"]
 
 device_constructors: Callable[[], set[Callable[..., Any]]] = _device_constructors
 """Return the functions of torch that make a tensor and take `device=`. 2.11."""
@@ -27,6 +27,14 @@ def end_allocations(device: torch.device, pool: Any, *, is_shared: bool) -> None
     for step in steps if is_shared else [*steps, torch._C._cuda_releasePool]:
         with suppress(RuntimeError):
             step(index, pool)
+
+
+def device_identity(device: torch.device) -> str:
+    """Return a text that no other GPU has; empty for a CPU. 2.11."""
+    if device.type != "cuda":
+        return ""
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, {properties.uuid}"
 
 
 def keep_busy(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Process groups: the default store, the backend's timeout and flattened meshes."""
+"""Process groups: the default store, the backend's timeout, backends outside of any group, and flattened meshes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
-__all__ = ["cpu_backend", "default_store", "device_types", "flattened", "timeout_of"]
+__all__ = ["cpu_backend", "default_store", "device_types", "flattened", "gloo_backend", "nccl_backend", "timeout_of"]
 
 
 def default_store() -> Store:
@@ -21,6 +21,18 @@ def default_store() -> Store:
 def cpu_backend(group: dist.ProcessGroup) -> Any:
     """Return the group's backend for CPU tensors, which has `send` and `recv` without the group's bookkeeping. 2.11."""
     return group._get_backend(torch.device("cpu"))
+
+
+def gloo_backend(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return a gloo backend outside of any process group; the ranks meet in `store`. 2.11."""
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def nccl_backend(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return an NCCL backend outside of any process group: communicators of its own. The ranks meet in `store`. 2.11."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 def device_types(group: dist.ProcessGroup) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
+from pipecompile.distributed import rank_backend
 from pipecompile.driver.programs import step_executable
 from pipecompile.ir import HOST, Op
 from pipecompile.schedules import CATALOGUE
@@ -50,13 +51,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class Job:
-    """A training on `world` ranks, in `copies` of a pipeline. `timeout` is that of `init_process_group`, in seconds."""
+    """A training on `world` ranks, in `copies` of a pipeline. `timeout` is that of `init_process_group`, in seconds.
+
+    With `is_direct` values go straight from rank to rank, as between GPUs, with gloo for NCCL.
+    """
 
     schedule: str
     world: int
     fault: Fault | None = None
     timeout: float = 8.0
     copies: int = 1
+    is_direct: bool = False
 
 
 class Net(nn.Module):
@@ -88,6 +93,7 @@ def run(folder: Path, job: Job, rank: int, store: dist.Store) -> None:
 def train(folder: Path, job: Job) -> None:
     """Train on this rank, from the last checkpoint that all ranks have. The fault happens at the first start only."""
     rank = dist.get_rank()
+    rank_backend.DIRECT_TYPES |= {"cpu"} if job.is_direct else set()
     torch.manual_seed(0)
     places = torch.arange(job.world).view(job.copies, -1)
     mesh = DeviceMesh("cpu", places, mesh_dim_names=("dp", "pp")) if job.copies > 1 else None
@@ -278,6 +284,7 @@ def sample(folder: Path) -> dict[str, list[str]]:
     """Return what is wrong after each kind of fault, in one pipeline and in one of two copies; "again": in the start after a kill."""
     jobs = {kind: Job("1f1b", 3, Fault(kind, rank, 2, 30 + 7 * rank), 5.0) for rank, kind in enumerate(KINDS)}
     jobs |= {f"{kind}, copies": Job("zbv", 4, Fault(kind, 3, 2, -2), 5.0, copies=2) for kind in KINDS}
+    jobs |= {f"{kind}, direct": replace(jobs[kind], is_direct=True) for kind in KINDS}
     trials = {name: Trial(job, folder / name) for name, job in jobs.items()}
     wrong = {name: faults_of(trial, trial.start()) for name, trial in trials.items()}
     again, plain = trials["kill"], Trial(Job("1f1b", 3), folder / "plain")

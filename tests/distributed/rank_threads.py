@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -27,6 +28,7 @@ class ThreadMesh:
     timeout: float = 5.0
     replica_group: None = None
     shard_mesh: None = None
+    device_type: str = "cpu"
 
     @property
     def member_index(self) -> int:
@@ -35,6 +37,10 @@ class ThreadMesh:
     @property
     def group(self) -> object:
         return self
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        return (torch.device("cpu"),) * self.size
 
     @property
     def rank(self) -> int:

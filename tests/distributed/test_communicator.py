@@ -129,7 +129,7 @@ def test_a_wait_is_posted_at_its_second_check_and_cleared_when_it_ends() -> None
 
     posted: list[Any] = []
     communicator = run_communicators(2, lambda each: each)[0]
-    communicator._wait(1, Work(), "v#0")
+    communicator.wait(1, Work(), "v#0")
     assert posted[0] is None
     assert (posted[1].rank, posted[1].name) == (11, "v#0")
     assert communicator.board.wait_of(10) is None
@@ -147,5 +147,5 @@ def test_the_verdict_of_the_check_is_the_reason_of_a_broken_connection() -> None
     communicator = run_communicators(2, lambda each: each, timeout=0.0)[0]
     communicator._waiting = communicator._seen = PendingWait(1, "v#0", monotonic() - 1)
     communicator.check_wait()
-    lost = communicator._connection_lost(1, "", RuntimeError("Connection reset"))
+    lost = communicator.connection_lost(1, "", RuntimeError("Connection reset"))
     assert lost.report.what == "it has been silent for 0 s"

@@ -80,7 +80,9 @@ PAIRS, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
     ("case", "groups"),
     [("plain", PAIRS), ("looped", PAIRS), ("vee", PAIRS), ("deep plain", PAIRS), ("deep looped", PAIRS), ("deep vee", PAIRS),
      ("mixed", PAIRS), ("tied on four", ALL), ("skips on four", ALL), ("towers on four", ALL),
-     ("always", PAIRS), ("except_last", PAIRS)],
+     ("always", PAIRS), ("except_last", PAIRS), ("direct plain", PAIRS), ("direct looped", PAIRS), ("direct vee", PAIRS),
+     ("direct mixed", PAIRS), ("direct recomputed", PAIRS), ("direct on four", ALL), ("direct tied on four", ALL),
+     ("direct emulated", PAIRS), ("direct emulated looped", PAIRS)],
 )  # fmt: skip
 def test_ranks_equal_one_process_bit_for_bit(run: RankRun, case: str, groups: tuple[tuple[int, ...], ...]) -> None:
     """Compare losses, gradients, buffers, and weights after AdamW.
@@ -113,8 +115,35 @@ def test_a_loss_without_a_gradient_is_refused_on_all_ranks(run: RankRun) -> None
 
 def test_every_schedule_ran(run: RankRun) -> None:
     names = {name for case in ("plain", "looped", "vee") for name in run.of(case)[0]}
-    assert names == {name for case in ("plain", "looped", "vee") for name in run.of(f"deep {case}")[0]}
+    for kind in ("deep", "direct"):
+        assert names == {name for case in ("plain", "looped", "vee") for name in run.of(f"{kind} {case}")[0]}
     assert names == set(CATALOGUE) - {"forward"}
+
+
+def test_values_that_go_from_device_to_device_are_those_of_one_process(run: RankRun) -> None:
+    """The transport of GPUs, with gloo for NCCL: copies, sharded copies, GradScaler, evaluation. Every case sent values over links."""
+    for each in run.of("direct copies"):
+        assert (each["worst"] < 1e-14, each["loss"] < 1e-14, each["reductions"]) == (True, True, 2)
+    assert max(each["worst"] for case in ("direct sharded", "direct scaler") for each in run.of(case)) < 1e-13
+    assert max(each["worst"] for each in run.of("direct predicted")) == 0.0
+
+
+@pytest.mark.parametrize("case", ["direct listed", "direct sharded on emulated streams"])
+def test_more_values_that_go_from_device_to_device(run: RankRun, case: str) -> None:
+    results = run.of(case)
+    assert max(result["worst"] if isinstance(result, dict) else result for result in results) < 1e-12
+
+
+def test_what_changes_between_steps_is_agreed_by_ranks_on_gpus(run: RankRun) -> None:
+    """A layer is frozen in the second step, and the third has a smaller batch: layouts change on ranks that do not see why."""
+    for each in run.of("direct frozen"):
+        assert each["worst"] < 1e-15
+        assert (
+            each["sent"] == 3 * (2 * 3 + 1) + 2 - 3
+        )  # per step F and B of three micro-batches, and the loss; links open
+    for text in run.of("direct other batch"):
+        assert "the ranks disagree about the step" in text
+        assert "samples (3, 3, 3); rank" in text
 
 
 def test_ranks_that_disagree_all_raise(run: RankRun) -> None:

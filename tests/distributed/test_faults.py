@@ -29,7 +29,7 @@ def test_all_ranks_report_a_fault_and_a_new_start_resumes(tmp_path: Path) -> Non
         [sys.executable, SCRIPT, str(tmp_path)], env=ENVIRONMENT, timeout=LIMIT, capture_output=True, check=False
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    names = [*faults.KINDS, *(f"{kind}, copies" for kind in faults.KINDS), "again"]
+    names = [f"{kind}{where}" for where in ("", ", copies", ", direct") for kind in faults.KINDS] + ["again"]
     assert json.loads(ran.stdout.splitlines()[-1]) == {name: [] for name in names}
 
 

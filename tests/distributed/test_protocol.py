@@ -4,11 +4,12 @@ from pipecompile.distributed.protocol import HEAD_LENGTH, PROTOCOL, HeadField, T
 
 TEXT = """
 message   tag      parts                       ahead   use
-small     3n       [head + payload]            yes     a value with the layout of the last one of its name
-large     3n       [head] [payload]            yes     the same, for a payload of more than small_bytes
-changed   3n       [as small or large]         yes     payload is padding; a new one follows
-new       3n + 1   [name + header] [payload]   no      no layout known: first value, object, sent once
-abort     3n + 2                               no      never sent: a receive that times out closes the connections
+small     4n       [head + payload]            yes     a value with the layout of the last one of its name
+large     4n       [head] [payload]            yes     the same, for a payload of more than small_bytes
+changed   4n       [as small or large]         yes     payload is padding; a new one follows
+new       4n + 1   [name + header] [payload]   no      no layout known: first value, object, sent once
+abort     4n + 2                               no      never sent: a receive that times out closes the connections
+layout    4n + 3   [name + header] [object]    no      before a value on a link of GPUs, if its layout is not agreed
 
 head   8 int64
 0      CRC-32 of the name of the value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.distributed.direct_values import DirectValues
 from pipecompile.distributed.failure_report import Disagreement
-from pipecompile.distributed.rank_backend import RankBackend, owner_of
+from pipecompile.distributed.rank_backend import RankBackend, owner_of, values_of
+from pipecompile.distributed.value_transport import GlooValues
 from pipecompile.parameters.placement import Homes
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned
@@ -122,3 +125,16 @@ def test_ranks_use_the_newest_recording_that_all_can_use(
     number = on_ranks(lambda backend: agreed(backend) if backend.is_planner else None)[0]
     assert number == expected
     assert other.asked == (1 if found == other.found else 2)
+
+
+def test_the_device_type_of_the_mesh_chooses_how_values_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, values of ranks on GPUs went through the CPU, whatever the mesh."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    ranks: Any = SimpleNamespace(index=0, size=2, device_type="cuda", devices=(torch.device("cuda:0"),) * 2)
+    communicator: Any = SimpleNamespace(ranks=ranks, breakers=[])
+    values = values_of(communicator)
+    assert isinstance(values, DirectValues)
+    assert values.streams is not None
+    for size, kind in ((2, "cpu"), (1, "cuda")):  # a pipeline of one rank sends nothing
+        ranks.size, ranks.device_type = size, kind
+        assert isinstance(values_of(communicator), GlooValues)

@@ -10,6 +10,7 @@ import torch
 
 from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.rank_executable import RankExecutable
+from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Route
 from pipecompile.passes import lower
@@ -24,12 +25,13 @@ def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1)) -> RankEx
     ranks = SimpleNamespace(rank_of=lambda device: 10 + device, index=0)
     communicator: Any = SimpleNamespace(awaited_from=lambda rank, own: awaited, ranks=ranks)
     replicas: Any = SimpleNamespace(group=None)
-    mirrors: Any = None
+    values: Any = SimpleNamespace(streams=None)
+    mirrors = TiedCopies((), values, 0)
     graph: Any = None
     devices = [torch.device("cpu")] * 2
     return RankExecutable(
-        ProgramBinding(PROGRAM, (), devices, graph, mirrors), communicator=communicator, placement=placement,
-        replicas=replicas, tied=frozenset(),
+        ProgramBinding(PROGRAM, (), devices, graph, mirrors), communicator=communicator, values=values,
+        placement=placement, replicas=replicas,
     )  # fmt: skip
 
 

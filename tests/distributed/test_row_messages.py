@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.distributed.row_messages import Departure, departures, incoming, sending_action, summary
+from pipecompile.distributed.row_messages import (
+    Departure,
+    departures,
+    directed_pairs,
+    incoming,
+    sending_action,
+    summary,
+)
 from pipecompile.ir import HOST, LOSS, Program, Route
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
@@ -53,3 +60,10 @@ def test_summaries_differ_by_instructions_and_counts() -> None:
     assert len(set(map(summary, programs))) == 3
     assert summary(program()) == summary(program())
     assert summary(program()).startswith("2 stages, 2 micro-batches, ")
+
+
+def test_the_pairs_between_which_values_go() -> None:
+    """A skip, gradients, and the loss, which goes from the last device to all."""
+    routes = (Route("x", HOST, (0,)), Route("h", 0, (1,)), Route("k", 1, (2,)), Route("skip", 0, (2,), gradient=False))
+    program = lower(build_schedule("1f1b", 4, 4), (*routes, Route("l", 2, (3,)), Route(LOSS, 3, (HOST,))))
+    assert directed_pairs(program) == {(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 3), (3, 2), (3, 0), (3, 1)}

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pipecompile.distributed.tied_copies import TiedCopies, TiedCopy
+from pipecompile.distributed.value_transport import GlooValues
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
 
 
@@ -19,7 +20,7 @@ def on_ranks(function: Callable[[TiedCopies, torch.Tensor, int], Any], *, is_buf
         communicator.connect()
         value = torch.full((2,), float(communicator.ranks.index))
         tensor = value if is_buffer else nn.Parameter(value)
-        copies = TiedCopies((TiedCopy("tied 0", tensor, 0, 1),), communicator)
+        copies = TiedCopies((TiedCopy("tied 0", tensor, 0, 1),), GlooValues(communicator), communicator.ranks.index)
         result = function(copies, tensor, communicator.ranks.index)
         communicator.flush()
         return result

@@ -13,9 +13,10 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.driver.backend import ProcessBackend
 from pipecompile.graph import backward_split as divided
-from pipecompile.ir import Op, Program
+from pipecompile.ir import HOST, Op, Program, chain
 from pipecompile.passes import lower
-from pipecompile.runtime.stream_events import Place, launches
+from pipecompile.runtime.stream_events import Place, launches, row_launches
+from pipecompile.schedules import build_schedule
 from tests.support.eager import square_loss
 from tests.support.emulated import EmulatedExecutable
 from tests.support.launch_mutants import Launches, free_earlier, mutants
@@ -251,3 +252,18 @@ def survives(made: Any, pipe: pc.Pipeline, x: torch.Tensor, expected: list[torch
         return False
     finally:
         made.streams.errors.clear()
+
+
+def test_a_rank_launches_its_own_row_and_waits_for_its_own_launches_alone() -> None:
+    """Sends have a stream per receiver, receives one per sender; readers wait for the receive, a FREE for the send."""
+    program = lower(build_schedule("1f1b", 3, 6), chain(3), overlap=True)
+    row, planned = program.rows[1], row_launches(program, 1, lambda source, _: source != HOST)
+    lanes = {str(row[i]).split("#")[0]: launch.lane for i, launch in enumerate(planned) if launch.lane != (1, 1)}
+    assert lanes == {
+        "RECV v0": (0, 1), "SEND v1": (1, 2), "RECV v1'2": (2, 1), "SEND v0'1": (1, 0), "FREE v0": None, "FREE v1'2": None,
+    }  # fmt: skip
+    assert {device for launch in planned for device, _ in launch.waits} == {1}
+    assert not any(launch.follows for launch in planned)
+    awaited = [(row[i].op, row[before].op) for i, launch in enumerate(planned) for _, before in launch.waits]
+    assert {(Op.COMPUTE, Op.RECV), (Op.SEND, Op.COMPUTE), (Op.FREE, Op.SEND), (Op.RECV, Op.COMPUTE)} == set(awaited)
+    assert all(planned[before].is_awaited for launch in planned for _, before in launch.waits)

@@ -144,8 +144,9 @@ class EmulatedStream:
             frame.registers[index] = None
             self._later(task, lambda: self._give_back(given[index]))
             return
-        first = Handle()  # an upload writes a buffer and a register: one tensor
-        made = {index: first if self.is_upload else Handle() for index in task.writes}
+        first = Handle()  # what receives writes a buffer and a register: one tensor
+        is_received = not self.is_compute and task.op is Op.RECV
+        made = {index: first if is_received else Handle() for index in task.writes}
         for index, handle in made.items():
             frame.registers[index] = handle
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from pipecompile.torch_private.device_functions import device_constructors, requested_device, to_device
+from pipecompile.torch_private.device_functions import device_constructors, device_identity, requested_device, to_device
 
 pytestmark = pytest.mark.smoke
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -31,3 +33,11 @@ def test_the_device_that_is_requested(arguments: tuple[object, ...], device: tor
 def test_functions_that_make_tensors_take_a_device() -> None:
     assert {torch.zeros, torch.arange} <= device_constructors()
     assert torch.add not in device_constructors()
+
+
+def test_a_gpu_has_an_identity_that_no_other_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_identity(torch.device("cpu")) == ""
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="H100", uuid=device.index)
+    )
+    assert device_identity(torch.device("cuda:1")) == "H100, 1"

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from pipecompile.torch_private.process_groups import cpu_backend, default_store, device_types, flattened, timeout_of
+from pipecompile.torch_private.process_groups import (
+    cpu_backend,
+    default_store,
+    device_types,
+    flattened,
+    gloo_backend,
+    nccl_backend,
+    timeout_of,
+)
 
 pytestmark = pytest.mark.smoke
 
@@ -50,3 +59,20 @@ def test_a_group_without_cpu_tensors_has_a_timeout(tmp_path: Path) -> None:
     assert dist.group.WORLD is not None
     assert device_types(dist.group.WORLD) == ("cuda",)
     assert timeout_of(dist.group.WORLD) == timedelta(seconds=8)
+
+
+def test_a_backend_outside_of_all_groups_sends_to_itself() -> None:
+    backend = gloo_backend(dist.HashStore(), 0, 1, timedelta(seconds=7))
+    assert (backend.rank(), backend.size()) == (0, 1)
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="torch without NCCL")
+def test_an_nccl_backend_has_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Backend:
+        Options = dist.ProcessGroupNCCL.Options
+
+        def __init__(self, store: object, rank: int, size: int, options: Any) -> None:
+            self.given = rank, size, options._timeout
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Backend)
+    assert nccl_backend(dist.HashStore(), 1, 2, timedelta(days=30)).given == (1, 2, timedelta(days=30))

@@ -1,0 +1,30 @@
+"""The streams of one rank: compute, uploads from the host, and one stream per peer and direction.
+
+compute            0F0 ■   0F1          0B0          current stream of the rank's device
+to rank 1              └─► SEND v#0                  sends to rank 1, in the order of the program
+from rank 1                     RECV v'1#0 ■         receives from rank 1, in the order of the program
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pipecompile.ir import HOST
+from pipecompile.runtime.streams import CopyStream, DeviceStreams, HostStream, Stream
+
+__all__ = ["RankStreams"]
+
+
+class RankStreams(DeviceStreams):
+    """The streams that one rank launches on. On a CPU each launch is over when it returns."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        super().__init__((device,) * size)
+        self.device = device
+
+    def apart(self, source: int, target: int) -> bool:  # noqa: ARG002 each rank has a device of its own
+        """Return whether copies have a stream of their own: always between ranks, and from the host to a GPU."""
+        return source != HOST or self.device.type == "cuda"
+
+    def _copies(self, source: int, target: int) -> Stream:  # noqa: ARG002 both directions are copies on this device
+        return CopyStream((self.device,)) if self.device.type == "cuda" else HostStream()
