@@ -32,6 +32,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/overhead.py --markdown benchmarks/results/overhead.md
 	$(BIN)/python benchmarks/distributed.py --markdown benchmarks/results/distributed.md
 	$(BIN)/python benchmarks/launches.py --markdown benchmarks/results/launches.md
+	$(BIN)/python benchmarks/rank_launches.py --jobs 2 --markdown benchmarks/results/rank_launches.md
 	$(BIN)/python benchmarks/overlap.py --markdown benchmarks/results/overlap.md
 	$(BIN)/python benchmarks/faults.py --markdown benchmarks/results/faults.md
 	$(BIN)/python benchmarks/two_cores.py --markdown benchmarks/results/two_cores.md
