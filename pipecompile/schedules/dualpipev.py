@@ -21,16 +21,20 @@ from dataclasses import replace
 
 from pipecompile.ir import Action, Kind, Schedule
 from pipecompile.schedules.building_blocks import action_queues, merge_queues, vee
+from pipecompile.schedules.v_list import few_on_vee
 
 __all__ = ["build_dualpipev"]
 
 
 def build_dualpipev(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
-    """Return the schedule with two stages per device. Fewer than 2 P micro-batches keep the order that they have among 2 P."""
-    full = max(n_microbatches, 2 * n_devices)
-    rows = (_row(device, n_devices, full) for device in range(n_devices))
-    present = tuple(tuple(action for action in row if action.microbatch < n_microbatches) for row in rows)
-    return Schedule(n_stages, n_microbatches, vee(n_devices), present, "dualpipev")
+    """Return the schedule with two stages per device. Fewer than 2 P micro-batches cannot fill both directions of the V, and are list
+    scheduled.
+    """
+    if n_microbatches >= 2 * n_devices:
+        rows = tuple(_row(device, n_devices, n_microbatches) for device in range(n_devices))
+    else:
+        rows = few_on_vee(n_microbatches, n_devices).rows
+    return Schedule(n_stages, n_microbatches, vee(n_devices), rows, "dualpipev")
 
 
 def _row(device: int, n_devices: int, n_microbatches: int) -> tuple[Action, ...]:

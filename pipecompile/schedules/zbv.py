@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
 from pipecompile.schedules.building_blocks import action_queues, merge_queues, vee
-from pipecompile.schedules.v_list import list_schedule_on_vee
+from pipecompile.schedules.v_list import few_on_vee
 
 __all__ = ["build_zbv"]
 
@@ -31,8 +31,7 @@ def build_zbv(n_stages: int, n_microbatches: int, n_devices: int) -> Schedule:
     if n_microbatches >= 2 * n_devices - 1:
         rows = tuple(_row(device, n_devices, n_microbatches) for device in range(n_devices))
     else:
-        unbounded = (n_microbatches,) * n_devices
-        rows = list_schedule_on_vee(n_microbatches, (unbounded, unbounded), 2 * n_devices, "I1 I0 F1 F0").rows
+        rows = few_on_vee(n_microbatches, n_devices).rows
     return Schedule(n_stages, n_microbatches, vee(n_devices), rows, "zbv")
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from itertools import permutations
+
 from schedule_times import rows
 
 from pipecompile.ir import Schedule
 from pipecompile.schedules.building_blocks import vee
-from pipecompile.schedules.v_list import list_schedule_on_vee
+from pipecompile.schedules.v_list import few_on_vee, list_schedule_on_vee
 from pipecompile.verifiers import verify
 
 
@@ -27,3 +29,12 @@ def test_quotas_and_capacity_bound_what_waits() -> None:
             waiting += {"F": 1, "W": -1}.get(action.kind.value, 0)
             assert waiting <= capacity
     assert len(rows(schedule)) == 2
+
+
+def test_no_other_order_is_faster_with_few_micro_batches() -> None:
+    for p in range(1, 5):
+        for m in range(1, 2 * p):
+            unbounded = (m,) * p
+            orders = map(" ".join, permutations(["F0", "F1", "I0", "I1"]))
+            all_orders = (list_schedule_on_vee(m, (unbounded, unbounded), 2 * p, order).seconds for order in orders)
+            assert few_on_vee(m, p).seconds == min(all_orders)

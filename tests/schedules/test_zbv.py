@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 from schedule_times import rows
+from torch_generators import multi_order, written
 
+from pipecompile.ir import Schedule
 from pipecompile.schedules import build_schedule
 from pipecompile.simulation.simulator import simulate
 
@@ -30,3 +32,12 @@ def test_few_micro_batches_stay_within_the_memory(m: int) -> None:
     timeline = simulate(build_schedule("zbv", 6, m))
     assert max(timeline.peak_in_flight) <= 3
     assert timeline.makespan <= simulate(build_schedule("gpipe", 6, m, n_devices=3)).makespan
+
+
+@pytest.mark.parametrize("p", range(2, 8))
+def test_few_micro_batches_are_no_slower_than_torch_has_them(p: int) -> None:
+    for m in range(p, 2 * p):
+        theirs = simulate(Schedule.from_csv(written(multi_order("ScheduleZBVZeroBubble", p, 2, m))))
+        ours = simulate(build_schedule("zbv", 2 * p, m))
+        assert ours.makespan <= theirs.makespan
+        assert max(ours.peak_in_flight) <= max(theirs.peak_in_flight)
