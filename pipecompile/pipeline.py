@@ -266,7 +266,7 @@ class Pipeline(ModelProxy):
         )
 
     def __str__(self) -> str:
-        return render(stage_table(self.plan, self.simulate().bubble)) if self._cache else repr(self)
+        return render(stage_table(self.plan, self.simulate())) if self._cache else repr(self)
 
     def _repr_html_(self) -> str:
         return pipeline_html(self.plan, self.simulate()) if self._cache else f"<code>{self!r}</code>"

@@ -19,7 +19,7 @@ from pipecompile.show.candidate_table import considered_table
 from pipecompile.show.dump import dump
 from pipecompile.show.grid import timeline_grid
 from pipecompile.show.html_report import report_html
-from pipecompile.show.table import remarks, stage_table
+from pipecompile.show.table import remarks, stage_table, step_gap
 
 if TYPE_CHECKING:
     from pipecompile.cli.training_trial import Trial
@@ -47,11 +47,11 @@ def check_report(explanation: Explanation) -> CommandReport:
 
 def plan_report(pipe: Pipeline, out: Path | None) -> CommandReport:
     """Report the plan and its table, and the candidates if the number of micro-batches or the schedule was chosen."""
-    bubble = pipe.simulate().bubble
+    predicted = pipe.simulate()
     files = _files(pipe, out)
-    data = {"plan": msgspec.to_builtins(pipe.plan), "bubble": bubble, "files": files} | _cut(pipe.plan)
+    data = {"plan": msgspec.to_builtins(pipe.plan), "bubble": predicted.bubble, "files": files} | _cut(pipe.plan)
     candidates = () if pipe.plan.considered is None else (considered_table(pipe.plan.considered),)
-    return CommandReport(data, (stage_table(pipe.plan, bubble), *candidates, *_written_files(files)))
+    return CommandReport(data, (stage_table(pipe.plan, predicted), *candidates, *_written_files(files)))
 
 
 def simulate_report(pipe: Pipeline, unit: Timeline, out: Path | None) -> CommandReport:
@@ -66,7 +66,7 @@ def simulate_report(pipe: Pipeline, unit: Timeline, out: Path | None) -> Command
         f"{_counts(schedule)}: makespan {written(SECONDS, timeline.makespan)}, bubble {timeline.bubble:.1%}, "
         f"longest device {written(SECONDS, timeline.span)}"
     )
-    summary = "\n".join([summary, *remarks(pipe.plan)])
+    summary = "\n".join([summary, *filter(None, [step_gap(timeline)]), *remarks(pipe.plan)])
     grid = f"In unit time (F = 1, B = 2; makespan {unit.makespan:g}, bubble {unit.bubble:.1%}):\n"
     return CommandReport(
         data,
@@ -95,7 +95,7 @@ def schedule_report(schedule: Schedule, timeline: Timeline, out: Path | None) ->
     peaks = " ".join(f"{peak:g}" for peak in timeline.peak_in_flight)
     summary = (
         f"{_counts(schedule)}: makespan {timeline.makespan:g}, bubble {timeline.bubble:.1%}, span {timeline.span:g}"
-        f" (F = 1, B = 2)\nmost micro-batches in flight per device: {peaks}"
+        f" (F = 1, B = 2)\n{_certificate(schedule)}most micro-batches in flight per device: {peaks}"
     )
     return CommandReport(
         data, (summary, timeline_grid(timeline).rstrip(), schedule.to_csv().rstrip(), *_written_files(files))
@@ -147,7 +147,13 @@ def _figures(timeline: Timeline) -> dict[str, Any]:
     return {
         "makespan": timeline.makespan, "span": timeline.span, "bubble": timeline.bubble,
         "peak_memory": list(timeline.peak_memory), "peak_in_flight": list(timeline.peak_in_flight),
+        "step_bound": timeline.bound, "step_gap": timeline.gap,
     }  # fmt: skip
+
+
+def _certificate(schedule: Schedule) -> str:
+    """Return a line with what the search proved; an empty text for a schedule that was not searched."""
+    return "" if schedule.certificate is None else f"{schedule.certificate}\n"
 
 
 def _device_table(timeline: Timeline, devices: Sequence[str]) -> Table:

@@ -5,7 +5,7 @@ These functions take an `Inspection`, a frozen view of the pipeline, so that the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipecompile.costs.device_specs import Links
@@ -47,8 +47,10 @@ class Inspection:
         return CostOptions(**costs, streams=self.links.streams)
 
     def simulate(self) -> Timeline:
-        """Return the predicted timeline of a step, in seconds."""
-        return simulate(self.program, **self.costs)
+        """Return the predicted timeline of a step, in seconds, with the bound that a search of its schedule proved."""
+        timeline = simulate(self.program, **self.costs)
+        certificate = self.schedule.certificate
+        return timeline if certificate is None else replace(timeline, bound=min(certificate.bound, timeline.makespan))
 
     def dump(self, directory: str | Path) -> list[Path]:
         """Write every level as a file and return the paths. Raises InputError if the directory cannot be written."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import Action
+from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.input_checks import checked_count
 from pipecompile.ir.notebook_html import html_of
 
@@ -22,8 +23,10 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Per device, the ordered list of its actions. `placement[s]` is the device of stage s. `name` does not count for
-    equality.
+    """Per device, the ordered list of its actions. `placement[s]` is the device of stage s.
+
+    `certificate` has the lower bound that the search of `auto_schedule` proved; None for other schedules. It holds for these rows
+    only. `name` and `certificate` do not count for equality.
     """
 
     n_stages: int
@@ -31,14 +34,21 @@ class Schedule:
     placement: tuple[int, ...]
     rows: tuple[tuple[Action, ...], ...]
     name: str = field(default="custom", compare=False)
+    certificate: Certificate | None = field(default=None, compare=False)
 
     @property
     def n_devices(self) -> int:
         return len(self.rows)
 
+    @property
+    def gap(self) -> float | None:
+        """Return the share of the step that a better schedule could save at most; None without a certificate."""
+        return None if self.certificate is None else self.certificate.gap
+
     def __repr__(self) -> str:
         counts = f"n_stages={self.n_stages}, n_microbatches={self.n_microbatches}, n_devices={self.n_devices}"
-        return f"Schedule({self.name!r}, {counts})"
+        gap = "" if self.gap is None else f", gap={self.gap:.1%}"
+        return f"Schedule({self.name!r}, {counts}{gap})"
 
     def to_csv(self) -> str:
         """Return one row per device, one cell per action: the compute-only form of torch.distributed.pipelining. The row of a

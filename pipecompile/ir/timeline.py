@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipecompile.ir.certificate import relative_gap
 from pipecompile.ir.notebook_html import html_of
 
 __all__ = ["Span", "Timeline"]
@@ -33,7 +34,8 @@ class Timeline:
 
     `peak_in_flight[d]` is the largest number of micro-batches whose forward has run on device d and whose backward has
     not; a stage counts 1/(number of stages on d). `critical_path` is a chain of spans, each waiting for the one before,
-    as long as the makespan. It is empty for a measured timeline.
+    as long as the makespan. It is empty for a measured timeline. `bound` is a lower bound in seconds on the step of
+    every schedule of the same problem, which the search of `auto_schedule` proved; None for other schedules.
     """
 
     n_devices: int
@@ -41,6 +43,7 @@ class Timeline:
     memory: tuple[tuple[tuple[float, float], ...], ...] = ()
     peak_in_flight: tuple[float, ...] = ()
     critical_path: tuple[Span, ...] = ()
+    bound: float | None = None
 
     @classmethod
     def measured(cls, spans: Sequence[tuple[int, str, float, float]], n_devices: int) -> Timeline:
@@ -54,6 +57,7 @@ class Timeline:
 
     def __repr__(self) -> str:
         figures = f"makespan={self.makespan:.6g}, bubble={self.bubble:.1%}"
+        figures += "" if self.gap is None else f", bound={self.bound:.6g}, gap={self.gap:.1%}"
         return f"Timeline(n_devices={self.n_devices}, n_spans={len(self.spans)}, {figures})"
 
     def compute(self, device: int) -> list[Span]:
@@ -64,6 +68,11 @@ class Timeline:
     def makespan(self) -> float:
         """Return the time from the first start to the last end over all devices and tracks."""
         return max((s.end for s in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
+
+    @property
+    def gap(self) -> float | None:
+        """Return the share of the makespan that a better schedule could save at most; None without a bound."""
+        return None if self.bound is None else relative_gap(self.makespan, self.bound)
 
     @property
     def spans_of_devices(self) -> tuple[float, ...]:

@@ -28,6 +28,8 @@ def insert_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     Raise ScheduleError for an unknown mode or a wrong number of flags.
     """
     flags = _flags(schedule.n_stages, checkpoint)
+    if not any(flags):
+        return schedule
     last = schedule.n_microbatches - 1 if checkpoint == "except_last" else None
     with_recompute = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
 
@@ -39,7 +41,7 @@ def insert_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
                 yield replace(action, kind=Kind.RECOMPUTE)
             yield action
 
-    return replace(schedule, rows=tuple(tuple(expand(row)) for row in schedule.rows))
+    return replace(schedule, rows=tuple(tuple(expand(row)) for row in schedule.rows), certificate=None)
 
 
 def _flags(n_stages: int, checkpoint: Checkpoint) -> tuple[bool, ...]:

@@ -46,7 +46,7 @@ def advance_recompute(
             rows.append(_filled(row, waits, [tasks.seconds[task] for task in tasks_of_row], restored))
         if tuple(rows) == schedule.rows:
             break
-        schedule = replace(schedule, rows=tuple(rows))
+        schedule = replace(schedule, rows=tuple(rows), certificate=None)
     return schedule
 
 

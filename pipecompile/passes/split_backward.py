@@ -21,7 +21,7 @@ __all__ = ["split_backward"]
 def split_backward(schedule: Schedule, delay: int = 0) -> Schedule:
     """Return the same order with I in place of B, and W after another `delay` actions of the row."""
     rows = tuple(tuple(_row(row, delay)) for row in schedule.rows)
-    return replace(schedule, rows=rows, name=f"{schedule.name} split")
+    return replace(schedule, rows=rows, name=f"{schedule.name} split", certificate=None)
 
 
 def _row(row: Sequence[Action], delay: int) -> Iterator[Action]:

@@ -137,4 +137,4 @@ def _without_recompute(schedule: Schedule, microbatch: int) -> Schedule:
     def stays(action: Action) -> bool:
         return action.kind is not Kind.RECOMPUTE or action.microbatch != microbatch
 
-    return replace(schedule, rows=tuple(tuple(filter(stays, row)) for row in schedule.rows))
+    return replace(schedule, rows=tuple(tuple(filter(stays, row)) for row in schedule.rows), certificate=None)

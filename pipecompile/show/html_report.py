@@ -61,7 +61,7 @@ def report_html(
         "bands": FILLS,
         "copyColour": COPY,
         "devices": [f"{d} · {names[d]}" if d < len(names) else f"device {d}" for d in range(predicted.n_devices)],
-        "table": None if plan is None else _table(plan, predicted.bubble),
+        "table": None if plan is None else _table(plan, predicted),
         "timelines": [_timeline(name, timeline) for name, timeline in timelines.items()],
         "advice": [str(line) for line in advice],
         "cut": None if plan is None or graph is None else _cut(graph, plan),
@@ -86,6 +86,9 @@ def _facts(timelines: dict[str, Timeline], plan: Plan | None, *, seconds: bool) 
         step = written(SECONDS, timeline.makespan) if seconds else f"{timeline.makespan:g}"
         yield f"step, {name}", step
         yield f"bubble, {name}", f"{timeline.bubble:.1%}"
+        if timeline.bound is not None and timeline.gap is not None:
+            yield "no schedule below", written(SECONDS, timeline.bound) if seconds else f"{timeline.bound:g}"
+            yield f"gap, {name}", f"{timeline.gap:.1%}"
         if any(timeline.peak_memory):
             yield f"peak memory, {name}", written(BYTES, max(timeline.peak_memory))
     if plan is not None:
@@ -94,13 +97,13 @@ def _facts(timelines: dict[str, Timeline], plan: Plan | None, *, seconds: bool) 
         yield "cut", f"{plan.status}, gap {plan.gap:.1%}"
 
 
-def _table(plan: Plan, bubble: float) -> dict[str, Any]:
+def _table(plan: Plan, predicted: Timeline) -> dict[str, Any]:
     columns = [
         {"name": name, "text": name in ("device", "modules"), "cells": cells, "total": total}
         for name, (cells, total) in stage_columns(plan.stages).items()
     ]
     slowest = max(range(plan.n_stages), key=lambda s: plan.stages[s].forward + plan.stages[s].backward)
-    return {"columns": columns, "slowest": slowest, "caption": stage_caption(plan, bubble).plain}
+    return {"columns": columns, "slowest": slowest, "caption": stage_caption(plan, predicted).plain}
 
 
 # -- timelines ------------------------------------------------------------------------------------------------------

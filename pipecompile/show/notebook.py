@@ -28,16 +28,16 @@ _FONT = "font: 11px system-ui, sans-serif"
 
 def pipeline_html(plan: Plan, timeline: Timeline) -> str:
     """Return the table of stages above the predicted step."""
-    return plan_html(plan, timeline.bubble) + timeline_html(timeline)
+    return plan_html(plan, timeline) + timeline_html(timeline)
 
 
-def plan_html(plan: Plan, bubble: float | None = None) -> str:
+def plan_html(plan: Plan, predicted: Timeline | None = None) -> str:
     """Return the table of stages with its caption."""
     columns = stage_columns(plan.stages)
     head = "".join(f"<th style='white-space: pre-line'>{escape(name)}</th>" for name in columns)
     rows = "".join(_table_row([cells[s] for cells, _ in columns.values()]) for s in range(plan.n_stages))
     foot = _table_row([total for _, total in columns.values()])
-    caption = escape(stage_caption(plan, bubble).plain)
+    caption = escape(stage_caption(plan, predicted).plain)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody><tfoot>{foot}</tfoot></table><p>{caption}</p>"
 
 

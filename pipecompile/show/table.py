@@ -12,20 +12,21 @@ from rich.table import Table
 from rich.text import Text
 
 from pipecompile.ir.plan import Plan, StageSummary
+from pipecompile.ir.timeline import Timeline
 from pipecompile.ir.units import BYTES, COUNT, SECONDS, fit, written
 
-__all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table"]
+__all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table", "step_gap"]
 
 _MODULES = 32
 """Characters: longer pairs of first and last module of a stage take two lines."""
 
 
-def stage_table(plan: Plan, bubble: float | None) -> Table:
+def stage_table(plan: Plan, predicted: Timeline | None) -> Table:
     """Return a row per stage and a footer with totals; the caption has the bottleneck and its gap to the lower bound.
 
-    `bubble` is the idle fraction of the predicted timeline, None without a simulation.
+    `predicted` is the predicted timeline, None without a simulation. Its bubble is in the caption, and the gap of a searched schedule.
     """
-    caption = stage_caption(plan, bubble)
+    caption = stage_caption(plan, predicted)
     table = Table(
         title=_title(plan), title_justify="left", title_style="bold",
         caption=caption, caption_justify="left", caption_style="",
@@ -106,7 +107,7 @@ def _title(plan: Plan) -> Text:
                 f"cut by {plan.method}, {plan.cost} costs, per micro-batch")  # fmt: skip
 
 
-def stage_caption(plan: Plan, bubble: float | None) -> Text:
+def stage_caption(plan: Plan, predicted: Timeline | None) -> Text:
     """Return the figures of the cut on one line, and the remarks below."""
     parts = [
         f"bottleneck {written(SECONDS, plan.bottleneck)}",
@@ -115,8 +116,17 @@ def stage_caption(plan: Plan, bubble: float | None) -> Text:
         plan.status,
         f"balance {_balance(plan.stages):.0%}",
     ]
-    parts += [] if bubble is None else [f"bubble {bubble:.1%}"]
-    return Text("\n".join([" · ".join(parts), *remarks(plan)]))
+    parts += [] if predicted is None else [f"bubble {predicted.bubble:.1%}"]
+    proven = [] if predicted is None or predicted.bound is None else [step_gap(predicted)]
+    return Text("\n".join([" · ".join(parts), *proven, *remarks(plan)]))
+
+
+def step_gap(predicted: Timeline, *, seconds: bool = True) -> str:
+    """Return the makespan of a timeline, its lower bound and the gap as text; an empty text without a bound."""
+    if predicted.bound is None or predicted.gap is None:
+        return ""
+    step, bound = (written(SECONDS, x) if seconds else f"{x:g}" for x in (predicted.makespan, predicted.bound))
+    return f"step {step} · no schedule below {bound} · gap {predicted.gap:.1%}"
 
 
 def remarks(plan: Plan) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from hashlib import sha256
 from typing import TypedDict
 
 from pipecompile.errors import InputError
@@ -14,7 +15,7 @@ from pipecompile.ir import Kind, Route, Tie
 from pipecompile.ir.input_checks import amount, amounts, known_names, whole
 from pipecompile.ir.units import counted
 
-__all__ = ["CostOptions", "Costs", "Engines", "Hosts", "PerLink", "PerStage", "make_costs"]
+__all__ = ["CostOptions", "Costs", "Engines", "Hosts", "PerLink", "PerStage", "cost_fingerprint", "make_costs"]
 
 PerStage = float | Sequence[float]
 """One number for all stages, or one per stage."""
@@ -88,6 +89,11 @@ class Costs:
         latency = self.latency if isinstance(self.latency, float) else self.latency[pair]
         bandwidth = self.bandwidth if isinstance(self.bandwidth, float) else self.bandwidth[pair]
         return self.transfer.get(name, 0.0) + latency + nbytes / bandwidth
+
+
+def cost_fingerprint(costs: Costs, routes: Iterable[Route]) -> str:
+    """Return a hash of costs and routes: equal for equal ones."""
+    return sha256(repr((costs, tuple(routes))).encode()).hexdigest()[:16]
 
 
 def make_costs(

@@ -12,6 +12,7 @@ or the end of its last transfer. What I leaves for W replaces what F saved. Tran
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Unpack
 
 from pipecompile.errors import InputError
@@ -19,7 +20,7 @@ from pipecompile.ir import Action, Program, Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
-from pipecompile.simulation.costs import CostOptions, Costs, make_costs
+from pipecompile.simulation.costs import CostOptions, Costs, cost_fingerprint, make_costs
 from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import Times, walk
 from pipecompile.simulation.from_program import tasks_of_program
@@ -55,11 +56,19 @@ def simulate(
     all), `recipe_bytes` that a recomputed forward keeps beside its inputs, `parameter_bytes` all the time. The bytes of values
     are those of the routes.
 
+    The timeline of a schedule of `auto_schedule` under the same costs has the `bound` and the `gap` that the search proved.
+
     A program has to be legal. O(n log P) for n instructions on P devices. Raises VerifyError if a schedule is not legal or a
     program does not run to its end, and InputError if a cost is not a number per stage, route or pair of devices.
     """
     tasks, checked = build_tasks(subject, routes, **costs)
-    return _timeline(subject, tasks, run_to_end(subject, tasks, checked))
+    timeline = _timeline(subject, tasks, run_to_end(subject, tasks, checked))
+    if isinstance(subject, Schedule) and subject.certificate is not None:
+        fingerprint = cost_fingerprint(checked, checked_routes(routes, subject.n_stages))
+        return (
+            replace(timeline, bound=subject.certificate.bound) if fingerprint == subject.certificate.costs else timeline
+        )
+    return timeline
 
 
 def build_tasks(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pipecompile.ir.timeline import Span, Timeline
 from pipecompile.show.table import render, stage_table
 
 GOLDEN = """\
@@ -23,7 +24,9 @@ bottleneck 37.0 ms · lower bound 36.0 ms · gap 2.7% · feasible · balance 93%
 
 
 def test_the_table_of_a_plan(plan):
-    drawn = render(stage_table(plan, 0.273))
+    drawn = render(
+        stage_table(plan, Timeline(1, (Span(0, "compute", "0F0", 0.0, 0.727), Span(0, "to 1", "v", 0.727, 1.0))))
+    )
     assert drawn == GOLDEN, f"got\n{drawn}"
 
 

@@ -1,11 +1,12 @@
 """Schedule search for given costs and memory: `auto_schedule`.
 
     workload            costs and routes of one micro-batch, as numbers per stage
-    makespan_bound      lower bound on the step, where a search can stop
+    makespan_bound      lower bound on the step, where a search can stop: release_lags, action_times, one_machine
     priority_rules      candidate rules ──► list_scheduling: one rule ──► one schedule
     list_search         rules within a budget, memory correction, hill climbing
     critical_swaps      tabu search on the critical path of the best schedule
+    exact               CP-SAT on exact_model proves the bound and improves the schedule; ticks are its times
     evaluate            step time and memory of any candidate
 
-Open `auto.py` first. All searches are deterministic.
+Open `auto.py` first. All searches are deterministic, unless a time limit ends them.
 """

@@ -3,10 +3,12 @@
     catalogue ────────────────────────────────────────────┐
                                                           ├─▶ fits the memory ─▶ fastest (simulated) ─▶ swaps on its
     priority rules, placements, recomputed stages ────────┘                                             critical path
+                                                                                                             │
+    certificate: makespan, lower bound, gap  ◀── CP-SAT around it, if OR-Tools is installed (`exact.py`) ◀───┘
 
-The result is never slower than the fastest schedule of the catalogue that fits, and mostly reaches the lower bound of
-`makespan_bound.py`. List schedules bound what stages save; if the buffers of values do not fit beside that, `list_search.py`
-reduces the capacity and schedules again. The search is deterministic.
+The result is never slower than the fastest schedule of the catalogue that fits. Its certificate has a lower bound on all schedules:
+that of `makespan_bound.py`, raised by CP-SAT. List schedules bound what stages save; if the buffers of values do not fit beside that,
+`list_search.py` reduces the capacity and schedules again. The search is deterministic, unless `time_limit` ends it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from numbers import Integral
+from time import perf_counter
 from typing import Unpack
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import amount, amounts, whole
 from pipecompile.ir.units import BYTES, counted, written
@@ -27,10 +31,12 @@ from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.schedules.catalogue import CATALOGUE
 from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
+from pipecompile.schedules.search.exact import ExactProblem, cp_sat, solve_exactly
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
-from pipecompile.simulation.costs import CostOptions, Costs, make_costs
+from pipecompile.schedules.search.workload import Workload
+from pipecompile.simulation.costs import CostOptions, Costs, cost_fingerprint, make_costs
 from pipecompile.verifiers.routes import checked_routes
 
 __all__ = ["auto_schedule"]
@@ -43,6 +49,12 @@ _LIST_ACTIONS = 600_000
 
 _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
+
+_EXACT_SECONDS = 0.25
+"""CP-SAT's deterministic time at effort 1, for all placements together: 1 to 3 seconds on one core."""
+
+_NEGLIGIBLE = 1e-9
+"""Relative tolerance for comparing seconds."""
 
 _SHARES = (0.4, 0.2, 0.4)
 """Shares of `_LIST_ACTIONS`: rules for every search, rules for the best three, hill climbing for the best two."""
@@ -61,6 +73,7 @@ def auto_schedule(
     checkpoint: str | Sequence[bool] = "never",
     split: bool = True,
     effort: float = 1.0,
+    time_limit: float = inf,
     **costs: Unpack[CostOptions],
 ) -> Schedule:
     """Return a schedule with the shortest simulated step that the search finds, never longer than the catalogue's best.
@@ -69,7 +82,11 @@ def auto_schedule(
     default a chain. `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bounds every device: one
     number, or one per device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto",
     which recomputes where memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search,
-    in units of some seconds for 16 devices and 64 micro-batches. `costs` are those of `simulate`.
+    in units of some seconds for 16 devices and 64 micro-batches. `time_limit` ends the search after so many seconds, with the best
+    schedule so far. `costs` are those of `simulate`.
+
+    The schedule has a `certificate`: its makespan, a lower bound in seconds on all schedules within the memory, and its `gap`. If
+    OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule.
 
     Raises ScheduleError with the needed memory if no schedule fits, and InputError for invalid arguments.
     """
@@ -79,8 +96,9 @@ def auto_schedule(
     devices = max(map(max, placements)) + 1
     checked = make_costs(n_stages, devices, routes, **costs)
     limit = _limit(memory_limit, in_flight, devices)
-    effort = amount("effort", effort)
-    return _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, bool(split), effort).run(placements)
+    effort, deadline = amount("effort", effort), perf_counter() + amount("time_limit", time_limit, finite=False)
+    search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, bool(split), effort, deadline)
+    return search.run(placements)
 
 
 def _placements(n_stages: int, n_devices: int | None, placement: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
@@ -125,6 +143,7 @@ class _AutoSearch:
     checkpoint: str | Sequence[bool]
     split: bool
     effort: float
+    deadline: float
 
     def run(self, placements: Sequence[tuple[int, ...]]) -> Schedule:
         """Return the fastest schedule that fits, improved by swaps. Raises ScheduleError if no schedule fits."""
@@ -134,7 +153,31 @@ class _AutoSearch:
         if not fitting:
             raise self._infeasible(evaluators[0])
         best = min(fitting, key=lambda entry: entry.seconds)
-        return replace(self._improved(best), name="auto")
+        if (better := self._improved(best)) is not best.schedule:
+            best = EvaluatedSchedule(best.evaluator.seconds(better), better, best.evaluator)
+        return self._certified(best, evaluators)
+
+    def _certified(self, best: EvaluatedSchedule, evaluators: Sequence[Evaluator]) -> Schedule:
+        """Return the schedule with its certificate, after the exact back end has improved both."""
+        bounds = []
+        for evaluator in sorted(evaluators, key=lambda each: each is not best.evaluator):
+            workload = self._workload(evaluator)
+            problem = ExactProblem(evaluator, workload, self.n_microbatches, self.checkpoint == "auto")
+            bound = makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity, recompute=problem.recompute)
+            if bound < best.seconds * (1 - _NEGLIGIBLE):
+                incumbent = best.schedule if evaluator is best.evaluator else None
+                seconds = self.effort * _EXACT_SECONDS / len(evaluators), self.deadline - perf_counter()
+                result = solve_exactly(problem, incumbent, shorter_than=best.seconds, bound=bound, seconds=seconds)
+                best, bound = result.schedule or best, result.bound
+            bounds.append(bound)
+        costs = cost_fingerprint(self.costs, self.routes)
+        certificate = Certificate(best.seconds, min(best.seconds, *bounds), cp_sat() is not None, costs)
+        return replace(best.schedule, name="auto", certificate=certificate)
+
+    def _workload(self, evaluator: Evaluator) -> Workload:
+        """Return the workload with the stages that `checkpoint` recomputes; with "auto", none."""
+        flags = next(self._flag_sets(evaluator))
+        return evaluator.workload(flags, split=self.split)
 
     def _list_searches(self, evaluators: Sequence[Evaluator]) -> list[ListSearch]:
         """Return a finished list search per placement and set of recomputed stages, with the budget shared by `_SHARES`."""
@@ -147,7 +190,8 @@ class _AutoSearch:
         for share, count, method in zip(_SHARES, counts, methods, strict=True):
             searches.sort(key=lambda search: search.seconds)
             for search in searches[:count]:
-                method(search, share * self.effort * _LIST_ACTIONS / count)
+                if search.best is None or perf_counter() < self.deadline:
+                    method(search, share * self.effort * _LIST_ACTIONS / count)
         return searches
 
     def _from_catalogue(self, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:

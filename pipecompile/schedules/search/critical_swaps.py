@@ -41,7 +41,7 @@ def improve(
     while search.walks < walks and search.best > target * (1 + _NEGLIGIBLE):
         if not search.step():
             break
-    return replace(schedule, rows=search.rows)
+    return replace(schedule, rows=search.rows, certificate=None)
 
 
 class _TabuSearch:

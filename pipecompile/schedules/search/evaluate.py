@@ -12,7 +12,7 @@ from pipecompile.ir.in_flight import in_flight
 from pipecompile.passes.liveness import insert_frees
 from pipecompile.passes.lower_actions import lower_actions
 from pipecompile.passes.transfers import insert_transfers
-from pipecompile.schedules.search.workload import Workload, make_workload, with_tolerance
+from pipecompile.schedules.search.workload import Workload, make_workload, with_tolerance, without_values
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_program import tasks_of_program
@@ -79,7 +79,9 @@ class Evaluator:
             saved = tuple(
                 0.0 if flag else share for flag, share in zip(workload.is_recomputed, self.stage_share, strict=True)
             )
-            workload = replace(workload, saved=saved, weight_saved=self.stage_share, recipe=self.stage_share)
+            workload = replace(
+                without_values(workload), saved=saved, weight_saved=self.stage_share, recipe=self.stage_share
+            )
         return workload
 
     @cached_property

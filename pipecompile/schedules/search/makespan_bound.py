@@ -1,70 +1,105 @@
 """Lower bound on the makespan of every schedule of a workload.
 
-    device d  │ head │ F F F F │ ......  │ I W I W I W I W          head     until the first forward can start on d
-              └──────┴─────────┴─────────┴─────────────────▶        turn     until the first gradient can arrive: before
-                                 turn                                        that, d can only run forwards
+    device d  │ head │ F F F F │ ......  │ I W I W I W I W │ tail      head     until an action can start
+              └──────┴─────────┴─────────┴─────────────────┴─────▶     tail     after its end, until the step can end
 
 The bound is the longest of
-  head + M T                       over all devices; for equal stages M T + (P - 1) tF / v
-  turn + M (tI + tW)               over all devices
-  head + D (1 + (M - 1) div K)     over all stages: a micro-batch occupies memory for at least D seconds, from F to W, and at
-                                   most K micro-batches fit at a time
+  chains           head + seconds + tail of an action: fill, turn, drain, and forwards that wait for the release of memory
+  one machine      over all devices: its actions with their heads and tails, one after another (`one_machine.py`)
+  energy           over all devices: bytes x seconds that all stages of the device have to hold, divided by its bytes
+
+If stages may be recomputed, each device takes the best choice for its own stages, beside others whose recomputation takes no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import inf
 
-from pipecompile.schedules.search.workload import Transfer, Workload
+from pipecompile.ir import Kind
+from pipecompile.schedules.search.action_times import ActionTimes, CellSeconds, action_times, least_held, least_seconds
+from pipecompile.schedules.search.one_machine import Job, one_machine_bound
+from pipecompile.schedules.search.release_lags import release_lags
+from pipecompile.schedules.search.workload import Workload, with_free_recompute
 
 __all__ = ["makespan_lower_bound"]
 
+_KINDS = Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD
 
-def makespan_lower_bound(workload: Workload, n_microbatches: int, capacity: Sequence[float] | None = None) -> float:
+
+def makespan_lower_bound(
+    workload: Workload, n_microbatches: int, capacity: Sequence[float] | None = None, *, recompute: bool = False
+) -> float:
     """Return a lower bound on the makespan in seconds. `capacity` is the memory per device, in the unit of the workload; None
-    for unlimited memory. Linear in the number of transfers.
+    for unlimited memory. `recompute`: every stage may recompute or not; else the flags of the workload hold.
+
+    O(stages x micro-batches x (log + transfers)), with `recompute` times the choices of each device.
     """
-    stages, m = range(workload.n_stages), n_microbatches
-    recompute = [workload.recompute[s] if workload.is_recomputed[s] else 0.0 for s in stages]
-    until_gradient, whole = _shortest_backward(workload)
-    head = _earliest(workload.forward_transfers, workload.forward, [0.0 for _ in stages], list(stages))
-    turn = [head[s] + workload.forward[s] + recompute[s] for s in stages]
-    turn = _earliest(workload.gradient_transfers, until_gradient, turn, list(reversed(stages)))
-    longest = 0.0
-    for device in set(workload.placement):
-        own = [s for s in stages if workload.placement[s] == device]
-        backward = sum(whole[s] for s in own)
-        load = backward + sum(workload.forward[s] + recompute[s] for s in own)
-        longest = max(longest, min(head[s] for s in own) + m * load, min(turn[s] for s in own) + m * backward)
-    for s in stages:
-        occupied = turn[s] + whole[s] - head[s]
-        turns = 1 if capacity is None else 1 + (m - 1) // _most_at_once(workload, s, capacity[workload.placement[s]])
-        longest = max(longest, head[s] + turns * occupied)
+    limits = (inf,) * workload.n_devices if capacity is None else tuple(capacity)
+    if not recompute or all(limit == inf for limit in limits):
+        kept = replace(workload, is_recomputed=(False,) * workload.n_stages) if recompute else workload
+        return _bound(kept, n_microbatches, limits, range(workload.n_devices))
+    relaxed = with_free_recompute(workload)
+    longest = _bound(relaxed, n_microbatches, limits, range(workload.n_devices))
+    for device in range(workload.n_devices):
+        choices = (_bound(each, n_microbatches, limits, (device,)) for each in _choices(workload, relaxed, device))
+        longest = max(longest, min(choices))
     return longest
 
 
-def _shortest_backward(workload: Workload) -> tuple[Sequence[float], Sequence[float]]:
-    """Return, per stage, the least seconds of a backward until its gradients are sent, and of the whole backward."""
-    if not workload.split:
-        return workload.backward, workload.backward
-    rows = zip(workload.input_grad, workload.weight_grad, workload.backward, strict=True)
-    return tuple(zip(*((min(i, b), min(i + w, b)) for i, w, b in rows), strict=True))  # type: ignore[return-value]
+def _choices(workload: Workload, relaxed: Workload, device: int) -> Iterator[Workload]:
+    """Yield the relaxed workload with every choice of the recomputed stages of a device."""
+    own = [s for s in range(workload.n_stages) if workload.placement[s] == device]
+    for flags in product((False, True), repeat=len(own)):
+        saved, is_recomputed = list(relaxed.saved), [False] * workload.n_stages
+        for s, flag in zip(own, flags, strict=True):
+            saved[s], is_recomputed[s] = workload.saved[s], flag
+        yield replace(relaxed, saved=tuple(saved), is_recomputed=tuple(is_recomputed))
 
 
-def _most_at_once(workload: Workload, s: int, capacity: float) -> int:
-    """Return the number of micro-batches of stage s that fit in `capacity` if other stages take no memory."""
-    least = workload.recipe[s] if workload.is_recomputed[s] else workload.saved[s]
-    least = min(least, workload.weight_saved[s]) if workload.split else least
-    return max(1, int(min(1e9, capacity / least * (1 + 1e-9)))) if least else 10**9
+def _bound(workload: Workload, n: int, capacity: Sequence[float], devices: Sequence[int]) -> float:
+    """Return the bound from all chains, and from the actions and the memory of `devices`."""
+    cell, times = least_seconds(workload), action_times(workload, n, release_lags(workload, capacity, n))
+    longest = max(
+        head + seconds + tail for s in range(workload.n_stages) for head, seconds, tail in _jobs(cell, times, s)
+    )
+    for device in devices:
+        own = [s for s in range(workload.n_stages) if workload.placement[s] == device]
+        longest = max(longest, one_machine_bound(job for s in own for job in _jobs(cell, times, s)))
+        if 0 < capacity[device] < inf:
+            longest = max(longest, _memory_seconds(workload, cell, times, own, capacity[device]))
+    return longest
 
 
-def _earliest(
-    sent: Sequence[Sequence[Transfer]], seconds: Sequence[float], ready: list[float], order: list[int]
-) -> list[float]:
-    """Return the earliest start of each stage if devices and links are free. `order` lists senders before receivers."""
-    start = list(ready)
-    for s in order:
-        for transfer in sent[s]:
-            for receiver in transfer.stages:
-                start[receiver] = max(start[receiver], start[s] + seconds[s] + transfer.seconds)
-    return start
+def _jobs(cell: CellSeconds, times: ActionTimes, s: int) -> Iterator[Job]:
+    """Yield head, seconds and tail of all actions of stage s."""
+    parts = cell.forward[s], cell.input_grad[s], cell.weight_grad[s]
+    for kind, seconds in zip(_KINDS, parts, strict=True):
+        for head, tail in zip(times.head[kind][s], times.tail[kind][s], strict=True):
+            yield head, seconds, tail
+    if cell.recompute[s]:
+        pairs = zip(times.head[Kind.FORWARD][s], times.tail[Kind.INPUT_GRAD][s], strict=True)
+        for head, tail in pairs:
+            yield head + cell.forward[s], cell.recompute[s], cell.input_grad[s] + tail
+
+
+def _memory_seconds(
+    workload: Workload, cell: CellSeconds, times: ActionTimes, own: Sequence[int], capacity: float
+) -> float:
+    """Return the bound from the memory of a device over time: what its stages hold from F to I, and with I to W."""
+    forward = times.head[Kind.FORWARD]
+    until_i = until_w = 0.0
+    for s in own:
+        held = least_held(workload, cell, s)
+        if workload.is_recomputed[s]:
+            restored = cell.recompute[s] + cell.input_grad[s]
+            size = min(workload.recipe[s], workload.saved[s]) * (held - restored) + workload.saved[s] * restored
+        else:
+            size = workload.saved[s] * held
+        until_i += size * len(forward[s])
+        until_w += (workload.weight_saved[s] * cell.weight_grad[s] if workload.split else 0.0) * len(forward[s])
+    first = min(forward[s][0] for s in own)
+    last = min(times.tail[Kind.INPUT_GRAD][s][-1] for s in own)
+    return first + max(until_i / capacity + last, (until_i + until_w) / capacity)

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.from_schedule import device_transfers
 
-__all__ = ["Transfer", "Workload", "make_workload", "unit_workload", "with_tolerance"]
+__all__ = [
+    "Transfer",
+    "Workload",
+    "make_workload",
+    "unit_workload",
+    "with_free_recompute",
+    "with_tolerance",
+    "without_values",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A message of one action to one device: its duration in seconds, and the stages on that device that read it."""
+    """A message of one action to one device: its duration in seconds, and the stages on that device that read it.
+
+    Messages of one stage with the same `value` carry the same value, which has `nbytes` bytes (0 where values do not count).
+    """
 
     device: int
     seconds: float
     stages: tuple[int, ...]
+    value: str = ""
+    nbytes: float = 0.0
 
 
 Transfers = tuple[tuple[Transfer, ...], ...]
@@ -66,6 +79,22 @@ def unit_workload(placement: Sequence[int]) -> Workload:
     )
 
 
+def without_values(workload: Workload) -> Workload:
+    """Return the workload with values of 0 bytes, for memory that counts micro-batches."""
+
+    def emptied(sent: Transfers) -> Transfers:
+        return tuple(tuple(replace(transfer, nbytes=0.0) for transfer in each) for each in sent)
+
+    forward, gradient = emptied(workload.forward_transfers), emptied(workload.gradient_transfers)
+    return replace(workload, forward_transfers=forward, gradient_transfers=gradient)
+
+
+def with_free_recompute(workload: Workload) -> Workload:
+    """Return a workload whose schedules are no slower than those that recompute any of the stages: recomputation takes no time."""
+    saved = tuple(map(min, workload.saved, workload.recipe))
+    return replace(workload, saved=saved, is_recomputed=(False,) * workload.n_stages)
+
+
 def with_tolerance(capacity: float) -> float:
     """Return `capacity` with a relative tolerance of 1e-12, so that rounding of an equal sum does not exceed it."""
     return capacity * (1 + 1e-12)
@@ -107,11 +136,14 @@ def _transfers(placement: Sequence[int], routes: Sequence[Route], costs: Costs) 
     for route in routes:
         for end in route.consumers if route.source != HOST else ():
             if end != HOST and placement[end] == placement[route.source]:
-                forward[route.source].append(Transfer(placement[end], 0.0, (end,)))
+                forward[route.source].append(Transfer(placement[end], 0.0, (end,), route.value, route.nbytes))
                 if route.gradient:
-                    gradient[end].append(Transfer(placement[end], 0.0, (route.source,)))
+                    back = Transfer(placement[end], 0.0, (route.source,), route.value, route.nbytes)
+                    gradient[end].append(back)
     for transfer in device_transfers(routes, placement):
         seconds = costs.message(transfer.name, transfer.nbytes, transfer.source, transfer.target)
         sent = forward if transfer.consumer is None else gradient
-        sent[transfer.stage].append(Transfer(transfer.target, seconds, transfer.readers))
+        sent[transfer.stage].append(
+            Transfer(transfer.target, seconds, transfer.readers, transfer.name, transfer.nbytes)
+        )
     return tuple(map(tuple, forward)), tuple(map(tuple, gradient))

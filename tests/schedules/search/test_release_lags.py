@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from pipecompile.ir import Kind
+from pipecompile.schedules.building_blocks import loop, vee
+from pipecompile.schedules.search.release_lags import Lag, release_lags
+from pipecompile.schedules.search.workload import unit_workload
+
+
+def test_as_many_forwards_run_ahead_as_fit() -> None:
+    work = replace(unit_workload(loop(2, 2)), split=False)
+    assert release_lags(work, (3.0, inf), 8) == [Lag(0, 0, Kind.INPUT_GRAD, 3)]
+    assert release_lags(work, (3.5, inf), 8) == [Lag(0, 0, Kind.INPUT_GRAD, 3)]
+    assert release_lags(work, (9.0, inf), 8) == []
+
+
+def test_what_i_leaves_for_w_is_waited_for_as_well() -> None:
+    assert release_lags(unit_workload(loop(1, 1)), (3.0,), 8) == [
+        Lag(0, 0, Kind.INPUT_GRAD, 3),
+        Lag(0, 0, Kind.WEIGHT_GRAD, 3),
+    ]
+
+
+def test_a_stage_is_held_while_a_later_stage_of_its_device_runs() -> None:
+    """Device 0 of a V has stages 0 and 3. With room for 2, the second forward of stage 0 waits until stage 3 has released the first."""
+    work = replace(unit_workload(vee(2)), split=False)
+    assert Lag(0, 3, Kind.INPUT_GRAD, 1) in release_lags(work, (2.0, inf), 8)
+    assert Lag(0, 3, Kind.INPUT_GRAD, 2) in release_lags(work, (3.0, inf), 8)
+
+
+def test_recomputed_stages_hold_their_recipe() -> None:
+    work = replace(unit_workload(loop(1, 1)), split=False, is_recomputed=(True,), recipe=(0.25,))
+    assert release_lags(work, (1.0,), 8) == [Lag(0, 0, Kind.INPUT_GRAD, 4)]
