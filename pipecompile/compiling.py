@@ -69,6 +69,7 @@ def compile(
     tied: str = "auto",
     checkpoint: Checkpoint = "never",
     restored: int = 1,
+    gradient_sums: str = "eager",
     batch_norm: str | None = None,
     across_batch: str | None = None,
     has_aux: bool = False,
@@ -141,6 +142,9 @@ def compile(
     - `checkpoint`: forwards that keep only their inputs and run again before their backward: "never", "always", "except_last" (all
       micro-batches but the last), a flag per stage, or "auto", the stages that `memory_limit` demands.
     - `restored`: number of micro-batches that a waiting device may run again ahead of their gradients.
+    - `gradient_sums`: "eager" adds up the gradients of a value in the order of eager autograd; a device sends one for each of its stages
+      that read the value, unless eager adds these up first. "device" sends one per device, their sum: less is sent, and the sums of
+      three gradients and more are rounded in another order.
     - `dispatch`: "inline" runs all devices from one thread, "threads" each from its own, "auto" decides by the time of a cell.
     - `compile_stages`: True compiles every stage with `torch.compile`; a string names the backend.
     - `cuda_graphs`: True captures stages on GPUs, once per micro-batch in flight, and replays them: faster where launching takes

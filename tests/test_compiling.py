@@ -144,6 +144,7 @@ REFUSED: dict[str, list[Bad]] = {
         Bad("none.json", "none.json", PLAN), Bad(Path("none.json"), "none.json", PLAN), Bad(three_stages, "the plan has 3 stages"),
     ],
     "dispatch": [Bad("thread", "dispatch='threads'"), *[Bad(value, "is not known") for value in (None, 1, X)]],
+    "gradient_sums": [Bad("devices", "gradient_sums='device'"), *[Bad(value, "is not known") for value in (None, True, X)]],
     "time_limit": [Bad(value, "a number of at least 0") for value in (-1, "30", None, True, NAN, X, [30])],
     "gap": [*[Bad(value, "a finite number of at least 0") for value in (-1, "0", None, True, NAN, INF)], Bad(1, "below 1")],
     "tied": [Bad("togehter", "tied='together'"), *[Bad(value, "is not known") for value in (None, True, X)]],

@@ -31,6 +31,7 @@ _AS_TYPED = (
     "tied",
     "restored",
     "dispatch",
+    "gradient_sums",
     "batch_norm",
     "across_batch",
     "cuda_graphs",
@@ -74,6 +75,13 @@ class CompileOptions:
             rich_help_panel=_ORDER, help="micro-batches that a waiting device may run again ahead of their gradients"
         ),
     ] = 1
+    gradient_sums: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_ORDER,
+            help="gradients of a value from several stages of a device: eager (added up in eager's order) or device (one sum sent)",
+        ),
+    ] = "eager"
     dispatch: Annotated[
         str,
         typer.Option(

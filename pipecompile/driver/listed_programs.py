@@ -164,9 +164,8 @@ class _Bound:
             self.executable.mirrors, self.executable.norms = mirrors, norms
             return
         form, overlap = self.form, first.is_overlapped
-        program = lower(
-            form.schedule(first, self.routes), self.routes, checkpoint=form.checkpoint(first), overlap=overlap
-        )
+        schedule, sums = form.schedule(first, self.routes), first.options.gradient_sums
+        program = lower(schedule, self.routes, checkpoint=form.checkpoint(first), overlap=overlap, sums=sums)
         binding = ProgramBinding(program, self.cells, first.options.devices, first.graph, mirrors, norms)
         self.executable = context.backend.executable(first.plan, mirrors)(binding)
 

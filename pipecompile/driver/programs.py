@@ -115,7 +115,8 @@ def call_parts(specialization: Specialization, with_backward: bool) -> tuple[tup
 def _lower(
     schedule: Schedule, routes: Sequence[Route], checkpoint: Checkpoint, specialization: Specialization
 ) -> Program:
-    return lower(schedule, routes, checkpoint=checkpoint, overlap=specialization.is_overlapped)
+    overlap, sums = specialization.is_overlapped, specialization.options.gradient_sums
+    return lower(schedule, routes, checkpoint=checkpoint, overlap=overlap, sums=sums)
 
 
 def _graphed(specialization: Specialization, cells: Sequence[Cell]) -> Sequence[Cell]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -61,7 +61,7 @@ def routes(
     for node in compute_nodes(graph):
         for used in node.all_input_nodes if node.name in stage_of else ():
             wanted[used].add(stage_of[node.name])
-    found = []
+    found, constants = [], _without_gradient(graph)
     outputs = set(graph.graph.output_node().all_input_nodes) if outputs is None else outputs
     for node in graph.graph.nodes:
         source: int | None = HOST if node.op == "placeholder" else stage_of.get(node.name)
@@ -69,8 +69,29 @@ def routes(
             continue
         consumers = sorted(wanted[node] - {source}) + [HOST] * (node in outputs and source != HOST)
         if consumers:
-            found.append(_route(node, source, consumers, {graph.facts.symbol: samples} if samples else {}))
+            route = _route(node, source, consumers, {graph.facts.symbol: samples} if samples else {})
+            found.append(replace(route, gradient=False) if node in constants else route)
     return tuple(found)
+
+
+def _without_gradient(graph: TracedGraph) -> set[fx.Node]:
+    """Return the values that no parameter, buffer or input with a gradient goes into, whatever the weights: masks, positions, inputs.
+
+    Only of a graph recorded with gradients on; the signature of a call has the `requires_grad` of its inputs. Values that are written in
+    place, calls of modules, and graphs with parts that were not recorded count as differentiable.
+    """
+    known = graph.facts.outside.grad and graph.facts.reads is not None
+    if not known or graph.facts.kept or has_regions(graph.graph.nodes):
+        return set()
+    written = frozenset[int]().union(*(facts(node).mutates for node in graph.graph.nodes))
+    constants: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        value = value_of(node)
+        is_plain = node.op in ("placeholder", "call_function", "call_method") and not facts(node).storages & written
+        is_constant = isinstance(value, torch.Tensor) and not value.requires_grad and is_plain
+        if is_constant and all(source in constants or facts(source).is_size for source in node.all_input_nodes):
+            constants.add(node)
+    return constants
 
 
 def _route(node: fx.Node, source: int, consumers: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Route:

@@ -3,6 +3,7 @@
     program: 2 stages on devices 0 1, 4 micro-batches
     route x: host -> 0, 64 bytes
     route v0: 0 -> 1 host, 4096 bytes, gradient
+    route v1: 0 -> 1 2 3, 4096 bytes, gradient, sums 3+1
     tie embedding: 0 1, 1024 bytes
     device 0
       BROADCAST embedding
@@ -26,7 +27,9 @@ __all__ = ["parse_instruction", "parse_program", "parse_route", "parse_tie"]
 
 _NUMBER = "[0-9]{1,9}"
 _HEADER = re.compile(rf"program: ({_NUMBER}) stages on devices((?: {_NUMBER})*), ({_NUMBER}) micro-batches")
-_ROUTE = re.compile(rf"route (\S+): (host|{_NUMBER}) ->((?: (?:host|{_NUMBER}))*), (\S+) bytes(, gradient)?")
+_ROUTE = re.compile(
+    rf"route (\S+): (host|{_NUMBER}) ->((?: (?:host|{_NUMBER}))*), (\S+) bytes(, gradient)?(?:, sums((?: {_NUMBER}(?:\+{_NUMBER})+)+))?"
+)
 _TIE = re.compile(rf"tie (\S+):((?: {_NUMBER})*), (\S+) bytes")
 _OPERAND = re.compile(rf"([^\s#'\[\]]+)(?:'(host|{_NUMBER}))?#({_NUMBER})(?:\[({_NUMBER})\])?")
 _SEND, _RECV = (re.compile(rf"{op} (\S+) {word} (host|{_NUMBER})") for op, word in (("SEND", "to"), ("RECV", "from")))
@@ -81,7 +84,8 @@ def parse_route(line: str) -> Route:
     """Return the route whose `str` is `line`. Raise ScheduleError if the line cannot be read."""
     match = _match(_ROUTE, line, "route v0: 0 -> 1 host, 4096 bytes, gradient")
     consumers = tuple(map(_end, match[3].split()))
-    return Route(match[1], _end(match[2]), consumers, _bytes(match[4], line), match[5] is not None)
+    sums = tuple(tuple(map(int, group.split("+"))) for group in (match[6] or "").split())
+    return Route(match[1], _end(match[2]), consumers, _bytes(match[4], line), match[5] is not None, sums)
 
 
 def parse_tie(line: str) -> Tie:

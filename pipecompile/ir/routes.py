@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["AUX", "HOST", "LOSS", "TARGET", "Route", "Tie", "chain", "place", "stages_after"]
+__all__ = ["AUX", "HOST", "LOSS", "TARGET", "Route", "Sums", "Tie", "chain", "place", "stages_after"]
 
 HOST = -1
 """The source of model inputs and the destination of model outputs, as an end of a route or a peer."""
+
+Sums = Literal["eager", "device"]
+"""Which gradients of a value a device adds up before it sends: those that eager autograd adds first, or all."""
 
 TARGET, LOSS, AUX = "@target", "@loss", "@aux"
 """Names of the values that a training step adds to those of the model: target, loss and auxiliary output."""
@@ -21,6 +25,9 @@ class Route:
     `source` is the producing stage, or HOST for an input of the model. `consumers` are stages in ascending order,
     followed by HOST if the value is an output. `nbytes` is the size in bytes for one micro-batch. If `gradient` holds,
     each consumer computes a gradient and sends it directly back to the source.
+
+    `sums` are groups of consumers on one device, other than that of the source, in the order of their backwards. Each
+    adds its gradient to that of the consumer before, and the last one alone sends: its gradient is that of the group.
     """
 
     value: str
@@ -28,15 +35,29 @@ class Route:
     consumers: tuple[int, ...]
     nbytes: float = 0.0
     gradient: bool = True
+    sums: tuple[tuple[int, ...], ...] = ()
 
     @property
     def skips(self) -> tuple[int, ...]:
         """Return the consumers that the value reaches by skipping stages."""
         return () if self.source == HOST else tuple(c for c in self.consumers if c != HOST and c > self.source + 1)
 
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Return the consumers that send a gradient to the source: all but those whose gradient another one adds to its own."""
+        added = {stage for group in self.sums for stage in group[:-1]}
+        return tuple(consumer for consumer in self.consumers if consumer not in added) if self.gradient else ()
+
+    def added_by(self, stage: int) -> int | None:
+        """Return the consumer whose gradient `stage` adds to its own, or None."""
+        pairs = ((a, b) for group in self.sums for a, b in zip(group, group[1:], strict=False))
+        return next((before for before, after in pairs if after == stage), None)
+
     def __str__(self) -> str:
         ends = "".join(f" {place(consumer)}" for consumer in self.consumers)
-        return f"route {self.value}: {place(self.source)} ->{ends}, {_size(self.nbytes)} bytes{', gradient' * self.gradient}"
+        sums = "".join(f" {'+'.join(map(str, group))}" for group in self.sums)
+        gradient = ", gradient" * self.gradient + ", sums" * bool(sums) + sums
+        return f"route {self.value}: {place(self.source)} ->{ends}, {_size(self.nbytes)} bytes{gradient}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Ti
     """Return one compute instruction per action, in the same order. Operands are in the order of `routes`.
 
     F reads the routes into its stage and writes the routes out of it, and `@s`, or `@s.r` if the cell is recomputed. R
-    reads `@s.r` and the inputs of F. B or I reads `@s` and one gradient per consumer, and writes one gradient per route
-    into the stage. I writes `@s.w`, and W reads it.
+    reads `@s.r` and the inputs of F. B or I reads `@s` and one gradient per consumer that sends one, and writes one
+    gradient per route into the stage. If the route sums gradients, B or I also reads the one that it adds to its own. I writes `@s.w`, and W reads it.
     """
     trained = {action.stage for row in schedule.rows for action in row if action.kind is not Kind.FORWARD}
     recomputed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
@@ -80,7 +80,9 @@ class _StageInstructions:
         inputs = [self._values(route.value) for route in self.into]
         outputs = [self._values(route.value) for route in self.out]
         saved_values, weight_values, recipes = (self._saved(make) for make in (saved, weight_saved, recipe))
-        output_grads = [self._values(r.value, consumer) for r in self.out if r.gradient for consumer in r.consumers]
+        output_grads = [self._values(r.value, consumer) for r in self.out for consumer in r.senders]
+        added = [(r.value, consumer) for r in self.into if (consumer := r.added_by(self.stage)) is not None]
+        output_grads += [self._values(*gradient) for gradient in added]
         input_grads = [self._values(route.value, self.stage) for route in self.into if route.gradient]
         match kind:
             case Kind.FORWARD:

@@ -13,6 +13,7 @@ from functools import partial
 from pipecompile.ir import Program, Route, Schedule, Tie, chain
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.pass_manager import Hook, Pass, PassManager, Step, watch
+from pipecompile.ir.routes import Sums
 from pipecompile.passes.buffer_slots import assign_slots
 from pipecompile.passes.checkpointing import Checkpoint, insert_recompute
 from pipecompile.passes.communication_order import order_meetings
@@ -35,6 +36,7 @@ def lower(
     checkpoint: Checkpoint = "never",
     receive_ahead: int = 0,
     overlap: bool = False,
+    sums: Sums = "eager",
     dump: Callable[[str], object] | None = None,
 ) -> Program:
     """Return the program that runs `schedule`, moves the values of `routes` (a chain if None) and synchronises `ties`.
@@ -42,12 +44,15 @@ def lower(
     `checkpoint` says which forwards keep only their inputs and are recomputed: "never", "always", "except_last" (all
     micro-batches but the last), or a flag per stage. `receive_ahead` is the number of receives that may be posted
     before their values are needed; 0 posts each receive as late as possible. With `overlap`, copies run beside compute,
-    and values live until their copies are over. `dump` is called with the text of every pass: `lower(schedule,
+    and values live until their copies are over. `sums` says which gradients of a value a device adds up before it sends
+    them: "eager", where the order of eager autograd stays, or "device", all. `dump` is called with the text of every pass: `lower(schedule,
     dump=print)`. Raise VerifyError if the schedule, the routes or the ties are not legal.
     """
     all_routes = chain(schedule.n_stages) if routes is None else tuple(routes)
     verify(schedule, routes=all_routes)
-    passes = lowering(all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap)
+    passes = lowering(
+        all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap, sums=sums
+    )
     program: Program = passes.run(schedule, watch(dump))
     return program
 
@@ -59,17 +64,25 @@ def lowering(
     checkpoint: Checkpoint = "never",
     receive_ahead: int = 0,
     overlap: bool = False,
+    sums: Sums = "eager",
 ) -> PassManager:
     """Return the passes behind `lower`, each with the verifier of the level that it reaches."""
 
     def reaches(level: Level) -> Callable[[Program], None]:
         return partial(verify_program, level=level)
 
+    def compute(schedule: Schedule) -> Program:
+        if not any(len(route.consumers) > 1 and route.gradient for route in routes):
+            return lower_actions(schedule, routes, ties)
+        from pipecompile.passes.gradient_sums import with_sums
+
+        return lower_actions(schedule, with_sums(schedule, routes, sums), ties)
+
     recompute = Pass("recompute", partial(insert_recompute, checkpoint=checkpoint), partial(verify, routes=routes))
     return PassManager(
         (
             *(() if checkpoint == "never" else (recompute,)),
-            Pass("compute", partial(lower_actions, routes=routes, ties=ties), reaches(Level.COMPUTE)),
+            Pass("compute", compute, reaches(Level.COMPUTE)),
             Pass("transfers", insert_transfers, reaches(Level.TRANSFERS)),
             Pass("meetings", partial(order_meetings, ahead=receive_ahead), reaches(Level.MEETINGS)),
             *((Pass("ties", insert_exchanges, reaches(Level.TIES)),) if ties else ()),

@@ -37,7 +37,7 @@ def _paths(routes: Sequence[Route], placement: Sequence[int]) -> dict[tuple[str,
         source = device[route.source]
         ends = dict.fromkeys(device[consumer] for consumer in route.consumers)
         paths[route.value, None] = source, tuple(end for end in ends if end != source)
-        for consumer in route.consumers if route.gradient else ():
+        for consumer in route.senders:
             producer = device[consumer]
             paths[route.value, consumer] = producer, (source,) if source != producer else ()
     return paths

@@ -21,7 +21,7 @@ from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program
 from pipecompile.ir.execution_order import frees_after, may_join_backward, merged, received_at_once
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
-from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, weight_cell
+from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, recompute_cell, with_random_lock
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
@@ -246,10 +246,11 @@ class CodeBuilder:
             return _nothing if self.joins else weight_cell(registers.reads[remainder], divided)
         saved_state = registers.reads[saved(s, m).name]
         gradients, sent = registers.output_gradients(cell.outputs), registers.input_gradients(cell.inputs)
+        added = registers.added_gradients(cell.inputs)
         if action.kind is Kind.BACKWARD or self.joins:
             unshared = [place for place, name in enumerate(cell.inputs) if name in cell.unshared]
-            return backward_cell(saved_state, gradients, sent, unshared)
-        return input_cell(saved_state, gradients, sent, registers.writes[remainder], divided)
+            return then_add(backward_cell(saved_state, gradients, sent, unshared), added)
+        return then_add(input_cell(saved_state, gradients, sent, registers.writes[remainder], divided), added)
 
     # -- transfers ------------------------------------------------------------------------------------------------
 

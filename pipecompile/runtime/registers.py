@@ -70,11 +70,22 @@ class CellRegisters:
         """Return (output, registers of its gradients) pairs, gradients by falling consumer; the host counts as the last stage."""
         ranked: dict[str, list[tuple[float, int]]] = {}
         for value, index in self._read:
-            if value.consumer is not None:
+            if value.consumer is not None and value.name in outputs:
                 rank = float("inf") if value.consumer == HOST else float(value.consumer)
                 ranked.setdefault(value.name, []).append((rank, index))
         return [
             (outputs.index(name), [index for _, index in sorted(pairs, reverse=True)]) for name, pairs in ranked.items()
+        ]
+
+    def added_gradients(self, inputs: Sequence[str]) -> list[tuple[int, int]]:
+        """Return (register, register) pairs: of a gradient of an input that another stage of the device computed, and of the
+        instruction's own, to which it is added.
+        """
+        own = {value.name: index for value, index in self._written if value.consumer is not None}
+        return [
+            (index, own[value.name])
+            for value, index in self._read
+            if value.consumer is not None and value.name in inputs
         ]
 
     def input_gradients(self, inputs: Sequence[str]) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Schedule
+from pipecompile.ir.routes import Sums
 from pipecompile.parameters.meta_init import Source
 from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.schedules import CATALOGUE, Builder
@@ -72,12 +73,13 @@ def _backend(name: str, value: Any) -> bool | str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Group):
-    """Schedule, recomputation, dispatch, compilation of stages, number of recordings, and initial values of a model on meta."""
+    """Schedule, recomputation, dispatch, sums of gradients, compilation of stages, number of recordings, and initial values of a model on meta."""
 
     schedule: Annotated[str | Schedule | Builder, _schedule]
     checkpoint: Annotated[Checkpoint, _checkpoint]
     restored: Annotated[int, whole_number(2)]
     dispatch: Annotated[str, choice("auto", "inline", "threads")]
+    gradient_sums: Annotated[Sums, choice("eager", "device")]
     compile_stages: Annotated[bool | str, _backend]
     cuda_graphs: Annotated[bool, flag]
     check: Annotated[bool | str, _check]

@@ -38,8 +38,8 @@ def device_transfers(routes: Sequence[Route], placement: Sequence[int]) -> Itera
         for target in dict.fromkeys(placement[end] for end in ends if placement[end] != source):
             readers = tuple(end for end in ends if placement[end] == target)
             yield DeviceTransfer(route.value, None, route.nbytes, route.source, source, target, readers)
-        for end in ends if route.gradient else ():
-            if placement[end] != source:
+        for end in route.senders:
+            if end != HOST and placement[end] != source:
                 yield DeviceTransfer(route.value, end, route.nbytes, end, placement[end], source, (route.source,))
 
 

@@ -1,6 +1,7 @@
 """Verifier of operands: every action reads and writes the values that the routes prescribe.
 
     route v: 0 -> 1 2, gradient    0F writes v     1F and 2F read v     1B writes v'1, 2B writes v'2     0B reads both
+    the same with sums 2+1                                              1B reads v'2 as well             0B reads v'1
 
 The values that a stage saves depend on the actions of its cell:
 
@@ -47,8 +48,10 @@ def _add_route(cells: dict[tuple[int, int], dict[Kind, Sides]], route: Route, mi
         cell = cells.get((consumer, microbatch), {})
         for kind in (Kind.FORWARD, Kind.RECOMPUTE):
             cell.get(kind, absent)[0].add(value)
+        following = [group[index + 1] for group in route.sums for index, c in enumerate(group[:-1]) if c == consumer]
+        reader = cells.get((following[0], microbatch), {}) if following else source
         for kind in (Kind.BACKWARD, Kind.INPUT_GRAD) if route.gradient else ():
-            source.get(kind, absent)[0].add(gradient)
+            reader.get(kind, absent)[0].add(gradient)
             cell.get(kind, absent)[1].add(gradient)
 
 

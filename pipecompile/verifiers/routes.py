@@ -69,5 +69,16 @@ def _faults(route: Route, n_stages: int) -> Iterator[str]:
     keys = [n_stages if consumer == HOST else consumer for consumer in route.consumers]
     if keys != sorted(set(keys)):
         yield "consumers must be in ascending order, each once, the host last"
+    yield from _sum_faults(route)
     if any(consumer != HOST and consumer <= route.source for consumer in route.consumers):
         yield f"the route goes back: every consumer must come after stage {route.source}"
+
+
+def _sum_faults(route: Route) -> Iterator[str]:
+    summed = [stage for group in route.sums for stage in group]
+    if route.sums and (not route.gradient or route.source == HOST):
+        yield "sums are of gradients that a stage sends to a stage"
+    if strange := [stage for stage in summed if stage not in route.consumers or stage == HOST]:
+        yield f"stage {strange[0]} is in a sum, and no consumer"
+    if len(set(summed)) < len(summed) or any(len(group) < 2 for group in route.sums):
+        yield "a sum has at least two consumers, each in one sum"

@@ -262,6 +262,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "mixed": lambda: by_pairs(mixed, mixed, "1f1b", "zb-h1"),
     "tied on four": lambda: by_all(gpt2, "gpipe", "zb-h1"),
     "skips on four": lambda: by_all(unet, "1f1b", "zb-h2"),
+    "sums on four": lambda: by_all(t5, "interleaved", gradient_sums="device"),
     "towers on four": lambda: by_all(
         towers, "1f1b", "zb-h1", "eager-1f1b", pin={"towers.0": 0, "towers.1": 1, "join": 2, "head.2": 3}
     ),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +15,7 @@ from pipecompile.ir import HOST, Route
 from pipecompile.tracing import trace
 from pipecompile.tracing.node_facts import facts
 from tests.support.cuts import cut, run_stages, stages_of
+from tests.support.eager import accumulate, assert_same, square_loss
 from tests.support.models import UNet
 
 
@@ -121,7 +124,7 @@ def test_a_value_goes_straight_from_its_producer_to_all_its_consumers():
     assert order == ["a", "b", "add", "c", "add_1", "d", "mul", "add_2"]
     ways, stages = stages_of(graph, dict(zip(order, [0, 1, 1, 1, 2, 2, 2, 3], strict=True)))
     assert ways == (
-        Route("x", HOST, (0,), 96.0, gradient=True),
+        Route("x", HOST, (0,), 96.0, gradient=False),
         Route("index", HOST, (3,), 48.0, gradient=False),
         Route("a", 0, (1, 2), 96.0, gradient=True),
         Route("c", 1, (2,), 96.0, gradient=True),
@@ -190,3 +193,58 @@ def test_bytes_of_a_value_with_one_number_per_sample_are_those_of_the_size_asked
     graph = trace(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), nn.ReLU()), torch.randn(6, 4))
     stage_of = {node.name: index for index, node in enumerate(compute_nodes(graph))}
     assert [route.nbytes for route in routes(graph, stage_of, samples=2) if route.value == "_1"] == [2 * 4]
+
+
+class Masked(nn.Module):
+    """A mask and positions made of the input, a buffer of zeros that is filled, and layers in two halves."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.register_buffer("scale", torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = (x > 0).to(x.dtype) * 2.0
+        scale = self.scale * 2.0
+        filled = torch.zeros_like(x)
+        h = self.first(x)
+        filled.copy_(h)
+        return self.second(h) * mask * scale + filled
+
+
+def gradients_of_routes(*, x_requires_grad: bool = False, frozen: bool = False) -> set[str]:
+    """Return the values between the halves whose gradient is returned."""
+    model, x = Masked(), torch.randn(6, 4, requires_grad=x_requires_grad)
+    model.first.requires_grad_(not frozen)
+    graph = trace(model, x)
+    names = [node.name for node in compute_nodes(graph)]
+    stage_of = {name: int(place >= names.index("second")) for place, name in enumerate(names)}
+    return {route.value for route in routes(graph, stage_of) if route.gradient and 1 in route.consumers}
+
+
+def test_no_gradient_is_returned_of_what_no_weight_goes_into() -> None:
+    """The mask (mul) has none unless the input has. What is written in place, and what buffers and modules go into, keeps its own."""
+    assert gradients_of_routes() == {"first", "copy", "mul_1"}
+    assert gradients_of_routes(x_requires_grad=True) == {"first", "copy", "mul_1", "mul"}
+    assert gradients_of_routes(frozen=True) == {"first", "copy", "mul_1"}  # a module counts, whatever its weights
+
+
+def test_a_recording_without_gradients_says_nothing_of_them() -> None:
+    model, x = Masked(), torch.randn(6, 4)
+    pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=square_loss, cost="analytic", split_before=["second"])
+    with torch.no_grad():
+        pipe(x)
+    pipe.step(x)
+    pipe.zero_grad()
+    reference = copy.deepcopy(model)
+    pipe.step(x)
+    accumulate(reference, x, 2)
+    assert_same(model, reference, tolerance=1e-6)
+    model.first.requires_grad_(False)
+    model.second.requires_grad_(False)
+    reference = copy.deepcopy(model)
+    leaf = torch.randn(6, 4, requires_grad=True)
+    other = leaf.detach().requires_grad_()
+    pipe.step(leaf)
+    accumulate(reference, other, 2)
+    assert torch.allclose(leaf.grad, other.grad)

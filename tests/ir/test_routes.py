@@ -45,3 +45,11 @@ def test_the_stages_after_a_stage_are_those_of_the_longest_path() -> None:
     assert stages_after(5, towers) == (2, 1, 2, 1, 0)
     assert stages_after(3, (Route("x", HOST, (0, 2)), Route("a", 0, (HOST,)))) == (1, 0, 0)
     assert stages_after(4, (*chain(4), Route("skip", 0, (3,)))) == (3, 2, 1, 0)
+
+
+def test_the_gradients_of_a_sum_are_sent_by_its_last_stage() -> None:
+    route = Route("v", 0, (1, 2, 3, 5, HOST), 8.0, sums=((5, 3, 1),))
+    assert str(route) == "route v: 0 -> 1 2 3 5 host, 8 bytes, gradient, sums 5+3+1"
+    assert route.senders == (1, 2, HOST)
+    assert [route.added_by(stage) for stage in (1, 2, 3, 5)] == [3, None, 5, None]
+    assert Route("v", 0, (1, 2), gradient=False).senders == ()

@@ -14,7 +14,14 @@ from pipecompile.settings.run_settings import RunSettings, load_schedule
 
 
 def settings(**changes: Any) -> RunSettings:
-    usual = {"schedule": "1f1b", "checkpoint": "never", "restored": 1, "dispatch": "auto", "compile_stages": False}
+    usual = {
+        "schedule": "1f1b",
+        "checkpoint": "never",
+        "restored": 1,
+        "dispatch": "auto",
+        "gradient_sums": "eager",
+        "compile_stages": False,
+    }
     return RunSettings(**(usual | {"cuda_graphs": False, "check": True, "cache_size": 16, "init": ()} | changes))
 
 

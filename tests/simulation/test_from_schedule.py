@@ -18,6 +18,12 @@ def test_a_value_goes_once_to_each_device_and_every_consumer_returns_a_gradient(
     ]
 
 
+def test_the_gradients_that_a_device_adds_up_are_one_transfer() -> None:
+    route = Route("a", 0, (1, 2, 3, 4), 10.0, sums=((3, 1),))
+    gradients = [t for t in device_transfers((route,), (0, 1, 2, 1, 0)) if t.consumer is not None]
+    assert gradients == [DeviceTransfer("a", 1, 10.0, 1, 1, 0, (0,)), DeviceTransfer("a", 2, 10.0, 2, 2, 0, (0,))]
+
+
 def test_values_within_a_device_are_no_transfers() -> None:
     assert list(device_transfers(chain(2), (0, 0))) == []
 

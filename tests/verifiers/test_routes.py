@@ -36,6 +36,11 @@ def test_inputs_skips_outputs_and_the_two_of_a_training_step_are_legal() -> None
         (Route("a", 0, (1, 1)), "consumers must be in ascending order, each once, the host last"),
         (Route("a", 0, (HOST, 1)), "consumers must be in ascending order, each once, the host last"),
         (Route("a", 1, (0,)), "the route goes back: every consumer must come after stage 1"),
+        (Route("a", 0, (1, 2), sums=((2,),)), "a sum has at least two consumers, each in one sum"),
+        (Route("a", 0, (1, 2), sums=((2, 1), (2, 1))), "a sum has at least two consumers, each in one sum"),
+        (Route("a", 0, (1,), sums=((2, 1),)), "stage 2 is in a sum, and no consumer"),
+        (Route("a", HOST, (1, 2), sums=((2, 1),)), "sums are of gradients that a stage sends to a stage"),
+        (Route("a", 0, (1, 2), gradient=False, sums=((2, 1),)), "sums are of gradients that a stage sends to a stage"),
         (Route("a", 1, (1,)), "the route goes back: every consumer must come after stage 1"),
     ],
 )

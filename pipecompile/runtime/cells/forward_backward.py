@@ -31,6 +31,7 @@ __all__ = [
     "forward_cell",
     "forward_with_graph",
     "input_cell",
+    "then_add",
     "weight_cell",
 ]
 
@@ -156,6 +157,21 @@ def input_cell(
             registers[index] = _own(gradient_of.get(place), root_gradients)
 
     return input_grad
+
+
+def then_add(run: Run, added: Sequence[tuple[int, int]]) -> Run:
+    """Return the function of a B or I whose gradients are added to those of later stages of the device: (register of these, own
+    register) pairs.
+    """
+    if not added:
+        return run
+
+    def run_and_add(frame: Frame) -> None:
+        run(frame)
+        for pair in added:
+            frame.registers[pair[1]] = _sum(frame.registers, pair)
+
+    return run_and_add
 
 
 def weight_cell(remainder: int, divided: DividedBackward) -> Run:
