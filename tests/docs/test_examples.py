@@ -117,3 +117,21 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_l
     right = [float(share) for share in re.findall(r"right (.*)%", "\n".join(whole))]
     assert right[0] < right[1]
     assert right[1] > 90
+
+
+@pytest.mark.parametrize("model", ["attention-residuals", "hyper-connections", "unet++", "densenet"])
+def test_values_and_gradients_of_every_layer_skips_cross_once_per_device(model: str) -> None:
+    """Printed are the pairs of a value and a device that reads it, and what is sent forth and back."""
+    script = [sys.executable, str(ROOT / "examples" / "every_layer_skips.py"), "--steps", "1", "--models", model]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert [(name, schedule, stages) for name, schedule, stages, *_ in rows] == [
+        (model, "1f1b", "4"), (model, "interleaved", "8"), (model, "zbv", "8"),
+    ]  # fmt: skip
+    for *_, crossings, values, gradients, loss, eager_loss, difference in rows:
+        assert int(crossings) == int(values) == int(gradients) > 3
+        assert loss == eager_loss
+        assert float(difference) < 1e-6
