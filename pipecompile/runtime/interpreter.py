@@ -248,8 +248,7 @@ class CodeBuilder:
         gradients, sent = registers.output_gradients(cell.outputs), registers.input_gradients(cell.inputs)
         added = registers.added_gradients(cell.inputs)
         if action.kind is Kind.BACKWARD or self.joins:
-            unshared = [place for place, name in enumerate(cell.inputs) if name in cell.unshared]
-            return then_add(backward_cell(saved_state, gradients, sent, unshared), added)
+            return then_add(backward_cell(saved_state, gradients, sent, cell.unshared_places), added)
         return then_add(input_cell(saved_state, gradients, sent, registers.writes[remainder], divided), added)
 
     # -- transfers ------------------------------------------------------------------------------------------------

@@ -45,6 +45,11 @@ class Cell:
     unshared: frozenset[str] = frozenset()
 
     @property
+    def unshared_places(self) -> tuple[int, ...]:
+        """Return the places of the unshared inputs."""
+        return tuple(place for place, name in enumerate(self.inputs) if name in self.unshared)
+
+    @property
     def all_effects(self) -> tuple[SideEffects, ...]:
         """The side effects of the stage, as those of a stage with several recordings."""
         return (self.effects,)
