@@ -3,8 +3,8 @@
     python benchmarks/rank_launches.py [--programs 10000] [--jobs 2] [--markdown benchmarks/results/rank_launches.md]
 
 Every program runs on 2 to 8 ranks, with skips, ties, uneven micro-batches, recomputation, early receives and copies of the pipeline as
-drawn, under twelve sets of rules: a send waits for its receive or does not; streams apart, all communicators of a device in one queue, or
-all launches of a device in one queue; layouts known, or announced by the host of the sender. Then its launches run, in a random order that the
+drawn, under nine sets of rules: streams apart, all communicators of a device in one queue, or all launches of a device in one queue; and a
+send waits for its receive, or waits and is announced by the host of the sender first, or does not wait. Then its launches run, in a random order that the
 rules allow, and each compute checks the values that it reads. Exits with 1 if a program does not end, or computes with a wrong
 value. Nothing here needs a GPU, and nothing here ran on one.
 """
@@ -75,7 +75,7 @@ def report(found: list[Outcome], arguments: str, seconds: float) -> str:
     lines = [
         "# Launches of ranks, held to the rules of NCCL", "",
         f"`python benchmarks/rank_launches.py {arguments}`, {seconds / 60:.0f} minutes on a CPU. No GPU was used.", "",
-        f"{len(found):,} random programs, {launches:,} launches, each program under twelve sets of rules and run once: "
+        f"{len(found):,} random programs, {launches:,} launches, each program under nine sets of rules and run once: "
         f"{sum(bool(each.wrong) for each in found)} did not end or computed with a wrong value.", "",
         "| schedule | programs | ended | skips | ties | uneven micro-batches | copies | sharded copies |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",

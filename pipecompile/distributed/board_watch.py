@@ -6,17 +6,27 @@ The thread ends before the interpreter does: Python would stop it inside c10d ot
 from __future__ import annotations
 
 import atexit
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ["POLL", "watch"]
+__all__ = ["POLL", "PendingWait", "watch"]
 
 POLL = 0.5
 """Seconds between two checks. A failure elsewhere is noticed after at most twice this time."""
 
 _EXIT_TIMEOUT = 10.0
 """Seconds that the end of the interpreter waits for a check that is under way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingWait:
+    """A wait for value `name`, to or from `peer`, since the time `since` of the monotonic clock, in seconds."""
+
+    peer: int
+    name: str
+    since: float
 
 
 class Waiting(Protocol):

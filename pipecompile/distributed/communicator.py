@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from threading import Lock
@@ -25,7 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.board_watch import POLL, watch
+from pipecompile.distributed.board_watch import POLL, PendingWait, watch
 from pipecompile.distributed.failure_report import Disagreement, FailureReport, RankLost
 from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
 from pipecompile.distributed.protocol import ABORT
@@ -47,15 +46,6 @@ _CREATED: Counter[tuple[int, ...]] = Counter()
 
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 """Per process group of a pipeline, the group that its messages go through: breaking it harms no other traffic."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PendingWait:
-    """A wait for value `name`, to or from `peer`, since the time `since` of the monotonic clock, in seconds."""
-
-    peer: int
-    name: str
-    since: float
 
 
 class Communicator:
@@ -95,14 +85,13 @@ class Communicator:
 
     def _open(self) -> tuple[Any, Mapping[int, int]]:
         """Return the c10d backend for messages, and the number that each peer has in it."""
+        members = [self.ranks.rank_of(peer) for peer in range(self.ranks.size)]
         if self.ranks.group not in _GROUPS:
-            members = [self.ranks.rank_of(peer) for peer in range(self.ranks.size)]
             new_group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
             assert isinstance(new_group, dist.ProcessGroup)
             _GROUPS[self.ranks.group] = new_group
-        group = _GROUPS[self.ranks.group]
-        peers = [peer for peer in range(self.ranks.size) if peer != self.ranks.index]
-        addresses = {peer: dist.get_group_rank(group, self.ranks.rank_of(peer)) for peer in peers}
+        group, here = _GROUPS[self.ranks.group], self.ranks.index
+        addresses = {p: dist.get_group_rank(group, rank) for p, rank in enumerate(members) if p != here}
         return cpu_backend(group), addresses
 
     def expect(self, source: int, names: Iterable[str]) -> None:
@@ -158,10 +147,9 @@ class Communicator:
         """Wait for a value that moves without this thread, as a GPU receives it. Raises RankLost."""
         self._waiting = PendingWait(peer, name, monotonic())
         try:
-            while not is_over():
-                if self._verdict is not None:
-                    raise self._verdict
+            while not is_over() and self._verdict is None:
                 sleep(_POLL_WORK)
+            self.check_verdict()  # what is aborted is over as well
         finally:
             self._waiting = None
         if self._is_wait_posted:
@@ -204,8 +192,17 @@ class Communicator:
                 raise self._lost(wait.peer, f"it has been silent for {self.timeout:.3g} s", wait.name)
         except RankLost as lost:
             if self._waiting is wait:
-                self._verdict = lost
-                self._break()
+                self.give_up(lost)
+
+    def give_up(self, lost: RankLost) -> None:
+        """End all waits of this rank, which raise `lost`."""
+        self._verdict = lost
+        self._break()
+
+    def check_verdict(self) -> None:
+        """Raise RankLost after `give_up`."""
+        if self._verdict is not None:
+            raise self._verdict
 
     def _post_wait(self, wait: PendingWait) -> None:
         """Post the wait on the board, once, unless the wait has ended meanwhile."""

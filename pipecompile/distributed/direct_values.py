@@ -19,8 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipecompile.distributed.board_watch import watch
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.direct_links import DirectLink, Pair, open_links
+from pipecompile.distributed.failure_report import RankLost
 from pipecompile.distributed.layout_announcements import announce, announced
 from pipecompile.distributed.message_layout import MessageLayout, PayloadKind, as_bytes, encode
 from pipecompile.distributed.rank_streams import RankStreams
@@ -48,10 +50,11 @@ class DirectValues:
         self.links: dict[Pair, DirectLink] = {}
         self.tables: dict[int, dict[Hashable, MessageLayout]] = {}
         self.layouts: dict[Hashable, MessageLayout] = {}
-        self.is_checked = False
+        self.is_checked = self.is_launching = False
         self.pending: deque[tuple[int, str, dist.Work]] = deque()
         self.announcements: deque[tuple[int, str, dist.Work]] = deque()
         communicator.breakers.append(self.abort)
+        watch(self)
 
     def connect(self, pairs: Iterable[Pair]) -> None:
         """Open the links that are not open. All ranks must call this together. Raises InputError if two ranks share a GPU."""
@@ -84,6 +87,16 @@ class DirectValues:
 
     def begin(self, common: str, own: str) -> None:
         self.layouts = self.tables.setdefault(agree_on_step(self.communicator, common, own), {})
+        self.is_launching = True
+
+    def check_wait(self) -> None:
+        """End what this rank has launched if another rank failed: a cell that waits for its GPU would wait for ever."""
+        if self.is_launching:
+            try:
+                self.communicator.check()
+            except RankLost as lost:
+                if self.is_launching:
+                    self.communicator.give_up(lost)
 
     def expect(self, source: int, names: Iterable[str]) -> None:
         """Return at once: receives are launched in the order of the program."""
@@ -165,9 +178,12 @@ class DirectValues:
         while self.pending:
             peer, name, work = self.pending.popleft()
             self.communicator.poll(peer, name, work.is_completed)
+        self.is_launching = False
+        self.communicator.check_verdict()
         self.communicator.flush()
 
     def abort(self) -> None:
+        self.is_launching = False
         self.pending.clear()
         links, self.links = self.links, {}
         for link in links.values():

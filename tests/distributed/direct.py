@@ -135,9 +135,6 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "direct emulated": on_emulated_streams(lambda: by_pairs(unet, gpt2, *cases.PLAIN)),
     "direct emulated looped": on_emulated_streams(lambda: by_pairs(resnet18, unet, *cases.LOOPED)),
-    "direct sharded on emulated streams": on_emulated_streams(
-        lambda: meshes.trained(meshes.mesh_of((2, 2), "dp_shard", "pp"))
-    ),
     "direct copies": between_devices(cases.replicated),
     "direct sharded": between_devices(lambda: meshes.trained(meshes.mesh_of((2, 2), "dp_shard", "pp"))),
     "direct scaler": between_devices(lambda: meshes.scaled(meshes.mesh_of((4,), "pp"))),

@@ -1,9 +1,3 @@
 """Cases of the ranks that run with `--full` alone: the same as others, with another model. This module imports nothing, as pytest imports it."""
 
-FULL_ONLY = (
-    "initialised llama",
-    "resumed unet",
-    "direct emulated looped",
-    "direct listed",
-    "direct sharded on emulated streams",
-)
+FULL_ONLY = ("initialised llama", "resumed unet", "direct emulated looped", "direct listed")

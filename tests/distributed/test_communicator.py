@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipecompile.distributed.communicator import PendingWait
+from pipecompile.distributed.board_watch import PendingWait
 from pipecompile.distributed.failure_report import Disagreement, RankLost
 from pipecompile.errors import RunError
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
@@ -149,3 +149,33 @@ def test_the_verdict_of_the_check_is_the_reason_of_a_broken_connection() -> None
     communicator.check_wait()
     lost = communicator.connection_lost(1, "", RuntimeError("Connection reset"))
     assert lost.report.what == "it has been silent for 0 s"
+
+
+def test_a_message_on_a_gpu_is_polled_and_its_wait_is_posted() -> None:
+    posted: list[Any] = []
+    communicator = run_communicators(2, lambda each: each)[0]
+
+    def is_over() -> bool:
+        communicator.check_wait()
+        posted.append(communicator.board.wait_of(10))
+        return len(posted) == 3
+
+    communicator.poll(1, "v#0", is_over)
+    assert (posted[2].rank, posted[2].name) == (11, "v#0")
+    assert communicator.board.wait_of(10) is None
+
+
+@pytest.mark.parametrize("is_over_when_aborted", [True, False])
+def test_a_message_on_a_gpu_that_cannot_come_raises_the_verdict(is_over_when_aborted: bool) -> None:
+    """NCCL calls a message that was aborted completed: its elements are not numbers of the step."""
+    communicator = run_communicators(2, lambda each: each, timeout=0.0)[0]
+    aborted: list[bool] = []
+    communicator.breakers.append(lambda: aborted.append(is_over_when_aborted))
+
+    def is_over() -> bool:
+        communicator.check_wait()
+        return any(aborted)
+
+    with pytest.raises(RankLost, match="it has been silent for 0 s"):
+        communicator.poll(1, "v#0", is_over)
+    assert aborted == [is_over_when_aborted]

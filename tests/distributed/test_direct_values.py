@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from pipecompile.distributed import direct_values
 from pipecompile.distributed.direct_values import DirectValues
-from pipecompile.distributed.failure_report import RankLost
+from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.message_layout import encode
 from pipecompile.errors import InputError, PipecompileError, PlanError
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
@@ -210,7 +211,7 @@ def test_the_host_waits_for_what_a_gpu_receives_and_names_it() -> None:
         polled.append((peer, name))
         assert is_over()
 
-    values.communicator = SimpleNamespace(poll=poll, flush=lambda: over.append("flush"))  # type: ignore[assignment]
+    values.communicator = SimpleNamespace(poll=poll, check_verdict=lambda: None, flush=lambda: over.append("flush"))  # type: ignore[assignment]
     for peer, name in ((1, "v#0"), (2, "w#0")):
         work: Any = SimpleNamespace(wait=lambda: over.append("stream"), is_completed=lambda: True)
         values._launched(peer, name, work)
@@ -218,3 +219,25 @@ def test_the_host_waits_for_what_a_gpu_receives_and_names_it() -> None:
     values.finish()
     assert polled == [(1, "v#0"), (2, "w#0")]
     assert over[-1] == "flush"
+
+
+def test_a_failure_elsewhere_ends_what_is_launched_though_the_host_waits_for_no_message() -> None:
+    """A cell that reads a number from its GPU waits there for a message that never comes: NCCL is to be aborted meanwhile."""
+
+    def run(communicator: ThreadCommunicator) -> str:
+        communicator.connect()
+        values = DirectValues(communicator)
+        values.connect([(0, 1)])
+        values.begin("a step", "")
+        if values.index == 0:
+            communicator.board.post_failure(FailureReport(10, "the data are wrong"))
+            return ""
+        while values.links:  # the thread that checks the board breaks them
+            sleep(0.01)
+        with pytest.raises(RankLost, match="the data are wrong"):
+            values.receive(0, "v")
+        with pytest.raises(RankLost, match="the data are wrong"):
+            values.finish()
+        return "raised"
+
+    assert run_communicators(2, run) == ["", "raised"]

@@ -20,7 +20,7 @@ from pipecompile.passes.lowering import lowering
 from pipecompile.runtime.stream_events import Launch, row_launches
 from pipecompile.schedules import CATALOGUE, build_schedule
 from tests.support.nccl_rules import BOTH_WAYS, Deadlock, FakeWorld, Queue, add_collectives, directed, execute
-from tests.support.rank_programs import check, drawn_program
+from tests.support.rank_programs import check, drawn_program, launches_of
 
 STRICT = {"queue": Queue.DEVICE, "is_buffered": False}
 
@@ -57,6 +57,23 @@ def test_a_step_of_zero_bubble_under_the_strictest_rule() -> None:
     world = FakeWorld(built("zb-h1", 4, 6), [2] * 6)
     assert execute(world.rows, **STRICT, seed=0) > sum(map(len, world.rows.values()))
     assert world.computed == 4 * 6 * 3 + 6 * 2  # F, I and W, and the host
+
+
+@pytest.mark.parametrize("is_first_step", [False, True])
+def test_hosts_may_wait_for_each_of_their_launches(is_first_step: bool) -> None:
+    """A host that allocates memory of the device, or reads a number from it, waits for all that it has launched."""
+    for schedule in CATALOGUE:
+        rows = launches_of(drawn_program(1, schedule))
+        for is_buffered in (False, True):
+            execute(rows, Queue.DEVICE, is_buffered=is_buffered, is_first_step=is_first_step, is_synchronous=True)
+
+
+def test_a_host_that_waits_before_it_has_launched_what_its_peers_need_is_caught() -> None:
+    """The trap of receives that are launched early: on streams of their own they end, unless a host waits for them."""
+    world = FakeWorld(with_rows(built("1f1b", 3, 4), front_loaded), [2] * 4)
+    assert execute(world.rows, Queue.STREAMS, is_buffered=False)
+    with pytest.raises(Deadlock, match="RECV"):
+        execute(world.rows, Queue.STREAMS, is_buffered=False, is_synchronous=True)
 
 
 # -- traps ------------------------------------------------------------------------------------------------------------

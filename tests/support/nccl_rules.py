@@ -70,7 +70,7 @@ class Launched:
 
     rank: Hashable
     lane: Hashable
-    name: str
+    what: object
     run: Callable[[], None] = _nothing
     after: list[Launched] = field(default_factory=list)
     pair: tuple[Hashable, Hashable] | None = None
@@ -82,7 +82,7 @@ class Launched:
         return self.pair is not None and self.pair[0] == self.rank
 
     def __str__(self) -> str:
-        return f"rank {self.rank}: {self.name}"
+        return f"rank {self.rank}: {self.what}"
 
 
 Communicators = Callable[[tuple[Hashable, Hashable]], Hashable]
@@ -181,9 +181,9 @@ class FakeStream:
         streams = self.streams
         pair = None if source == target else (streams.rank(source), streams.rank(target))
         after = [*self.waits, *([] if self.last is None else [self.last])]
-        name = str(streams.row[task.place[1]])
+        what = streams.row[task.place[1]]
         rank, place = streams.rank(streams.device), task.place[1]
-        self.waits, self.last = [], Launched(rank, self.lane, name, run, after, pair, place=place)
+        self.waits, self.last = [], Launched(rank, self.lane, what, run, after, pair, place=place)
         streams.launches.append(self.last)
 
     def record(self, event: Any) -> Launched:
@@ -344,15 +344,17 @@ def execute(
     is_buffered: bool,
     communicators: Communicators = directed,
     is_first_step: bool = False,
+    is_synchronous: bool = False,
     seed: int | None = None,
 ) -> int:
     """Order the launches of all ranks under the rules. Return their number. Raises Deadlock. With a `seed`, run them, in a random order.
 
-    In the first step the host of a receiver waits until that of the sender has announced the layout.
+    In the first step the host of a receiver waits until that of the sender has announced the layout. A synchronous host waits for each
+    of its launches, as one does that allocates memory of the device.
     """
     waits = _waits(rows, queue, communicators, is_buffered=is_buffered)
-    if is_first_step:
-        _add_hosts(rows, waits, communicators)
+    if is_first_step or is_synchronous:
+        _add_hosts(rows, waits, announces=is_first_step, is_synchronous=is_synchronous)
     order = _sorted(waits, seed)
     if len(order) < len(waits):
         raise Deadlock(_cycle(waits, set(order)))
@@ -430,8 +432,8 @@ def _add_buffered(sides: list[list[Launched]], waits: Waits) -> None:
         received[launch.pair] += 1
 
 
-def _add_hosts(rows: dict[Hashable, list[Launched]], waits: Waits, communicators: Communicators) -> None:
-    """Let each host launch in the order of its row, and a receive when the host of the sender has launched the send."""
+def _add_hosts(rows: dict[Hashable, list[Launched]], waits: Waits, *, announces: bool, is_synchronous: bool) -> None:
+    """Let each host launch in the order of its row. With `announces`, a receive after the host of the sender has launched the send."""
     sends: defaultdict[Hashable, list[Launched]] = defaultdict(list)
     for launch in (one for row in rows.values() for one in row if one.is_send):
         sends[launch.pair].append(launch)
@@ -441,12 +443,12 @@ def _add_hosts(rows: dict[Hashable, list[Launched]], waits: Waits, communicators
         for launch in row:
             host = ("host", launch)
             waits[host] = [] if before is None else [before]
-            if launch.pair is not None and not launch.is_send:
+            if announces and launch.pair is not None and not launch.is_send:
                 waits[host].append(("host", sends[launch.pair][received[launch.pair]]))
                 received[launch.pair] += 1
             first = ("begin", launch) if ("begin", launch) in waits else launch
             waits[first] = [*waits[first], host]
-            before = host
+            before = launch if is_synchronous else host
 
 
 def _sorted(waits: Waits, seed: int | None) -> list[Node]:
@@ -458,20 +460,34 @@ def _sorted(waits: Waits, seed: int | None) -> list[Node]:
     for node, needed in waits.items():
         for other in needed:
             followers[other].append(node)
-    random, number = Random(seed), count()
+    ready: list[Node] = [node for node, needed in waits.items() if not needed]
+    return _taken(ready, left, followers) if seed is None else _paced(ready, left, followers, Random(seed))
+
+
+def _taken(ready: list[Node], left: dict[Node, int], followers: dict[Node, list[Node]]) -> list[Node]:
+    """Return the order in which the last that can run is next."""
+    order = []
+    while ready:
+        order.append(node := ready.pop())
+        for follower in followers[node]:
+            left[follower] -= 1
+            if not left[follower]:
+                ready.append(follower)
+    return order
+
+
+def _paced(first: list[Node], left: dict[Node, int], followers: dict[Node, list[Node]], random: Random) -> list[Node]:
+    """Return an order in which each stream has a rank of its own, by which it comes first or last among those that can run."""
+    number, order = count(), []
     pace: defaultdict[Node, float] = defaultdict(random.random)
-
-    def entry(node: Node) -> tuple[float, int, Node]:
-        return 0.0 if seed is None else pace[_stream(node)], next(number), node
-
-    ready, order = [entry(node) for node, needed in waits.items() if not needed], []
+    ready = [(pace[_stream(node)], next(number), node) for node in first]
     heapify(ready)
     while ready:
         order.append(node := heappop(ready)[2])
         for follower in followers[node]:
             left[follower] -= 1
             if not left[follower]:
-                heappush(ready, entry(follower))
+                heappush(ready, (pace[_stream(follower)], next(number), follower))
     return order
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from pipecompile.ir import HOST, LOSS, Program, Route, Tie, chain
+from pipecompile.ir.gc_pause import without_collection
 from pipecompile.passes import lower
 from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import CATALOGUE, build_schedule
-from tests.support.nccl_rules import FakeWorld, Queue, add_collectives, add_departures, add_ties, execute
+from tests.support.nccl_rules import FakeWorld, Launched, Queue, add_collectives, add_departures, add_ties, execute
 
-__all__ = ["RankProgram", "check", "drawn_program"]
+__all__ = ["RankProgram", "check", "drawn_program", "launches_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +79,33 @@ def _skips(random: Random, n_stages: int) -> list[Route]:
     return routes
 
 
+@without_collection
 def check(drawn: RankProgram) -> int:
     """Launch a program on all ranks of all copies and run it under every rule. Return the launches. Raises Deadlock or AssertionError."""
+    worlds = _worlds(drawn)
+    rows = _rows(worlds)
+    for queue in Queue:
+        for is_buffered, is_first_step in ((False, False), (False, True), (True, False)):
+            execute(rows, queue, is_buffered=is_buffered, is_first_step=is_first_step)
+    execute(rows, Queue.STREAMS, is_buffered=True, seed=len(rows))
+    assert sum(world.computed for world in worlds) > 0
+    return sum(map(len, rows.values()))
+
+
+def launches_of(drawn: RankProgram) -> dict[Hashable, list[Launched]]:
+    """Return the launches of all ranks of all copies."""
+    return _rows(_worlds(drawn))
+
+
+def _worlds(drawn: RankProgram) -> list[FakeWorld]:
     worlds = [FakeWorld(drawn.program, drawn.sizes, copy) for copy in range(drawn.copies)]
     for world in worlds:
         add_departures(world)
         add_ties(world, drawn.ties)
     if drawn.copies > 1:
         add_collectives(worlds, is_sharded=drawn.is_sharded)
-    rows = {rank: row for world in worlds for rank, row in world.rows.items()}
-    for queue in Queue:
-        for is_buffered in (False, True):
-            for is_first_step in (False, True):
-                execute(rows, queue, is_buffered=is_buffered, is_first_step=is_first_step)
-    execute(rows, Queue.STREAMS, is_buffered=True, seed=len(rows))
-    assert sum(world.computed for world in worlds) > 0
-    return sum(map(len, rows.values()))
+    return worlds
+
+
+def _rows(worlds: Sequence[FakeWorld]) -> dict[Hashable, list[Launched]]:
+    return {rank: row for world in worlds for rank, row in world.rows.items()}
