@@ -26,7 +26,7 @@ from pipecompile.parameters.meta_init import sources_of
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules import Builder, build_schedule
 from pipecompile.settings.batch_settings import BatchSettings
-from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints
+from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints, stage_count
 from pipecompile.settings.machine_settings import (
     MachineSettings,
     default_device_count,
@@ -34,7 +34,7 @@ from pipecompile.settings.machine_settings import (
     resolve_devices,
 )
 from pipecompile.settings.run_settings import RunSettings, load_schedule
-from pipecompile.settings.value_checks import shown, whole_number
+from pipecompile.settings.value_checks import shown
 from pipecompile.verifiers import verify
 
 __all__ = ["Options", "load_schedule"]
@@ -64,7 +64,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
 
         Raise InputError, ScheduleError or PlanError that names the keyword. Nothing is changed, of the model or of the process.
         """
-        n_stages, schedule = whole_number(4)("n_stages", n_stages), load_schedule(schedule)
+        n_stages, schedule = stage_count("n_stages", n_stages), load_schedule(schedule)
         options = cls(
             n_stages=n_stages,
             schedule=schedule,
@@ -246,16 +246,10 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
     def _built(self, name: str | Builder, n_microbatches: int, routes: Sequence[Route] | None) -> Schedule:
         """Return what the catalogue or a builder makes. Raise ScheduleError, with the number of devices that would fit."""
         try:
-            schedule = build_schedule(name, self.n_stages, n_microbatches, n_devices=len(self.devices), routes=routes)
+            return build_schedule(name, self.n_stages, n_microbatches, n_devices=len(self.devices), routes=routes)
         except ScheduleError as error:
             fitting = default_device_count(name, self.n_stages)
             if len(self.devices) == fitting:
                 raise
             hint = f"devices= with {fitting} {'entry' if fitting == 1 else 'entries'}, one per pipeline device; repeats are allowed"
-            raise ScheduleError(error.what, why=error.why, hint=hint) from None
-        if not isinstance(schedule, Schedule):
-            raise ScheduleError(
-                f"schedule={shown(name)} returned {shown(schedule)}, not a Schedule",
-                hint="a function of (n_stages, n_microbatches, n_devices) that returns pipecompile.Schedule.from_rows(...)",
-            )
-        return schedule
+            raise ScheduleError(error.what, why=error.why, hint=hint) from error.__cause__

@@ -56,6 +56,10 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
         if dim is not None and dim is not list and (isinstance(dim, bool) or not isinstance(dim, int)):
             hint = "a dimension, None for a tensor that all samples share, or list for a list with one entry per sample"
             raise InputError(f"batch_dims[{name!r}] is {dim!r}", hint=hint)
+        if not isinstance(name, str):
+            raise InputError(
+                f"batch_dims names {name!r}, which is no parameter of forward", hint='batch_dims={"mask": None}'
+            )
         if not open_ended and not any(name == one or name.startswith(f"{one}_") for one in known):
             nearest = (get_close_matches(name, known, n=1) or known or [name])[0]
             raise InputError(f"batch_dims names {name!r}, which is no parameter of forward",

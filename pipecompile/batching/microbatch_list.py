@@ -48,9 +48,15 @@ def arguments_of(batch: Any, *, with_target: bool) -> Arguments:
     if isinstance(batch, Microbatch):
         return batch.args, batch.kwargs if batch.target is None else {**batch.kwargs, "target": batch.target}
     if isinstance(batch, Mapping):
+        if other := [key for key in batch if not isinstance(key, str)]:
+            raise InputError(
+                f"a batch has the key {other[0]!r}", why="its keys are the names of arguments", hint='{"x": x}'
+            )
         return (), dict(batch)
     if not isinstance(batch, (tuple, list)):
         return (batch,), {}
+    if not batch:
+        raise InputError("a batch is an empty sequence", why="it has the inputs in order", hint="(x, target)")
     return (tuple(batch[:-1]), {"target": batch[-1]}) if with_target else (tuple(batch), {})
 
 

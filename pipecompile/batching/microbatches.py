@@ -257,5 +257,7 @@ def loss_gradients(
 
 def scaled_gradients(gradients: torch.Tensor, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
     """Return the gradients of the micro-batches' losses multiplied by the scale of a scaler, which is on `device`."""
+    if isinstance(scaler, type) or not callable(getattr(scaler, "scale", None)):
+        raise InputError(f"scaler={scaler!r:.60} is no GradScaler", hint='scaler=torch.amp.GradScaler("cuda")')
     with torch.inference_mode(False), torch.no_grad():
         return scaler.scale(gradients.double().to(device))

@@ -50,7 +50,15 @@ def with_user_costs(
 
 def costs_from_provider(graph: fx.GraphModule, inputs: Sequence[object], provider: CostProvider) -> dict[str, NodeCost]:
     """Return the costs of a function. Raise InputError if a node is missing."""
-    costs = provider(graph, inputs)
+    try:
+        costs = provider(graph, inputs)
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise InputError("costs: the function failed", why=fault, hint="a function of (graph, inputs)") from error
+    if not isinstance(costs, Mapping):
+        raise InputError(
+            f"costs: the function returned a {type(costs).__name__}", hint="a dict with a NodeCost by node.name"
+        )
     missing = [node.name for node in compute_nodes(graph) if not isinstance(costs.get(node.name), NodeCost)]
     if missing:
         raise InputError(

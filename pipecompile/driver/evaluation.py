@@ -85,13 +85,19 @@ class ValidationLoop:
 
     def run(self, batches: Iterable[Any], metric: Callable[..., Any] | None) -> Evaluation:
         """Return the losses and metrics of all batches, in eval mode and without gradients."""
+        if not isinstance(batches, Iterable) or isinstance(batches, torch.Tensor):
+            raise InputError(f"evaluate takes batches, not a {type(batches).__name__}", hint="evaluate(loader)")
+        if metric is not None and not callable(metric):
+            raise InputError(f"metric={metric!r:.60} is no function", hint="metric=lambda output, target: ...")
         total = RunningTotal(is_mean=self.options.loss_reduction == "mean")
         with evaluating(self.pipe.model, self.pipe.train):
             for batch in batches:
                 args, kwargs = arguments_of(batch, with_target=self.options.is_target_required)
                 inputs = {name: value for name, value in kwargs.items() if name != "target"}
                 samples = self.samples_of(args, inputs)
-                loss, metrics = self._with_metric(metric, args, kwargs) if metric else (self._loss(args, kwargs), None)
+                loss, metrics = (
+                    self._with_metric(metric, args, kwargs) if metric is not None else (self._loss(args, kwargs), None)
+                )
                 total.add(loss, samples, metrics)
         return total.evaluation()
 

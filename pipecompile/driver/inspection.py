@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipecompile.costs.device_specs import Links
 from pipecompile.ir import Program, Schedule
+from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline
 from pipecompile.partitioners import Problem
@@ -71,7 +72,8 @@ class Inspection:
 
     def write_report(self, path: str | Path) -> Path:
         """Write the report as one HTML page. Raises InputError if the file cannot be written."""
-        return write_text(Path(path), self.report())
+        target = file_path("path", path)
+        return write_text(target, self.report())
 
     def report(self) -> str:
         """Return the report: tables, timelines, advice, and what other machines and schedules would take."""

@@ -3,6 +3,7 @@
     whole("n_microbatches", 0)                  refused: n_microbatches=0 is not a whole number of at least 1
     amount("effort", math.nan)                  refused: effort=nan is not a finite number of at least 0
     amounts("forward", [1, None], 2, "stage")   refused, with the entry: one number for all, or one per stage
+    file_path("path", None)                     refused: path=None is no path
     checked_count(999_999, 4, "micro-batches")  refused: a text of 4 items cannot have so many micro-batches
 
 NumPy's numbers count as numbers and become Python's. A bool is no number.
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from math import inf, isnan
 from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
 from reprlib import repr as short
 from typing import TypeVar
 
@@ -22,7 +25,7 @@ from pipecompile.ir.units import counted
 
 Text = TypeVar("Text", str, bytes, str | bytes)
 
-__all__ = ["amount", "amounts", "checked_count", "known_names", "whole", "without_mark"]
+__all__ = ["amount", "amounts", "checked_count", "file_path", "known_names", "whole", "without_mark"]
 
 _FEW = 1000
 """Count of stages or micro-batches up to which a text may have fewer items than its header says, and is read all the same:
@@ -54,7 +57,10 @@ def amounts(name: str, value: object, count: int, noun: str, *, finite: bool = T
     hint = f"one number, or one per {noun}"
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise InputError(f"{name}={short(value)} is not a number, nor one per {noun}", hint=hint)
-    numbers = tuple(value)
+    try:
+        numbers = tuple(value)
+    except TypeError:  # a tensor without dimensions
+        raise InputError(f"{name}={short(value)} is not a number, nor one per {noun}", hint=hint) from None
     if len(numbers) != count:
         raise InputError(f"{name} has {counted(len(numbers), 'number')} for {counted(count, noun)}", hint=hint)
     return tuple(amount(f"{name}[{index}]", number, finite=finite) for index, number in enumerate(numbers))
@@ -70,6 +76,13 @@ def known_names(what: str, names: Iterable[object], known: Iterable[str]) -> Non
             raise InputError(
                 f"{what} {name!r} is not known", why=f"known are {', '.join(expected) or 'none'}", hint=hint
             )
+
+
+def file_path(name: str, value: object) -> Path:
+    """Return the path of a file or folder. Raise InputError that names the argument."""
+    if isinstance(value, str | PathLike) and "\0" not in str(value):
+        return Path(value)
+    raise InputError(f"{name}={short(value)} is no path", hint=f'{name}="out"')
 
 
 def checked_count(count: int, n_items: int, plural: str) -> int:

@@ -13,7 +13,7 @@ import msgspec
 from pipecompile.errors import PlanError
 from pipecompile.ir import Route
 from pipecompile.ir.candidates import Considered
-from pipecompile.ir.input_checks import without_mark
+from pipecompile.ir.input_checks import file_path, without_mark
 from pipecompile.ir.notebook_html import html_of
 
 __all__ = ["Plan", "StageSummary"]
@@ -143,13 +143,14 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write `to_json` to a file."""
-        Path(path).write_text(self.to_json())
+        file_path("path", path).write_text(self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan from a file. Raise PlanError if the file is missing or damaged."""
+        source = file_path("path", path)
         try:
-            text = Path(path).read_bytes()
+            text = source.read_bytes()
         except OSError as error:
             raise PlanError("the plan cannot be read", where=str(path), why=str(error)) from None
         return cls.from_json(text, where=str(path))

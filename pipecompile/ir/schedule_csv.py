@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipecompile.errors import ScheduleError
+from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action, Kind
 from pipecompile.ir.input_checks import without_mark
 
@@ -47,6 +47,10 @@ def read_rows(text: str) -> Rows:
 
 def _lines(text: str) -> list[str]:
     """Return the lines of the rows. Raise ScheduleError for a blank line before another row."""
+    if not isinstance(text, str):
+        raise InputError(
+            f"a {type(text).__name__} is no text of rows", hint="Schedule.from_csv(Path(path).read_text())"
+        )
     lines = without_mark(text).rstrip().split("\n")
     for number, line in enumerate(lines if len(lines) > 1 else ()):
         if not line.strip():

@@ -20,6 +20,7 @@ from warnings import catch_warnings, filterwarnings
 import torch
 
 from pipecompile.errors import InputError
+from pipecompile.ir.input_checks import file_path
 
 __all__ = ["check_readable", "latest_checkpoint", "read_checkpoint"]
 
@@ -36,7 +37,7 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
     Intended for `torch.distributed.checkpoint.save(state, checkpoint_id=f"{directory}/{step:08d}")`: every save has a directory
     of its own, so a crash while saving damages no other checkpoint, and an incomplete checkpoint is never returned.
     """
-    complete = [file.parent for file in Path(directory).glob(f"*/{_LAST_FILE}")]
+    complete = [file.parent for file in file_path("directory", directory).glob(f"*/{_LAST_FILE}")]
     return max(complete, key=lambda path: ([*map(int, re.findall(r"\d+", path.name))], path.name), default=None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import fsum
+from numbers import Real
 from time import monotonic
 from typing import Literal
 
@@ -86,7 +87,7 @@ def partition(
     constraints.
     """
     begin = monotonic()
-    _check_arguments(n_stages, method, time_limit, gap)
+    _check_arguments(problem, n_stages, method, time_limit, gap, progress)
     verify_problem(problem)
     clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
     if clusters.is_constrained:
@@ -151,14 +152,20 @@ def _result(state: SolverState) -> Partition:
     )
 
 
-def _check_arguments(n_stages: int, method: str, time_limit: float, gap: float) -> None:
+def _check_arguments(
+    problem: Problem, n_stages: int, method: str, time_limit: float, gap: float, progress: ProgressCallback | None
+) -> None:
+    if not isinstance(problem, Problem):
+        raise InputError(f"a {type(problem).__name__} is no Problem", hint="partition(pipe.problem, n_stages)")
+    if progress is not None and not callable(progress):
+        raise InputError(f"progress={progress!r:.60} is no function", hint="progress=print")
     if not isinstance(n_stages, int) or isinstance(n_stages, bool) or n_stages < 1:
         raise InputError(f"n_stages is {n_stages!r}, expected an integer of at least 1", hint="n_stages=2")
     if method not in METHODS:
         raise InputError(f"method is {method!r}, which is unknown", hint=f"one of {', '.join(map(repr, METHODS))}")
-    if not time_limit > 0:
+    if not (isinstance(time_limit, Real) and time_limit > 0):
         raise InputError(f"time_limit is {time_limit!r}, expected seconds above 0", hint="time_limit=30.0")
-    if not 0 <= gap < 1:
+    if not (isinstance(gap, Real) and 0 <= gap < 1):
         raise InputError(f"gap is {gap!r}, expected a fraction from 0 to below 1", hint=f"gap={GOOD}")
 
 

@@ -29,6 +29,8 @@ def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timelin
     not simulated. Copies queue for the link between their two devices. Raises InputError for ties, which ranks alone exchange, and
     for `engines="device"`. O(n) for n instructions.
     """
+    if not isinstance(program, Program):
+        raise InputError(f"a {type(program).__name__} is no Program", hint="simulate_launches(pipe.program, ...)")
     checked = make_costs(program.n_stages, program.n_devices, program.routes, program.ties, **costs)
     if program.ties or costs.get("engines", "pair") != "pair":
         what = "ties" if program.ties else "engines='device'"

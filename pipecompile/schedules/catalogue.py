@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from reprlib import repr as short
+from typing import Any
 
-from pipecompile.errors import ScheduleError
+from pipecompile.errors import PipecompileError, ScheduleError
 from pipecompile.ir import Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.routes import stages_after
@@ -99,6 +102,10 @@ def register_schedule(name: str, build: Builder, *, chunks: int | None = None) -
     `build(n_stages, n_microbatches, n_devices)` returns a Schedule. `chunks` is the number of stages that it places on a
     device; None if any number of stages that is a multiple of `n_devices` is possible. Raises ScheduleError if the name is taken.
     """
+    if not isinstance(name, str) or not callable(build):
+        raise ScheduleError(
+            f"{name!r:.60} with {build!r:.60} is not a name with a function", hint='register_schedule("mine", build)'
+        )
     if name in CATALOGUE:
         raise ScheduleError(f"a schedule is called {name!r} already", hint=f"another name, such as {name + '-2'!r}")
     CATALOGUE[name] = CatalogueEntry(build, chunks)
@@ -131,10 +138,30 @@ def build_schedule(
 
 def _entry(schedule: str | Builder) -> CatalogueEntry:
     if callable(schedule):
-        return CatalogueEntry(schedule)
+        return CatalogueEntry(partial(_built, schedule))
     if not isinstance(schedule, str) or schedule not in CATALOGUE:
         raise ScheduleError(f"no schedule is called {schedule!r}", hint="one of " + ", ".join(map(repr, CATALOGUE)))
     return CATALOGUE[schedule]
+
+
+def _built(build: Builder, *counts: Any) -> Schedule:
+    """Return the schedule of a function of the user's for (n_stages, n_microbatches, n_devices). Raise ScheduleError if it has none."""
+    name = getattr(build, "__name__", type(build).__name__)
+    hint = "a function of (n_stages, n_microbatches, n_devices) that returns pipecompile.Schedule.from_rows(...)"
+    try:
+        schedule: object = build(*counts)
+    except PipecompileError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ScheduleError(f"schedule={name} failed for {counts}", why=why, hint=hint) from error
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"schedule={name} returned {short(schedule)}, not a Schedule", hint=hint)
+    return schedule
+
+
+MOST_CELLS = 50_000_000
+"""Cells, one per stage and micro-batch, of a schedule that memory can hold."""
 
 
 def _check_counts(**counts: object) -> None:
@@ -142,6 +169,8 @@ def _check_counts(**counts: object) -> None:
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ScheduleError(f"{name} must be a whole number, at least 1", why=f"the counts are {all_counts}")
+    if counts["n_stages"] * counts["n_microbatches"] > MOST_CELLS:  # type: ignore[operator]
+        raise ScheduleError(f"a schedule has at most {MOST_CELLS:,} cells", why=f"the counts are {all_counts}")
 
 
 def _check_division(name: str, entry: CatalogueEntry, n_stages: int, n_devices: int) -> None:

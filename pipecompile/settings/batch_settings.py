@@ -48,7 +48,7 @@ def _splits(name: str, value: Any) -> Splits:
 class BatchSettings(Group):
     """Micro-batches, batch dimensions and the loss."""
 
-    n_microbatches: Annotated[int | str | None, whole_number(8, "auto", None)]
+    n_microbatches: Annotated[int | str | None, whole_number(8, "auto", None, most=1_000_000)]
     batch_dims: Annotated[BatchDims, _dimensions]
     split: Annotated[Splits, _splits]
     loss_fn: Annotated[Callable[..., Any] | None, function("torch.nn.functional.cross_entropy")]

@@ -14,7 +14,7 @@ from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.ir.plan import Plan
 from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, shown, whole_number
 
-__all__ = ["CutSettings", "check_module_name", "resolve_constraints"]
+__all__ = ["CutSettings", "check_module_name", "resolve_constraints", "stage_count"]
 
 
 def _plan(name: str, value: Any) -> Plan | None:
@@ -36,11 +36,15 @@ def _gap(name: str, value: Any) -> float:
     return gap
 
 
+stage_count = whole_number(4, most=10_000)
+"""The check of `n_stages`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CutSettings(Group):
     """Number of stages, solver with its limit in seconds and its gap as a fraction, and constraints. With a `plan` nothing is solved."""
 
-    n_stages: Annotated[int, whole_number(4)]
+    n_stages: Annotated[int, stage_count]
     partitioner: Annotated[str, choice("auto", "dp", "ilp")]
     time_limit: Annotated[float, number(30, zero=True, finite=False)]
     gap: Annotated[float, _gap]

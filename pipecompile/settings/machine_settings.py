@@ -60,6 +60,8 @@ def _costs(name: str, value: Any) -> UserCosts | None:
         raise refusal(name, value, "a mapping of module names to seconds, nor a function", hint=hint)
     check = number(2e-3, zero=True)
     for module, seconds in value.items():
+        if not isinstance(module, str):
+            raise refusal(name, value, "a mapping of module names to seconds", where=f"key {shown(module)}", hint=hint)
         try:
             check(name, seconds)
         except InputError:

@@ -76,8 +76,8 @@ def near(name: object, known: Iterable[str]) -> str:
     return names[(get_close_matches(str(name).lower(), names, n=1, cutoff=0.5) or list(names)[-1:])[0]]
 
 
-def whole_number(example: int, *others: object, least: int = 1) -> Check:
-    """Return the check of a whole number of at least `least`, or of one of `others`. `example` is what the hint proposes."""
+def whole_number(example: int, *others: object, least: int = 1, most: int | None = None) -> Check:
+    """Return the check of a whole number from `least` to `most`, or of one of `others`. `example` is what the hint proposes."""
     expected = f"a whole number of at least {least}"
     accepted = ", ".join(repr(other) for other in others if other is not None)
 
@@ -86,7 +86,9 @@ def whole_number(example: int, *others: object, least: int = 1) -> Check:
             if value in others:
                 return value
         elif isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
-            return int(value)
+            if most is None or int(value) <= most:
+                return int(value)
+            raise InputError(f"{name}={shown(value)} is more than {most:,}", hint=f"{name}={example}")
         hint = f"{name}={example}" + (f", or {name}={accepted}" if accepted else "")
         raise refusal(name, value, f"{expected}, nor {accepted}" if accepted else expected, hint=hint)
 
@@ -143,7 +145,10 @@ def entries(name: str, value: Any, check: Check, expected: str, hint: str) -> tu
     """Return the entries of a sequence, each checked. Raise InputError that names the first entry that is refused."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise refusal(name, value, expected, hint=hint)
-    values, canonical = tuple(value), []
+    try:
+        values, canonical = tuple(value), list[Any]()
+    except TypeError:  # a tensor without dimensions
+        raise refusal(name, value, expected, hint=hint) from None
     for place, entry in enumerate(values):
         try:
             canonical.append(check(name, entry))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule
+from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline
 from pipecompile.show.gantt import timeline_svg
@@ -49,7 +50,7 @@ def dump(
     texts are computed before the first file is written, and a file appears whole or not at all. `seconds` False: times
     are in the unit of the costs. Raise InputError if the directory cannot be written.
     """
-    texts = {} if graph is None else _graph_texts(graph, plan)
+    folder, texts = file_path("directory", directory), {} if graph is None else _graph_texts(graph, plan)
     if predicted is not None:
         devices = () if plan is None else plan.devices
         texts |= _timeline_texts(predicted, measured, program, schedule, devices, seconds)
@@ -59,7 +60,6 @@ def dump(
     texts |= {} if passes is None else {"passes.txt": passes}
     texts |= {} if phases is None else {"phases.txt": phases}
     texts |= {} if report is None else {"report.html": report}
-    folder = Path(directory)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write(folder / name, texts[name]) for name in sorted(texts)]

@@ -78,7 +78,7 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
     model = validate_model(model)
     if batch_dims is not None and "batch_dims" in parameters_of(model.forward):
         kwargs, batch_dims = {**kwargs, "batch_dims": batch_dims}, None
-    check_batch_dims(batch_dims or {}, model.forward)
+    check_batch_dims({} if batch_dims is None else batch_dims, model.forward)
     return record(model, flatten(model.forward, args, kwargs, batch_dims))
 
 

@@ -30,9 +30,9 @@ ALL_MODELS = frozenset(MessageModel)
 
 def models_named(names: Iterable[str] | str) -> frozenset[MessageModel]:
     """Return the models with these names. Raise InputError for an unknown name."""
-    requested = (names,) if isinstance(names, str) else tuple(names)
     known = {model.value: model for model in MessageModel}
+    requested = tuple(names) if isinstance(names, list | tuple | set | frozenset) else (names,)
     for name in requested:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise InputError(f"no model of communication is called {name!r}", hint="pass any of " + ", ".join(known))
     return frozenset(known[name] for name in requested)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 
 from pipecompile.errors import InputError, VerifyError
@@ -30,9 +30,11 @@ def route_sequence(routes: object, n_stages: int) -> tuple[Route, ...]:
     """Return the routes that a caller passes, not checked, or a chain for None. Raise InputError if they are no sequence."""
     if routes is None:
         return chain(n_stages)
-    if not isinstance(routes, Iterable):
-        raise InputError(f"routes={routes!r} is not a sequence of routes", hint="routes=None for a chain of stages")
-    return tuple(routes)
+    try:
+        return tuple(routes)  # type: ignore[arg-type]
+    except TypeError:
+        hint = "routes=None for a chain of stages"
+        raise InputError(f"routes={routes!r} is not a sequence of routes", hint=hint) from None
 
 
 def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:

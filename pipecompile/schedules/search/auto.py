@@ -28,7 +28,7 @@ from pipecompile.ir.input_checks import amount, amounts, whole
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.building_blocks import loop, vee
-from pipecompile.schedules.catalogue import CATALOGUE
+from pipecompile.schedules.catalogue import CATALOGUE, MOST_CELLS
 from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.exact import ExactProblem, cp_sat, solve_exactly
@@ -91,20 +91,28 @@ def auto_schedule(
     Raises ScheduleError with the needed memory if no schedule fits, and InputError for invalid arguments.
     """
     n_stages, n_microbatches = whole("n_stages", n_stages), whole("n_microbatches", n_microbatches)
+    if n_stages * n_microbatches > MOST_CELLS:
+        raise InputError(
+            f"a schedule has at most {MOST_CELLS:,} cells", why=f"{n_stages:,} x {n_microbatches:,} are asked for"
+        )
     routes = checked_routes(routes, n_stages)
     placements = _placements(n_stages, n_devices, placement)
     devices = max(map(max, placements)) + 1
     checked = make_costs(n_stages, devices, routes, **costs)
     limit = _limit(memory_limit, in_flight, devices)
     effort, deadline = amount("effort", effort), perf_counter() + amount("time_limit", time_limit, finite=False)
-    search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, bool(split), effort, deadline)
+    if not isinstance(split, bool):
+        raise InputError(f"split={split!r:.60} is not True or False", hint="split=False")
+    search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, effort, deadline)
     return search.run(placements)
 
 
 def _placements(n_stages: int, n_devices: int | None, placement: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
     """Return the placements to try. Raises InputError for an invalid `placement` or number of devices."""
     if placement is not None:
-        numbers = tuple(placement) if isinstance(placement, Iterable) else ()
+        numbers = (
+            tuple(placement) if isinstance(placement, Iterable) and getattr(placement, "shape", None) != () else ()
+        )
         is_whole = all(isinstance(device, Integral) for device in numbers)
         if not is_whole or len(numbers) != n_stages or set(numbers) != set(range(max(numbers) + 1)):
             raise InputError(

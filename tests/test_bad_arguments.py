@@ -1,0 +1,168 @@
+"""Any value for any argument of a public function is taken, or refused by an error of ours: never a bare exception, never a long wait."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import pipecompile as pc
+from pipecompile.passes import lower
+from pipecompile.simulation.costs import CostOptions
+
+Call = Callable[..., Any]
+
+SCHEDULE = pc.build_schedule("1f1b", 2, 4)
+X, TARGET = torch.randn(8, 4), torch.randn(8, 4)
+
+
+class Odd:
+    """An object that is nothing in particular."""
+
+
+VALUES = [
+    None, True, -1, 0, 3, 1.5, math.nan, math.inf, 10**9, -(10**30), "", "nonsense", "1F1B", "16GiB", "auto", b"x", Odd(), Odd, [],
+    [None], ["x"], [0, 2], {}, {"x": 1}, {"x": None}, {0: 0}, ({},), len, torch.zeros(2), torch.zeros(()), nn.Linear, nn.Linear(2, 2),
+    torch.float32, torch.device("cpu"), range(2), {1, 2}, 1j,
+]  # fmt: skip
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def compiled(model: Any = None, n_stages: Any = 2, **options: Any) -> pc.Pipeline:
+    defaults: dict[str, Any] = {"example_args": (X,), "cost": "analytic", "loss_fn": mse_loss}
+    return pc.compile(net() if model is None else model, n_stages, **{**defaults, **options})
+
+
+@cache
+def pipe() -> pc.Pipeline:
+    return compiled(devices=["cpu"] * 2)
+
+
+@cache
+def problem() -> Any:
+    return compiled().problem
+
+
+def parameters(function: Call) -> list[str]:
+    """Return the names of the arguments of a function, those of costs among them."""
+    given = inspect.signature(function).parameters.values()
+    names = [one.name for one in given if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    has_costs = any(one.kind is one.VAR_KEYWORD and one.name == "costs" for one in given)
+    return [*names, *(CostOptions.__annotations__ if has_costs else ())]
+
+
+FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
+    "auto_schedule": (pc.auto_schedule, {"n_stages": 2, "n_microbatches": 4, "effort": 0.01}),
+    "build_schedule": (pc.build_schedule, {"schedule": "1f1b", "n_stages": 2, "n_microbatches": 4}),
+    "simulate": (pc.simulate, {"subject": SCHEDULE}),
+    "advise": (pc.advise, {"subject": SCHEDULE}),
+    "simulate_launches": (pc.simulate_launches, {"program": lower(SCHEDULE)}),
+    "verify": (pc.verify, {"subject": SCHEDULE}),
+    "latest_checkpoint": (pc.latest_checkpoint, {}),
+    "register_schedule": (lambda name, build: pc.register_schedule(name, build), {"name": "gpipe", "build": Odd}),
+    "partition": (lambda problem_, n_stages, method, time_limit, gap: pc.partition(
+        problem() if problem_ == "own" else problem_, n_stages, method=method, time_limit=time_limit, gap=gap),
+        {"problem_": "own", "n_stages": 2, "method": "auto", "time_limit": 1.0, "gap": 0.0}),
+    "trace": (lambda model, x, batch_dims: pc.trace(model, x, batch_dims=batch_dims), {"model": net(), "x": X, "batch_dims": None}),
+    "explain": (lambda model, x: pc.explain(model, x), {"model": net(), "x": X}),
+    "step": (lambda x, target, scaler: pipe().step(x, target=target, scaler=scaler), {"x": X, "target": TARGET, "scaler": None}),
+    "step in lists": (lambda microbatches: pipe().step(microbatches=microbatches), {}),
+    "step in a list": (lambda one: pipe().step(microbatches=[one]), {}),
+    "forward": (lambda x: pipe()(x), {}),
+    "evaluate": (lambda batches: pipe().evaluate(batches), {}),
+    "evaluate a batch": (lambda batch: pipe().evaluate([batch]), {}),
+    "prepare": (lambda x: pipe().prepare(x), {}),
+    "reschedule": (lambda schedule, count: compiled().reschedule(schedule, count), {"schedule": "gpipe", "count": 2}),
+    "dump": (lambda directory: pipe().dump(directory), {}),
+    "report": (lambda path: pipe().report(path), {}),
+    "Plan.load": (pc.Plan.load, {}),
+    "Plan.save": (lambda path: pipe().plan.save(path), {}),
+    "Schedule.from_csv": (pc.Schedule.from_csv, {"text": SCHEDULE.to_csv()}),
+}  # fmt: skip
+CASES = [(name, parameter) for name, (function, _) in FUNCTIONS.items() for parameter in parameters(function)]
+KEYWORDS = parameters(pc.compile)
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError in a block that takes longer."""
+
+    def raise_timeout(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, raise_timeout)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def check(call: Callable[[], Any]) -> None:
+    """Run a call that may raise an error of ours, and no other."""
+    with limited(60), suppress(pc.PipecompileError):
+        call()
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+LENIENT = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(LENIENT, max_examples=250)
+@given(case=st.sampled_from(CASES), value=st.sampled_from(VALUES))
+def test_public_functions(case: tuple[str, str], value: Any) -> None:
+    function, others = FUNCTIONS[case[0]]
+    if isinstance(value, int) and case[0] in ("dump", "report", "Plan.save"):
+        return  # the number of an open file
+    check(lambda: function(**{**others, case[1]: value}))
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(LENIENT, max_examples=150)
+@given(keyword=st.sampled_from(KEYWORDS), value=st.sampled_from(VALUES))
+def test_keywords_of_compile(keyword: str, value: Any) -> None:
+    check(lambda: compiled(**{keyword: value}))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: compiled(n_stages=10**9), "n_stages=1000000000 is more than 10,000"),
+        (lambda: compiled(n_microbatches=10**9), "n_microbatches=1000000000 is more than 1,000,000"),
+        (lambda: pc.build_schedule("1f1b", 10**5, 10**5), "at most 50,000,000 cells"),
+        (lambda: compiled(schedule=len), "schedule=len failed for"),
+        (lambda: compiled(costs=lambda graph, inputs: None), "the function returned a NoneType"),
+        (lambda: pipe().step(X, target=TARGET, scaler=True), "scaler=True is no GradScaler"),
+        (lambda: pipe().step(microbatches=[()]), "a batch is an empty sequence"),
+        (lambda: pipe().evaluate(3), "evaluate takes batches, not a int"),
+        (lambda: pipe().evaluate([(X, TARGET)], metric=3), "metric=3 is no function"),
+        (lambda: pipe().dump(None), "directory=None is no path"),
+        (lambda: pc.Plan.load(1.5), "path=1.5 is no path"),
+        (lambda: pc.Schedule.from_csv(b"0F0"), "a bytes is no text of rows"),
+        (lambda: pc.partition(None, 2), "a NoneType is no Problem"),
+    ],
+)  # fmt: skip
+def test_what_a_user_reads(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(pc.PipecompileError, match=message):
+        call()
