@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir.action import Action
+from pipecompile.ir.action import Action, Kind
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.input_checks import checked_count
 from pipecompile.ir.notebook_html import html_of
@@ -39,6 +39,11 @@ class Schedule:
     @property
     def n_devices(self) -> int:
         return len(self.rows)
+
+    @property
+    def is_split(self) -> bool:
+        """Return whether any backward is divided into I and W."""
+        return any(action.kind is Kind.INPUT_GRAD for row in self.rows for action in row)
 
     @property
     def gap(self) -> float | None:

@@ -56,3 +56,8 @@ def test_a_schedule_is_a_file(tmp_path: Path) -> None:
 
 def test_repr_is_one_short_line() -> None:
     assert repr(build_schedule("1f1b", 2, 4)) == "Schedule('1f1b', n_stages=2, n_microbatches=4, n_devices=2)"
+
+
+def test_backwards_are_split_or_whole() -> None:
+    assert build_schedule("zb-h1", 2, 2).is_split
+    assert not build_schedule("1f1b", 2, 2).is_split

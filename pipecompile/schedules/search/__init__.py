@@ -6,6 +6,7 @@
     list_search         rules within a budget, memory correction, hill climbing
     critical_swaps      tabu search on the critical path of the best schedule
     exact               CP-SAT on exact_model proves the bound and improves the schedule; ticks are its times
+    tie_breaks          of equally fast schedules the one that holds least; deadline: the time limit
     evaluate            step time and memory of any candidate
 
 Open `auto.py` first. All searches are deterministic, unless a time limit ends them.

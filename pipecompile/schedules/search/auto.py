@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from numbers import Integral
-from time import perf_counter
 from typing import Unpack
 
 from pipecompile.errors import InputError, ScheduleError
@@ -30,11 +29,13 @@ from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.schedules.catalogue import CATALOGUE, MOST_CELLS
 from pipecompile.schedules.search.critical_swaps import improve
+from pipecompile.schedules.search.deadline import Deadline
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.exact import ExactProblem, cp_sat, solve_exactly
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
+from pipecompile.schedules.search.tie_breaks import lightest
 from pipecompile.schedules.search.workload import Workload
 from pipecompile.simulation.costs import CostOptions, Costs, cost_fingerprint, make_costs
 from pipecompile.verifiers.routes import checked_routes
@@ -55,6 +56,9 @@ _EXACT_SECONDS = 0.25
 
 _NEGLIGIBLE = 1e-9
 """Relative tolerance for comparing seconds."""
+
+_LIST_STEPS = 5
+"""Steps like the evaluation of one schedule that the first two rules of a list search take."""
 
 _SHARES = (0.4, 0.2, 0.4)
 """Shares of `_LIST_ACTIONS`: rules for every search, rules for the best three, hill climbing for the best two."""
@@ -100,7 +104,7 @@ def auto_schedule(
     devices = max(map(max, placements)) + 1
     checked = make_costs(n_stages, devices, routes, **costs)
     limit = _limit(memory_limit, in_flight, devices)
-    effort, deadline = amount("effort", effort), perf_counter() + amount("time_limit", time_limit, finite=False)
+    effort, deadline = amount("effort", effort), Deadline(amount("time_limit", time_limit, finite=False))
     if not isinstance(split, bool):
         raise InputError(f"split={split!r:.60} is not True or False", hint="split=False")
     search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, effort, deadline)
@@ -151,17 +155,23 @@ class _AutoSearch:
     checkpoint: str | Sequence[bool]
     split: bool
     effort: float
-    deadline: float
+    deadline: Deadline
 
     def run(self, placements: Sequence[tuple[int, ...]]) -> Schedule:
         """Return the fastest schedule that fits, improved by swaps. Raises ScheduleError if no schedule fits."""
         evaluators = [Evaluator(place, self.routes, self.costs, self.limit) for place in placements]
-        fitting = [entry for evaluator in evaluators for entry in self._from_catalogue(evaluator)]
-        fitting += [search.best for search in self._list_searches(evaluators) if search.best]
+        fitting: list[EvaluatedSchedule] = []
+        for evaluator in evaluators:
+            self._add_catalogue(evaluator, fitting)
+        if not fitting or self.deadline.allows(0.8, _LIST_STEPS * len(evaluators)):
+            fitting += [search.best for search in self._list_searches(evaluators) if search.best]
+        for evaluator in evaluators:
+            if not fitting or self.deadline.allows(0.8):
+                fitting += self._fitting(_serial(evaluator.placement, self.n_microbatches), evaluator)
         if not fitting:
             raise self._infeasible(evaluators[0])
-        best = min(fitting, key=lambda entry: entry.seconds)
-        if (better := self._improved(best)) is not best.schedule:
+        best = lightest(fitting)
+        if self.deadline.allows(0.9, 2) and (better := self._improved(best)) is not best.schedule:
             best = EvaluatedSchedule(best.evaluator.seconds(better), better, best.evaluator)
         return self._certified(best, evaluators)
 
@@ -174,7 +184,7 @@ class _AutoSearch:
             bound = makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity, recompute=problem.recompute)
             if bound < best.seconds * (1 - _NEGLIGIBLE):
                 incumbent = best.schedule if evaluator is best.evaluator else None
-                seconds = self.effort * _EXACT_SECONDS / len(evaluators), self.deadline - perf_counter()
+                seconds = self.effort * _EXACT_SECONDS / len(evaluators), self.deadline.left
                 result = solve_exactly(problem, incumbent, shorter_than=best.seconds, bound=bound, seconds=seconds)
                 best, bound = result.schedule or best, result.bound
             bounds.append(bound)
@@ -198,12 +208,20 @@ class _AutoSearch:
         for share, count, method in zip(_SHARES, counts, methods, strict=True):
             searches.sort(key=lambda search: search.seconds)
             for search in searches[:count]:
-                if search.best is None or perf_counter() < self.deadline:
+                if search.best is None or self.deadline.allows(0.8, _LIST_STEPS):
                     method(search, share * self.effort * _LIST_ACTIONS / count)
         return searches
 
-    def _from_catalogue(self, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:
-        """Yield the catalogue's schedules of this placement that fit, and the serial schedule if it fits."""
+    def _add_catalogue(self, evaluator: Evaluator, fitting: list[EvaluatedSchedule]) -> None:
+        """Append the catalogue's schedules that fit, until the time for them is over."""
+        for schedule in self._from_catalogue(evaluator):
+            fitting += self._fitting(schedule, evaluator)
+            self.deadline.note()
+            if not self.deadline.allows(0.6 if fitting else 0.3):
+                break
+
+    def _from_catalogue(self, evaluator: Evaluator) -> Iterator[Schedule]:
+        """Yield the catalogue's schedules of this placement."""
         n_stages, n_devices = len(evaluator.placement), max(evaluator.placement) + 1
         for name, entry in CATALOGUE.items():
             if name == "forward" or not entry.suits(n_stages, n_devices):
@@ -212,9 +230,8 @@ class _AutoSearch:
                 entry.schedule(n_stages, self.n_microbatches, n_devices, r) for r in (self.routes, None)
             )
             for schedule in (of_dag,) if of_dag == of_chain else (of_dag, of_chain):
-                if schedule.placement == evaluator.placement and (self.split or not _is_split(schedule)):
-                    yield from self._fitting(schedule, evaluator)
-        yield from self._fitting(_serial(evaluator.placement, self.n_microbatches), evaluator)
+                if schedule.placement == evaluator.placement and (self.split or not schedule.is_split):
+                    yield schedule
 
     def _fitting(self, schedule: Schedule, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:
         """Yield the schedule with the first set of recomputed stages that makes it fit, if there is one."""
@@ -267,10 +284,6 @@ class _AutoSearch:
         if self.limit is not None and not self.limit.in_bytes:
             return f"{counted(size, 'micro-batch')} in flight"
         return f"{size:.6g} bytes" + (f" ({written(BYTES, size)})" if size >= 1024 else "")
-
-
-def _is_split(schedule: Schedule) -> bool:
-    return any(action.kind is Kind.INPUT_GRAD for row in schedule.rows for action in row)
 
 
 def _serial(placement: Sequence[int], n_microbatches: int) -> Schedule:

@@ -145,7 +145,7 @@ class _ModelBuilder:
         return s in self.out.recomputes or self.workload.is_recomputed[s]
 
     def _backward(self, s: int, m: int) -> Key:
-        """Add I and W, or B, or the choice between them where B takes less time than I and W together."""
+        """Add I and W, or B, or the choice between them where B takes less time or memory than I and W."""
         work, tick = self.workload, self.out.tick
         i, w, b = (tick.down(each[s]) for each in (work.input_grad, work.weight_grad, work.backward))
         key, weight = (Kind.INPUT_GRAD, s, m), (Kind.WEIGHT_GRAD, s, m)
@@ -156,7 +156,8 @@ class _ModelBuilder:
             busy.append(self.cp.new_fixed_size_interval_var(start, b, ""))
             return key
         late = self.out.start[weight] = self._var()
-        if work.backward[s] >= work.input_grad[s] + work.weight_grad[s] - tick.size:
+        is_slower = work.backward[s] >= work.input_grad[s] + work.weight_grad[s] - tick.size
+        if is_slower and work.weight_saved[s] <= work.saved[s]:
             self.out.end[key], self.out.end[weight] = start + i, late + w
             for begin, duration in ((start, i), (late, w)):
                 busy.append(self.cp.new_fixed_size_interval_var(begin, duration, ""))

@@ -29,6 +29,9 @@ __all__ = ["EvaluatedSchedule", "ListSearch", "hill_climb"]
 _ROUNDS = 6
 """Number of corrections of the memory."""
 
+_MANY = 0.5
+"""Share of the budget that a rule may take for a second one to be tried in any case."""
+
 _FINALISTS = 4
 """Number of rules that are scheduled again after a correction."""
 
@@ -69,8 +72,9 @@ class ListSearch:
         return self.best.seconds if self.best else float("inf")
 
     def try_rules(self, budget: float) -> None:
-        """Try the next rules, at least two."""
-        self._rank(islice(self.untried, max(2, int(budget / self.actions))))
+        """Try the next rules, at least two, or one if two take far more than the budget."""
+        least = 2 if self.actions < budget * _MANY else 1
+        self._rank(islice(self.untried, max(least, int(budget / self.actions))))
         self._fit_memory()
 
     def climb(self, budget: float) -> None:
@@ -88,7 +92,7 @@ class ListSearch:
             result = list_schedule(self.workload, self.m, self.capacity, rule)
             if result is not None:
                 self.finalists.append((result.seconds, rule, result))
-        self.finalists = nsmallest(_FINALISTS, self.finalists, key=lambda finalist: finalist[0])
+        self.finalists = nsmallest(_FINALISTS, self.finalists, key=_time_and_quotas)
 
     def _fit_memory(self) -> None:
         """Reduce the capacity and reschedule the finalists until one fits."""
@@ -122,6 +126,12 @@ class ListSearch:
             min(now, whole - (peak - own)) if over else now
             for now, whole, peak, own, over in zip(self.capacity, evaluator.capacity, peaks, saved, excess, strict=True)
         )
+
+
+def _time_and_quotas(finalist: tuple[float, PriorityRule, ListSchedule]) -> tuple[float, float]:
+    """Return the seconds to nine digits, and the sum of the quotas: of equally fast rules, the one that holds least comes first."""
+    seconds, rule, _ = finalist
+    return float(f"{seconds:.9g}"), sum(rule.in_flight)
 
 
 def hill_climb(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from math import inf
 
@@ -38,6 +39,12 @@ def makespan_lower_bound(
     O(stages x micro-batches x (log + transfers)), with `recompute` times the choices of each device.
     """
     limits = (inf,) * workload.n_devices if capacity is None else tuple(capacity)
+    return _cached_bound(workload, n_microbatches, limits, recompute)
+
+
+@lru_cache(maxsize=16)
+def _cached_bound(workload: Workload, n_microbatches: int, limits: tuple[float, ...], recompute: bool) -> float:
+    """Return the bound; searches ask for that of a workload several times."""
     if not recompute or all(limit == inf for limit in limits):
         kept = replace(workload, is_recomputed=(False,) * workload.n_stages) if recompute else workload
         return _bound(kept, n_microbatches, limits, range(workload.n_devices))
@@ -99,7 +106,8 @@ def _memory_seconds(
         else:
             size = workload.saved[s] * held
         until_i += size * len(forward[s])
-        until_w += (workload.weight_saved[s] * cell.weight_grad[s] if workload.split else 0.0) * len(forward[s])
+        left = min(workload.saved[s], workload.weight_saved[s]) if workload.split else 0.0
+        until_w += left * cell.weight_grad[s] * len(forward[s])
     first = min(forward[s][0] for s in own)
     last = min(times.tail[Kind.INPUT_GRAD][s][-1] for s in own)
     return first + max(until_i / capacity + last, (until_i + until_w) / capacity)
