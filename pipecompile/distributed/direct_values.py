@@ -11,7 +11,7 @@ has launched its receive by then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from pipecompile.distributed.layout_announcements import announce, announced
 from pipecompile.distributed.message_layout import MessageLayout, PayloadKind, as_bytes, encode
 from pipecompile.distributed.rank_streams import RankStreams
 from pipecompile.distributed.step_agreement import agree_on_step
-from pipecompile.distributed.value_transport import moved
+from pipecompile.distributed.value_transport import StepState, moved
 from pipecompile.errors import InputError, PlanError
 from pipecompile.runtime.streams import Streams
 from pipecompile.torch_private.device_functions import device_identity
@@ -85,8 +85,9 @@ class DirectValues:
                     hint='torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before compile',
                 )
 
-    def begin(self, common: str, own: str) -> None:
-        self.layouts = self.tables.setdefault(agree_on_step(self.communicator, common, own), {})
+    def begin(self, state: Callable[[], StepState]) -> None:
+        number = agree_on_step(self.communicator, *state())
+        self.layouts = self.tables.setdefault(number, {})
         self.is_launching = True
 
     def check_wait(self) -> None:

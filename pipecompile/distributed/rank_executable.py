@@ -28,7 +28,7 @@ from pipecompile.distributed.row_messages import (
     summary,
 )
 from pipecompile.distributed.tied_copies import TiedCopies
-from pipecompile.distributed.value_transport import ValueTransport
+from pipecompile.distributed.value_transport import StepState, ValueTransport
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import LOSS, Kind
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -97,7 +97,7 @@ class RankExecutable(Executable):
                 self.values.connect(directed_pairs(self.program) | self.tied.pairs)
                 self._connected = self.mirrors
             self.replicas.agree(self._summary)
-            self.values.begin(f"{self._summary}, samples {sizes}", self._own_state(arrivals))
+            self.values.begin(lambda: StepState(f"{self._summary}, samples {sizes}", self._own_state(arrivals)))
             return super().frame(sizes, arrivals, threaded=threaded)
 
     def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:

@@ -6,8 +6,8 @@ mesh of "cuda"    DirectValues    a communicator per directed pair, in the order
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -16,7 +16,14 @@ from pipecompile.distributed.direct_links import Pair
 from pipecompile.runtime.streams import Streams
 from pipecompile.torch_private.device_functions import to_device
 
-__all__ = ["GlooValues", "ValueTransport"]
+__all__ = ["GlooValues", "StepState", "ValueTransport", "moved"]
+
+
+class StepState(NamedTuple):
+    """The state that ranks agree on before a step: `common` is to be equal on all, `own` decides the layouts of values that this rank sends."""
+
+    common: str
+    own: str
 
 
 class ValueTransport(Protocol):
@@ -31,7 +38,7 @@ class ValueTransport(Protocol):
     def connect(self, pairs: Iterable[Pair]) -> None:
         """Open what messages along these pairs need. All ranks must call this together."""
 
-    def begin(self, common: str, own: str) -> None:
+    def begin(self, state: Callable[[], StepState]) -> None:
         """Begin a step. Raises PlanError unless `common` is equal on all ranks; layouts are those of the steps with such `own`."""
 
     def expect(self, source: int, names: Iterable[str]) -> None:
@@ -61,7 +68,7 @@ class GlooValues:
     def connect(self, pairs: Iterable[Pair]) -> None:
         """Return at once: the control group is open."""
 
-    def begin(self, common: str, own: str) -> None:
+    def begin(self, state: Callable[[], StepState]) -> None:
         """Return at once: each message carries its name, and its layout if that is new."""
 
     def expect(self, source: int, names: Iterable[str]) -> None:

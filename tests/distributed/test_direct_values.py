@@ -14,6 +14,7 @@ from pipecompile.distributed import direct_values
 from pipecompile.distributed.direct_values import DirectValues
 from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.message_layout import encode
+from pipecompile.distributed.value_transport import StepState
 from pipecompile.errors import InputError, PipecompileError, PlanError
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
 
@@ -25,7 +26,7 @@ def on_ranks(function: Callable[[DirectValues], Any], size: int = 2) -> list[Any
         communicator.connect()
         values = DirectValues(communicator)
         values.connect([(source, target) for source in range(size) for target in range(size) if source != target])
-        values.begin("a step", "")
+        values.begin(lambda: StepState("a step", ""))
         result = function(values)
         values.finish()
         return result
@@ -159,7 +160,8 @@ def test_layouts_belong_to_the_steps_in_which_all_ranks_are_as_they_were() -> No
     def run(values: DirectValues) -> list[int]:
         counts = []
         for flags in ("1", "1", "0", "0", "1"):
-            values.begin("a step", flags if values.index == 0 else "")
+            own = flags if values.index == 0 else ""
+            values.begin(lambda own=own: StepState("a step", own))
             before = len(values.announcements)
             if values.index == 0:
                 values.send(1, "v", torch.zeros(2, requires_grad=flags == "1"), "key")
@@ -228,7 +230,7 @@ def test_a_failure_elsewhere_ends_what_is_launched_though_the_host_waits_for_no_
         communicator.connect()
         values = DirectValues(communicator)
         values.connect([(0, 1)])
-        values.begin("a step", "")
+        values.begin(lambda: StepState("a step", ""))
         if values.index == 0:
             communicator.board.post_failure(FailureReport(10, "the data are wrong"))
             return ""

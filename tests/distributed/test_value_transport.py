@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from pipecompile.distributed.value_transport import GlooValues, moved
+from pipecompile.distributed.value_transport import GlooValues, StepState, moved
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
 
 
@@ -13,7 +13,7 @@ def test_values_go_through_the_messages_of_the_control_group() -> None:
         communicator.connect()
         values = GlooValues(communicator)
         values.connect([(0, 1)])
-        values.begin("a step", "")
+        values.begin(lambda: StepState("a step", ""))
         if communicator.ranks.index == 0:
             values.send(1, "v", torch.ones(2), "key")
             values.finish()
