@@ -63,7 +63,7 @@ def main() -> None:
                 print(f"seed {each.seed}: {each.wrong}", flush=True)
             if len(found) % 1000 == 0:
                 print(len(found), f"{perf_counter() - start:.0f} s", flush=True)
-    text = report(found, f"--programs {options.programs}", perf_counter() - start)
+    text = report(found, f"--programs {options.programs} --jobs {options.jobs}", perf_counter() - start)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
