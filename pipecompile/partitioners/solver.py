@@ -28,6 +28,9 @@ __all__ = ["METHODS", "Partition", "cost_of_constraints", "partition", "trivial_
 
 METHODS = ("auto", "dp", "ilp")
 
+FILL_SHARE = 0.6
+"""Share of the seconds left that stay for the integer programs when stages are filled by dynamic programs."""
+
 PATH_SECONDS = 1.0
 """Seconds for moves that let stages run beside each other, at the same bottleneck."""
 
@@ -126,7 +129,7 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
     if state.has_gap:
         cut_chain_with_copies(state, state.begin + time_limit / 2)
         polish(state, early_deadline)
-        fill_between(state, state.begin + time_limit / 3)
+        fill_between(state, state.deadline - FILL_SHARE * state.seconds_left)
     if method != "dp" and state.has_gap:
         close_gap(state)
 

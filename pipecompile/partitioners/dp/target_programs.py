@@ -27,7 +27,7 @@ NEAR = 0.004
 """Relative distance of targets at which filling ends: a cut between two near targets is left to local search."""
 
 WEIGHTS = (1.0, 0.5)
-"""Weights of tensors against work in the reach of a stage."""
+"""Weights of tensors against work in the reach of a stage, one after the other."""
 
 STRIDE = 0.7
 """Position of the next target between what was not reached (0) and the incumbent (1): a target that is missed costs all fillings."""
@@ -68,25 +68,25 @@ def fill_between(state: SolverState, deadline: float) -> None:
         StageFiller(state.clusters, narrowest(state.clusters, orders, forwards=side), forwards=side)
         for side in (True, False)
     ]
-    low = state.lower_bound
-    while state.bottleneck - low > NEAR * state.bottleneck and state.has_gap and monotonic() < deadline:
-        target = low + STRIDE * (state.bottleneck - low)
-        if not _fill_below(state, fillers, target, deadline):
-            low = target
-
-
-def _fill_below(state: SolverState, fillers: Sequence[StageFiller], target: float, deadline: float) -> bool:
-    """Offer cuts of stages filled up to a target. Return whether one of them is below it."""
     for weight in WEIGHTS:
-        for filler in fillers:
-            if monotonic() > deadline:
-                return False
-            cut = fill_below(filler, state.machine, target, weight)
-            if cut is None:
-                continue
-            if bottleneck(state.clusters, state.machine, cut) < PROMISING * state.bottleneck:
-                end = min(deadline, monotonic() + DESCENT_SECONDS)
-                state.offer(descend(state.clusters, state.machine, cut, state.ranges, end), method="dp")
-            if state.bottleneck <= target:
-                return True
+        low = state.lower_bound
+        while state.bottleneck - low > NEAR * state.bottleneck and state.has_gap and monotonic() < deadline:
+            target = low + STRIDE * (state.bottleneck - low)
+            if not _fill_below(state, fillers, target, weight, deadline):
+                low = target
+
+
+def _fill_below(
+    state: SolverState, fillers: Sequence[StageFiller], target: float, weight: float, deadline: float
+) -> bool:
+    """Offer cuts of stages filled up to a target. Return whether one of them is below it."""
+    for filler in fillers:
+        cut = fill_below(filler, state.machine, target, weight) if monotonic() < deadline else None
+        if cut is None:
+            continue
+        if bottleneck(state.clusters, state.machine, cut) < PROMISING * state.bottleneck:
+            end = min(deadline, monotonic() + DESCENT_SECONDS)
+            state.offer(descend(state.clusters, state.machine, cut, state.ranges, end), method="dp")
+        if state.bottleneck <= target:
+            return True
     return False
