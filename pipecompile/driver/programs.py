@@ -52,7 +52,7 @@ def step_schedule(
         return specialization.schedules[n_microbatches]
     plan, options, is_own = specialization.plan, specialization.options, routes is None
     routes = specialization.routes if routes is None else routes
-    schedule = make_schedule(options, plan.stages, routes, plan.placement, n_microbatches)
+    schedule = make_schedule(options, plan.stages, routes, plan.placement, n_microbatches, exact=True)
     if tuple(options.devices[device] for device in schedule.placement) != specialization.stage_devices:
         raise ScheduleError(
             f"schedule {schedule.name!r} puts stages on devices {schedule.placement}",

@@ -47,12 +47,15 @@ def make_schedule(
     routes: Sequence[Route],
     placement: Sequence[int],
     n_microbatches: int,
+    *,
+    exact: bool = False,
 ) -> Schedule:
     """Return the schedule of a step, with recomputations as early as the devices have time for them. Stages that do not depend on
-    each other along `routes` run beside each other.
+    each other along `routes` run beside each other. `exact`: the exact back end improves a searched schedule, which a candidate
+    needs not.
     """
     if options.schedule == "auto":
-        return search_schedule(options, stages, routes, n_microbatches, placement)
+        return search_schedule(options, stages, routes, n_microbatches, placement, exact=exact)
     schedule = _schedule_of_dag(options, stages, routes, placement, n_microbatches)
     if options.checkpoint == "never" or options.restored == 1:
         return schedule
@@ -94,6 +97,8 @@ def search_schedule(
     routes: Sequence[Route],
     n_microbatches: int,
     placement: Sequence[int] | None = None,
+    *,
+    exact: bool = False,
 ) -> Schedule:
     """Return the fastest schedule that a search finds within the memory limit. Without a placement, the search chooses one."""
     but_last = options.checkpoint == "except_last"
@@ -103,6 +108,7 @@ def search_schedule(
         n_devices=None if placement else len(options.devices),
         placement=placement,
         routes=routes,
+        exact=exact,
         checkpoint="always" if but_last else options.checkpoint,
         in_flight=_room(options, stages, routes, placement, n_microbatches),
         **simulation_costs(stages, routes, options.links, placement),

@@ -38,7 +38,7 @@ NUMBERS = [
     *((name, option) for name in ("auto_schedule", "simulate", "simulate a program", "advise")
       for option in CostOptions.__annotations__ if option not in ("engines", "hosts")),
     *(("auto_schedule", option)
-      for option in ("n_stages", "n_microbatches", "n_devices", "placement", "memory_limit", "in_flight", "effort")),
+      for option in ("n_stages", "n_microbatches", "n_devices", "placement", "memory_limit", "in_flight", "effort", "time_limit")),
     *(("build_schedule", option) for option in ("n_stages", "n_microbatches", "n_devices")),
     ("advise", "faster"), ("advise", "most"), ("verify", "in_flight"),
     *(("verify a program", option) for option in ("in_flight", "memory_limit")),
@@ -82,7 +82,15 @@ def test_routes_that_are_none_are_refused(name: str, routes: Any) -> None:
 
 
 def test_all_numbers_of_the_signatures_are_tried() -> None:
-    tried = {option for _, option in NUMBERS} | {"routes", "checkpoint", "split", "costs", "models", "saved_bytes"}
+    tried = {option for _, option in NUMBERS} | {
+        "routes",
+        "checkpoint",
+        "split",
+        "costs",
+        "models",
+        "saved_bytes",
+        "exact",
+    }
     for function in (pc.auto_schedule, pc.build_schedule, pc.simulate, pc.advise, pc.verify):
         assert signature(function).parameters.keys() - tried <= {"subject", "schedule"}
 

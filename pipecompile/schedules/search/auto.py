@@ -78,6 +78,7 @@ def auto_schedule(
     split: bool = True,
     effort: float = 1.0,
     time_limit: float = inf,
+    exact: bool = True,
     **costs: Unpack[CostOptions],
 ) -> Schedule:
     """Return a schedule with the shortest simulated step that the search finds, never longer than the catalogue's best.
@@ -90,7 +91,7 @@ def auto_schedule(
     schedule so far. `costs` are those of `simulate`.
 
     The schedule has a `certificate`: its makespan, a lower bound in seconds on all schedules within the memory, and its `gap`. If
-    OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule.
+    OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule, unless `exact=False`.
 
     Raises ScheduleError with the needed memory if no schedule fits, and InputError for invalid arguments.
     """
@@ -105,9 +106,10 @@ def auto_schedule(
     checked = make_costs(n_stages, devices, routes, **costs)
     limit = _limit(memory_limit, in_flight, devices)
     effort, deadline = amount("effort", effort), Deadline(amount("time_limit", time_limit, finite=False))
-    if not isinstance(split, bool):
-        raise InputError(f"split={split!r:.60} is not True or False", hint="split=False")
-    search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, effort, deadline)
+    for name, flag in (("split", split), ("exact", exact)):
+        if not isinstance(flag, bool):
+            raise InputError(f"{name}={flag!r:.60} is not True or False", hint=f"{name}=False")
+    search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, exact, effort, deadline)
     return search.run(placements)
 
 
@@ -154,6 +156,7 @@ class _AutoSearch:
     limit: MemoryLimit | None
     checkpoint: str | Sequence[bool]
     split: bool
+    exact: bool
     effort: float
     deadline: Deadline
 
@@ -182,14 +185,14 @@ class _AutoSearch:
             workload = self._workload(evaluator)
             problem = ExactProblem(evaluator, workload, self.n_microbatches, self.checkpoint == "auto")
             bound = makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity, recompute=problem.recompute)
-            if bound < best.seconds * (1 - _NEGLIGIBLE):
+            if self.exact and bound < best.seconds * (1 - _NEGLIGIBLE):
                 incumbent = best.schedule if evaluator is best.evaluator else None
                 seconds = self.effort * _EXACT_SECONDS / len(evaluators), self.deadline.left
                 result = solve_exactly(problem, incumbent, shorter_than=best.seconds, bound=bound, seconds=seconds)
                 best, bound = result.schedule or best, result.bound
             bounds.append(bound)
         costs = cost_fingerprint(self.costs, self.routes)
-        certificate = Certificate(best.seconds, min(best.seconds, *bounds), cp_sat() is not None, costs)
+        certificate = Certificate(best.seconds, min(best.seconds, *bounds), self.exact and cp_sat() is not None, costs)
         return replace(best.schedule, name="auto", certificate=certificate)
 
     def _workload(self, evaluator: Evaluator) -> Workload:

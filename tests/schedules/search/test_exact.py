@@ -160,6 +160,14 @@ assert auto_schedule(2, 3, forward=[1.0, 1.3], effort=0.2).certificate.is_exact
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
+def test_the_exact_back_end_can_be_left_out() -> None:
+    costs = {"forward": [1.0, 2.0, 1.5], "in_flight": 2}
+    schedule = auto_schedule(3, 4, exact=False, effort=0.1, **costs)
+    assert schedule.certificate is not None
+    assert not schedule.certificate.is_exact
+    assert auto_schedule(3, 4, effort=0.3, **costs).certificate.seconds <= schedule.certificate.seconds
+
+
 def test_too_many_actions_are_not_modelled() -> None:
     evaluator = Evaluator((0, 1), chain(2), make_costs(2, 2, chain(2)), None)
     problem = ExactProblem(evaluator, evaluator.workload(), exact.MOST_ACTIONS)
