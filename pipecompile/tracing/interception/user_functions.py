@@ -17,6 +17,7 @@ import builtins
 import dis
 import functools
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FunctionType
@@ -148,7 +149,7 @@ def caches_purged() -> Iterator[None]:
     try:
         yield
     finally:
-        for cached in _all_caches():
+        for cached in _CENSUS.alive():
             if _is_users(cached):
                 _FOUND_CACHES.add(cached)
                 if _may_store_stand_in(cached, counters.get(cached)) and _stores_stand_in(cached):
@@ -164,9 +165,26 @@ def _may_store_stand_in(cached: Any, counters: Any) -> bool:
     return bool(now.currsize and now != counters)
 
 
-def _all_caches() -> list[Any]:
-    """Return all caches alive: an object refers to its type. This takes half the time of a look at the type of each object."""
-    return [referrer for referrer in gc.get_referrers(_Cache) if type(referrer) is _Cache]
+class _Census:
+    """The caches alive, found by one look at all live objects, which takes longer than the recording of a small model.
+
+    Each cache refers to its type. While the type has no more and no fewer references than the known caches and the `others` of the
+    last look, there is no new cache.
+    """
+
+    def __init__(self) -> None:
+        self.known: WeakSet[Any] = WeakSet()
+        self.others = -1
+
+    def alive(self) -> list[Any]:
+        """Return all caches alive."""
+        if sys.getrefcount(_Cache) - len(self.known) != self.others:
+            self.known = WeakSet(one for one in gc.get_referrers(_Cache) if type(one) is _Cache)
+            self.others = sys.getrefcount(_Cache) - len(self.known)
+        return list(self.known)
+
+
+_CENSUS = _Census()
 
 
 def _stores_stand_in(cached: Any) -> bool:

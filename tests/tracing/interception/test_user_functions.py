@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 
 import pytest
 import torch
 from torch import nn
 
 from pipecompile.tracing import trace
+from pipecompile.tracing.interception import user_functions
 from pipecompile.tracing.interception.user_functions import builtin_calls_redirected
 
 
@@ -122,3 +124,24 @@ def test_function_caches_leave_the_batch_size_free_and_learn_no_symbol():
         y = torch.randn(size, 4)
         assert torch.equal(graph(y), model(y))
     assert type(halves((5, 4))[0]) is int
+
+
+def test_live_objects_are_looked_through_only_when_there_is_a_new_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes longer than the recording of a small model. A cache that takes the place of another is new, too."""
+    looks: list[object] = []
+    referrers = gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *of: looks.append(of) or referrers(*of))
+    census = user_functions._Census()
+    first = functools.lru_cache(abs)
+    assert first in census.alive()
+    assert first in census.alive()
+    assert len(looks) == 1
+    del first
+    census.alive()
+    assert len(looks) == 1
+    second = functools.lru_cache(abs)
+    assert second in census.alive()
+    del second
+    third = functools.lru_cache(abs)
+    assert third in census.alive()
+    assert len(looks) == 3
