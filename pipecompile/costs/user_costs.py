@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import fx
 
 from pipecompile.costs.node_cost import CostProvider, NodeCost
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, PipecompileError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import nodes_of_module
 
@@ -52,6 +52,8 @@ def costs_from_provider(graph: fx.GraphModule, inputs: Sequence[object], provide
     """Return the costs of a function. Raise InputError if a node is missing."""
     try:
         costs = provider(graph, inputs)
+    except PipecompileError:
+        raise
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
         raise InputError("costs: the function failed", why=fault, hint="a function of (graph, inputs)") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pipecompile.ir import HOST, Instruction, Kind, Op, Operand, Program, Value
 
-__all__ = ["frees_after", "may_join_backward", "merged", "received_at_once"]
+__all__ = ["frees_after", "may_join_backward", "merged"]
 
 Place = tuple[int, int]
 """(device, index of an instruction in the device's row)."""
@@ -35,28 +35,6 @@ def frees_after(program: Program, walk: Sequence[Place]) -> dict[Place, list[Ope
             latest[d] = d, i
             freed[d, i] = []
     return freed
-
-
-def received_at_once(program: Program, walk: Sequence[Place]) -> dict[Place, Place]:
-    """Return the SENDs that may write the register of their RECV, each with that RECV, which has nothing left to do.
-
-    One thread may do so if the receiver does not use this register between the two.
-    """
-    sends: dict[tuple[Value, int | None, int], tuple[Place, int]] = {}
-    used: dict[tuple[int, str, int | None, int | None], int] = {}
-    found: dict[Place, Place] = {}
-    for moment, (d, i) in enumerate(walk):
-        instruction = program.rows[d][i]
-        if instruction.op is Op.SEND:
-            sends[instruction.reads[0].value, instruction.peer, d] = (d, i), moment
-        elif instruction.op is Op.RECV and instruction.peer != HOST:
-            target = instruction.writes[0]
-            send, sent = sends[target.value, d, instruction.peer or 0]
-            if used.get((d, target.value.name, target.value.consumer, target.slot), -1) < sent:
-                found[send] = d, i
-        for one in (*instruction.reads, *instruction.writes):
-            used[d, one.value.name, one.value.consumer, one.slot] = moment
-    return found
 
 
 def may_join_backward(program: Program, parameters: Sequence[frozenset[int]]) -> bool:

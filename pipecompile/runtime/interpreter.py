@@ -18,7 +18,7 @@ from time import perf_counter
 import torch
 
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Value, recipe, saved, weight_saved
-from pipecompile.ir.execution_order import frees_after, may_join_backward, merged, received_at_once
+from pipecompile.ir.execution_order import frees_after, may_join_backward, merged
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
@@ -39,8 +39,8 @@ class Code:
     """A program as Python functions of a frame.
 
     `rows[d][i]` runs instruction i of device d. `flat` are functions that run all instructions in one thread, in a legal order;
-    `order` names the (device, index in its row) that each of them begins with, since a FREE may run together with the
-    instruction before it on its device, and a RECV with its SEND. `streams` are those on which it launches; None on CPUs.
+    `order` names the (device, index in its row) that each of them begins with, since a FREE runs together with the
+    instruction before it on its device. `streams` are those on which it launches; None on CPUs.
     """
 
     program: Program
@@ -72,17 +72,9 @@ def bind(
     else:
         rows = builder.launched()
     walk = merged(program)
-    flat = builder.serial(walk, rows) if is_serial else {(d, i): rows[d][i] for d, i in walk}
-    return Code(
-        program,
-        rows,
-        tuple(flat),
-        tuple(flat.values()),
-        len(builder.registers),
-        builder.n_channels,
-        threaded,
-        launches_on,
-    )
+    freed = dict.fromkeys(walk, ()) if launches_on is not None else frees_after(program, walk)
+    flat = tuple(then_free(rows[d][i], [builder.register(o, d) for o in frees]) for (d, i), frees in freed.items())
+    return Code(program, rows, tuple(freed), flat, len(builder.registers), builder.n_channels, threaded, launches_on)
 
 
 class CodeBuilder:
@@ -132,21 +124,6 @@ class CodeBuilder:
                 return then_free(_nothing, [self.register(instruction.reads[0], device)])
             case Op.BROADCAST | Op.REDUCE:
                 raise AssertionError("within one process, mirrors refresh and sum tied parameters")
-
-    def serial(self, walk: Sequence[Place], rows: Sequence[Sequence[Run]]) -> dict[Place, Run]:
-        """Return the functions that one thread runs, in the order of `walk`: those of FREEs and of most RECVs join others."""
-        sends = received_at_once(self.program, walk)
-        freed = frees_after(self.program, walk)
-        idle = {receive for receive in sends.values() if not freed[receive]}
-        runs = {}
-        for (d, i), frees in freed.items():
-            run = rows[d][i]
-            if (receive := sends.get((d, i))) in idle:
-                source, target = self.program.rows[d][i].reads[0], self.program.rows[receive[0]][receive[1]].writes[0]
-                run = transport.move(self.register(source, d), self.register(target, receive[0]))
-            if (d, i) not in idle:
-                runs[d, i] = then_free(run, [self.register(operand, d) for operand in frees])
-        return runs
 
     def launched(self) -> tuple[tuple[Run, ...], ...]:
         """Return the functions such that each runs on its stream, after the events that it waits for."""

@@ -21,7 +21,7 @@ from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = [
     "ABORT", "Aborted", "BlockingCopy", "Link", "PeerCopy", "Upload", "arrive", "copy_into", "depart", "depart_gradient", "link",
-    "move", "receive", "send", "take_from", "then_free", "upload_into",
+    "receive", "send", "take_from", "then_free", "upload_into",
 ]  # fmt: skip
 
 
@@ -103,15 +103,6 @@ class Aborted(Exception):
 
 ABORT = object()
 """Sentinel that a failing device puts into every channel."""
-
-
-def move(source: int, target: int) -> Run:
-    """Return the function of a SEND with its RECV, both in one thread and one memory: from register to register."""
-
-    def run(frame: Frame) -> None:
-        frame.registers[target] = frame.registers[source]
-
-    return run
 
 
 def send(register: int, channel: int, over: Link, *, threaded: bool) -> Run:

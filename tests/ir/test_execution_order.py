@@ -6,7 +6,7 @@ import pytest
 
 import pipecompile as pc
 from pipecompile.ir import HOST, Instruction, Op, Route
-from pipecompile.ir.execution_order import frees_after, may_join_backward, merged, received_at_once
+from pipecompile.ir.execution_order import frees_after, may_join_backward, merged
 from pipecompile.passes import lower
 
 
@@ -43,30 +43,6 @@ def test_frees_follow_what_comes_before_them_on_their_device(name: str) -> None:
         for index, operands in ((i, operands) for (d, i), operands in freed.items() if d == device):
             again += [row[index], *(Instruction(Op.FREE, reads=(operand,)) for operand in operands)]
         assert tuple(again) == row
-
-
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved", "zbv"])
-def test_a_value_received_at_once_overwrites_nothing_that_is_still_read(name: str) -> None:
-    """Registers hold values of the program here: whatever an instruction reads must be what it names."""
-    routes = [Route("v", 0, (1, 3)), Route("w", 1, (2,)), Route("u", 2, (3,))]
-    program = lower(pc.build_schedule(name, 4, 6, n_devices=4 if name in ("gpipe", "1f1b", "zb-h1") else 2), routes)
-    walk = merged(program)
-    at_once = received_at_once(program, walk)
-    dropped, registers = set(at_once.values()), {}
-    for d, i in walk:
-        instruction = program.rows[d][i]
-        for one in instruction.reads:
-            key = d, one.value.name, one.value.consumer, one.slot
-            assert registers.get(key, one.value) == one.value, f"device {d} reads {one} at {i}"
-        if (d, i) in dropped:
-            continue
-        target_device, written = d, instruction.writes
-        if (d, i) in at_once:
-            target_device, index = at_once[d, i]
-            written = program.rows[target_device][index].writes
-        registers |= {(target_device, o.value.name, o.value.consumer, o.slot): o.value for o in written}
-    receives = sum(i.op is Op.RECV and i.peer != HOST for row in program.rows for i in row)
-    assert len(at_once) > receives / 2
 
 
 def test_halves_are_joined_where_no_sum_changes() -> None:
