@@ -80,8 +80,7 @@ def _without_gradient(graph: TracedGraph) -> set[fx.Node]:
     Only of a graph recorded with gradients on; the signature of a call has the `requires_grad` of its inputs. Values that are written in
     place, calls of modules, and graphs with parts that were not recorded count as differentiable.
     """
-    known = graph.facts.outside.grad and graph.facts.reads is not None
-    if not known or graph.facts.kept or has_regions(graph.graph.nodes):
+    if not graph.facts.outside.grad or graph.facts.kept or has_regions(graph.graph.nodes):
         return set()
     written = frozenset[int]().union(*(facts(node).mutates for node in graph.graph.nodes))
     constants: set[fx.Node] = set()
