@@ -1,6 +1,6 @@
 """Dispatch: one thread runs the instructions of all devices in one merged order, or a thread per device runs its row.
 
-    inline    0F0 1F0 0F1 1F1 ...         17 to 22 us a cell; faster for small cells, and when cores are busy
+    inline    0F0 1F0 0F1 1F1 ...         4 to 20 us a cell; faster for small cells, and when cores are busy
     threads   device 0: 0F0 0F1 ...       faster when a cell takes longer than to wake a thread, and cores are idle
               device 1:     1F0 1F1 ...
 
