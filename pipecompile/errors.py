@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import linecache
 import re
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +32,6 @@ __all__ = [
     "ScheduleError",
     "TraceError",
     "VerifyError",
-    "warn",
 ]
 
 
@@ -125,18 +122,6 @@ class RecordingWarning(UserWarning):
     """Warning that the model was recorded again, or that a mini-batch was divided otherwise than `n_microbatches` says, because
     of how the model is written.
     """
-
-
-_SKIPPED = ("pipecompile", "torch", "click", "typer")
-"""Packages whose lines are not the user's."""
-
-
-def warn(message: str, category: type[Warning]) -> None:
-    """Give a warning at the line of the caller: of the innermost frame outside of this package, torch and the command line."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _SKIPPED and frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
 
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in (?P<function>\S+?)(?::  (?P<source>.*))?$", re.DOTALL)

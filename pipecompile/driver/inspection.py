@@ -25,6 +25,9 @@ from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Inspection"]
 
+_ROUNDING = 1e-9
+"""Relative difference of two sums of the same seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
@@ -48,10 +51,15 @@ class Inspection:
         return CostOptions(**costs, streams=self.links.streams)
 
     def simulate(self) -> Timeline:
-        """Return the predicted timeline of a step, in seconds, with the bound that a search of its schedule proved."""
+        """Return the predicted timeline of a step, in seconds, with the bound that a search of its schedule proved.
+
+        A step that takes less than the bound has other costs than the search had: then it has no bound.
+        """
         timeline = simulate(self.program, **self.costs)
         certificate = self.schedule.certificate
-        return timeline if certificate is None else replace(timeline, bound=min(certificate.bound, timeline.makespan))
+        if certificate is None or certificate.bound > timeline.makespan * (1 + _ROUNDING):
+            return timeline
+        return replace(timeline, bound=min(certificate.bound, timeline.makespan))
 
     def dump(self, directory: str | Path) -> list[Path]:
         """Write every level as a file and return the paths. Raises InputError if the directory cannot be written."""

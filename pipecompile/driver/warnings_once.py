@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 
 from pipecompile.driver.signature import Signature
-from pipecompile.errors import RecordingWarning, warn
+from pipecompile.errors import RecordingWarning
 from pipecompile.ir import Kind
 from pipecompile.options import Options
 from pipecompile.runtime.cuda_graphs import capture
 from pipecompile.tracing.fakes.batch_symbol import Guard
+from pipecompile.tracing.user_source import warn
 
 __all__ = ["WarningsOnce"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from math import inf, isnan
+from math import inf
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -43,7 +43,7 @@ def amount(name: str, value: object, *, zero: bool = True, finite: bool = True) 
     """Return a number above 0, or from 0 if `zero`. It must be finite if `finite`. Raise InputError that names the argument."""
     if isinstance(value, Real) and not isinstance(value, bool):
         number = float(value)
-        if not isnan(number) and (number > 0 or (zero and number == 0)) and not (finite and number == inf):
+        if (number > 0 or (zero and number == 0)) and not (finite and number == inf):
             return number
     kind = "a finite number" if finite else "a number"
     limit = "of at least 0" if zero else "above 0"

@@ -12,7 +12,7 @@ HOST = -1
 """The source of model inputs and the destination of model outputs, as an end of a route or a peer."""
 
 Sums = Literal["eager", "device"]
-"""Which gradients of a value a device adds up before it sends: those that eager autograd adds first, or all."""
+"""Choice of the gradients of a value that a device adds up before it sends: those that eager autograd adds first, or all."""
 
 TARGET, LOSS, AUX = "@target", "@loss", "@aux"
 """Names of the values that a training step adds to those of the model: target, loss and auxiliary output."""

@@ -14,7 +14,7 @@ from time import monotonic
 import torch
 
 from pipecompile.costs.problem_builder import with_copied_writes
-from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning, warn
+from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.separable_pieces import check_pieces
@@ -27,6 +27,7 @@ from pipecompile.partitioners.solver import trivial_lower_bound
 from pipecompile.partitioners.verify import memory_text
 from pipecompile.planning.progress import solving
 from pipecompile.tracing.traced_graph import TracedGraph
+from pipecompile.tracing.user_source import warn
 
 __all__ = ["bottleneck_without_constraints", "memory_excess", "solve_cut", "tied_groups", "warn_of_gap"]
 

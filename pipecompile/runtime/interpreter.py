@@ -23,7 +23,7 @@ from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, recompute_cell, with_random_lock
-from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import on_gpu, timed_on_gpu
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
@@ -225,7 +225,7 @@ class CodeBuilder:
         gradients, sent = registers.output_gradients(cell.outputs), registers.input_gradients(cell.inputs)
         added = registers.added_gradients(cell.inputs)
         if action.kind is Kind.BACKWARD or self.joins:
-            return then_add(backward_cell(saved_state, gradients, sent, cell.unshared_places), added)
+            return then_add(backward_cell(saved_state, gradients, sent, unshared_places(cell)), added)
         return then_add(input_cell(saved_state, gradients, sent, registers.writes[remainder], divided), added)
 
     # -- transfers ------------------------------------------------------------------------------------------------

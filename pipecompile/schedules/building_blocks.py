@@ -17,10 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
+from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind
 
-__all__ = ["action_queue", "action_queues", "chain_after", "loop", "merge_queues", "vee"]
+__all__ = ["action_queue", "action_queues", "chain_after", "check_cells", "loop", "merge_queues", "vee"]
 
+_MOST_CELLS = 50_000_000
+"""Cells of a schedule, one per stage and micro-batch."""
 
 Phase = tuple[str] | tuple[str, int]
 """A pattern and its number of repetitions; without a number it repeats until its queues are empty."""
@@ -69,3 +72,12 @@ def loop(n_stages: int, n_devices: int) -> tuple[int, ...]:
 def vee(n_devices: int) -> tuple[int, ...]:
     """Return the device of each of 2 * n_devices stages: device d has stages d and 2 * n_devices - 1 - d."""
     return (*range(n_devices), *reversed(range(n_devices)))
+
+
+def check_cells(n_stages: int, n_microbatches: int) -> None:
+    """Raise ScheduleError for counts of stages and micro-batches whose schedule memory cannot hold."""
+    if n_stages * n_microbatches > _MOST_CELLS:
+        raise ScheduleError(
+            f"a schedule has at most {_MOST_CELLS:,} cells",
+            why=f"{n_stages:,} stages on {n_microbatches:,} micro-batches are asked for",
+        )

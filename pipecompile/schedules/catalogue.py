@@ -13,7 +13,7 @@ from pipecompile.ir import Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.routes import stages_after
 from pipecompile.ir.units import counted
-from pipecompile.schedules.building_blocks import chain_after
+from pipecompile.schedules.building_blocks import chain_after, check_cells
 from pipecompile.schedules.dualpipev import build_dualpipev
 from pipecompile.schedules.eager_1f1b import build_eager_1f1b
 from pipecompile.schedules.forward import build_forward
@@ -129,6 +129,7 @@ def build_schedule(
     """
     entry = _entry(schedule)
     _check_counts(n_stages=n_stages, n_microbatches=n_microbatches)
+    check_cells(n_stages, n_microbatches)
     n_devices = entry.devices(n_stages) if n_devices is None else n_devices
     _check_counts(n_stages=n_stages, n_microbatches=n_microbatches, n_devices=n_devices)
     _check_division(schedule if isinstance(schedule, str) else "the schedule", entry, n_stages, n_devices)
@@ -160,17 +161,11 @@ def _built(build: Builder, *counts: Any) -> Schedule:
     return schedule
 
 
-MOST_CELLS = 50_000_000
-"""Cells, one per stage and micro-batch, of a schedule that memory can hold."""
-
-
 def _check_counts(**counts: object) -> None:
     all_counts = ", ".join(f"{name}={count!r}" for name, count in counts.items())
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ScheduleError(f"{name} must be a whole number, at least 1", why=f"the counts are {all_counts}")
-    if counts["n_stages"] * counts["n_microbatches"] > MOST_CELLS:  # type: ignore[operator]
-        raise ScheduleError(f"a schedule has at most {MOST_CELLS:,} cells", why=f"the counts are {all_counts}")
 
 
 def _check_division(name: str, entry: CatalogueEntry, n_stages: int, n_devices: int) -> None:

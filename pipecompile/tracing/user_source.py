@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -21,6 +22,7 @@ __all__ = [
     "line_of",
     "place_of",
     "raiser",
+    "warn",
 ]
 
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {"sympy", "numpy"}
@@ -66,6 +68,17 @@ def caller() -> str:
             return _describe(frame, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Give a warning at the innermost line that is not of torch, this package or the command line."""
+    frame, level = sys._getframe(1), 2
+    while (is_foreign(frame) or frame.f_globals.get("__name__", "").startswith(_COMMAND_LINE)) and frame.f_back:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+_COMMAND_LINE = "click.", "typer."
 
 
 def raiser(error: BaseException) -> str:

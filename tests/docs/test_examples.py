@@ -119,7 +119,6 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_l
     assert right[1] > 90
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", ["attention-residuals", "hyper-connections", "unet++", "densenet"])
 def test_values_and_gradients_of_every_layer_skips_cross_once_per_device(model: str) -> None:
     """Printed are the pairs of a value and a device that reads it, and what is sent forth and back."""

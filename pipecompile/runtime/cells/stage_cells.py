@@ -15,7 +15,7 @@ from pipecompile.runtime.cells.recompute import SideEffects
 from pipecompile.runtime.cells.stage_call import LossCode, StageCode, with_loss
 from pipecompile.runtime.results import Outputs
 
-__all__ = ["Cell", "CellCode", "loss_cells", "plain_cells"]
+__all__ = ["Cell", "CellCode", "loss_cells", "plain_cells", "unshared_places"]
 
 
 class CellCode(Protocol):
@@ -45,14 +45,14 @@ class Cell:
     unshared: frozenset[str] = frozenset()
 
     @property
-    def unshared_places(self) -> tuple[int, ...]:
-        """Return the places of the unshared inputs."""
-        return tuple(place for place, name in enumerate(self.inputs) if name in self.unshared)
-
-    @property
     def all_effects(self) -> tuple[SideEffects, ...]:
         """The side effects of the stage, as those of a stage with several recordings."""
         return (self.effects,)
+
+
+def unshared_places(cell: Any) -> tuple[int, ...]:
+    """Return the places of the unshared inputs of a cell, or of one with several recordings."""
+    return tuple(place for place, name in enumerate(cell.inputs) if name in cell.unshared)
 
 
 def plain_cells(stages: Sequence[Stage], codes: Sequence[StageCode]) -> list[Cell]:

@@ -41,11 +41,6 @@ class VariantCell:
         return self
 
     @property
-    def unshared_places(self) -> tuple[int, ...]:
-        """Return the places of the unshared inputs."""
-        return tuple(place for place, name in enumerate(self.inputs) if name in self.unshared)
-
-    @property
     def all_effects(self) -> tuple[SideEffects, ...]:
         """The side effects of the stage in each recording."""
         return tuple(cell.effects for cell in self.variants.values())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pipecompile.errors import RecordingWarning, warn
+from pipecompile.errors import RecordingWarning
 from pipecompile.graph.cross_sample import is_synchronized
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.forward_backward import Function
@@ -30,6 +30,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modules import has_any_global_hook, is_hooked
 from pipecompile.tracing.node_facts import has_regions
+from pipecompile.tracing.user_source import warn
 
 __all__ = ["StageGraphs", "with_cuda_graphs"]
 

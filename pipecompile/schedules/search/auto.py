@@ -26,8 +26,8 @@ from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import amount, amounts, whole
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
-from pipecompile.schedules.building_blocks import loop, vee
-from pipecompile.schedules.catalogue import CATALOGUE, MOST_CELLS
+from pipecompile.schedules.building_blocks import check_cells, loop, vee
+from pipecompile.schedules.catalogue import CATALOGUE
 from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.schedules.search.deadline import Deadline
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
@@ -96,10 +96,7 @@ def auto_schedule(
     Raises ScheduleError with the needed memory if no schedule fits, and InputError for invalid arguments.
     """
     n_stages, n_microbatches = whole("n_stages", n_stages), whole("n_microbatches", n_microbatches)
-    if n_stages * n_microbatches > MOST_CELLS:
-        raise InputError(
-            f"a schedule has at most {MOST_CELLS:,} cells", why=f"{n_stages:,} x {n_microbatches:,} are asked for"
-        )
+    check_cells(n_stages, n_microbatches)
     routes = checked_routes(routes, n_stages)
     placements = _placements(n_stages, n_devices, placement)
     devices = max(map(max, placements)) + 1

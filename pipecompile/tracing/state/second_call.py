@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.errors import RecordingWarning, TraceError, warn
+from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes
@@ -36,7 +36,7 @@ from pipecompile.tracing.state.leftover_state import (
 )
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
-from pipecompile.tracing.user_source import line_of
+from pipecompile.tracing.user_source import line_of, warn
 
 __all__ = ["CarriedStateError", "RecordedCall", "record_state_changes"]
 
