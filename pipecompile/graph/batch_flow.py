@@ -22,10 +22,10 @@ import torch
 from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule
-from pipecompile.graph.batch_probes import BatchProbes
-from pipecompile.graph.batch_rows import batch_dim_of, kept_apart, takes_sizes
+from pipecompile.graph.batch_probes import BatchProbes, Finding
+from pipecompile.graph.batch_rows import batch_dim_of, kept_apart, moves_rows, takes_sizes
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.merge_laws import has_unknown_size
+from pipecompile.graph.rule_table import MERGED, RuleTable
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
@@ -33,13 +33,10 @@ from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["BatchFlow", "MERGED"]
 
-MERGED = frozenset(MergeKind) - {MergeKind.COMPUTED, MergeKind.REFUSED, MergeKind.LISTED}
-"""The kinds of rules that merge values of micro-batches exactly."""
-
 _SAME, _COMPUTED = MergeRule(MergeKind.SAME), MergeRule(MergeKind.COMPUTED)
 _REGION, _SHORT_REGION = 80, 10
-"""Calls that are tried together: without, and with a call among them that is known to mix samples. Zoo models of mixtures of
-experts have 40 to 70 calls between rows and rows."""
+"""Calls that are tried together: without, and with a call among them that is known to mix samples; but the first number where
+rows may come back in order. Mixtures of experts have 20 to 70 calls between rows that are sorted by expert and rows in order."""
 
 _PIECE_TRIALS = 4
 """Draws of the inputs of a piece kept whole, which is the user's own code and may take long."""
@@ -57,63 +54,57 @@ class BatchFlow:
 
     def __init__(self, graph: TracedGraph, given: Mapping[int, MergeRule] | None = None) -> None:
         self.graph, self.symbol = graph, graph.facts.symbol
-        self.rules: dict[fx.Node, Rules] = {}
+        self.table = RuleTable(graph)
+        self.rules = self.table.rules
         self.mixing: list[fx.Node] = []
         self.guessed: list[fx.Node] = []
         self._probes = BatchProbes(graph)
-        self._seen: list[fx.Node] = []
-        self._of_size: set[fx.Node] = set()
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         for place, (node, dim) in enumerate(zip(placeholders, graph.facts.dims, strict=True)):
             by_dim = MergeRule(MergeKind.JOINED, dim) if isinstance(dim, int) else _SAME
-            self._note(node, [(given or {}).get(place, by_dim)])
+            self.table.note(node, [(given or {}).get(place, by_dim)])
         for node in graph.graph.nodes:
             if node.op == "get_attr":
-                self._note(node, [_SAME])
+                self.table.note(node, [_SAME])
         for node in compute_nodes(graph):
             self._visit(node)
 
     def rule(self, node: fx.Node) -> MergeRule:
         """Return the rule of a node whose value is one tensor."""
-        (rule,) = self.rules[node]
-        return rule
+        return self.table.rule(node)
 
-    def is_merged(self, node: fx.Node) -> bool:
-        """Return whether every leaf of a node's value has a rule that merges it."""
-        return all(rule.kind in MERGED for rule in self.rules[node])
+    def region_of(self, ends: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Return the merged values that `ends` are computed from, and the calls between them and `ends`, which are included."""
+        return self.table.region_of(ends)
 
     def guesses_before(self, ends: Iterable[Any]) -> list[fx.Node]:
         """Return the calls on the way to `ends` that could not be tried, and whose rows are taken to stay apart."""
         before = {end for end in ends if isinstance(end, fx.Node)}
-        for node in reversed(self._seen):
+        for node in reversed(self.table.seen):
             before |= set(node.all_input_nodes) if node in before else set()
         return [node for node in self.guessed if node in before]
-
-    def _note(self, node: fx.Node, rules: Sequence[MergeRule]) -> None:
-        self.rules[node] = tuple(rules)
-        self._seen.append(node)
 
     # -- one call ---------------------------------------------------------------------------------------------------
 
     def _visit(self, node: fx.Node) -> None:
         made = node.args[0] if node.target in (operator.getitem, getattr) else None
         if isinstance(made, fx.Node) and not isinstance(value_of(made), torch.Tensor) and made in self.rules:
-            self._note(node, self._item(node, made))
+            self.table.note(node, self._item(node, made))
             return
         leaves = pytree.tree_leaves(value_of(node))
         written = self._written(node)
         if self._is_of_size(node):
-            self._of_size.add(node)
+            self.table.of_size.add(node)
         rules, targets = self._derived(node, len(leaves), written)
-        self._note(node, rules)
+        self.table.note(node, rules)
         for target, rule in zip(written, targets, strict=True):
             self._rewrite(target, rule)
 
     def _is_of_size(self, node: fx.Node) -> bool:
         """Return whether a value depends on the batch size, and not on the samples: it is computed anew for every size."""
         sources = [s for s in node.all_input_nodes if not facts(s).is_size]
-        known = all(s in self._of_size or self.rules.get(s) == (_SAME,) for s in sources)
-        return known and (len(sources) < len(node.all_input_nodes) or any(s in self._of_size for s in sources))
+        known = all(s in self.table.of_size or self.rules.get(s) == (_SAME,) for s in sources)
+        return known and (len(sources) < len(node.all_input_nodes) or any(s in self.table.of_size for s in sources))
 
     def _item(self, node: fx.Node, made: fx.Node) -> Sequence[MergeRule]:
         """Return the rules of an item of a tuple: those of the same leaves."""
@@ -130,7 +121,7 @@ class BatchFlow:
         """Return the rules of a call's leaves, and of the tensors that it writes."""
         sources = [source for source in node.all_input_nodes if not facts(source).is_size]
         sized = len(sources) < len(node.all_input_nodes)
-        merged = all(source in self.rules and self.is_merged(source) for source in sources)
+        merged = all(source in self.rules and self.table.is_merged(source) for source in sources)
         kinds = {rule.kind for source in sources if source in self.rules for rule in self.rules[source]}
         if merged and kinds <= {MergeKind.SAME} and not sized:
             return [_SAME] * leaves, [_SAME] * len(written)
@@ -148,19 +139,27 @@ class BatchFlow:
         """Return the rules that an experiment finds, with the call alone or with the calls before it that have none."""
         if self._is_opaque(node):
             return self._of_piece(node, written)
-        inputs, region = self._region(node)
-        is_long = len(region) > (_SHORT_REGION if any(one in self.mixing for one in region) else _REGION)
-        unknown = [_COMPUTED] * leaves, [_COMPUTED] * len(written)
-        if is_long or inputs is None:
-            return unknown
+        inputs, region = self.table.region_of([node], is_end_closed=False)
         outputs = [*((node, leaf) for leaf in range(leaves)), *((target, 0) for target in written)]
-        found = self._probes.laws(region, {source: self.rule(source) for source in inputs}, outputs)
-        if not all(one.is_tested for one in found) and len(region) == 1:
+        is_mixed = any(one in self.mixing for one in region)
+        found = self._findings(inputs, region, outputs, _SHORT_REGION if is_mixed else _REGION)
+        if found and len(region) == 1 and not all(one.is_tested for one in found):
             return self._guess(node, written)
-        if len(region) == 1 and any(one.rule is None for one in found) and self._takes_samples(inputs):
+        if found and len(region) == 1 and any(one.rule is None for one in found) and self._takes_samples(inputs):
             self.mixing.append(node)
-        rules = [one.rule or _COMPUTED for one in found]
+        if is_mixed and moves_rows(node) and not (found and all(one.rule for one in found)):
+            begins = self.table.may_begin_rows
+            found = self._findings(*self.table.region_of([node], begins=begins, is_end_closed=False), outputs, _REGION)
+        rules = [one.rule or _COMPUTED for one in found] or [_COMPUTED] * len(outputs)
         return rules[:leaves], rules[leaves:]
+
+    def _findings(
+        self, inputs: Sequence[fx.Node], region: Sequence[fx.Node], outputs: Sequence[tuple[fx.Node, int]], most: int
+    ) -> list[Finding]:
+        """Return the laws of `outputs` by experiments with a region; none if it has more than `most` calls or cannot be drawn."""
+        if len(region) > most or any(not isinstance(value_of(node), torch.Tensor) for node in inputs):
+            return []
+        return self._probes.laws(region, {source: self.rule(source) for source in inputs}, outputs)
 
     def _of_piece(self, node: fx.Node, written: Sequence[fx.Node]) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
         """Return the rules of a piece kept whole: those that the sizes suggest, if the piece on random values does not object."""
@@ -182,7 +181,7 @@ class BatchFlow:
     def _guess(self, node: fx.Node, written: Sequence[fx.Node]) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
         """Return the rules that the sizes suggest; none for what is computed from values that no rule merges."""
         sources = [source for source in node.all_input_nodes if not facts(source).is_size]
-        if not all(source in self.rules and self.is_merged(source) for source in sources):
+        if not all(source in self.rules and self.table.is_merged(source) for source in sources):
             leaves = len(pytree.tree_leaves(value_of(node)))
             return [_COMPUTED] * leaves, [_COMPUTED] * len(written)
         rules = self._by_shape(node), [self._rows_of(target) for target in written]
@@ -210,60 +209,6 @@ class BatchFlow:
     def _rows_of(self, node: fx.Node) -> MergeRule:
         return self._rows(value_of(node))
 
-    # -- calls tried together -----------------------------------------------------------------------------------------
-
-    def _region(self, end: fx.Node) -> tuple[list[fx.Node] | None, list[fx.Node]]:
-        """Return the values to draw for an experiment with a call, and the calls to run; no values if some cannot be drawn."""
-        inputs, region = self.region_of([end], is_end_closed=False)
-        if any(not isinstance(value_of(node), torch.Tensor) for node in inputs):
-            return None, region
-        return inputs, region
-
-    def region_of(self, ends: Sequence[fx.Node], *, is_end_closed: bool = True) -> tuple[list[fx.Node], list[fx.Node]]:
-        """Return the merged values that `ends` are computed from, and the calls between them and `ends`, which are included.
-
-        Every call that makes or writes memory written in the region belongs to the region; with `is_end_closed` False, memory
-        that only the `ends` write is an input.
-        """
-        inputs: set[fx.Node] = set()
-        region: set[fx.Node] = set()
-        pending = list(ends)
-        while pending:
-            node = pending.pop()
-            if node in region or facts(node).is_size or node.op == "get_attr":
-                continue
-            inputs.discard(node)
-            region.add(node)
-            sources = [
-                s for s in node.all_input_nodes if not facts(s).is_size and s.op != "get_attr" and s not in region
-            ]
-            inputs |= {source for source in sources if self._is_source(source)}
-            pending += [source for source in sources if not self._is_source(source)]
-            closed = region if is_end_closed else region - set(ends)
-            written = {storage for one in closed for storage in facts(one).mutates}
-            held = {storage for one in closed for storage in facts(one).storages}
-            writers = [one for one in self._seen if held & facts(one).mutates]
-            pending += [one for one in (*self._touching(written), *writers) if one not in region]
-        order = {node: place for place, node in enumerate(self.graph.graph.nodes)}
-        return sorted(inputs, key=order.__getitem__), sorted(region, key=order.__getitem__)
-
-    def _is_source(self, node: fx.Node) -> bool:
-        """Return whether a region may begin behind a node: an input, or a tensor with a rule whose sizes are known."""
-        if node.op == "placeholder":
-            return True
-        value = value_of(node)
-        is_tensor = isinstance(value, torch.Tensor) and node not in self._of_size
-        return is_tensor and self.is_merged(node) and not has_unknown_size(value, self.symbol)
-
-    def _touching(self, storages: set[int]) -> list[fx.Node]:
-        if not storages:
-            return []
-        return [
-            node
-            for node in self._seen
-            if node.op not in ("get_attr", "placeholder") and storages & (facts(node).mutates | facts(node).storages)
-        ]
-
     # -- values written in place --------------------------------------------------------------------------------------
 
     def _written(self, node: fx.Node) -> list[fx.Node]:
@@ -275,7 +220,7 @@ class BatchFlow:
     def _rewrite(self, target: fx.Node, rule: MergeRule) -> None:
         """Give the written tensor its rule after the write, and all that share its memory theirs: unknown, if the rule changed."""
         storages = facts(target).storages
-        for node in self._seen:
+        for node in self.table.seen:
             if node.op == "get_attr" or not storages & facts(node).storages or node not in self.rules:
                 continue
             if node is target or _is_alias(value_of(node), value_of(target)):

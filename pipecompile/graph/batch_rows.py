@@ -21,7 +21,7 @@ from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["batch_dim_of", "kept_apart", "takes_sizes"]
+__all__ = ["batch_dim_of", "kept_apart", "moves_rows", "takes_sizes"]
 
 _ALIASES = {"truediv": "div", "floordiv": "floor_divide", "and_": "bitwise_and", "or_": "bitwise_or", "matmul": "matmul",
             "invert": "bitwise_not", "pos": "positive", "dropout1d": "dropout", "dropout2d": "dropout", "dropout3d": "dropout",
@@ -73,6 +73,12 @@ _IMAGES = frozenset(
     for n in (1, 2, 3)
 ) | {"interpolate", "pixel_shuffle", "pixel_unshuffle", "grid_sample", "group_norm", "instance_norm"}
 """Functions on (batch, channels, ...)."""
+
+_ROW_MOVERS = frozenset(
+    ("getitem", "setitem", "index_select", "index_add", "index_copy", "index_put", "scatter", "scatter_add", "scatter_reduce",
+     "masked_scatter", "gather", "take_along_dim", "matmul", "mm", "bmm", "baddbmm", "einsum")
+)  # fmt: skip
+"""Functions that can bring rows back in their order, by an index or by a matrix of zeros and ones."""
 
 _KINDS = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "InstanceNorm")
 _IMAGE_LAYERS = (*(getattr(nn, f"{kind}{n}d") for kind in _KINDS for n in (1, 2, 3)),
@@ -237,6 +243,11 @@ def _all_of(index: Any, dim: int) -> bool:
             return isinstance(one, slice)
         place += 1
     return True
+
+
+def moves_rows(node: fx.Node) -> bool:
+    """Return whether a call can bring rows back in their order, that an earlier call has sorted by something else."""
+    return word_of(node).strip("_") in _ROW_MOVERS and len(node.all_input_nodes) > 1
 
 
 def takes_sizes(node: fx.Node) -> bool:

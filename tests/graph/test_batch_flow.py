@@ -71,14 +71,6 @@ def test_a_value_written_in_place_has_the_rule_after_the_write() -> None:
     assert kind(flow_of(lambda y: torch.zeros(6).add_(y.amin(0)))) is MergeKind.MINIMUM
 
 
-def test_a_region_begins_behind_values_with_rules() -> None:
-    flow = flow_of(lambda y: (y.exp().cumsum(0) + y).flip(0))
-    (end,) = flow.graph.graph.output_node().args[0]  # type: ignore[misc]
-    inputs, region = flow.region_of([end])  # type: ignore[list-item]
-    assert [node.name for node in inputs] == ["a", "exp"]
-    assert [node.name for node in region] == ["cumsum", "add", "flip"]
-
-
 class Kept(nn.Module):
     def forward(self, rows: torch.Tensor, owners: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (rows, owners) if rows.sum() > -1e6 else (-rows, owners)
@@ -137,3 +129,45 @@ def test_a_piece_that_cannot_be_tried_is_warned_of() -> None:
     pipe = pc.compile(nn.Sequential(nn.Sigmoid(), Mute()), 1, n_microbatches=2, cost="analytic", devices=["cpu"])
     with pytest.warns(pc.RecordingWarning, match="could not be tried"):
         pipe(-torch.rand(4, 3) - 1)
+
+
+def sorted_by_expert(y: torch.Tensor) -> torch.Tensor:
+    """Mixture of three experts: rows sorted by expert, a matrix per expert, and the rows in order again."""
+    expert = y[:, :3].argmax(1)
+    order = expert.argsort()
+    ends = torch.histc(expert.float(), 3, 0, 2).cumsum(0)
+    owner = (torch.arange(len(y))[:, None] >= ends).sum(1)
+    weights = torch.arange(108.0).sin().view(3, 6, 6)
+    out = (y[order].unsqueeze(1) @ weights[owner]).squeeze(1).relu()
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(y))
+    return out[back] * y.sigmoid()
+
+
+def added_by_expert(y: torch.Tensor) -> torch.Tensor:
+    """The same with the rows added in place to zeros."""
+    order = y[:, :3].argmax(1).argsort()
+    return torch.zeros_like(y).index_add_(0, order, y[order].exp())
+
+
+def with_capacity(y: torch.Tensor) -> torch.Tensor:
+    """An expert takes two rows of three of the mini-batch: which rows are dropped depends on all samples."""
+    chosen = F.one_hot(y[:, :3].argmax(1), 3).float()
+    place = (chosen.cumsum(0) * chosen).sum(1)
+    kept = (place <= 2 * len(y) // 3).float()
+    slots = F.one_hot(place.long(), 100).float() * kept[:, None]
+    return slots @ (slots.t() @ y)
+
+
+@pytest.mark.parametrize("ends", [sorted_by_expert, added_by_expert])
+def test_rows_that_are_sorted_and_brought_back_are_joined(ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    flow = flow_of(ends)
+    assert kind(flow) is MergeKind.JOINED
+    assert flow.mixing  # the sort by itself
+    x = torch.randn(7, 3)
+    module = Model(ends).eval()
+    torch.testing.assert_close(module(x), torch.cat([module(x[:4]), module(x[4:])]))
+
+
+def test_rows_that_a_capacity_drops_are_not_joined() -> None:
+    assert kind(flow_of(with_capacity)) is MergeKind.COMPUTED

@@ -12,7 +12,7 @@ notices that the state of a generator is another at its end. Only then it runs a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from types import FrameType
@@ -22,13 +22,25 @@ import torch
 
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import TorchDispatchMode, active_fake_mode
+from pipecompile.torch_private.operators import schema_of
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.user_source import is_users, place_of
 
-__all__ = ["RNG_FUNCTIONS", "RandomDrawCounter", "draw_refused", "draws_located", "python_draws", "rng_function"]
+__all__ = [
+    "RNG_FUNCTIONS",
+    "RandomDrawCounter",
+    "draw_refused",
+    "draws_random",
+    "draws_located",
+    "python_draws",
+    "rng_function",
+]
 
 RNG_FUNCTIONS = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
 """Functions of torch, and of torch.random, that read or set the state of the default generator."""
+
+_PROBABILITIES, _IN_TRAINING = ("dropout_p", "dropout"), ("train", "training")
+"""Arguments with which an operator draws nothing, if the first are 0 or the second False."""
 
 
 class RandomDrawCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -41,8 +53,19 @@ class RandomDrawCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self.count += draws_random(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+def draws_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether this call of an operator draws random numbers: attention with `dropout_p=0.0` and LSTMs in evaluation do not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        return False
+    arguments = schema_of(func).arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | dict(kwargs)
+    is_off = any(given.get(name) == 0 for name in _PROBABILITIES)
+    return not is_off and not any(given.get(name) is False for name in _IN_TRAINING)
 
 
 @cache

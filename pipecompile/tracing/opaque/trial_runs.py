@@ -23,6 +23,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import TorchDispatchMode
 from pipecompile.torch_private.operators import schema_of
 from pipecompile.torch_private.storages import footprint, storage_key, version_of
+from pipecompile.tracing.interception.randomness import draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
@@ -227,7 +228,7 @@ class _CallObserver:
     def note_kernel(self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], result: Any) -> None:
         """Note what a kernel reads from outside the call, what it allocates, and its FLOPs and bytes."""
         keys = {_memory_key(tensor) for tensor in read}
-        self.draws_random = self.draws_random or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self.draws_random = self.draws_random or draws_random(func, args, kwargs)
         for tensor in read:
             if _memory_key(tensor) not in self.known:
                 self.outside[_memory_key(tensor)] = tensor

@@ -16,7 +16,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import FakeTensorMode
-from pipecompile.tracing.interception.randomness import RandomDrawCounter, rng_function
+from pipecompile.tracing.interception.randomness import RandomDrawCounter, draws_random, rng_function
 
 
 def test_draws_are_counted() -> None:
@@ -27,6 +27,39 @@ def test_draws_are_counted() -> None:
         F.dropout(torch.ones(3), 0.5)
         F.dropout(torch.ones(3), 0.5, training=False)
     assert counter.count == 2
+
+
+ROWS = torch.randn(1, 2, 4, 8)
+OPERATORS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    "attention": (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, (ROWS, ROWS, ROWS), {}),
+    "rrelu": (torch.ops.aten.rrelu_with_noise, (ROWS, torch.empty_like(ROWS)), {"training": True}),
+    "rrelu, evaluation": (torch.ops.aten.rrelu_with_noise, (ROWS, torch.empty_like(ROWS)), {"training": False}),
+    "native dropout": (torch.ops.aten.native_dropout, (ROWS, 0.5, True), {}),
+    "native dropout, probability 0": (torch.ops.aten.native_dropout, (ROWS, 0.0, True), {}),
+    "native dropout, evaluation": (torch.ops.aten.native_dropout, (ROWS, 0.5, False), {}),
+    "bernoulli": (torch.ops.aten.bernoulli, (ROWS.sigmoid(),), {}),
+    "bernoulli, probability 0": (torch.ops.aten.bernoulli, (ROWS, 0.0), {}),
+    "normal": (torch.ops.aten.normal, (ROWS, ROWS.exp()), {}),
+    "exp": (torch.ops.aten.exp, (ROWS,), {}),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_call_draws_if_the_state_of_the_generator_changes(name: str) -> None:
+    operator, args, kwargs = OPERATORS[name]
+    func = getattr(operator, {"bernoulli, probability 0": "p", "normal": "Tensor_Tensor"}.get(name, "default"))
+    before = torch.get_rng_state()
+    func(*args, **kwargs)
+    assert draws_random(func, args, kwargs) is not torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("dropout_p", "draws"), [(0.0, False), (0.5, True)])
+def test_attention_without_dropout_draws_nothing(dropout_p: float, draws: bool) -> None:
+    func = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    args = (ROWS, ROWS, ROWS, None, True)
+    assert draws_random(func, (*args, dropout_p), {}) is draws
+    assert draws_random(func, args, {"dropout_p": dropout_p}) is draws
+    assert not draws_random(func, args, {})  # 0.0 by default
 
 
 def test_on_fake_tensors_the_state_stays_as_it_is() -> None:

@@ -1,0 +1,108 @@
+"""The table of merge rules of a graph's values, and the calls between values with rules and another value.
+
+    x ─► h ─► sort ─► y          x and h have rules, sort has none
+              └─────┘            the region of y: its inputs are the values with rules that are read in it, here h
+
+A region can be run by itself: on random values in an experiment, or behind the stages on the whole mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+
+from pipecompile.batching.merging import MergeKind, MergeRule
+from pipecompile.graph.merge_laws import has_unknown_size
+from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.traced_graph import TracedGraph
+
+__all__ = ["MERGED", "RuleTable"]
+
+MERGED = frozenset(MergeKind) - {MergeKind.COMPUTED, MergeKind.REFUSED, MergeKind.LISTED}
+"""The kinds of rules that merge values of micro-batches exactly."""
+
+
+class RuleTable:
+    """The rules of the values of a graph so far.
+
+    `rules` has one rule per leaf of a node's value, `seen` the nodes with rules in graph order, `of_size` the values that depend
+    on the batch size and not on the samples.
+    """
+
+    def __init__(self, graph: TracedGraph) -> None:
+        self.graph, self.symbol = graph, graph.facts.symbol
+        self.rules: dict[fx.Node, tuple[MergeRule, ...]] = {}
+        self.seen: list[fx.Node] = []
+        self.of_size: set[fx.Node] = set()
+        self._order = {node: place for place, node in enumerate(graph.graph.nodes)}
+
+    def note(self, node: fx.Node, rules: Sequence[MergeRule]) -> None:
+        """Give a node its rules."""
+        self.rules[node] = tuple(rules)
+        self.seen.append(node)
+
+    def rule(self, node: fx.Node) -> MergeRule:
+        """Return the rule of a node whose value is one tensor."""
+        (rule,) = self.rules[node]
+        return rule
+
+    def is_merged(self, node: fx.Node) -> bool:
+        """Return whether every leaf of a node's value has a rule that merges it."""
+        return all(rule.kind in MERGED for rule in self.rules[node])
+
+    def region_of(
+        self, ends: Sequence[fx.Node], *, is_end_closed: bool = True, begins: Callable[[fx.Node], bool] | None = None
+    ) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Return the merged values that `ends` are computed from, and the calls between them and `ends`, which are included.
+
+        Every call that makes or writes memory written in the region belongs to the region; with `is_end_closed` False, memory
+        that only the `ends` write is an input. `begins` says behind which values a region may begin, by default `may_begin`.
+        """
+        begins = begins or self.may_begin
+        inputs: set[fx.Node] = set()
+        region: set[fx.Node] = set()
+        pending = list(ends)
+        while pending:
+            node = pending.pop()
+            if node in region or facts(node).is_size or node.op == "get_attr":
+                continue
+            inputs.discard(node)
+            region.add(node)
+            sources = [
+                s for s in node.all_input_nodes if not facts(s).is_size and s.op != "get_attr" and s not in region
+            ]
+            inputs |= {source for source in sources if begins(source)}
+            pending += [source for source in sources if not begins(source)]
+            closed = region if is_end_closed else region - set(ends)
+            pending += [one for one in self._touching(closed) if one not in region]
+        return sorted(inputs, key=self._order.__getitem__), sorted(region, key=self._order.__getitem__)
+
+    def may_begin(self, node: fx.Node) -> bool:
+        """Return whether a region may begin behind a node: an input, or a tensor with a rule whose sizes are known."""
+        if node.op == "placeholder":
+            return True
+        value = value_of(node)
+        is_tensor = isinstance(value, torch.Tensor) and node not in self.of_size
+        return is_tensor and self.is_merged(node) and not has_unknown_size(value, self.symbol)
+
+    def may_begin_rows(self, node: fx.Node) -> bool:
+        """Return whether a region that brings rows back in order may begin behind a node.
+
+        Counts per expert and chosen experts belong together: drawn one by one they would contradict each other.
+        """
+        if node.op == "placeholder" or not self.may_begin(node):
+            return node.op == "placeholder"
+        is_rows = self.rule(node).kind in (MergeKind.JOINED, MergeKind.SAME)
+        return is_rows and value_of(node).is_floating_point()
+
+    def _touching(self, closed: set[fx.Node]) -> list[fx.Node]:
+        """Return the calls that make or write memory that these calls write, and those that write memory that these make."""
+        written = {storage for one in closed for storage in facts(one).mutates}
+        held = {storage for one in closed for storage in facts(one).storages}
+        writers = [one for one in self.seen if held & facts(one).mutates]
+        if not written:
+            return writers
+        made = [node for node in self.seen if node.op not in ("get_attr", "placeholder")]
+        return [*writers, *(one for one in made if written & (facts(one).mutates | facts(one).storages))]
