@@ -23,6 +23,9 @@ _UNREAD = frozenset({"__class__", "__dict__", "__module__", "__doc__", "__annota
 _SHAPE_KEEPING = tuple(f"torch.nn.modules.{name}" for name in ("dropout", "batchnorm", "instancenorm", "normalization", "activation"))  # fmt: skip
 """Modules of torch whose layers read their floats at every run, and return the same shape whatever the floats are."""
 
+_PROBABILITIES = ("p", "dropout")
+"""Floats of these layers that say how often they draw: of nn.Dropout and nn.MultiheadAttention."""
+
 
 class Walk(Protocol):
     """The walk along the state, as far as one object needs it."""
@@ -128,6 +131,14 @@ def _is_live(walk: Walk, value: Any, own: Mapping[str, Any], name: str) -> bool:
         return False
     if name == "training":
         return id(value) in walk.registered
-    is_number = isinstance(own.get(name), float) and type(value).__module__ in _SHAPE_KEEPING
+    is_number = _is_live_number(name, own.get(name)) and type(value).__module__ in _SHAPE_KEEPING
     is_made = isinstance(own.get(name), torch.Tensor)  # by a hook of weight_norm or of pruning, at every call
     return (name in HOOK_ATTRIBUTES or is_number or is_made) and is_leaf(value)
+
+
+def _is_live_number(name: str, number: Any) -> bool:
+    """Return whether a layer of torch reads this float at every run, and no other value of it changes whether the layer draws.
+
+    A dropout of probability 0 or 1 draws nothing. With another one it would draw, in the order of the stages.
+    """
+    return isinstance(number, float) and (name not in _PROBABILITIES or 0.0 < number < 1.0)

@@ -25,6 +25,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.drop, self.slotted = nn.Linear(2, 2), nn.Dropout(0.5), Slotted()
+        self.off = nn.Dropout(0.0)
         self.plain = 1.0
 
     @property
@@ -33,7 +34,7 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         extra = self.missing if hasattr(self, "missing") else 0.0
-        return self.drop(self.layer(x)) * self.gain * self.doubled * self.slotted.value + extra
+        return self.drop(self.off(self.layer(x))) * self.gain * self.doubled * self.slotted.value + extra
 
 
 def state() -> ReadState:
@@ -56,6 +57,7 @@ def test_modes_of_registered_modules_and_floats_of_dropout_are_not_part_of_the_s
     assert "model.drop.training" not in values
     assert "model.drop.p" not in values
     assert "model.drop.inplace" in values
+    assert "model.off.p" in values  # a dropout of 0 that becomes another one begins to draw
 
 
 def test_what_the_forward_writes_is_left_out() -> None:
