@@ -62,11 +62,13 @@ class WholeBatchTail:
 
 
 def _kept(nodes: Sequence[fx.Node], wanted: set[fx.Node], tail: set[fx.Node]) -> frozenset[str]:
-    """Return the names of the nodes that are not of the tail alone."""
+    """Return the names of the nodes that are not of the tail alone. Writes to memory that they read later are among them."""
     needed = set(wanted)
+    memory = {storage for node in wanted for storage in facts(node).storages}
     for node in reversed(nodes):
-        if node in needed or node not in tail:
+        if node in needed or node not in tail or facts(node).mutates & memory:
             needed |= set(node.all_input_nodes) | {node}
+            memory |= {storage for one in (node, *node.all_input_nodes) for storage in facts(one).storages}
     return frozenset(node.name for node in nodes if node in needed)
 
 

@@ -62,3 +62,27 @@ def test_a_tail_is_refused_with_the_reason(flow: BatchFlow) -> None:
 def test_the_line_at_which_samples_meet_is_named(flow: BatchFlow) -> None:
     line = Model.forward.__code__.co_firstlineno + 2
     assert mixing_line(flow, leaf(flow, 2)) == f"test_whole_batch.py:{line} in Model.forward"
+
+
+class Scan(nn.Module):
+    """A scan over rows in another order. The number of its rows, which the stages return, needs the scan in the stages, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.a(x)
+        order = h[:, 0].argsort()
+        back = torch.full_like(order, 1_000_000)
+        back[order] = torch.arange(len(x))
+        scan = h[order].cumsum(0)[back]
+        return {"scan": scan, "ones": scan.new_ones(len(x), 2)}
+
+
+def test_writes_in_place_stay_in_the_stages_that_read_the_memory() -> None:
+    model, x = Scan(), torch.randn(4, 3)
+    pipe = pc.compile(model, 1, example_args=(x,), n_microbatches=2, cost="analytic", devices=["cpu"])
+    outputs, expected = pipe(x), model(x)
+    torch.testing.assert_close(outputs["scan"], expected["scan"])
+    assert torch.equal(outputs["ones"], expected["ones"])
