@@ -20,7 +20,7 @@ from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.errors import InputError
 from pipecompile.graph.cut_constraints import Together
-from pipecompile.ir import Schedule
+from pipecompile.ir import Program, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import Init
@@ -46,7 +46,7 @@ def compile(
     n_microbatches: int | str | None = None,
     batch_dims: BatchDims | None = None,
     split: Splits | None = None,
-    schedule: str | Path | Schedule | Builder = "1f1b",
+    schedule: str | Path | Schedule | Program | Builder = "1f1b",
     devices: Sequence[str | torch.device] | None = None,
     mesh: DeviceMesh | None = None,
     loss_fn: Callable[..., Any] | None = None,
@@ -137,8 +137,8 @@ def compile(
     **Run**
 
     - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...); "auto", the fastest in simulation,
-      of the catalogue or of a search; a Schedule; the path of its .csv file; or a function of (n_stages, n_microbatches, n_devices)
-      that builds one.
+      of the catalogue or of a search; a Schedule; the path of its .csv file; a function of (n_stages, n_microbatches, n_devices)
+      that builds one; or a Program, or the path of its .txt file, which `step` runs as it is written.
     - `checkpoint`: forwards that keep only their inputs and run again before their backward: "never", "always", "except_last" (all
       micro-batches but the last), a flag per stage, or "auto", the stages that `memory_limit` demands.
     - `restored`: number of micro-batches that a waiting device may run again ahead of their gradients.

@@ -22,6 +22,7 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.graph.module_names import nodes_of_module
 from pipecompile.ir import Kind, Route, Schedule
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import sources_of
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules import Builder, build_schedule
@@ -89,6 +90,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         if isinstance(self.checkpoint, tuple) and len(self.checkpoint) != self.n_stages:
             hint = f"checkpoint={[*self.checkpoint, *(False,) * self.n_stages][: self.n_stages]}"
             raise ScheduleError(f"checkpoint has {len(self.checkpoint)} flags for {self.n_stages} stages", hint=hint)
+        if isinstance(self.schedule, WrittenProgram):
+            self._check_written(self.schedule)
         schedule = self.schedule_for(self._any_count, custom=False)
         if self.schedule is schedule or isinstance(self.schedule, Schedule):
             verify(schedule)
@@ -127,6 +130,22 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
                 why="nothing is chosen with a plan",
                 hint=f"n_microbatches={self.default_microbatches}, or the number that the plan was made for",
             )
+
+    def _check_written(self, written: WrittenProgram) -> None:
+        """Raise VerifyError for a program that is not legal, with the lines of its faults; InputError for keywords that it excludes."""
+        from pipecompile.verifiers.written_program import verify_written
+
+        verify_written(written)
+        keyword, value, why = "checkpoint", self.checkpoint, "the program has an R for each forward that runs again"
+        if self.across_batch == "exact":
+            keyword, value, why = (
+                "across_batch",
+                "exact",
+                "such a step runs two programs, one up to the loss and one from there on",
+            )
+        if value not in ("never", (False,) * self.n_stages):
+            hint = f"no {keyword}, or the name of a schedule"
+            raise InputError(f"{keyword}={shown(value)} is given together with a Program", why=why, hint=hint)
 
     def _check_meeting(self) -> None:
         """Raise ScheduleError for a schedule in which the micro-batches of a mini-batch cannot meet behind the last stage."""
@@ -241,7 +260,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
                 f"the schedule is for {self.schedule.n_microbatches} micro-batches, the batch gives {n_microbatches}",
                 hint='the name of a schedule, such as schedule="1f1b", which is built for any number',
             )
-        return self.schedule
+        return self.schedule.plain if isinstance(self.schedule, WrittenProgram) else self.schedule
 
     def _built(self, name: str | Builder, n_microbatches: int, routes: Sequence[Route] | None) -> Schedule:
         """Return what the catalogue or a builder makes. Raise ScheduleError, with the number of devices that would fit."""

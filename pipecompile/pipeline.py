@@ -21,7 +21,7 @@ from pipecompile.driver.inspection import Inspection
 from pipecompile.driver.joined_calls import joined_call
 from pipecompile.driver.listed_steps import ListedSteps
 from pipecompile.driver.model_proxy import ModelProxy
-from pipecompile.driver.programs import call_executable, step_executable, step_schedule
+from pipecompile.driver.programs import call_executable, check_step, step_executable, step_schedule
 from pipecompile.driver.specialization import Specialization
 from pipecompile.driver.whole_batch_steps import whole_batch_step
 from pipecompile.graph.stages import Stage
@@ -29,6 +29,7 @@ from pipecompile.ir import AUX, LOSS, Program, Schedule
 from pipecompile.ir.candidates import Considered
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline
+from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.options import Options, load_schedule
 from pipecompile.partitioners import Problem
 from pipecompile.runtime.dispatch import Dispatcher
@@ -67,7 +68,9 @@ class Pipeline(ModelProxy):
         if may_be_listed and (listed := self._listed.of_example(args, kwargs)) is not None:
             self._cache.find_each(listed)
         else:
-            self._cache.find(self._flatten(args, kwargs))
+            specialization, batch = self._cache.find(self._flatten(args, kwargs))
+            if isinstance(self._options.schedule, WrittenProgram):
+                check_step(specialization, len(batch.sizes))
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +155,7 @@ class Pipeline(ModelProxy):
         self.__dict__["_last"] = executable, spans  # nn.Module's own way takes 10 us
 
     def reschedule(
-        self, schedule: str | Path | Schedule | Builder | None = None, n_microbatches: int | None = None
+        self, schedule: str | Path | Schedule | Program | Builder | None = None, n_microbatches: int | None = None
     ) -> Pipeline:
         """Go on with another schedule or number of micro-batches. None keeps the present one. Returns the pipeline itself.
 
@@ -208,7 +211,8 @@ class Pipeline(ModelProxy):
             return self._last[0].program
         if self._options.across_batch == "exact":
             return call_executable(self._cache.latest, self._options.default_microbatches, with_backward=True).program
-        with_target = self._options.loss_fn is not None
+        written, with_target = self._options.schedule, self._options.loss_fn is not None
+        with_target = written.has_target if isinstance(written, WrittenProgram) else with_target
         return step_executable(self._cache.latest, self._options.default_microbatches, with_target).program
 
     @property
@@ -262,6 +266,7 @@ class Pipeline(ModelProxy):
             measured=self.measured,
             links=self._options.links,
             is_overlapped=latest.is_overlapped,
+            is_written=isinstance(self._options.schedule, WrittenProgram),
             phases=str(latest.log),
         )
 

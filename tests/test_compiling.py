@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile import compiling
+from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
 
 X = torch.randn(8, 8)
@@ -91,6 +92,9 @@ REFUSED: dict[str, list[Bad]] = {
         Bad("none.csv", "cannot be read", SCHEDULE), Bad(Path("none.csv"), "cannot be read", SCHEDULE),
         Bad(build_schedule("1f1b", 3, 4), "3 stages on 3 devices, not 2 on 2", SCHEDULE),
         Bad(pc.Schedule.from_csv("0B0,0F0\n1F0,1B0\n"), "->", pc.VerifyError),
+        Bad("none.txt", "cannot be read", SCHEDULE), Bad(lower(build_schedule("1f1b", 3, 4)), "3 stages on 3 devices", SCHEDULE),
+        Bad(replace(lower(build_schedule("1f1b", 2, 4)), rows=((), ())), "never runs F", pc.VerifyError),
+        Bad(replace(lower(build_schedule("1f1b", 2, 4)), rows=None), "not a tuple with a tuple per device", SCHEDULE),
         Bad(lambda *counts: [["0F0"]], "not a Schedule", SCHEDULE), Bad("zbv", "devices= with 1 entry", SCHEDULE),
     ],
     "devices": [

@@ -184,6 +184,7 @@ def _schedule(
 ) -> Schedule:
     """Return a schedule that needs no model. Raise InputError for `--checkpoint auto`, which needs memory sizes in bytes."""
     import pipecompile
+    from pipecompile.ir.written_program import WrittenProgram
     from pipecompile.passes.checkpointing import insert_recompute
 
     if checkpoint == "auto":
@@ -193,6 +194,7 @@ def _schedule(
             hint="pipecompile simulate MODEL --checkpoint auto",
         )
     built = schedule_of(name)
+    built = built.plain if isinstance(built, WrittenProgram) else built  # without a model, the order of its actions
     if built == "auto":
         built = pipecompile.auto_schedule(stages, microbatches, n_devices=devices)
     elif isinstance(built, str):

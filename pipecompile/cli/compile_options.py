@@ -65,7 +65,7 @@ class CompileOptions:
         str,
         typer.Option(
             rich_help_panel=_ORDER,
-            help="gpipe, 1f1b, ...; auto: the fastest of these and of a search; or a file: mine.csv",
+            help="gpipe, 1f1b, ...; auto: the fastest of these and of a search; or a file: mine.csv, program.txt",
         ),
     ] = "1f1b"
     checkpoint: Checkpoint = "never"
@@ -201,7 +201,11 @@ class CompileOptions:
 
 
 def schedule_of(text: str) -> str | Schedule:
-    """Return a name, or the schedule in a .csv file. Raise ScheduleError."""
+    """Return a name, the schedule in a .csv file, or the program in a .txt file. Raise ScheduleError."""
+    if text.endswith(".txt"):
+        from pipecompile.ir.written_program import WrittenProgram
+
+        return WrittenProgram.load(text)
     if not text.endswith(".csv"):
         return text
     from pipecompile.ir import Schedule

@@ -28,6 +28,8 @@ __all__ = ["Inspection"]
 _ROUNDING = 1e-9
 """Relative difference of two sums of the same seconds."""
 
+_WRITTEN = "the program is the one that was passed to compile: no pass has run, and the verifier has accepted it\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
@@ -42,6 +44,7 @@ class Inspection:
     measured: Timeline | None
     links: Links
     is_overlapped: bool
+    is_written: bool
     phases: str
 
     @property
@@ -63,8 +66,9 @@ class Inspection:
 
     def dump(self, directory: str | Path) -> list[Path]:
         """Write every level as a file and return the paths. Raises InputError if the directory cannot be written."""
-        changes: list[str] = []
-        lower(self.schedule, self.program.routes, overlap=self.is_overlapped, dump=changes.append)
+        changes = [_WRITTEN] if self.is_written else []
+        if not self.is_written:
+            lower(self.schedule, self.program.routes, overlap=self.is_overlapped, dump=changes.append)
         return dump(
             directory,
             plan=self.plan,

@@ -18,18 +18,18 @@ from pipecompile.driver.programs import (
     call_executable,
     call_parts,
     forward_schedule,
+    lower_run,
+    lower_step,
     step_executable,
     step_parts,
     step_schedule,
 )
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError
-from pipecompile.ir import Route, Schedule
+from pipecompile.ir import Program, Route, Schedule
 from pipecompile.ir.route_union import union_routes
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.parameters.tied_mirrors import Mirrors
-from pipecompile.passes import lower
-from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.runtime.cells.joined_norms import joined_norms
 from pipecompile.runtime.cells.stage_cells import Cell, plain_cells
 from pipecompile.runtime.cells.variant_cells import VariantCell, with_ports
@@ -62,7 +62,7 @@ class _Form:
     parts: Callable[[Specialization], tuple[tuple[Route, ...], Sequence[Cell]]]
     widened: Callable[[Specialization, Sequence[Route]], tuple[Route, ...]]
     schedule: Callable[[Specialization, Sequence[Route]], Schedule]
-    checkpoint: Callable[[Specialization], Checkpoint]
+    lower: Callable[[Specialization, Schedule, Sequence[Route]], Program]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ListedPrograms:
             lambda one: step_parts(one, with_target),
             lambda one, routes: training_routes(routes, len(one.stages), with_target, one.options.has_aux),
             lambda one, routes: step_schedule(one, count, routes) if kind == "step" else forward_schedule(one, count),
-            lambda _: "never",
+            lower_step if kind == "step" else lower_run,
         )
         return self._mixed(recordings, form)
 
@@ -100,7 +100,9 @@ class ListedPrograms:
             lambda one: call_parts(one, with_backward),
             lambda _, routes: tuple(routes),
             lambda one, _: breadth_first(one.plan.placement, count, with_backward=with_backward),
-            lambda one: one.options.checkpoint if with_backward else "never",
+            lambda one, order, routes: lower_run(
+                one, order, routes, one.options.checkpoint if with_backward else "never"
+            ),
         )
         return self._mixed(recordings, form)
 
@@ -163,9 +165,7 @@ class _Bound:
         if self.executable is not None:
             self.executable.mirrors, self.executable.norms = mirrors, norms
             return
-        form, overlap = self.form, first.is_overlapped
-        schedule, sums = form.schedule(first, self.routes), first.options.gradient_sums
-        program = lower(schedule, self.routes, checkpoint=form.checkpoint(first), overlap=overlap, sums=sums)
+        program = self.form.lower(first, self.form.schedule(first, self.routes), self.routes)
         binding = ProgramBinding(program, self.cells, first.options.devices, first.graph, mirrors, norms)
         self.executable = context.backend.executable(first.plan, mirrors)(binding)
 

@@ -9,6 +9,7 @@ from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
 from pipecompile.ir.training_routes import training_routes
+from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.planning.schedule_choice import make_schedule, simulation_costs
@@ -18,7 +19,8 @@ from pipecompile.runtime.executable import Executable, ProgramBinding
 from pipecompile.simulation.simulator import simulate
 
 __all__ = [
-    "breadth_first", "call_executable", "call_parts", "forward_schedule", "step_executable", "step_parts", "step_schedule",
+    "breadth_first", "call_executable", "call_parts", "check_step", "forward_schedule", "lower_run", "lower_step", "step_executable", "step_parts",
+    "step_schedule",
 ]  # fmt: skip
 
 
@@ -28,8 +30,7 @@ def step_executable(
     """Return what runs a step: forward, loss and backward under the schedule; of kind "loss" the forward and the loss alone."""
     key = kind, n_microbatches, with_target
     if key not in specialization.executables:
-        schedule = (step_schedule if kind == "step" else forward_schedule)(specialization, n_microbatches)
-        specialization.executables[key] = _new_step(specialization, schedule, with_target)
+        specialization.executables[key] = _new_step(specialization, n_microbatches, with_target, kind)
     return specialization.executables[key]
 
 
@@ -81,10 +82,12 @@ def breadth_first(placement: Sequence[int], n_microbatches: int, *, with_backwar
     return Schedule(len(placement), n_microbatches, tuple(placement), tuple(rows), name)
 
 
-def _new_step(specialization: Specialization, schedule: Schedule, with_target: bool) -> Executable:
+def _new_step(specialization: Specialization, n_microbatches: int, with_target: bool, kind: str) -> Executable:
     routes, cells = step_parts(specialization, with_target)
-    log = specialization.log
-    program = log.run("lower", _lower, schedule, routes, "never", specialization, describe=_instructions)
+    log, is_step = specialization.log, kind == "step"
+    schedule = (step_schedule if is_step else forward_schedule)(specialization, n_microbatches)
+    lowered = lower_step if is_step else lower_run
+    program = log.run("lower", lowered, specialization, schedule, routes, describe=_instructions)
     return log.run("bind", _bind, specialization, program, cells)
 
 
@@ -101,7 +104,7 @@ def _new_call(specialization: Specialization, n_microbatches: int, with_backward
     order = breadth_first(specialization.plan.placement, n_microbatches, with_backward=with_backward)
     checkpoint = options.checkpoint if with_backward else "never"
     routes, cells = call_parts(specialization, with_backward)
-    program = log.run("lower", _lower, order, routes, checkpoint, specialization, describe=_instructions)
+    program = log.run("lower", lower_run, specialization, order, routes, checkpoint, describe=_instructions)
     return log.run("bind", _bind, specialization, program, cells)
 
 
@@ -112,9 +115,28 @@ def call_parts(specialization: Specialization, with_backward: bool) -> tuple[tup
     return specialization.routes, cells if with_backward else _graphed(specialization, cells)
 
 
-def _lower(
-    schedule: Schedule, routes: Sequence[Route], checkpoint: Checkpoint, specialization: Specialization
+def lower_step(specialization: Specialization, schedule: Schedule, routes: Sequence[Route]) -> Program:
+    """Return the program of a step: that of the user, or what the schedule is lowered to."""
+    if isinstance(specialization.options.schedule, WrittenProgram):
+        from pipecompile.driver.written_steps import fitted
+
+        return fitted(specialization.options.schedule, specialization, routes)
+    return lower_run(specialization, schedule, routes)
+
+
+def check_step(specialization: Specialization, n_microbatches: int) -> None:
+    """Lower the program of a step, whose faults show then. If the program is the user's, whether there is a target is read from it."""
+    options = specialization.options
+    written, with_target = options.schedule, options.loss_fn is not None
+    with_target = written.has_target if isinstance(written, WrittenProgram) else with_target
+    routes = training_routes(specialization.routes, len(specialization.stages), with_target, options.has_aux)
+    lower_step(specialization, step_schedule(specialization, n_microbatches), routes)
+
+
+def lower_run(
+    specialization: Specialization, schedule: Schedule, routes: Sequence[Route], checkpoint: Checkpoint = "never"
 ) -> Program:
+    """Return what a schedule is lowered to, with the recomputations of `checkpoint` beside those that the schedule has."""
     overlap, sums = specialization.is_overlapped, specialization.options.gradient_sums
     return lower(schedule, routes, checkpoint=checkpoint, overlap=overlap, sums=sums)
 

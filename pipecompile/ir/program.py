@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from pipecompile.ir.action import Action
 from pipecompile.ir.notebook_html import html_of
@@ -110,6 +111,10 @@ class Program:
 
     def _repr_html_(self) -> str | None:
         return html_of(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write `str(program)` to a file."""
+        Path(path).write_text(str(self), encoding="utf-8")
 
 
 def saved(stage: int, microbatch: int) -> Value:

@@ -23,7 +23,7 @@ from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Action, Instruction, Op, Operand, Program, Route, Tie, Value
 from pipecompile.ir.input_checks import checked_count, without_mark
 
-__all__ = ["parse_instruction", "parse_program", "parse_route", "parse_tie"]
+__all__ = ["line_numbers", "parse_instruction", "parse_program", "parse_route", "parse_tie"]
 
 _NUMBER = "[0-9]{1,9}"
 _HEADER = re.compile(rf"program: ({_NUMBER}) stages on devices((?: {_NUMBER})*), ({_NUMBER}) micro-batches")
@@ -78,6 +78,11 @@ def _lines(text: str) -> list[tuple[int, str]]:
     """Return the number and the text of every line that is not blank, without a byte-order mark."""
     lines = enumerate(without_mark(text).split("\n"), 1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
+
+
+def line_numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers, from 1, of the lines that are not blank: those of the lines of `str(parse_program(text))`."""
+    return tuple(number for number, _ in _lines(text))
 
 
 def parse_route(line: str) -> Route:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import Schedule
+from pipecompile.ir import Program, Schedule
 from pipecompile.ir.routes import Sums
+from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import Source
 from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.schedules import CATALOGUE, Builder
@@ -21,20 +22,24 @@ _MODES = ("never", "always", "except_last", "auto")
 
 
 def load_schedule(schedule: Any) -> str | Schedule | Builder:
-    """Return a Schedule, a builder or a name of the catalogue, or read the schedule in a .csv file. Raise ScheduleError."""
+    """Return a Schedule, a builder or a name of the catalogue, or read the schedule in a .csv or the program in a .txt file. A
+    Program becomes a WrittenProgram. Raise ScheduleError.
+    """
     return _schedule("schedule", schedule)
 
 
 def _schedule(name: str, value: Any) -> str | Schedule | Builder:
-    if isinstance(value, Path) or (isinstance(value, str) and value.endswith(".csv")):
-        return Schedule.load(value)
+    if isinstance(value, Program):
+        return WrittenProgram.of(value)
+    if isinstance(value, Path) or (isinstance(value, str) and value.endswith((".csv", ".txt"))):
+        return (WrittenProgram if str(value).endswith(".txt") else Schedule).load(value)
     if isinstance(value, str) and value != "auto" and value not in CATALOGUE:
         raise ScheduleError(
             f"{name}={value!r} is not known", why=f"known are {', '.join(map(repr, ('auto', *CATALOGUE)))}",
-            hint=f"{name}={near(value, CATALOGUE)!r}, or the path of a .csv file",
+            hint=f"{name}={near(value, CATALOGUE)!r}, or the path of a .csv or .txt file",
         )  # fmt: skip
     if not isinstance(value, (str, Schedule)) and not callable(value):
-        expected = "the name of a schedule, a Schedule, its file, nor a function that builds one"
+        expected = "the name of a schedule, a Schedule, a Program, its file, nor a function that builds one"
         raise refusal(name, value, expected, hint=f'{name}="1f1b"', kind=ScheduleError)
     return value  # type: ignore[no-any-return]
 

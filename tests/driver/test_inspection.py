@@ -27,6 +27,7 @@ def inspection() -> Inspection:
         measured=None,
         links=Links(1e-9, 1e-6),
         is_overlapped=False,
+        is_written=False,
         phases="record 1 ms\n",
     )
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from pipecompile.errors import InputError, ScheduleError
+from pipecompile.ir.written_program import WrittenProgram
+from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
 from pipecompile.settings.run_settings import RunSettings, load_schedule
 
@@ -32,6 +34,16 @@ def test_a_schedule_is_a_name_a_schedule_a_builder_or_a_file(tmp_path: Path) -> 
     assert load_schedule(built) is built
     assert load_schedule(build_schedule) is build_schedule
     assert load_schedule(tmp_path / "mine.csv").rows == load_schedule(str(tmp_path / "mine.csv")).rows == built.rows
+
+
+def test_a_program_and_its_file_are_a_written_program(tmp_path: Path) -> None:
+    program = lower(build_schedule("gpipe", 2, 4))
+    program.save(tmp_path / "mine.txt")
+    for value in (program, tmp_path / "mine.txt", str(tmp_path / "mine.txt")):
+        written = load_schedule(value)
+        assert isinstance(written, WrittenProgram)
+        assert written.program == program
+        assert load_schedule(written) is written
 
 
 @pytest.mark.parametrize(

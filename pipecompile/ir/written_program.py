@@ -1,0 +1,181 @@
+"""A program that a user wrote, in the place of a schedule: what `compile(schedule=...)` makes of a Program or of a program.txt.
+
+    program.txt ──load──┐
+                        ├──► WrittenProgram    a Schedule of the program's actions, the program, and the numbers of its lines
+    Program ────of──────┘
+
+Where a Schedule is wanted, this is the order of the actions. The lowering is left out: what is written is what runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipecompile.errors import ScheduleError
+from pipecompile.ir.action import Action, Kind
+from pipecompile.ir.program import Instruction, Op, Operand, Program, Value
+from pipecompile.ir.routes import TARGET, Route, Tie
+from pipecompile.ir.schedule import Schedule
+
+__all__ = ["WrittenProgram", "type_faults"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenProgram(Schedule):
+    """A user's program. `source` names its file, or is "the program". `numbers[i]` is the number, from 1, of the line in that file
+    that has line i of `str(program)`.
+    """
+
+    program: Program = field(kw_only=True)
+    source: str = field(kw_only=True, compare=False)
+    numbers: tuple[int, ...] = field(kw_only=True, compare=False)
+
+    @classmethod
+    def of(cls, program: Program, source: str = "the program", numbers: Sequence[int] = ()) -> WrittenProgram:
+        """Return a program as what `compile` takes for a schedule. Raise ScheduleError if it is not made of the types of the IR."""
+        if faults := list(type_faults(program)):
+            hint = "start from pipe.program, and change it by dataclasses.replace"
+            raise ScheduleError(f"{source} is not made of the types of pipecompile.ir", where=faults[0], hint=hint)
+        rows = tuple(tuple(i.action for i in row if i.action is not None) for row in program.rows)
+        name = Path(source).stem if numbers else "written"
+        lines = tuple(numbers) or tuple(range(1, len(str(program).splitlines()) + 1))
+        counts = program.n_stages, program.n_microbatches, program.placement
+        return cls(*counts, rows, name, program=program, source=source, numbers=lines)
+
+    @classmethod
+    def load(cls, path: str | Path) -> WrittenProgram:
+        """Read the text form of a program. Raise ScheduleError naming the line that cannot be read, also if the file is missing."""
+        from pipecompile.ir.program_text import line_numbers, parse_program
+
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ScheduleError("the program cannot be read", where=str(path), why=str(error)) from None
+        try:
+            program = parse_program(text)
+        except ScheduleError as error:
+            where = f"{path}, {error.where}" if error.where else str(path)
+            raise ScheduleError(error.what, where=where, why=error.why, hint=error.hint) from None
+        return cls.of(program, str(path), line_numbers(text))
+
+    @property
+    def plain(self) -> Schedule:
+        """The order of the actions alone."""
+        return Schedule(self.n_stages, self.n_microbatches, self.placement, self.rows, self.name)
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the program is of a step with a target."""
+        return any(route.value == TARGET for route in self.program.routes)
+
+    def line_of(self, device: int, step: int) -> int:
+        """Return the number of the line with an instruction of a device."""
+        before = sum(len(row) + 1 for row in self.program.rows[:device])
+        return self.numbers[1 + len(self.program.routes) + len(self.program.ties) + before + 1 + step]
+
+    def located(self, fault: str) -> str:
+        """Return a fault with the numbers of the lines that it is about in front, where it names any."""
+        lines = sorted(dict.fromkeys(self._lines_of(fault)))
+        more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+        shown = ", ".join(map(str, lines[:_SHOWN]))
+        return f"line{'s' * (len(lines) > 1)} {shown}{more}: {fault}" if lines else fault
+
+    def _lines_of(self, fault: str) -> Iterator[int]:
+        """Yield the line of the step that the fault names; else those of its route or tie; else those of its actions and values."""
+        items: list[Route | Tie] = [*self.program.routes, *self.program.ties]
+        if step := _STEP.search(fault) or _WRITTEN.match(fault):
+            yield self.line_of(int(step[1]), int(step[2]))
+        elif of_items := [i for i, item in enumerate(items, 1) if fault.startswith((f"{item}:", _head(item)))]:
+            yield from (self.numbers[index] for index in of_items)
+        else:
+            named = partial(_is_named, names=_cells(fault) or set(_ACTION.findall(fault)) or set(_VALUE.findall(fault)))
+            rows = enumerate(self.program.rows)
+            yield from (self.line_of(d, i) for d, row in rows for i, one in enumerate(row) if named(one))
+
+
+_SHOWN = 4
+"""Number of lines that a fault names."""
+
+_STEP = re.compile(r"device (\d+), step (\d+)")
+_WRITTEN = re.compile(r"device (\d+): \S+, written at step (\d+)")
+_ACTION = re.compile(r"(?<![\w.#'])\d+[FRBIW]\d+(?!\w)")
+_CELLS = re.compile(r"stage (\d+) .* for micro-batch(?:es)? (\d+(?:, \d+)*)")
+_VALUE = re.compile(r"[^\s#'\[\](),]+(?:'\w+)?#\d+")
+
+
+def _head(item: Route | Tie) -> str:
+    """Return the beginning of the text of a route or a tie, up to its name."""
+    return f"route {item.value}:" if isinstance(item, Route) else f"tie {item.name}:"
+
+
+def _cells(fault: str) -> set[str]:
+    """Return the actions that the cells of a fault may have, if the fault is about all actions of a stage and micro-batch."""
+    match = _CELLS.match(fault)
+    numbers = match[2].split(", ") if match else ()
+    return {f"{match[1]}{kind.value}{number}" for number in numbers for kind in Kind} if match else set()
+
+
+def _is_named(instruction: Instruction, names: set[str]) -> bool:
+    """Return whether `names` has the action, or the value that is sent or received."""
+    if instruction.action is not None:
+        return str(instruction.action) in names
+    operands = (*instruction.reads, *instruction.writes) if instruction.op in (Op.SEND, Op.RECV) else ()
+    return any(str(operand.value) in names for operand in operands)
+
+
+# -- types ----------------------------------------------------------------------------------------------------------
+
+
+def type_faults(subject: Program | Schedule) -> Iterator[str]:
+    """Yield what is no data of the IR in a Program or a Schedule that Python code made: no verifier can look at it."""
+    for name in ("n_stages", "n_microbatches"):
+        if type(getattr(subject, name)) is not int:
+            yield f"{name} is {getattr(subject, name)!r}, not a whole number"
+    if not _are(subject.placement, int):
+        yield f"placement is {subject.placement!r}, not a tuple of whole numbers"
+    for name, of in (("routes", Route), ("ties", Tie)) if isinstance(subject, Program) else ():
+        if not _are(getattr(subject, name), of):
+            yield f"{name} is not a tuple of {of.__name__}"
+    if _are(subject.rows, tuple):
+        check = _instruction_fault if isinstance(subject, Program) else _action_fault
+        steps = ((device, index, one) for device, row in enumerate(subject.rows) for index, one in enumerate(row))
+        faults = ((f"device {device}, step {index}", check(one)) for device, index, one in steps)
+        yield from (f"{step}: {fault}" for step, fault in faults if fault)
+    else:
+        yield "rows is not a tuple with a tuple per device"
+
+
+def _are(values: object, kind: type) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, kind) for value in values)
+
+
+def _action_fault(action: Any) -> str:
+    is_action = isinstance(action, Action) and isinstance(action.kind, Kind)
+    return "" if is_action and _are((action.stage, action.microbatch), int) else f"{action!r} is not an Action"
+
+
+def _instruction_fault(one: Any) -> str:
+    if not isinstance(one, Instruction):
+        return f"{one!r} is not an Instruction"
+    if not isinstance(one.op, Op):
+        return f"op is {one.op!r}, not an Op"
+    if one.action is not None and (fault := _action_fault(one.action)):
+        return fault
+    if not (isinstance(one.peer, int | None) and isinstance(one.tie, str | None)):
+        return f"peer {one.peer!r} is no device, or tie {one.tie!r} no name"
+    if not (_are(one.reads, Operand) and _are(one.writes, Operand)):
+        return "reads and writes are not tuples of Operand"
+    strange = (o for o in (*one.reads, *one.writes) if not _is_operand(o))
+    return next((f"{operand!r} is not an operand" for operand in strange), "")
+
+
+def _is_operand(operand: Operand) -> bool:
+    value = operand.value
+    if not isinstance(value, Value) or not isinstance(operand.slot, int | None):
+        return False
+    return isinstance(value.name, str) and isinstance(value.microbatch, int) and isinstance(value.consumer, int | None)
