@@ -94,7 +94,6 @@ REFUSED: dict[str, list[Bad]] = {
         Bad(pc.Schedule.from_csv("0B0,0F0\n1F0,1B0\n"), "->", pc.VerifyError),
         Bad("none.txt", "cannot be read", SCHEDULE), Bad(lower(build_schedule("1f1b", 3, 4)), "3 stages on 3 devices", SCHEDULE),
         Bad(replace(lower(build_schedule("1f1b", 2, 4)), rows=((), ())), "never runs F", pc.VerifyError),
-        Bad(replace(lower(build_schedule("1f1b", 2, 4)), rows=None), "not a tuple with a tuple per device", SCHEDULE),
         Bad(lambda *counts: [["0F0"]], "not a Schedule", SCHEDULE), Bad("zbv", "devices= with 1 entry", SCHEDULE),
     ],
     "devices": [
