@@ -12,6 +12,7 @@ from torch.fx import symbolic_trace
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import VisionTransformer, resnet50
 
+import pipecompile as pc
 from pipecompile.costs.analytic import Kernel, KernelLog, analytic_costs, node_work
 from pipecompile.costs.device_specs import DeviceSpec
 from pipecompile.costs.node_cost import CostError
@@ -219,3 +220,20 @@ def test_convolutions_are_rated_as_torch_runs_them() -> None:
         assert seconds()[2] == pytest.approx(exact[2] / 8, rel=0.01)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+class Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.window = nn.Linear(64, 64), nn.Buffer(torch.hann_window(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.stft(self.first(x), 16, window=self.window, return_complex=True)
+        return torch.istft(spectrum * spectrum.abs(), 16, window=self.window, length=64)
+
+
+def test_functions_that_check_values_inside_have_a_cost() -> None:
+    graph = pc.trace(Spectrum(), torch.randn(4, 64))
+    costs = analytic_costs(graph, [torch.randn(4, 64)], device="h100")
+    assert costs["istft"].forward > 0
+    assert costs["istft"].backward > costs["istft"].forward / 2
