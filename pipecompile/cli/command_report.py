@@ -140,6 +140,7 @@ def _cut(plan: Plan) -> dict[str, Any]:
     return {
         "gap": plan.gap, "price": plan.price, "held": [stage.memory for stage in plan.stages],
         "forced": [list(stage.forced) for stage in plan.stages], "recompute": list(plan.recompute),
+        "step": plan.step and plan.step.seconds, "no_step_below": plan.step and plan.step.lower_bound,
     }  # fmt: skip
 
 

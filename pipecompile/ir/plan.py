@@ -16,7 +16,7 @@ from pipecompile.ir.candidates import Considered
 from pipecompile.ir.input_checks import file_path, without_mark
 from pipecompile.ir.notebook_html import html_of
 
-__all__ = ["Plan", "StageSummary"]
+__all__ = ["Plan", "StageSummary", "StepSummary"]
 
 FORMAT = "pipecompile.plan/1"
 """The name of the file format, not of a module: it stays as it is when modules move."""
@@ -77,6 +77,27 @@ class StageSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSummary:
+    """The simulated step of the cut that was chosen, beside that of other cuts.
+
+    `seconds` is the step of the chosen cut. No cut has a step below `lower_bound` seconds. `compared` is the number of cuts that
+    were simulated. `first_seconds` is the step of the first of these, the cut with the fastest slowest stage, and
+    `first_bottleneck` the bottleneck of that cut, in seconds.
+    """
+
+    seconds: float
+    lower_bound: float
+    compared: int
+    first_seconds: float
+    first_bottleneck: float
+
+    @property
+    def gap(self) -> float:
+        """Return the relative distance of the step to its lower bound."""
+        return (self.seconds - self.lower_bound) / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The partitioner's decision as data.
 
@@ -84,7 +105,8 @@ class Plan:
     of the plan, one line per node, and `fingerprint` is the hash of these lines. `bottleneck` and `lower_bound` are
     seconds of the slowest stage for one micro-batch; `unforced` is the bottleneck of the cut without the user's
     constraints. `recompute` has a flag per stage, if the solver chose the recomputed stages. `considered` lists the
-    candidates, if the number of micro-batches or the schedule was chosen by search.
+    candidates, if the number of micro-batches or the schedule was chosen by search. `status` says whether the bottleneck
+    is proven to be the least; `step` has the step under the schedule, with a bound of its own.
     """
 
     fingerprint: str
@@ -103,6 +125,7 @@ class Plan:
     unforced: float | None = None
     recompute: tuple[bool, ...] = ()
     considered: Considered | None = None
+    step: StepSummary | None = None
     format: str = FORMAT
 
     @property

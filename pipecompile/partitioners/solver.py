@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import fsum
 from numbers import Real
 from time import monotonic
 from typing import Literal
 
 from pipecompile.errors import InputError
-from pipecompile.partitioners.clusters import Clusters, coarsen
+from pipecompile.partitioners.clusters import Clusters, coarsen, singleton_clusters
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
 from pipecompile.partitioners.dp.strategy import SHORT_ORDER, cut_all_down_sets, cut_candidate_orders, polish
 from pipecompile.partitioners.dp.target_programs import cut_chain_with_copies, fill_between
@@ -23,7 +24,7 @@ from pipecompile.partitioners.rebalance import fill_empty_stages
 from pipecompile.partitioners.stage_paths import shorten_paths
 from pipecompile.partitioners.verify import verify_assignment, verify_problem
 
-__all__ = ["METHODS", "Partition", "cost_of_constraints", "partition", "trivial_lower_bound"]
+__all__ = ["METHODS", "Partition", "cost_of_constraints", "partition", "trivial_lower_bound", "with_cut"]
 
 
 METHODS = ("auto", "dp", "ilp")
@@ -170,6 +171,18 @@ def _check_arguments(
         raise InputError(f"time_limit is {time_limit!r}, expected seconds above 0", hint="time_limit=30.0")
     if not (isinstance(gap, Real) and 0 <= gap < 1):
         raise InputError(f"gap is {gap!r}, expected a fraction from 0 to below 1", hint=f"gap={GOOD}")
+
+
+def with_cut(partition: Partition, problem: Problem, stage_of: Mapping[str, int], n_stages: int) -> Partition:
+    """Return another cut of the same problem, chosen by its step. The bound on the bottleneck stays."""
+    machine = Machine.of(problem, n_stages)
+    tracker = LoadTracker(singleton_clusters(problem), machine, [stage_of[node.name] for node in problem.nodes])
+    worst, bound = tracker.bottleneck(), partition.lower_bound
+    is_optimal = worst - bound <= GAP * worst
+    return replace(
+        partition, stage_of=dict(stage_of), bottleneck=worst, status="optimal" if is_optimal else "feasible", method="step",
+        recompute=tracker.recompute(),
+    )  # fmt: skip
 
 
 def trivial_lower_bound(clusters: Clusters, machine: Machine) -> float:

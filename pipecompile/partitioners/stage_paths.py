@@ -18,7 +18,7 @@ from pipecompile.partitioners.constraints import StageRanges
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
 
-__all__ = ["shorten_paths", "stage_edges"]
+__all__ = ["is_legal", "path_moves", "shorten_paths", "stage_edges"]
 
 _SLACK = 1 + 1e-9
 """Factor by which the bottleneck may grow: rounding."""
@@ -46,7 +46,7 @@ def shorten_paths(
     graph, tried, improved = adjacency(clusters), 0, True
     while improved:
         improved = False
-        for candidate in _moves(clusters, machine, best, ranges, graph):
+        for candidate in path_moves(clusters, len(machine), best, ranges, graph):
             tried += 1
             if tried > _MAX_MOVES or monotonic() > deadline:
                 return best
@@ -75,30 +75,29 @@ def _evaluate(clusters: Clusters, machine: Machine, assignment: Sequence[int]) -
     return max(loads), (max(through), sum(through))
 
 
-def _moves(
+def path_moves(
     clusters: Clusters,
-    machine: Machine,
+    n_stages: int,
     assignment: list[int],
     ranges: StageRanges | None,
     graph: tuple[list[list[int]], list[list[int]]],
 ) -> Iterator[list[int]]:
     """Yield the cuts of all moves that precedence, pins and pairs apart allow: to the nearest stage first."""
     predecessors, successors = graph
-    n_stages = len(machine)
     for a, b in sorted(stage_edges(clusters, assignment)):
         waiting = {v for u, v in clusters.arcs if assignment[u] == a and assignment[v] == b}
         awaited = {u for u, v in clusters.arcs if assignment[u] == a and assignment[v] == b}
         later, earlier = _reached(waiting, successors), _reached(awaited, predecessors)
         if any(s == b and v not in later for v, s in enumerate(assignment)):
             for target in range(b + 1, n_stages):
-                yield from _legal(
-                    clusters, ranges, [max(s, target) if v in later else s for v, s in enumerate(assignment)]
-                )
+                candidate = [max(s, target) if v in later else s for v, s in enumerate(assignment)]
+                if is_legal(clusters, ranges, candidate):
+                    yield candidate
         if any(s == a and v not in earlier for v, s in enumerate(assignment)):
             for target in range(a - 1, -1, -1):
-                yield from _legal(
-                    clusters, ranges, [min(s, target) if v in earlier else s for v, s in enumerate(assignment)]
-                )
+                candidate = [min(s, target) if v in earlier else s for v, s in enumerate(assignment)]
+                if is_legal(clusters, ranges, candidate):
+                    yield candidate
 
 
 def _reached(start: set[int], neighbours: Sequence[Sequence[int]]) -> set[int]:
@@ -111,10 +110,9 @@ def _reached(start: set[int], neighbours: Sequence[Sequence[int]]) -> set[int]:
     return reached
 
 
-def _legal(clusters: Clusters, ranges: StageRanges | None, assignment: list[int]) -> Iterator[list[int]]:
-    """Yield the cut if it respects pins and pairs apart; precedence it does."""
+def is_legal(clusters: Clusters, ranges: StageRanges | None, assignment: Sequence[int]) -> bool:
+    """Return whether a cut that respects precedence also respects pins and pairs apart."""
     pinned = ranges is None or all(
         low <= s <= high for low, s, high in zip(ranges[0], assignment, ranges[1], strict=True)
     )
-    if pinned and all(assignment[a] < assignment[b] for a, b in clusters.strict_arcs):
-        yield assignment
+    return pinned and all(assignment[a] < assignment[b] for a, b in clusters.strict_arcs)

@@ -10,17 +10,17 @@ from pipecompile.costs import NodeCost
 from pipecompile.errors import InfeasibleError, InputError, PipecompileError, ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.candidates import Candidate, Considered
-from pipecompile.ir.training_routes import training_routes
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
+from pipecompile.partitioners.incumbent import GAP
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts
 from pipecompile.planning.draft import Draft, make_draft
 from pipecompile.planning.infeasible_hint import with_enough_stages
-from pipecompile.planning.planner import Planned, by_depth, make_problem, peak_in_flight, planned, problem_for
-from pipecompile.planning.schedule_choice import make_schedule, simulation_costs
+from pipecompile.planning.planner import Planned, make_problem, planned, problem_for
+from pipecompile.planning.schedule_choice import make_schedule
 from pipecompile.planning.solve_cut import memory_excess, solve_cut, warn_of_gap
-from pipecompile.schedules.search.evaluate import Evaluator
-from pipecompile.simulation.costs import make_costs
+from pipecompile.planning.stage_depth import by_depth, peak_in_flight
+from pipecompile.planning.step_search import shorten_step, step_seconds, with_searched_step
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Evaluated", "CandidateEvaluator", "Point"]
@@ -166,7 +166,7 @@ class CandidateEvaluator:
             candidate,
             recompute=cut.recompute,
             bottleneck=cut.bottleneck,
-            seconds=_step_seconds(draft, schedule, options),
+            seconds=step_seconds(draft, schedule, options),
             memory=tuple(load.memory for load in loads),
             left_out=over,
         )
@@ -184,20 +184,31 @@ class CandidateEvaluator:
         except ScheduleError as error:
             return Evaluated(replace(candidate, left_out=error.why or error.what), point)
         problem = replace(draft.problem, in_flight=peak_in_flight(schedule, options))
-        return self._simulated(
-            candidate, point, self._draft(point, draft.partition, problem, draft.placement), schedule
-        )
+        searched = self._draft(point, draft.partition, problem, draft.placement)
+        return self._simulated(candidate, point, replace(searched, step=draft.step), schedule)
+
+    def with_shorter_step(self, row: Evaluated) -> Evaluated:
+        """Return the row with the cut that has the shortest step under the row's schedule."""
+        draft, point = row.draft, row.point
+        assert draft is not None
+        return self._simulated(row.candidate, point, self._shortened(point, draft), None)
+
+    def _shortened(self, point: Point, draft: Draft) -> Draft:
+        if point.options.schedule == "auto":
+            return draft
+        return shorten_step(self.graph, draft, self._costs(point), point.options, point.count, point.samples)
 
     def cut_again(self, row: Evaluated) -> Evaluated:
         """Return the row cut with the partitioner that the user chose if that makes the step shorter, else the row."""
         draft = row.draft
         assert draft is not None
-        if self.options.partitioner == "dp" or draft.partition.status == "optimal":
+        if self.options.partitioner == "dp" or _is_proven(draft):
             return row
         seconds = max(self.options.time_limit - self.seconds_spent, self.budget)
         cut, solved = solve_cut(self.graph, draft.problem, replace(self.options, time_limit=seconds))
         warn_of_gap(cut, self.options)
         again = self._by_depth(row.point, self._draft(row.point, cut, solved, draft.placement))
+        again = self._shortened(row.point, again)
         candidate = Candidate(row.candidate.n_microbatches, row.candidate.schedule)
         better = self._simulated(candidate, row.point, again, None)
         return better if better.draft is not None and better.seconds < row.seconds else row
@@ -210,6 +221,8 @@ class CandidateEvaluator:
         problem = make_problem(self.graph, self._costs(point), point.options, schedule)
         problem = replace(problem, in_flight=draft.problem.in_flight, placement=draft.problem.placement)
         costs = self._measured(point)
+        if point.options.schedule == "auto":
+            draft = with_searched_step(self.graph, draft, point.options, point.count, row.seconds)
         return planned(self.graph, draft, problem, costs, self.options, point.samples, considered)
 
     def nothing_fits(self) -> PipecompileError:
@@ -233,6 +246,14 @@ class CandidateEvaluator:
         return with_enough_stages(error, partial(problem_for, self.graph, self._costs(point), count), point.options)
 
 
+def _is_proven(draft: Draft) -> bool:
+    """Return whether the least bottleneck is known: that of the draft, or of the cut from which a shorter step led away."""
+    partition, step = draft.partition, draft.step
+    if step is None or partition.method != "step":
+        return partition.status == "optimal"
+    return step.first_bottleneck - partition.lower_bound <= GAP * step.first_bottleneck
+
+
 def _none_served(first: Point, n_counts: int) -> InputError:
     count = first.options.default_microbatches
     return InputError(
@@ -241,11 +262,3 @@ def _none_served(first: Point, n_counts: int) -> InputError:
         why=first.reason,
         hint=f"n_microbatches={count}: a number that is not compared with others may be recorded several times",
     )
-
-
-def _step_seconds(draft: Draft, schedule: Schedule, options: Options) -> float:
-    """Simulate a step of the draft. Outputs go to the stage with the loss."""
-    routes = training_routes(draft.routes, options.n_stages, options.loss_fn is not None)
-    per_stage = simulation_costs(draft.stages, routes, options.links, draft.placement)
-    costs = make_costs(options.n_stages, len(options.devices), routes, **per_stage)
-    return Evaluator(draft.placement, routes, costs, None).seconds(schedule)

@@ -16,7 +16,7 @@ from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import routes
 from pipecompile.ir import HOST, Route
 from pipecompile.ir.candidates import Considered
-from pipecompile.ir.plan import Plan, StageSummary
+from pipecompile.ir.plan import Plan, StageSummary, StepSummary
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.tracing.emit.call_description import model_path
@@ -35,6 +35,7 @@ class Draft:
     placement: tuple[int, ...]
     stages: tuple[StageSummary, ...]
     routes: tuple[Route, ...]
+    step: StepSummary | None = None
 
 
 def make_draft(
@@ -91,6 +92,7 @@ def plan_of(
         unforced=unforced,
         recompute=partition.recompute if options.checkpoint == "auto" else (),
         considered=considered,
+        step=draft.step,
     )
 
 

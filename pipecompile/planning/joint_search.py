@@ -42,6 +42,8 @@ def search_plan(graph: TracedGraph, batches: Sequence[MiniBatch], table: CostTab
     """
     evaluator = CandidateEvaluator(graph, options, table, len(batches))
     rows = [evaluator.evaluate(point) for point in _points(graph, batches, table, options)]
+    shorter = {id(row): evaluator.with_shorter_step(row) for row in _best_cuts(rows)}
+    rows = [shorter.get(id(row), row) for row in rows]
     if options.schedule == "auto":
         rows += [evaluator.with_searched_schedule(row) for row in _best_cuts(rows)]
     best = _shortest(rows)

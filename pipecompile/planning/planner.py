@@ -18,21 +18,21 @@ from pipecompile.costs.problem_builder import build_problem
 from pipecompile.errors import InfeasibleError, PartitionError
 from pipecompile.graph.colocation import compute_nodes, ties_of
 from pipecompile.graph.separable_pieces import check_pieces
-from pipecompile.ir import Kind, Schedule
+from pipecompile.ir import Schedule
 from pipecompile.ir.candidates import Considered
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.routes import stages_after
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts, samples_of
 from pipecompile.planning.draft import Draft, make_draft, plan_of
 from pipecompile.planning.infeasible_hint import with_enough_stages
-from pipecompile.planning.schedule_choice import make_schedule, search_schedule
+from pipecompile.planning.schedule_choice import search_schedule
 from pipecompile.planning.solve_cut import bottleneck_without_constraints, memory_excess, solve_cut, warn_of_gap
-from pipecompile.schedules.building_blocks import chain_after
+from pipecompile.planning.stage_depth import by_depth, peak_in_flight
+from pipecompile.planning.step_search import shorten_step
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["Planned", "by_depth", "check_stage_count", "make_plan", "make_problem", "peak_in_flight", "planned"]
+__all__ = ["Planned", "check_stage_count", "make_plan", "make_problem", "planned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ def make_plan(graph: TracedGraph, batch: MiniBatch, table: CostTable, options: O
     if options.schedule == "auto" and not options.has_unequal_devices:
         searched = search_schedule(options.with_recompute(partition.recompute), draft.stages, draft.routes, count)
         draft = replace(draft, placement=searched.placement)
+    else:
+        draft = shorten_step(graph, draft, costs.by_node, options, count, samples)
     return planned(graph, draft, problem, costs, options, samples)
 
 
@@ -100,26 +102,6 @@ def _cut_of_dag(
         if is_chain or memory_excess(lighter.problem, partition, options.n_stages)
         else (partition, lighter.problem)
     )
-
-
-def by_depth(
-    graph: TracedGraph,
-    draft: Draft,
-    costs: Mapping[str, NodeCost],
-    options: Options,
-    count: int,
-    samples: int | None,
-) -> Draft:
-    """Return the draft with the micro-batches in flight of its DAG of stages; of a chain, the same draft. The cut was solved for as
-    many as a chain holds, which are no fewer.
-    """
-    if stages_after(options.n_stages, draft.routes) == chain_after(options.n_stages):
-        return draft
-    if options.schedule == "auto" or isinstance(options.schedule, Schedule):
-        return draft
-    schedule = make_schedule(options, draft.stages, draft.routes, draft.placement, count)
-    problem = replace(draft.problem, in_flight=peak_in_flight(schedule, options))
-    return make_draft(graph, draft.partition, problem, costs, options, draft.placement, samples)
 
 
 def planned(
@@ -175,25 +157,3 @@ def check_stage_count(graph: TracedGraph, n_stages: int) -> None:
     tied = sum(len(group) - 1 for group in ties_of(graph).groups)
     if n_stages > len(compute_nodes(graph)) - tied:
         check_pieces(graph, n_stages)
-
-
-_CHANGE_IN_FLIGHT = {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}
-
-
-def peak_in_flight(schedule: Schedule, options: Options) -> tuple[float, ...]:
-    """Return, per stage, the peak number of micro-batches whose forward has run and whose backward has not.
-
-    A backward is B, or W if split. For cells that the schedule itself recomputes, R counts instead of F. Recomputation
-    requested by `checkpoint` is part of the Problem.
-    """
-    actions = (a for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE and options.checkpoint == "never")
-    recomputed = {(action.stage, action.microbatch) for action in actions}
-    now, peak = [0] * options.n_stages, [1] * options.n_stages
-    for row in schedule.rows:
-        for action in row:
-            is_recomputed = (action.stage, action.microbatch) in recomputed
-            if action.kind is (Kind.FORWARD if is_recomputed else Kind.RECOMPUTE):
-                continue
-            now[action.stage] += _CHANGE_IN_FLIGHT.get(action.kind, 0)
-            peak[action.stage] = max(peak[action.stage], now[action.stage])
-    return tuple(map(float, peak))

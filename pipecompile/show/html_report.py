@@ -93,8 +93,11 @@ def _facts(timelines: dict[str, Timeline], plan: Plan | None, *, seconds: bool) 
             yield f"peak memory, {name}", written(BYTES, max(timeline.peak_memory))
     if plan is not None:
         yield "slowest stage", written(SECONDS, plan.bottleneck)
-        yield "no cut below", written(SECONDS, plan.lower_bound)
-        yield "cut", f"{plan.status}, gap {plan.gap:.1%}"
+        yield "no slowest stage below", written(SECONDS, plan.lower_bound)
+        yield "bottleneck", f"{plan.status}, gap {plan.gap:.1%}"
+        if plan.step is not None:
+            yield "step of this cut", written(SECONDS, plan.step.seconds)
+            yield "no cut has a step below", f"{written(SECONDS, plan.step.lower_bound)}, gap {plan.step.gap:.1%}"
 
 
 def _table(plan: Plan, predicted: Timeline) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipecompile.ir.plan import Plan, StageSummary
+from pipecompile.ir.plan import Plan, StageSummary, StepSummary
 from pipecompile.ir.timeline import Timeline
 from pipecompile.ir.units import BYTES, COUNT, SECONDS, fit, written
 
@@ -113,7 +113,7 @@ def stage_caption(plan: Plan, predicted: Timeline | None) -> Text:
         f"bottleneck {written(SECONDS, plan.bottleneck)}",
         f"lower bound {written(SECONDS, plan.lower_bound)}",
         f"gap {plan.gap:.1%}",
-        plan.status,
+        "optimal bottleneck" if plan.status == "optimal" else plan.status,
         f"balance {_balance(plan.stages):.0%}",
     ]
     parts += [] if predicted is None else [f"bubble {predicted.bubble:.1%}"]
@@ -129,11 +129,20 @@ def step_gap(predicted: Timeline, *, seconds: bool = True) -> str:
     return f"step {step} · no schedule below {bound} · gap {predicted.gap:.1%}"
 
 
+def _step_of_cuts(step: StepSummary) -> str:
+    """Return the step of the cut, the bound over all cuts, and what the choice by the step gained."""
+    bound = f"no cut has a step below {written(SECONDS, step.lower_bound)} · gap {step.gap:.1%}"
+    if step.seconds < step.first_seconds * (1 - 1e-6):
+        gain = step.first_seconds / step.seconds - 1
+        bound += f" · shortest of {step.compared} cuts: that with the least bottleneck takes {gain:.1%} longer"
+    return f"step {written(SECONDS, step.seconds)} · {bound}"
+
+
 def remarks(plan: Plan) -> list[str]:
     """Return one line for the recomputed stages and one for the price of the user's constraints, where there are
     any.
     """
-    lines = []
+    lines = [] if plan.step is None else [_step_of_cuts(plan.step)]
     if any(plan.recompute):
         stages = ", ".join(str(s) for s, redone in enumerate(plan.recompute) if redone)
         lines.append(f"recompute their forward: stages {stages}")

@@ -1,0 +1,129 @@
+"""Cuts with a short step: starts of many kinds, each improved by moves under the estimate of `step_objective.py`.
+
+    the cut with the least bottleneck ─────────────────────┐
+    the graph contracted to its branches ─► cut again ─────┴─► moves of parts of stages ─► the best few, all different
+
+A move takes one cluster to another stage, with all that precedence takes along; or all clusters of a stage that wait for another
+stage, or that another stage waits for. The search ends after a fixed amount of work, so that it finds the same cuts everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from pipecompile.partitioners.clusters import BLOCK, Clusters, adjacency
+from pipecompile.partitioners.constraints import StageRanges, stage_ranges
+from pipecompile.partitioners.contraction import contract_branches
+from pipecompile.partitioners.dp.chain_partition import cut_order
+from pipecompile.partitioners.dp.strategy import candidate_orders
+from pipecompile.partitioners.stage_paths import is_legal, path_moves
+from pipecompile.partitioners.step_objective import Score, StepObjective
+
+__all__ = ["step_cuts"]
+
+_CAPS = (0.25, 0.5, 1.0, 1.3)
+"""Seconds of a contracted series, as multiples of the mean work of a stage."""
+
+_BLOCK = 0.25
+"""Seconds of a region that is contracted, as a multiple of the mean work of a stage."""
+
+_WORK = 400_000
+"""Clusters and arcs that all moves of a search may visit."""
+
+_SLACK = 1 - 1e-6
+"""Factor by which a move must shorten the step."""
+
+_ORDERS = 6
+"""Linear orders of a contracted graph that are cut."""
+
+
+def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRanges | None, most: int) -> list[list[int]]:
+    """Return up to `most` different cuts, the shortest estimated step first. `start` is a legal cut."""
+    starts = list(dict.fromkeys(map(tuple, [start, *_contracted_cuts(objective)])))
+    clusters, found = objective.clusters, dict[tuple[int, ...], Score]()
+    share = _WORK // (len(clusters) + len(clusters.arcs) + len(clusters.flows)) // len(starts)
+    for cut in starts:
+        if is_legal(clusters, ranges, cut):
+            for each in (cut, tuple(_descend(objective, cut, ranges, share))):
+                found.setdefault(each, objective.score(each))
+    return [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))][:most]
+
+
+def _contracted_cuts(objective: StepObjective) -> Iterator[list[int]]:
+    """Yield cuts of the graph contracted to its branches, as cuts of the graph."""
+    clusters, machine, n_stages = objective.clusters, objective.machine, len(objective.placement)
+    if len(clusters) > BLOCK:
+        return
+    mean, before = sum(clusters.time) / n_stages, len(clusters) + 1
+    for cap in _CAPS:
+        coarse = contract_branches(clusters, _BLOCK * mean, cap * mean)
+        if not n_stages <= len(coarse) < before or _contradicts(coarse):
+            continue
+        before = len(coarse)
+        ranges, estimate = stage_ranges(coarse, n_stages), replace(objective, clusters=coarse)
+        share = _WORK // (len(coarse) + len(coarse.arcs) + len(coarse.flows)) // _ORDERS // len(_CAPS)
+        for order in islice(candidate_orders(coarse, ranges), _ORDERS):
+            cut = cut_order(coarse, machine, order, ranges)
+            if cut is not None and is_legal(coarse, ranges, cut):
+                yield clusters.project(coarse, cut)
+                yield clusters.project(coarse, _descend(estimate, cut, ranges, share))
+
+
+def _contradicts(clusters: Clusters) -> bool:
+    """Return whether contraction joined what the user wants apart."""
+    return any(a == b for a, b in clusters.strict_arcs) or any(len(pins) > 1 for pins in clusters.pins.values())
+
+
+def _descend(objective: StepObjective, start: Sequence[int], ranges: StageRanges | None, evaluations: int) -> list[int]:
+    """Return the cut after moves that improve it, at most `evaluations` tried."""
+    best, score, improved = list(start), objective.score(start), True
+    graph = adjacency(objective.clusters)
+    while improved:
+        improved = False
+        for candidate in _moves(objective, best, ranges, graph):
+            evaluations -= 1
+            if evaluations < 0:
+                return best
+            value = objective.score(candidate)
+            if _is_better(value, score):
+                best, score, improved = candidate, value, True
+                break
+    return best
+
+
+def _is_better(value: Score, score: Score) -> bool:
+    return value[0] < score[0] * _SLACK or (value[0] * _SLACK <= score[0] and value[1] < score[1] * _SLACK)
+
+
+def _moves(
+    objective: StepObjective,
+    assignment: list[int],
+    ranges: StageRanges | None,
+    graph: tuple[list[list[int]], list[list[int]]],
+) -> Iterator[list[int]]:
+    """Yield the cuts that one move away: parts of stages first, then single clusters at a boundary."""
+    clusters, n_stages = objective.clusters, len(objective.placement)
+    yield from path_moves(clusters, n_stages, assignment, ranges, graph)
+    predecessors, successors = graph
+    for v, stage in enumerate(assignment):
+        near = {assignment[other] for other in (*predecessors[v], *successors[v])}
+        if near == {stage}:
+            continue
+        for target in sorted({*near, max(stage - 1, 0), min(stage + 1, n_stages - 1)} - {stage}):
+            candidate = list(assignment)
+            _carry(candidate, v, target, successors if target > stage else predecessors)
+            if is_legal(clusters, ranges, candidate):
+                yield candidate
+
+
+def _carry(assignment: list[int], cluster: int, target: int, along: Sequence[Sequence[int]]) -> None:
+    """Move a cluster to a stage, in place, with all that precedence takes along."""
+    onwards, pending = target > assignment[cluster], [cluster]
+    assignment[cluster] = target
+    while pending:
+        for other in along[pending.pop()]:
+            if assignment[other] != target and (assignment[other] < target) == onwards:
+                assignment[other] = target
+                pending.append(other)

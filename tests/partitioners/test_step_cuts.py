@@ -1,0 +1,71 @@
+"""Cuts with a short step: found where the least bottleneck leads away from them, legal, and the same every time."""
+
+from __future__ import annotations
+
+from math import inf
+
+from hypothesis import given, settings
+from partitioners.oracle import brute_force, legal_assignments, problems
+
+from pipecompile.partitioners import Node, Problem, partition
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.constraints import stage_ranges
+from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.step_cuts import step_cuts
+from pipecompile.partitioners.step_objective import StepObjective
+from pipecompile.partitioners.verify import verify_assignment
+
+
+def towers(count: int, pins: dict[str, int] | None = None) -> Problem:
+    """Return towers of four layers, and a head of less work than a tower: an even cut takes parts of several."""
+    nodes = [Node(f"t{t}_{i}", 1.0) for t in range(count) for i in range(4)] + [Node("cat"), Node("head", 1.0)]
+    arcs = [(f"t{t}_{i}", f"t{t}_{i + 1}") for t in range(count) for i in range(3)]
+    arcs += [*((f"t{t}_3", "cat") for t in range(count)), ("cat", "head")]
+    return Problem(tuple(nodes), tuple(arcs), pins=pins or {})
+
+
+def best_of(problem: Problem, n_stages: int, m: int) -> tuple[float, float, dict[str, int]]:
+    """Return the estimated step of the cut with the least bottleneck, and that of the best cut, with the cut."""
+    clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
+    stage_of = partition(problem, n_stages, method="dp", time_limit=1.0).stage_of
+    start = [stage_of[names[0]] for names in clusters.members]
+    objective = StepObjective(clusters, machine, tuple(range(n_stages)), m)
+    cuts = step_cuts(objective, start, stage_ranges(clusters, n_stages), 4)
+    assert cuts == step_cuts(objective, start, stage_ranges(clusters, n_stages), 4)
+    return objective.score(start)[0], objective.score(cuts[0])[0], clusters.stage_by_node(cuts[0])
+
+
+def test_towers_get_stages_of_their_own():
+    before, after, stage_of = best_of(towers(7), 8, 8)
+    assert after == 5.0 + 7 * 4.0
+    assert before >= after
+    assert sorted(len({s for name, s in stage_of.items() if name.startswith(f"t{t}_")}) for t in range(7)) == [1] * 7
+
+
+def test_a_pin_holds():
+    _, _, stage_of = best_of(towers(3, {"t0_0": 0, "t0_3": 2}), 4, 8)
+    assert (stage_of["t0_0"], stage_of["t0_3"]) == (0, 2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(direct=True))
+def test_cuts_are_legal_and_none_is_worse_than_the_start(case):
+    problem, n_stages = case
+    if brute_force(problem, n_stages)[0] == inf or problem.placement is not None:
+        return
+    before, after, stage_of = best_of(problem, n_stages, 4)
+    assert after <= before
+    verify_assignment(problem, stage_of, n_stages)
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(direct=True))
+def test_small_graphs_are_close_to_the_best_of_all_cuts(case):
+    problem, n_stages = case
+    if brute_force(problem, n_stages)[0] == inf or problem.placement is not None:
+        return
+    _, after, _ = best_of(problem, n_stages, 4)
+    clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
+    objective = StepObjective(clusters, machine, tuple(range(n_stages)), 4)
+    every = ([stage_of[names[0]] for names in clusters.members] for stage_of in legal_assignments(problem, n_stages))
+    assert after <= min(objective.score(each)[0] for each in every) * 1.15 + 1e-9
