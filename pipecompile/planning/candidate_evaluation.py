@@ -14,12 +14,11 @@ from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.partitioners.incumbent import GAP
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts
-from pipecompile.planning.draft import Draft, make_draft
+from pipecompile.planning.draft import Draft, by_depth, make_draft, peak_in_flight
 from pipecompile.planning.infeasible_hint import with_enough_stages
 from pipecompile.planning.planner import Planned, make_problem, planned, problem_for
 from pipecompile.planning.schedule_choice import make_schedule
 from pipecompile.planning.solve_cut import memory_excess, solve_cut, warn_of_gap
-from pipecompile.planning.stage_depth import by_depth, peak_in_flight
 from pipecompile.planning.step_search import shorten_step, step_seconds, with_searched_step
 from pipecompile.tracing.traced_graph import TracedGraph
 

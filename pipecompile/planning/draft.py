@@ -14,16 +14,19 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import routes
-from pipecompile.ir import HOST, Route
+from pipecompile.ir import HOST, Kind, Route, Schedule
 from pipecompile.ir.candidates import Considered
 from pipecompile.ir.plan import Plan, StageSummary, StepSummary
+from pipecompile.ir.routes import stages_after
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
+from pipecompile.planning.schedule_choice import make_schedule
+from pipecompile.schedules.building_blocks import chain_after
 from pipecompile.tracing.emit.call_description import model_path
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["Draft", "make_draft", "plan_of"]
+__all__ = ["Draft", "by_depth", "make_draft", "peak_in_flight", "plan_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +176,48 @@ def _label(node: fx.Node) -> str:
         return model_path(str(node.target))
     word = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return f"{facts(node).module}.{word}".strip(".")
+
+
+# -- micro-batches in flight ----------------------------------------------------------------------------------------
+
+
+def by_depth(
+    graph: TracedGraph,
+    draft: Draft,
+    costs: Mapping[str, NodeCost],
+    options: Options,
+    count: int,
+    samples: int | None,
+) -> Draft:
+    """Return the draft with the micro-batches in flight of its DAG of stages; of a chain, the same draft. The cut was solved for as
+    many as a chain holds, which are no fewer.
+    """
+    if stages_after(options.n_stages, draft.routes) == chain_after(options.n_stages):
+        return draft
+    if options.schedule == "auto" or isinstance(options.schedule, Schedule):
+        return draft
+    schedule = make_schedule(options, draft.stages, draft.routes, draft.placement, count)
+    problem = replace(draft.problem, in_flight=peak_in_flight(schedule, options))
+    return make_draft(graph, draft.partition, problem, costs, options, draft.placement, samples)
+
+
+_CHANGE_IN_FLIGHT = {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}
+
+
+def peak_in_flight(schedule: Schedule, options: Options) -> tuple[float, ...]:
+    """Return, per stage, the peak number of micro-batches whose forward has run and whose backward has not.
+
+    A backward is B, or W if split. For cells that the schedule itself recomputes, R counts instead of F. Recomputation
+    requested by `checkpoint` is part of the Problem.
+    """
+    actions = (a for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE and options.checkpoint == "never")
+    recomputed = {(action.stage, action.microbatch) for action in actions}
+    now, peak = [0] * options.n_stages, [1] * options.n_stages
+    for row in schedule.rows:
+        for action in row:
+            is_recomputed = (action.stage, action.microbatch) in recomputed
+            if action.kind is (Kind.FORWARD if is_recomputed else Kind.RECOMPUTE):
+                continue
+            now[action.stage] += _CHANGE_IN_FLIGHT.get(action.kind, 0)
+            peak[action.stage] = max(peak[action.stage], now[action.stage])
+    return tuple(map(float, peak))

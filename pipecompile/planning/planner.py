@@ -24,12 +24,10 @@ from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts, samples_of
-from pipecompile.planning.draft import Draft, make_draft, plan_of
+from pipecompile.planning.draft import Draft, by_depth, make_draft, peak_in_flight, plan_of
 from pipecompile.planning.infeasible_hint import with_enough_stages
 from pipecompile.planning.schedule_choice import search_schedule
 from pipecompile.planning.solve_cut import bottleneck_without_constraints, memory_excess, solve_cut, warn_of_gap
-from pipecompile.planning.stage_depth import by_depth, peak_in_flight
-from pipecompile.planning.step_search import shorten_step
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Planned", "check_stage_count", "make_plan", "make_problem", "planned"]
@@ -72,7 +70,9 @@ def make_plan(graph: TracedGraph, batch: MiniBatch, table: CostTable, options: O
     if options.schedule == "auto" and not options.has_unequal_devices:
         searched = search_schedule(options.with_recompute(partition.recompute), draft.stages, draft.routes, count)
         draft = replace(draft, placement=searched.placement)
-    else:
+    elif options.n_stages > 2:  # two stages are a chain
+        from pipecompile.planning.step_search import shorten_step
+
         draft = shorten_step(graph, draft, costs.by_node, options, count, samples)
     return planned(graph, draft, problem, costs, options, samples)
 

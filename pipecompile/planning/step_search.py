@@ -28,10 +28,9 @@ from pipecompile.partitioners.incumbent import GAP
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.solver import with_cut
 from pipecompile.partitioners.step_objective import StepObjective, step_lower_bound
-from pipecompile.planning.draft import Draft, make_draft
+from pipecompile.planning.draft import Draft, by_depth, make_draft
 from pipecompile.planning.schedule_choice import make_schedule, simulation_costs
 from pipecompile.planning.solve_cut import memory_excess
-from pipecompile.planning.stage_depth import by_depth
 from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.simulation.costs import make_costs
 from pipecompile.tracing.traced_graph import TracedGraph

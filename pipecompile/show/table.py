@@ -110,10 +110,9 @@ def _title(plan: Plan) -> Text:
 def stage_caption(plan: Plan, predicted: Timeline | None) -> Text:
     """Return the figures of the cut on one line, and the remarks below."""
     parts = [
-        f"bottleneck {written(SECONDS, plan.bottleneck)}",
+        f"bottleneck {written(SECONDS, plan.bottleneck)}, {plan.status}",
         f"lower bound {written(SECONDS, plan.lower_bound)}",
         f"gap {plan.gap:.1%}",
-        "optimal bottleneck" if plan.status == "optimal" else plan.status,
         f"balance {_balance(plan.stages):.0%}",
     ]
     parts += [] if predicted is None else [f"bubble {predicted.bubble:.1%}"]

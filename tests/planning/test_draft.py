@@ -13,10 +13,10 @@ from pipecompile.costs import NodeCost
 from pipecompile.costs.problem_builder import build_problem
 from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.graph.cut_transfer import fingerprint, node_lines
-from pipecompile.ir import HOST
+from pipecompile.ir import HOST, Route
 from pipecompile.ir.candidates import Candidate, Considered
-from pipecompile.planning.draft import Draft, make_draft, plan_of
-from tests.support.compilations import options_of
+from pipecompile.planning.draft import Draft, make_draft, peak_in_flight, plan_of
+from tests.support.compilations import layers, options_of
 
 
 class Skip(nn.Module):
@@ -117,3 +117,15 @@ def test_a_plan_keeps_the_flags_of_recomputation_that_the_solver_chose(
 ) -> None:
     draft = draft_of(recompute=(True, False, True))
     assert plan_of(GRAPH, draft, "own", options_of(Skip(), n_stages=3, checkpoint=checkpoint)).recompute == flags
+
+
+def test_the_peak_is_that_of_the_warm_up() -> None:
+    options = options_of(layers(4), n_stages=4)
+    assert peak_in_flight(pc.build_schedule("1f1b", 4, 8), options) == (4.0, 3.0, 2.0, 1.0)
+    assert peak_in_flight(pc.build_schedule("gpipe", 4, 8), options) == (8.0,) * 4
+
+
+def test_towers_hold_what_their_depth_needs() -> None:
+    routes = [Route(f"v{stage}", stage, (3,)) for stage in range(3)]
+    schedule = pc.build_schedule("1f1b", 4, 8, routes=routes)
+    assert peak_in_flight(schedule, options_of(layers(4), n_stages=4)) == (2.0, 2.0, 2.0, 1.0)
