@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from pipecompile.errors import VerifyError as VerifyError
     from pipecompile.graph.explanation import Explanation as Explanation
     from pipecompile.graph.explanation import explain as explain
+    from pipecompile.interchange import OrderReport as OrderReport
+    from pipecompile.interchange import PipelineOrder as PipelineOrder
+    from pipecompile.interchange import check_order as check_order
+    from pipecompile.interchange import read_schedule as read_schedule
+    from pipecompile.interchange import repair_order as repair_order
     from pipecompile.ir import Program as Program
     from pipecompile.ir import Schedule as Schedule
     from pipecompile.ir.candidates import Candidate as Candidate
@@ -72,6 +77,7 @@ _HOMES = {
         "VerifyError",
     ),
     "graph.explanation": ("Explanation", "explain"),
+    "interchange": ("OrderReport", "PipelineOrder", "check_order", "read_schedule", "repair_order"),
     "ir": ("Program", "Schedule"),
     "partitioners": ("Partition", "Problem", "partition"),
     "pipeline": ("Pipeline",),

@@ -69,6 +69,9 @@ def parameters(function: Call) -> list[str]:
 FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "auto_schedule": (pc.auto_schedule, {"n_stages": 2, "n_microbatches": 4, "effort": 0.01}),
     "build_schedule": (pc.build_schedule, {"schedule": "1f1b", "n_stages": 2, "n_microbatches": 4}),
+    "read_schedule": (pc.read_schedule, {"source": "deepspeed:TrainSchedule", "n_ranks": 2, "n_microbatches": 4}),
+    "check_order": (pc.check_order, {"order": SCHEDULE, "rules": "pair"}),
+    "repair_order": (pc.repair_order, {"order": SCHEDULE}),
     "simulate": (pc.simulate, {"subject": SCHEDULE}),
     "advise": (pc.advise, {"subject": SCHEDULE}),
     "simulate_launches": (pc.simulate_launches, {"program": lower(SCHEDULE)}),

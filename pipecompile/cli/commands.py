@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipecompile import __version__
+from pipecompile.cli.check_subject import CheckSubject
 from pipecompile.cli.command_report import (
     CommandReport,
     check_report,
@@ -62,12 +63,19 @@ def common(
 @app.command()
 @spread
 def check(
-    source: ModelSource,
+    subject: CheckSubject,
     evaluate: Annotated[bool, typer.Option("--eval", help="in evaluation mode, not in training")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that MODEL can be recorded. Show its nodes, the parts kept whole and why, and its risks."""
-    conclude(as_json, lambda: check_report(_explain(source, evaluate)))
+    """Check that MODEL can be recorded: its nodes, the parts kept whole and why, its risks.
+
+    Or check the pipeline in FILE, which another framework wrote: its faults, deadlocks, peaks, and distance to the best.
+    """
+
+    def work() -> CommandReport:
+        return subject.pipeline_report() if subject.is_pipeline else check_report(_explain(subject.source, evaluate))
+
+    conclude(as_json, work)
 
 
 @app.command()

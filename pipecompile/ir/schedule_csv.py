@@ -18,7 +18,7 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action, Kind
 from pipecompile.ir.input_checks import without_mark
 
-__all__ = ["read_rows"]
+__all__ = ["csv_lines", "read_rows"]
 
 Rows = list[list[Action]]
 
@@ -33,7 +33,7 @@ _COMMUNICATION = re.compile(
 
 def read_rows(text: str) -> Rows:
     """Return the actions of every line. Raise ScheduleError naming row and column of every cell that cannot be read."""
-    lines = _lines(text)
+    lines = csv_lines(text)
     faults: list[tuple[str, ScheduleError]] = []
     rows = [list(_row(line, number, faults)) for number, line in enumerate(lines)]
     if faults:
@@ -45,7 +45,7 @@ def read_rows(text: str) -> Rows:
     return rows
 
 
-def _lines(text: str) -> list[str]:
+def csv_lines(text: str) -> list[str]:
     """Return the lines of the rows. Raise ScheduleError for a blank line before another row."""
     if not isinstance(text, str):
         raise InputError(

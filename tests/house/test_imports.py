@@ -16,7 +16,7 @@ FLOORS = (
     ("graph", "simulation"),
     ("costs", "parameters", "passes", "show"),
     ("runtime", "schedules"),
-    ("settings",),
+    ("interchange", "settings"),
     ("options",),
     ("planning",),
     ("driver",),
