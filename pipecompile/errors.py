@@ -32,13 +32,20 @@ __all__ = [
     "ScheduleError",
     "TraceError",
     "VerifyError",
+    "encodable",
 ]
+
+
+def encodable(text: str) -> str:
+    r"""Return a text that can be written to any file, message or terminal: a lone surrogate becomes its escape, `\udc80`."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 class PipecompileError(Exception):
     """Root of all errors of this library. `what` is a sentence; the other parts may be empty."""
 
     def __init__(self, what: str, *, where: str = "", why: str = "", hint: str = "") -> None:
+        what, where, why, hint = map(encodable, (what, where, why, hint))
         self.what, self.where, self.why, self.hint = what, where, why, hint
         parts = (("where", where), ("why", why), ("try", hint))
         super().__init__("\n".join([what, *(f"  {label:<6} {text}" for label, text in parts if text)]))

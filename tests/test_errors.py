@@ -60,6 +60,11 @@ def test_a_verify_error_lists_all_faults_and_draws_its_picture(faults: list[str]
     assert error.faults == tuple(faults)
 
 
+def test_a_message_with_a_lone_surrogate_can_be_written() -> None:
+    error = InputError("file \udc80", where="\ud800.py:3", hint="größe")
+    assert str(error).encode() == b"file \\udc80\n  where  \\ud800.py:3\n  try    gr\xc3\xb6\xc3\x9fe"
+
+
 def test_a_run_error_has_its_stage_and_micro_batch() -> None:
     error = RunError("stage 2 failed", stage=2, microbatch=5, where="model.py:3 in forward")
     assert (error.stage, error.microbatch) == (2, 5)

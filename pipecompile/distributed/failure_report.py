@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipecompile.errors import PipecompileError, PlanError, RunError
+from pipecompile.errors import PipecompileError, PlanError, RunError, encodable
 
 __all__ = ["AwaitedMessage", "Disagreement", "FailureReport", "RankLost"]
 
@@ -38,7 +38,7 @@ class FailureReport:
         """Return the report of an error that this rank raised."""
         if isinstance(error, RunError):
             return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
-        what = error.what if isinstance(error, PipecompileError) else str(error)
+        what = error.what if isinstance(error, PipecompileError) else encodable(str(error))
         return cls(rank, f"{type(error).__name__}: {what}", getattr(error, "where", ""), action)
 
     def error(self) -> RunError:

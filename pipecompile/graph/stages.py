@@ -29,7 +29,7 @@ from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.region_graphs import install_regions
 from pipecompile.tracing.node_facts import Role, facts, has_regions, note, value_of
-from pipecompile.tracing.traced_graph import TracedGraph
+from pipecompile.tracing.traced_graph import TracedGraph, check_code_names
 
 __all__ = ["Stage", "extract", "routes", "split"]
 
@@ -144,6 +144,7 @@ class _StageModule(fx.GraphModule):
     """The module of a stage, whose code runs the user's own checkpointed regions under `torch.utils.checkpoint`."""
 
     def recompile(self) -> Any:
+        check_code_names(self.graph)
         code = super().recompile()
         if has_regions(self.graph.nodes):
             install_regions(self)

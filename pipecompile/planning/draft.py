@@ -22,7 +22,7 @@ from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.planning.schedule_choice import make_schedule
 from pipecompile.schedules.building_blocks import chain_after
-from pipecompile.tracing.emit.call_description import model_path
+from pipecompile.tracing.emit.call_description import model_path, printable
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -173,9 +173,9 @@ def _timed(
 def _label(node: fx.Node) -> str:
     """Return a node's module as the user writes it, with the call if the node is not the module itself."""
     if node.op == "call_module":
-        return model_path(str(node.target))
+        return printable(model_path(str(node.target)))
     word = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    return f"{facts(node).module}.{word}".strip(".")
+    return printable(f"{facts(node).module}.{word}".strip("."))
 
 
 # -- micro-batches in flight ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["timeline_figure", "timeline_svg"]
 
 _STYLE = {
-    "svg.hashsalt": "pipecompile", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 8.0,
+    "svg.hashsalt": "pipecompile", "svg.fonttype": "none", "text.parse_math": False, "font.family": "sans-serif", "font.size": 8.0,
     "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT,
 }  # fmt: skip
 _LEFT, _RIGHT, _HEAD, _FOOT = 1.05, 1.35, 0.35, 0.5

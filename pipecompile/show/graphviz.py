@@ -84,12 +84,13 @@ def _path(node: Node) -> str:
     """Return the name of the called module, or of the innermost module around the call with the name of the
     function.
     """
-    from pipecompile.tracing.node_facts import facts  # imports torch
+    from pipecompile.tracing.emit.call_description import model_path, printable  # imports torch
+    from pipecompile.tracing.node_facts import facts
 
     if node.op == "call_module":
-        return str(node.target)
+        return printable(model_path(str(node.target)))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
-    return f"{facts(node).module}.{name}".strip(".")
+    return printable(f"{facts(node).module}.{name}".strip("."))
 
 
 def _edges(plan: Plan, boxes: _Boxes) -> dict[tuple[_Box, _Box], dict[str, str]]:

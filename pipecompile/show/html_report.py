@@ -153,7 +153,8 @@ def _cell(span: Span) -> tuple[int, str, int] | None:
 
 def _cut(graph: GraphModule, plan: Plan) -> dict[str, Any]:
     """Return the nodes by stage and in graph order, edges within stages, and routes between stages, by index of nodes."""
-    from pipecompile.tracing.node_facts import facts  # imports torch
+    from pipecompile.tracing.emit.call_description import printable  # imports torch
+    from pipecompile.tracing.node_facts import facts
 
     stage_of = plan.stage_of
     placed = [node for node in graph.graph.nodes if node.name in stage_of]
@@ -168,7 +169,7 @@ def _cut(graph: GraphModule, plan: Plan) -> dict[str, Any]:
         if source.name in position and stage_of[source.name] == stage_of[node.name]
     ]
     return {
-        "nodes": [(node.name, facts(node).module, stage_of[node.name]) for node in placed],
+        "nodes": [(node.name, printable(facts(node).module), stage_of[node.name]) for node in placed],
         "edges": [(a, b) for a, b in dict.fromkeys(edges) if a < b],
         "routes": list(_cut_routes(plan, placed, position, first)),
         "stages": [

@@ -11,12 +11,13 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from pipecompile.errors import InputError, TraceError
+from pipecompile.errors import InputError, PipecompileError, TraceError
 from pipecompile.ir.input_checks import without_mark
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
@@ -82,12 +83,23 @@ def parse_graph(text: str) -> TracedGraph:
                 _header_line(header, line)
             else:
                 raise InputError(f"{line!r} is out of place", why="the nodes have begun")
-        except (InputError, LookupError, ValueError, TypeError, AttributeError) as error:
-            what = error.what if isinstance(error, InputError) else f"{line!r} cannot be read"
-            raise InputError(what, where=f"line {number}", why=str(error)) from error
+        except Exception as error:  # a text may fail anywhere in torch and sympy
+            raise _unreadable(error, f"line {number}", line) from error
     if reader is None or graph is None:
         raise InputError("the text holds no traced graph", why="it has no node lines")
-    return _assembled(header, reader, graph)
+    try:
+        return _assembled(header, reader, graph)
+    except Exception as error:
+        raise _unreadable(error, "header", header.name) from error
+
+
+def _unreadable(error: Exception, where: str, text: str) -> InputError:
+    what = error.what if isinstance(error, PipecompileError) else f"{short(text)} cannot be read"
+    return InputError(what, where=where, why=short(str(error)))
+
+
+def _refuse_run(*_: Any) -> None:
+    raise InputError("a graph that was read from its text cannot run", hint="pc.trace the model again")
 
 
 # -- header ---------------------------------------------------------------------------------------------------------
@@ -128,10 +140,6 @@ def _module(header: _Header, rest: str) -> None:
     header.modules[_text(name)] = body
 
 
-def _tie(header: _Header, rest: str) -> None:
-    header.groups.append(tuple(rest.split()))
-
-
 def _before(header: _Header, rest: str) -> None:
     a, b = rest.split()
     header.precedence.append((a, b))
@@ -144,8 +152,9 @@ _SETTERS: dict[str, Any] = {
     "takes": lambda header, rest: setattr(header, "takes", rest),
     "gives": lambda header, rest: setattr(header, "gives", rest),
     "guard": lambda header, rest: header.guards.append(rest),
+    "tie": lambda header, rest: header.groups.append(tuple(rest.split())),
     "ties": lambda header, _rest: setattr(header, "prepared", False),
-    "input": _input, "module": _module, "tie": _tie, "before": _before,
+    "input": _input, "module": _module, "before": _before,
 }  # fmt: skip
 
 
@@ -228,9 +237,6 @@ def _facts(fields: list[str], header: _Header) -> NodeFacts:
 _MEMORY = {"memory": "storages", "writes": "mutates", "reads": "reads"}
 
 
-# -- the graph ------------------------------------------------------------------------------------------------------
-
-
 def _assembled(header: _Header, reader: ValueReader, graph: fx.Graph) -> TracedGraph:
     noted = GraphFacts(
         symbol=reader.symbol(header.batch), batch_size=header.only,
@@ -246,6 +252,7 @@ def _assembled(header: _Header, reader: ValueReader, graph: fx.Graph) -> TracedG
             root[str(node.target)] = _attribute(node)
     module = TracedGraph(root, graph, noted, header.name)
     module.training = header.training
+    module.register_forward_pre_hook(_refuse_run)
     return module
 
 

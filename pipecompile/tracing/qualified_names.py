@@ -20,6 +20,15 @@ from pipecompile.torch_private.fx_graphs import OpOverload
 __all__ = ["Named", "qualified", "resolved"]
 
 _TRUSTED = ("torch", "_operator", "builtins", "math", "pipecompile")
+_RUN_CODE = (
+    *(f"builtins.{name}" for name in ("__import__", "breakpoint", "compile", "eval", "exec", "input", "open")),
+    *(
+        f"torch.{name}"
+        for name in ("load", "hub.", "package.", "serialization.", "utils.cpp_extension.", "ops.load_library")
+    ),
+    "torch._ops._Ops.load_library",
+)
+"""Beginnings of names that a text cannot call: they run code or files."""
 _VARIABLE_FUNCTIONS = "_VariableFunctionsClass."
 
 
@@ -41,6 +50,10 @@ class Named:
         )
 
 
+_MOST_PARTS = 32
+"""Parts of the longest name that is looked up: the search takes their square."""
+
+
 def qualified(target: Any) -> str:
     """Return the dotted name of a function or class; of any other object that of its class."""
     if isinstance(target, Named):
@@ -58,7 +71,8 @@ def qualified(target: Any) -> str:
 def resolved(name: str) -> Any:
     """Return the object that `qualified` names so if a trusted module has it, else a Named."""
     parts = name.split(".")
-    for end in range(len(parts) - 1, 0, -1) if parts[0] in _TRUSTED else ():
+    is_trusted = parts[0] in _TRUSTED and not name.startswith(_RUN_CODE) and len(parts) <= _MOST_PARTS
+    for end in range(len(parts) - 1, 0, -1) if is_trusted else ():
         if (owner := sys.modules.get(".".join(parts[:end]))) is not None:
             found: Any = owner
             for part in parts[end:]:

@@ -32,6 +32,7 @@ from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import enable_python_dispatcher
 from pipecompile.tracing.call_recorder import CallRecorder
+from pipecompile.tracing.emit.call_description import check_keywords, code_name
 from pipecompile.tracing.emit.graph_module import assemble_graph
 from pipecompile.tracing.emit.value_nodes import storages
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
@@ -196,6 +197,7 @@ class Recorder(CallRecorder):
 
     def record(self, inputs: FlatInputs) -> TracedGraph:
         """Run the model on fake inputs and return the graph of the run. Raise TraceError."""
+        check_keywords(inputs.kwargs, "PC109")
         self.values.replace_by_fakes(self.model)
         self.module_snapshots = ModuleSnapshots(self.model)
         self.leftovers = RecordingLeftovers(self.model, self.values.is_fake_of)
@@ -229,7 +231,7 @@ class Recorder(CallRecorder):
         )  # fmt: skip
 
     def _placeholder(self, name: str, leaf: Any, dim: Any) -> Any:
-        node = self.graph.placeholder(name)
+        node = self.graph.create_node("placeholder", code_name(name))
         twin = self.twin(leaf, dim)
         held = [twin] if isinstance(twin, torch.Tensor) else []
         set_facts(node, NodeFacts(storages=storages(held)), twin)

@@ -132,14 +132,17 @@ class ValueReader:
 
     def expression(self, tree: ast.expr) -> Any:
         """Return an expression in the symbols."""
-        if isinstance(tree, ast.Constant):
+        if isinstance(tree, ast.Constant) and type(tree.value) in (bool, int, float):  # sympy evaluates a text as code
             return sympy.sympify(tree.value)
         if isinstance(tree, ast.Name):
             return self.symbol(tree.id)
         if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
             return -self.expression(tree.operand)
         if isinstance(tree, ast.BinOp) and type(tree.op) in _BINARY:
-            return _BINARY[type(tree.op)](self.expression(tree.left), self.expression(tree.right))
+            left, right = self.expression(tree.left), self.expression(tree.right)
+            if isinstance(tree.op, ast.Pow) and not _is_small(left, right):
+                raise InputError(f"{ast.unparse(tree)} is too large for a size")
+            return _BINARY[type(tree.op)](left, right)
         if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and type(tree.ops[0]) in _COMPARE:
             return _COMPARE[type(tree.ops[0])](self.expression(tree.left), self.expression(tree.comparators[0]))
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
@@ -147,10 +150,23 @@ class ValueReader:
         raise InputError(f"{ast.unparse(tree)} is not an expression in sizes")
 
 
+_FUNCTIONS = frozenset(
+    "Abs And Eq Ge Gt Le Lt Max Min Mod Ne Not Or Rational cbrt ceiling cos exp floor log root sin sqrt tan".split()
+)
+"""Functions of sympy that torch's expressions in sizes have. Others compute for hours, or evaluate code."""
+_MOST_BITS = 4096
+"""Bits of the largest number that a power in a guard may have: sizes have 63."""
+
+
+def _is_small(base: Any, exponent: Any) -> bool:
+    """Return whether a power of two numbers, if they are numbers, is quick to compute."""
+    if not base.is_number:
+        return not exponent.is_number or abs(exponent) <= _MOST_BITS
+    return bool(exponent.is_number and abs(exponent) * (abs(base) + 2).evalf(5).log(2) <= _MOST_BITS)
+
+
 def _function(name: str) -> Callable[..., Any]:
-    found = torch_symbols.function_named(name) or getattr(sympy, name, None)
-    if not (isinstance(found, type) and issubclass(found, sympy.Basic)):
-        found = found if name in ("sqrt", "root", "cbrt") else None
+    found = torch_symbols.function_named(name) or (getattr(sympy, name) if name in _FUNCTIONS else None)
     if found is None:
         raise InputError(f"{name} is not a function of sizes")
     function: Callable[..., Any] = found

@@ -44,7 +44,8 @@ def expression_text(expression: sympy.Basic) -> str:
 
 def field(text: str) -> str:
     """Return `text` as one field of a line: bare if possible, else a Python string without "|"."""
-    return text if _BARE.fullmatch(text) and text == text.strip() else quoted(text)
+    is_bare = _BARE.fullmatch(text) and text.isprintable() and text == text.strip()
+    return text if is_bare else quoted(text)
 
 
 def quoted(value: object) -> str:

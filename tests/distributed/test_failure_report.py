@@ -39,3 +39,9 @@ def test_reports_and_awaited_messages_are_read_back_from_json() -> None:
     assert FailureReport.from_json(report.to_json()) == report
     awaited = AwaitedMessage(4, "h'1#1", 7)
     assert AwaitedMessage.from_json(awaited.to_json().encode()) == awaited
+
+
+def test_a_lone_surrogate_in_a_message_does_not_hide_the_error() -> None:
+    for error in (ValueError("file \udc80"), RunError("file \udc80", stage=1, microbatch=0, where="\ud800.py:3")):
+        report = FailureReport.from_json(FailureReport.of(error, 3).to_json())
+        assert "file \\udc80" in report.error().what

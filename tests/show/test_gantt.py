@@ -83,6 +83,12 @@ def test_the_same_timeline_gives_the_same_bytes_whatever_the_users_style(predict
     assert "<dc:date>" not in first
 
 
+@pytest.mark.parametrize("name", ["$x^$", "$\\nosuch{$", "a_{$b$}", "<b>&amp;"])
+def test_names_are_drawn_as_they_are(predicted, name):
+    svg = timeline_svg(predicted, title=name, devices=[name])
+    assert any(name in (text or "") for text in ET.fromstring(svg).itertext())
+
+
 def test_matplotlib_is_left_as_it_was(predicted):
     before = dict(mpl.rcParams)
     timeline_svg(predicted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from pipecompile.graph.stages import routes, split
 from pipecompile.tracing import trace
 from pipecompile.tracing.graph_parser import parse_graph
 from pipecompile.tracing.graph_text import ModuleStub
+from pipecompile.tracing.qualified_names import Named
 from pipecompile.tracing.traced_graph import TracedGraph
 from tests.support.models import UNet
 
@@ -77,7 +80,7 @@ def test_parameters_are_on_meta_and_modules_cannot_run(recorded: TracedGraph) ->
     assert isinstance(parsed.get_submodule("down.0.conv1"), ModuleStub)
     assert {tensor.device.type for tensor in parsed.parameters()} == {"meta"}
     assert [tuple(p.shape) for p in parsed.parameters()] == [tuple(p.shape) for p in recorded.parameters()]
-    with pytest.raises(InputError, match=r"torch\.nn\.modules\.conv\.Conv2d cannot be called"):
+    with pytest.raises(InputError, match="a graph that was read from its text cannot run"):
         parsed(torch.randn(3, 3, 16, 16))
 
 
@@ -119,3 +122,69 @@ def test_a_line_that_cannot_be_read_is_named(recorded: TracedGraph, old: str, ne
 def test_a_text_without_nodes_is_no_graph() -> None:
     with pytest.raises(InputError, match="holds no traced graph"):
         parse_graph("traced graph Net, training\n")
+
+
+_TEXT = str(trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)))
+_RUN = "setattr(__import__('builtins'), 'pipecompile_graph_ran', 1)"
+_GUARDS = (
+    *(
+        repr(_RUN),
+        f"lambdify('x', {_RUN!r})",
+        f"sympify({_RUN!r})",
+        "9**9**9**9",
+        "10**10**8",
+        "2**(9**9)",
+        "factorial(10**9)",
+    ),
+    *(
+        "prime(10**12)",
+        "(" * 300 + "1" + ")" * 300,
+        "-" * 100_000 + "1",
+        "1" + "+1" * 20_000,
+        "9" * 100_000,
+        "f(x)(y)",
+    ),
+)
+_LINES = {
+    "input_1 = placeholder input()": (f"input_1 = placeholder 'input={_RUN.replace(chr(39), chr(34))}'()",),
+    "_1 = call_module 1(": (
+        f"_1 = call_module '1\" or {_RUN.replace(chr(39), chr(34))} or \"'(",
+        f"_1 = call_method 'relu() or {_RUN.replace(chr(39), chr(34))} or x.relu'(",
+        "_1 = call_module nosuch(",
+        "_1 = call_module 1(**{'a b': 1}, *",
+        "_1 = evil_op 1(",
+    ),
+    "takes ": ("takes " + "(" * 100_000 + "leaf" + ",)" * 100_000, "takes " + "(" * 80 + "leaf" + ",)" * 80),
+    "float32[4, 4]": ("float32[999999999999999999999999, 4]", "float32[-3]", "load[3]", "float32" + "[1]" * 50_000),
+    "'weight'": ("'weight.x.'", "'__class__'", "'forward'", "''"),
+    "memory 0": ("memory " + "9" * 5000,),
+    "mode 0:": ("mode 99999:",),
+    "device cpu": ("device evil",),
+}
+
+
+@pytest.mark.parametrize("guard", _GUARDS, ids=lambda text: text[:20])
+def test_a_hostile_guard_is_refused_within_a_second_and_runs_nothing(guard: str) -> None:
+    _refused(_TEXT.replace("takes", f"guard {guard} > 1\ntakes", 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(old, new) for old, news in _LINES.items() for new in news], ids=lambda t: t[:20]
+)
+def test_a_hostile_line_is_refused_within_a_second_and_runs_nothing(old: str, new: str) -> None:
+    assert old in _TEXT
+    _refused(_TEXT.replace(old, new, 1))
+
+
+def _refused(text: str) -> None:
+    start = time.process_time()
+    with pytest.raises(InputError):
+        parse_graph(text)
+    assert time.process_time() - start < 1.0
+    assert not hasattr(builtins, "pipecompile_graph_ran")
+
+
+@pytest.mark.parametrize("call", ["builtins.exec('1', ", "torch.load('x', ", "builtins.open('x', "])
+def test_a_function_that_runs_code_or_files_is_a_name_only(call: str) -> None:
+    parsed = parse_graph(_TEXT.replace("call_module 1(", f"call_function {call}"))
+    assert any(isinstance(node.target, Named) for node in parsed.graph.nodes)

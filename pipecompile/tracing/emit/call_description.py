@@ -12,26 +12,37 @@ A later read must see the same state as in the model, so these tensors count as 
 from __future__ import annotations
 
 import operator
+import re
 import sys
+from collections.abc import Iterable
 from keyword import iskeyword
+from reprlib import repr as short
 from typing import Any
+from unicodedata import normalize
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import set_grad_enabled
-from pipecompile.tracing.user_source import is_foreign
+from pipecompile.tracing.user_source import caller, is_foreign
 
 __all__ = [
     "NodeCall",
     "accesses_gradient",
+    "check_keywords",
+    "code_name",
     "decides_rank",
     "depends_on_grad_mode",
     "graph_path",
+    "is_code_atom",
+    "is_code_name",
+    "is_code_text",
     "is_metadata_query",
     "model_path",
     "node_call",
+    "printable",
     "undeclared_writes",
 ]
 
@@ -39,25 +50,87 @@ __all__ = [
 NodeCall = tuple[str, Any, Any]
 """The opcode, the target and the arguments of a node."""
 
-_OF_MODEL, _KEYWORD = "_of_model", "_is_keyword"
-_TAKEN = frozenset({*dir(fx.GraphModule(nn.Module(), fx.Graph())), "facts"})
+_ATOM = re.compile(r"[0-9A-Za-z_+/:@ -]+")
+
+
+def is_code_name(name: str) -> bool:
+    """Return whether Python's code can contain `name` as a variable, and reads the same name: other letters in their normal form."""
+    is_same = name.isascii() or normalize("NFKC", name) == name
+    return is_same and name.isidentifier() and not iskeyword(name)
+
+
+def code_name(name: str) -> str:
+    """Return `name`, or if code cannot contain `name`, one that it can: `class` becomes `class_`."""
+    if is_code_name(name):
+        return name
+    word = re.sub(r"\W", "_", name, flags=re.ASCII) + "_"
+    return word if is_code_name(word) else f"_{word}"
+
+
+def check_keywords(names: Iterable[str], code: str = "PC199") -> None:
+    """Raise TraceError with this code for a keyword of a call that code cannot contain."""
+    for name in names:
+        if not is_code_name(name):
+            raise TraceError(
+                f"cannot trace: a keyword of a call is no name in Python's code: {short(name)}",
+                code=code, where=caller(), why="a recorded graph is written as code", hint="pass a dictionary, or another keyword",
+            )  # fmt: skip
+
+
+def is_code_atom(atom: str) -> bool:
+    """Return whether fx writes this part of a path as what it is: a name, or simple text between double quotes."""
+    return is_code_name(atom) or (_ATOM.fullmatch(atom) is not None and not iskeyword(atom))
+
+
+def is_code_text(text: str) -> bool:
+    """Return whether fx keeps a line with this string."""
+    return "# COUNTER: " not in text
+
+
+def printable(name: str) -> str:
+    """Return a name for a line of a table or picture: control characters, lone surrogates and the like as their escapes."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
+
+
+_OF_MODEL, _QUOTED = "_of_model", "_quoted_"
+_TAKEN = frozenset({*dir(fx.GraphModule(nn.Module(), fx.Graph())), "facts", _OF_MODEL})
+_CODE_OF_LETTER = re.compile("_([0-9a-f]+)_")
 
 
 def graph_path(name: str) -> str:
-    """Return the path in the graph module of the model's attribute `name`.
+    """Return the path in the graph module of the model's attribute `name`: a dotted name that generated code can contain.
 
-    A name that a GraphModule has itself (`graph`, `code`) moves under `_of_model`, and a Python keyword gets a suffix, since the
-    generated code cannot contain `self.heads.global`.
+    A name that a GraphModule has itself (`graph`, `code`) moves under `_of_model`. An atom that is no name in Python's code, such
+    as a keyword or the key `a"b` of a ModuleDict, is quoted: `_quoted_a_22_b`. Different names have different paths.
     """
     atoms = name.split(".")
-    if atoms[0] not in _TAKEN and not any(map(iskeyword, atoms)):
+    if name == "" or (atoms[0] not in _TAKEN and all(map(_is_bare, atoms))):
         return name
-    return ".".join([_OF_MODEL, *(f"{atom}{_KEYWORD}" if iskeyword(atom) else atom for atom in atoms)])
+    return ".".join([_OF_MODEL, *map(_quoted, atoms)])
 
 
 def model_path(target: str) -> str:
     """Return the path in the model of an attribute of the graph module."""
-    return ".".join(atom.removesuffix(_KEYWORD) for atom in target.split(".") if atom != _OF_MODEL)
+    first, *atoms = target.split(".")
+    return ".".join(map(_unquoted, atoms)) if first == _OF_MODEL else target
+
+
+def _is_bare(atom: str) -> bool:
+    """Return whether code can contain this atom of a path as it is."""
+    return is_code_atom(atom) and not atom.startswith(_QUOTED)
+
+
+def _quoted(atom: str) -> str:
+    if _is_bare(atom):
+        return atom
+    letters = (c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in atom)
+    return _QUOTED + "".join(letters)
+
+
+def _unquoted(atom: str) -> str:
+    if not atom.startswith(_QUOTED):
+        return atom
+    return _CODE_OF_LETTER.sub(lambda code: chr(int(code[1], 16)), atom.removeprefix(_QUOTED))
 
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift eq ne lt le gt ge"

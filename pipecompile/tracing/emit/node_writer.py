@@ -23,7 +23,7 @@ from torch import fx
 
 from pipecompile.torch_private.modes import enter_autocast, exit_autocast, set_grad_enabled
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.call_description import NodeCall
+from pipecompile.tracing.emit.call_description import NodeCall, check_keywords
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
 from pipecompile.tracing.node_facts import NodeFacts, Role, set_facts
 from pipecompile.tracing.user_source import caller
@@ -57,6 +57,7 @@ class NodeWriter:
         `held` the parameters and buffers inside the called module.
         """
         op, target, args = call
+        check_keywords(kwargs)
         arguments, keywords = self.values.argument(tuple(args)), self.values.argument(dict(kwargs))
         self.regions.enter(ambient)
         node = self.values.graph.create_node(op, target, arguments, keywords, name=self._name(op, target))

@@ -20,7 +20,7 @@ from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.call_description import graph_path
+from pipecompile.tracing.emit.call_description import graph_path, is_code_text
 from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
@@ -70,6 +70,11 @@ def _plain(value: Any) -> Any:
         if isinstance(value, kind):
             return value if type(value) is kind else _BASES[kind](value)
     return value
+
+
+def _is_written(value: Any) -> bool:
+    """Return whether the code of a graph can contain this value."""
+    return isinstance(value, PLAIN) and not (isinstance(value, str) and not is_code_text(value))
 
 
 class ValueNodes:
@@ -187,12 +192,22 @@ class ValueNodes:
         if isinstance(value, (tuple, list)):
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
-            return {key: self.argument(item) for key, item in value.items()}
+            return self._dictionary(value)
         if isinstance(value, FunctionType) and (contents := tensor_cells(value)):
             return self._function(value, contents)
         if shell := shell_of(value):
             return self._object(value, shell)
-        return _plain(value) if isinstance(value, PLAIN) else self._constant(value)
+        return _plain(value) if _is_written(value) else self._constant(value)
+
+    def _dictionary(self, value: dict[Any, Any]) -> Any:
+        """Return a dictionary, or if its keys cannot be written in code, a node that makes the dictionary when the graph runs."""
+        if all(map(_is_written, value)):
+            return {_plain(key): self.argument(item) for key, item in value.items()}
+        node = self.graph.call_function(
+            dict, ([(self.argument(key), self.argument(item)) for key, item in value.items()],)
+        )
+        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), value)
+        return node
 
     def _object(self, value: Any, shell: ObjectShell) -> fx.Node:
         """Return a node that builds an object with tensors when the graph runs."""
