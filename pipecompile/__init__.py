@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pipecompile.partitioners import Partition as Partition
     from pipecompile.partitioners import Problem as Problem
     from pipecompile.partitioners import partition as partition
+    from pipecompile.passes.user_passes import UserPass as UserPass
     from pipecompile.pipeline import Pipeline as Pipeline
     from pipecompile.runtime.launch_timeline import simulate_launches as simulate_launches
     from pipecompile.schedules import auto_schedule as auto_schedule
@@ -80,6 +81,7 @@ _HOMES = {
     "interchange": ("OrderReport", "PipelineOrder", "check_order", "read_schedule", "repair_order"),
     "ir": ("Program", "Schedule"),
     "partitioners": ("Partition", "Problem", "partition"),
+    "passes.user_passes": ("UserPass",),
     "pipeline": ("Pipeline",),
     "ir.plan": ("Plan",),
     "tracing.recompute_flag": ("is_recomputing",),

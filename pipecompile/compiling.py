@@ -25,6 +25,7 @@ from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import Init
 from pipecompile.passes.checkpointing import Checkpoint
+from pipecompile.passes.user_passes import UserPass
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells.torch_compiled import check_backend
 from pipecompile.runtime.malloc import keep_freed_memory
@@ -73,6 +74,7 @@ def compile(
     batch_norm: str | None = None,
     across_batch: str | None = None,
     has_aux: bool = False,
+    passes: Sequence[UserPass | Callable[[Any], Any]] = (),
     compile_stages: bool | str = False,
     cuda_graphs: bool = False,
     check: bool | str = True,
@@ -145,6 +147,8 @@ def compile(
     - `gradient_sums`: "eager" adds up the gradients of a value in the order of eager autograd; a device sends one for each of its stages
       that read the value, unless eager adds these up first. "device" sends one per device, their sum: less is sent, and the sums of
       three gradients and more are rounded in another order.
+    - `passes`: passes of yours among those that lower the schedule of a step: `[pc.UserPass(function, before="compute")]` maps a
+      Schedule to a Schedule, with a later place, by default the last, a Program to a Program. The result of each is verified.
     - `dispatch`: "inline" runs all devices from one thread, "threads" each from its own, "auto" decides by the time of a cell.
     - `compile_stages`: True compiles every stage with `torch.compile`; a string names the backend.
     - `cuda_graphs`: True captures stages on GPUs, once per micro-batch in flight, and replays them: faster where launching takes

@@ -97,6 +97,20 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
             verify(schedule)
         if self.across_batch == "exact":
             self._check_meeting()
+        if self.passes:
+            self._check_passes()
+
+    def _check_passes(self) -> None:
+        """Raise InputError for passes where no schedule of the user's step is lowered."""
+        what, why, hint = "a Program", "it is not lowered", "schedule=my_pass(program)"
+        if self.across_batch == "exact":
+            what, why = (
+                'across_batch="exact"',
+                "such a step runs two programs, one up to the loss and one from there on",
+            )
+            hint = "one of the two"
+        if what != "a Program" or isinstance(self.schedule, WrittenProgram):
+            raise InputError(f"passes are given together with {what}", why=why, hint=hint)
 
     def _check_plan(self) -> None:
         """Raise InputError for keywords that a solved plan excludes."""

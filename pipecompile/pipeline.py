@@ -69,7 +69,7 @@ class Pipeline(ModelProxy):
             self._cache.find_each(listed)
         else:
             specialization, batch = self._cache.find(self._flatten(args, kwargs))
-            if isinstance(self._options.schedule, WrittenProgram):
+            if isinstance(self._options.schedule, WrittenProgram) or self._options.passes:
                 check_step(specialization, len(batch.sizes))
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -267,6 +267,7 @@ class Pipeline(ModelProxy):
             links=self._options.links,
             is_overlapped=latest.is_overlapped,
             is_written=isinstance(self._options.schedule, WrittenProgram),
+            passes=self._options.passes,
             phases=str(latest.log),
         )
 

@@ -147,6 +147,12 @@ REFUSED: dict[str, list[Bad]] = {
         Bad("none.json", "none.json", PLAN), Bad(Path("none.json"), "none.json", PLAN), Bad(three_stages, "the plan has 3 stages"),
     ],
     "dispatch": [Bad("thread", "dispatch='threads'"), *[Bad(value, "is not known") for value in (None, 1, X)]],
+    "passes": [
+        *[Bad(value, "a list of pc.UserPass or functions") for value in ("mine", 3, None, len)],
+        Bad(["mine"], "entry 0: 'mine'"), Bad([len, len], "two passes are called 'len'"),
+        Bad([len], "a Program", beside=(("schedule", lower(build_schedule("1f1b", 2, 4))),)),
+        Bad([len], "exact", beside=(("across_batch", "exact"), ("schedule", "gpipe"))),
+    ],
     "gradient_sums": [Bad("devices", "gradient_sums='device'"), *[Bad(value, "is not known") for value in (None, True, X)]],
     "time_limit": [Bad(value, "a number of at least 0") for value in (-1, "30", None, True, NAN, X, [30])],
     "gap": [*[Bad(value, "a finite number of at least 0") for value in (-1, "0", None, True, NAN, INF)], Bad(1, "below 1")],

@@ -39,6 +39,7 @@ EXPECTED = [
     "ScheduleError",
     "Timeline",
     "TraceError",
+    "UserPass",
     "VerifyError",
     "advise",
     "auto_schedule",

@@ -15,6 +15,7 @@ from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline
 from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
+from pipecompile.passes.user_passes import UserPass
 from pipecompile.planning.alternatives import what_if
 from pipecompile.planning.schedule_choice import simulation_costs
 from pipecompile.show import dump, report_html, write_text
@@ -29,6 +30,8 @@ _ROUNDING = 1e-9
 """Relative difference of two sums of the same seconds."""
 
 _WRITTEN = "the program is the one that was passed to compile: no pass has run, and the verifier has accepted it\n"
+
+_UNSTEADY = "a pass made another program this time: program.txt has the one that runs\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Inspection:
     is_overlapped: bool
     is_written: bool
     phases: str
+    passes: tuple[UserPass, ...] = ()
 
     @property
     def costs(self) -> CostOptions:
@@ -68,7 +72,10 @@ class Inspection:
         """Write every level as a file and return the paths. Raises InputError if the directory cannot be written."""
         changes = [_WRITTEN] if self.is_written else []
         if not self.is_written:
-            lower(self.schedule, self.program.routes, overlap=self.is_overlapped, dump=changes.append)
+            program = lower(
+                self.schedule, self.program.routes, overlap=self.is_overlapped, dump=changes.append, passes=self.passes
+            )
+            changes += [_UNSTEADY] if self.passes and program != self.program else []
         return dump(
             directory,
             plan=self.plan,

@@ -12,6 +12,7 @@ from pipecompile.ir.training_routes import training_routes
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import Checkpoint
+from pipecompile.passes.user_passes import UserPass
 from pipecompile.planning.schedule_choice import make_schedule, simulation_costs
 from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
 from pipecompile.runtime.cuda_graphs.stage_graphs import with_cuda_graphs
@@ -116,12 +117,12 @@ def call_parts(specialization: Specialization, with_backward: bool) -> tuple[tup
 
 
 def lower_step(specialization: Specialization, schedule: Schedule, routes: Sequence[Route]) -> Program:
-    """Return the program of a step: that of the user, or what the schedule is lowered to."""
+    """Return the program of a step: that of the user, or what the schedule is lowered to, with the passes of the user."""
     if isinstance(specialization.options.schedule, WrittenProgram):
         from pipecompile.driver.written_steps import fitted
 
         return fitted(specialization.options.schedule, specialization, routes)
-    return lower_run(specialization, schedule, routes)
+    return lower_run(specialization, schedule, routes, passes=specialization.options.passes)
 
 
 def check_step(specialization: Specialization, n_microbatches: int) -> None:
@@ -134,11 +135,15 @@ def check_step(specialization: Specialization, n_microbatches: int) -> None:
 
 
 def lower_run(
-    specialization: Specialization, schedule: Schedule, routes: Sequence[Route], checkpoint: Checkpoint = "never"
+    specialization: Specialization,
+    schedule: Schedule,
+    routes: Sequence[Route],
+    checkpoint: Checkpoint = "never",
+    passes: Sequence[UserPass] = (),
 ) -> Program:
     """Return what a schedule is lowered to, with the recomputations of `checkpoint` beside those that the schedule has."""
     overlap, sums = specialization.is_overlapped, specialization.options.gradient_sums
-    return lower(schedule, routes, checkpoint=checkpoint, overlap=overlap, sums=sums)
+    return lower(schedule, routes, checkpoint=checkpoint, overlap=overlap, sums=sums, passes=passes)
 
 
 def _graphed(specialization: Specialization, cells: Sequence[Cell]) -> Sequence[Cell]:

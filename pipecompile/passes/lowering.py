@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from pipecompile.errors import VerifyError
 from pipecompile.ir import Program, Route, Schedule, Tie, chain
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.pass_manager import Hook, Pass, PassManager, Step, watch
@@ -24,6 +26,9 @@ from pipecompile.passes.tied_parameters import insert_exchanges
 from pipecompile.passes.transfers import insert_transfers
 from pipecompile.verifiers import Level, verify, verify_program
 
+if TYPE_CHECKING:
+    from pipecompile.passes.user_passes import UserPass
+
 __all__ = ["Hook", "Pass", "PassManager", "Step", "lower", "lowering", "watch"]
 
 
@@ -37,6 +42,7 @@ def lower(
     receive_ahead: int = 0,
     overlap: bool = False,
     sums: Sums = "eager",
+    passes: Sequence[UserPass] = (),
     dump: Callable[[str], object] | None = None,
 ) -> Program:
     """Return the program that runs `schedule`, moves the values of `routes` (a chain if None) and synchronises `ties`.
@@ -45,16 +51,39 @@ def lower(
     micro-batches but the last), or a flag per stage. `receive_ahead` is the number of receives that may be posted
     before their values are needed; 0 posts each receive as late as possible. With `overlap`, copies run beside compute,
     and values live until their copies are over. `sums` says which gradients of a value a device adds up before it sends
-    them: "eager", where the order of eager autograd stays, or "device", all. `dump` is called with the text of every pass: `lower(schedule,
+    them: "eager", where the order of eager autograd stays, or "device", all. `passes` are those of the user. `dump` is called with the text of every pass: `lower(schedule,
     dump=print)`. Raise VerifyError if the schedule, the routes or the ties are not legal.
     """
     all_routes = chain(schedule.n_stages) if routes is None else tuple(routes)
     verify(schedule, routes=all_routes)
-    passes = lowering(
+    manager = lowering(
         all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap, sums=sums
     )
-    program: Program = passes.run(schedule, watch(dump))
+    if passes:
+        from pipecompile.passes.user_passes import placed
+
+        verifiers = partial(_verifier_of_gap, routes=all_routes, overlap=overlap)
+        manager = PassManager(placed(manager.passes, passes, verifiers))
+    program: Program = manager.run(schedule, watch(dump))
     return program
+
+
+def _verifier_of_gap(gap: int, *, routes: tuple[Route, ...], overlap: bool) -> Callable[[Any], None]:
+    """Return the verifier of what a pass of the user makes after the first `gap` of the passes that there are: a schedule up to 1."""
+    if gap <= 1:
+        return partial(verify, routes=routes)
+    levels = (Level.COMPUTE, Level.TRANSFERS, Level.MEETINGS, Level.TIES, Level.LIVENESS, Level.LIVENESS, Level.SLOTS)
+    level = levels[gap - 2]
+    return partial(_verify_lingering, level=level) if overlap and gap > 6 else partial(verify_program, level=level)
+
+
+def _verify_lingering(program: Program, level: Level) -> None:
+    """Verify a program for devices whose copies run beside compute: received values stay until what may hold them is freed."""
+    from pipecompile.verifiers.received_values import received_faults
+
+    verify_program(program, level)
+    if faults := [*received_faults(program)]:
+        raise VerifyError("program", faults)
 
 
 def lowering(

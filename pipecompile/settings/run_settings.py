@@ -13,6 +13,7 @@ from pipecompile.ir.routes import Sums
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import Source
 from pipecompile.passes.checkpointing import Checkpoint
+from pipecompile.passes.user_passes import UserPass
 from pipecompile.schedules import CATALOGUE, Builder
 from pipecompile.settings.value_checks import Group, choice, entries, flag, near, refusal, whole_number
 
@@ -62,6 +63,22 @@ def _stage_flag(name: str, value: Any) -> bool:
     return bool(value) if type(value) is int and value in (0, 1) else flag(name, value)
 
 
+def _passes(name: str, value: Any) -> tuple[UserPass, ...]:
+    """Return passes of the user, functions among them placed last. Raise InputError."""
+    hint = f'{name}=[pc.UserPass(function, after="slots")]'
+    passes = entries(name, value, _pass, "a list of pc.UserPass or functions", hint)
+    titles = [one.title for one in passes]
+    if twice := next((title for title in titles if titles.count(title) > 1), None):
+        raise InputError(f"two {name} are called {twice!r}", hint=f"pc.UserPass(function, {twice + ' again'!r})")
+    return passes
+
+
+def _pass(name: str, value: Any) -> UserPass:
+    if not isinstance(value, UserPass) and not callable(value):
+        raise refusal(name, value, "a pc.UserPass nor a function")
+    return value if isinstance(value, UserPass) else UserPass(value)
+
+
 def _check(name: str, value: Any) -> bool | str:
     """Return a bool, or "every:N" for a whole number N of at least 1."""
     if isinstance(value, str):
@@ -78,7 +95,7 @@ def _backend(name: str, value: Any) -> bool | str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Group):
-    """Schedule, recomputation, dispatch, sums of gradients, compilation of stages, number of recordings, and initial values of a model on meta."""
+    """Schedule, recomputation, dispatch, sums of gradients, passes, compilation of stages, number of recordings, and initial values of a model on meta."""
 
     schedule: Annotated[str | Schedule | Builder, _schedule]
     checkpoint: Annotated[Checkpoint, _checkpoint]
@@ -89,6 +106,7 @@ class RunSettings(Group):
     cuda_graphs: Annotated[bool, flag]
     check: Annotated[bool | str, _check]
     cache_size: Annotated[int, whole_number(16)]
+    passes: Annotated[tuple[UserPass, ...], _passes]
     init: tuple[Source, ...]
 
     @property

@@ -99,6 +99,7 @@ def test_every_argument_of_compile_that_can_be_typed_is_an_option(command):
         "loss_reduction",
         "has_aux",
         "mesh",
+        "passes",
         "costs",
         "cache_size",
         "check",

@@ -151,6 +151,16 @@ def test_ranks_that_disagree_all_raise(run: RankRun) -> None:
         assert "2 micro-batches" in second
 
 
+def test_programs_and_passes_of_the_user_run_on_ranks(run: RankRun) -> None:
+    """Ranks run the user's program, and the program that the user's passes make, and refuse programs that differ between ranks."""
+    for each in run.of("own order"):
+        assert each["program"] < 1e-5
+        assert each["passes"] < 1e-5
+        assert each["is_own"]
+        assert "pass 'broken'" in each["broken"]
+        assert "the ranks disagree about the program of the step" in each["differing"]
+
+
 def test_copies_of_a_pipeline_have_the_gradients_of_the_whole_batch(run: RankRun) -> None:
     results = run.of("replicated")
     for each in results:

@@ -20,7 +20,17 @@ import torch.distributed as dist
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.distributed import batch_norms, cases, changes, direct, layouts, listed, meshes, overlaps  # noqa: E402
+from tests.distributed import (  # noqa: E402
+    batch_norms,
+    cases,
+    changes,
+    direct,
+    layouts,
+    listed,
+    meshes,
+    overlaps,
+    own_order,
+)
 from tests.distributed.full_only import FULL_ONLY  # noqa: E402
 
 TIMEOUT = 120.0
@@ -33,7 +43,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
     with file.open("w") as out:
         every = cases.CASES | layouts.CASES | meshes.CASES | overlaps.CASES | batch_norms.CASES | changes.CASES
-        every |= listed.CASES | direct.CASES
+        every |= listed.CASES | direct.CASES | own_order.CASES
         for name, case in every.items():
             if name in FULL_ONLY and not cases.FULL:
                 continue

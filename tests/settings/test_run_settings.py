@@ -11,6 +11,8 @@ import pytest
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.passes import lower
+from pipecompile.passes.split_backward import split_backward
+from pipecompile.passes.user_passes import UserPass
 from pipecompile.schedules import build_schedule
 from pipecompile.settings.run_settings import RunSettings, load_schedule
 
@@ -22,6 +24,7 @@ def settings(**changes: Any) -> RunSettings:
         "restored": 1,
         "dispatch": "auto",
         "gradient_sums": "eager",
+        "passes": (),
         "compile_stages": False,
     }
     return RunSettings(**(usual | {"cuda_graphs": False, "check": True, "cache_size": 16, "init": ()} | changes))
@@ -54,6 +57,14 @@ def test_an_unknown_schedule_gets_the_nearest_name(name: str, nearest: str) -> N
         load_schedule(name)
     assert caught.value.hint.startswith(f"schedule={nearest!r}")
     assert "'zb-h1'" in caught.value.why
+
+
+def test_a_function_among_passes_is_placed_last() -> None:
+    mine = UserPass(split_backward, before="compute")
+    assert settings(passes=[mine, len]).passes == (mine, UserPass(len))
+    assert settings(passes=(mine,)).passes == (mine,)
+    with pytest.raises(InputError, match="two passes are called 'len'"):
+        settings(passes=[len, UserPass(len, before="slots")])
 
 
 def test_checkpoint_is_a_mode_or_a_flag_per_stage() -> None:
