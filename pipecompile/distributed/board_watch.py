@@ -6,12 +6,14 @@ The thread ends before the interpreter does: Python would stop it inside c10d ot
 from __future__ import annotations
 
 import atexit
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event, Thread
+from time import monotonic, sleep
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ["POLL", "PendingWait", "watch"]
+__all__ = ["POLL", "PendingWait", "await_report", "watch"]
 
 POLL = 0.5
 """Seconds between two checks. A failure elsewhere is noticed after at most twice this time."""
@@ -47,6 +49,14 @@ def watch(waiting: Waiting) -> None:
         _THREADS.append(Thread(target=_check_all, name="pipecompile-watch", daemon=True))
         _THREADS[0].start()
         atexit.register(_end)
+
+
+def await_report(check: Callable[[], None], seconds: float, pause: float = POLL) -> None:
+    """Call `check` for so many seconds, with pauses of so many, since other ranks may know more. It raises what they report."""
+    end = monotonic() + seconds
+    while monotonic() < end:
+        check()
+        sleep(pause)
 
 
 def _check_all() -> None:

@@ -9,17 +9,17 @@ from time import monotonic, sleep
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.board_watch import POLL
+from pipecompile.distributed.board_watch import POLL, await_report
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.torch_private.process_groups import device_types
 
-__all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective"]
+__all__ = ["COLLECTIVE_PART", "CollectiveGroup", "PATIENCE", "GradientBucket", "PendingCollective"]
 
 COLLECTIVE_PART = "its part of a collective"
 """Name, on the status board, of the value that a rank of a group owes to the others."""
 
-_PATIENCE = 4 * POLL
+PATIENCE = 4 * POLL
 """Seconds that a group waits for a report by other ranks, which know more, before it reports a rank itself."""
 
 _POLL_WORK = 0.0002
@@ -99,10 +99,7 @@ class CollectiveGroup:
 
     def _lost(self, what: str) -> RankLost:
         """Return the report of the late rank. The ranks of its pipeline may report it first: they know which value it owes."""
-        end = monotonic() + _PATIENCE
-        while monotonic() < end:
-            self.communicator.check()
-            sleep(POLL)
+        await_report(self.communicator.check, PATIENCE, POLL)
         late = self._late_ranks()
         rank, name = self.communicator.board.root_of_wait(late[0], COLLECTIVE_PART)
         others = f" (or to another of ranks {', '.join(map(str, late))})" if len(late) > 1 else ""

@@ -19,6 +19,7 @@ from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
 from pipecompile.distributed.direct_values import DirectValues
+from pipecompile.distributed.lockstep import Lockstep
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
@@ -46,7 +47,7 @@ class RankBackend:
 
     def __init__(self, communicator: Communicator) -> None:
         ranks = communicator.ranks
-        self.communicator = communicator
+        self.communicator, self.lockstep = communicator, Lockstep(communicator)
         self.values = values_of(communicator)
         self.overlaps = self.values.streams is not None
         self.holds_model = False
@@ -83,8 +84,12 @@ class RankBackend:
         if self.communicator.ranks.size == 1:
             return found
         with self.communicator.starting():
-            highest, lowest = self.pipeline.max(torch.tensor([found, -found])).tolist()
-            if highest == -lowest:
+            if self.lockstep.is_pending:
+                highest, lowest = self.lockstep.recordings(found)
+            else:
+                highest, negative = self.pipeline.max(torch.tensor([found, -found])).tolist()
+                lowest = -negative
+            if highest == lowest:
                 return found
             mine = accepted()
             missing = torch.tensor([number not in mine for number in range(1, highest + 1)], dtype=torch.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, Self
 
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
+from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.distributed.clock_sync import gathered_spans
+from pipecompile.distributed.collective_call import CollectiveCall
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import check_unwrapped
@@ -19,12 +22,16 @@ from pipecompile.distributed.protocol import TIMELINES
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
+from pipecompile.distributed.row_messages import leaves_read
 from pipecompile.distributed.torch_pipelining import torch_stages
 from pipecompile.driver.evaluation import Evaluation
+from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
 from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options
 from pipecompile.pipeline import Pipeline
+from pipecompile.runtime.executable import Executable
+from pipecompile.runtime.registers import Frame
 from pipecompile.torch_private.dtensors import fitted
 
 __all__ = ["RankPipeline"]
@@ -47,7 +54,8 @@ class RankPipeline(Pipeline):
         self._ranks, self._communicator = ranks, Communicator(ranks)
         backend = RankBackend(self._communicator)
         super().__init__(model, options, backend)
-        self._shards, self.replicas = backend.shards, backend.replicas
+        self._shards, self.replicas, self._lockstep = backend.shards, backend.replicas, backend.lockstep
+        self._lockstep.reads = self._reads
         groups = (ranks.group, ranks.replica_group, ranks.tensor_group)
         self._groups = tuple(CollectiveGroup(group, self._communicator) for group in groups if group is not None)
         self.clock_error = 0.0
@@ -57,8 +65,7 @@ class RankPipeline(Pipeline):
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs, on all ranks together."""
-        self._communicator.begin()
-        with self._communicator.guarded(), self._shards.whole():
+        with self._together("pipe.prepare", (args, kwargs), is_looked_up=bool(self._cache)), self._shards.whole():
             super().prepare(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,8 +77,7 @@ class RankPipeline(Pipeline):
                 hint="pipe.step(x, target=...), or torch.no_grad() around it",
             )
         self._require_shards()
-        self._communicator.begin()
-        with self._communicator.guarded(), self._shards.whole():
+        with self._together("pipe", (args, kwargs), is_looked_up=bool(self._cache)), self._shards.whole():
             return super().forward(*args, **kwargs)
 
     def step(
@@ -87,8 +93,8 @@ class RankPipeline(Pipeline):
         With copies of the pipeline, each copy gets its own part of the batch; loss and gradients are those of the whole batch.
         """
         self._require_shards()
-        self._communicator.begin()
-        with self._communicator.guarded(), self._shards.whole():
+        batch = (args, kwargs) if microbatches is None else microbatches
+        with self._together("pipe.step", batch, target, is_looked_up=bool(self._cache)), self._shards.whole():
             samples: int | None = 1  # a list of micro-batches says later what its loss counts
             if self._options.loss_reduction == "sum":
                 samples = None
@@ -113,12 +119,40 @@ class RankPipeline(Pipeline):
             )
         return super().evaluate(batches, metric)
 
+    @contextmanager
+    def _together(
+        self, function: str, inputs: Any = None, target: Any = None, *, is_looked_up: bool = False
+    ) -> Iterator[None]:
+        """Run a call that all ranks make together. A failure is posted; ranks that are asked for other things raise PlanError."""
+        self._communicator.begin()
+        with self._communicator.guarded():
+            self._communicator.connect()
+            call = (
+                CollectiveCall.of(function, self.model, inputs, target)
+                if inputs is not None
+                else CollectiveCall(function)
+            )
+            with self._lockstep.of(call, is_looked_up=is_looked_up):
+                yield
+
+    def _reads(self, recording: int) -> int | None:
+        """Return the leaves of a batch that this rank's stages read, as bits: those of the inputs, then all of the target."""
+        entry = next((entry for entry in self._cache.entries if entry.number == recording), None)
+        return (
+            None if entry is None else leaves_read(entry.routes, entry.plan.placement, entry.inputs, self._ranks.index)
+        )
+
+    def _run(
+        self, executable: Executable, specialization: Specialization, batch: MiniBatch, arrivals: dict[Any, Any]
+    ) -> Frame:
+        self._lockstep.compare_samples(specialization.number)
+        return super()._run(executable, specialization, batch, arrivals)
+
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Clip the gradients of all ranks by the norm of the whole model's gradients, and return that norm, on all ranks together."""
-        self._communicator.begin()
-        with self._communicator.guarded(), torch.no_grad():
+        with self._together("pipe.clip_grad_norm_"), torch.no_grad():
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             total = total_norm(gradients, float(norm_type), self._groups[0])
             if error_if_nonfinite and not total.isfinite():
@@ -143,8 +177,7 @@ class RankPipeline(Pipeline):
         Until the next step, `measured`, `dump` and `report` show this timeline on every rank. Times are of the first rank's clock;
         those of other ranks may be wrong by `clock_error` seconds.
         """
-        self._communicator.begin()
-        with self._communicator.guarded():
+        with self._together("pipe.gathered"):
             self._communicator.agree(TIMELINES, "none" if self._last is None else "those of the last step")
             if self._last is not None:
                 spans, self.clock_error = gathered_spans(self._communicator, self._last[1])
@@ -192,8 +225,7 @@ class RankPipeline(Pipeline):
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model on every rank, tensors on the CPU. All ranks must call this together."""
-        self._communicator.begin()
-        with self._communicator.guarded(), self._shards.whole():
+        with self._together("pipe.full_state_dict"), self._shards.whole():
             return self._state.full()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

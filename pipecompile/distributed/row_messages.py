@@ -11,9 +11,9 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from pipecompile.ir import HOST, LOSS, Action, Instruction, Op, Program
+from pipecompile.ir import HOST, LOSS, Action, Instruction, Op, Program, Route
 
-__all__ = ["Departure", "departures", "directed_pairs", "incoming", "sending_action", "summary"]
+__all__ = ["Departure", "departures", "directed_pairs", "incoming", "leaves_read", "sending_action", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +83,13 @@ def summary(program: Program) -> str:
     lines = [f"{device} {instruction}" for device, row in enumerate(program.rows) for instruction in row]
     digest = sha256("\n".join(lines).encode()).hexdigest()[:12]
     return f"{program.n_stages} stages, {program.n_microbatches} micro-batches, {len(lines)} instructions ({digest})"
+
+
+def leaves_read(routes: Sequence[Route], placement: Sequence[int], inputs: Sequence[str], device: int) -> int:
+    """Return, as bits, the leaves of a batch that the stages on `device` read: those of the `inputs`, and all behind them if it has
+    the last stage, which reads the target.
+    """
+    sent = [route for route in routes if route.source == HOST]
+    here = {route.value for route in sent if any(end != HOST and placement[end] == device for end in route.consumers)}
+    bits = sum(1 << place for place, name in enumerate(inputs) if name in here)
+    return bits | (1 << 62) - (1 << min(len(inputs), 62)) if placement[-1] == device else bits

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from torch.distributed.distributed_c10d import Store
 
 from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
-from pipecompile.distributed.protocol import EXCHANGE, EXCHANGE_BEGUN, FAILED, READERS, TIMELINES, WAITS
+from pipecompile.distributed.protocol import EXCHANGE, EXCHANGE_BEGUN, FAILED, READERS, WAITS
 
 __all__ = ["StatusBoard"]
 
@@ -41,7 +41,7 @@ class StatusBoard:
         Raises Disagreement, on all members, for different topics, and RankLost for a member that does not come in time.
         """
         self._exchanges += 1
-        self.store.set(EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step), topic)
+        self.store.set(EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step), f"{self.rank} {topic}")
         self._exchanges_of_step += 1
         own = self.members.index(self.rank)
         self.store.set(EXCHANGE.at(self._exchanges, own), f"{topic}\n{text}")
@@ -94,9 +94,10 @@ class StatusBoard:
             raise RankLost(report, is_posted=True)
         key = EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step)
         with suppress(RuntimeError):
-            if self.store.check([key]) and not (is_starting and self.store.get(key).decode() != TIMELINES):
-                what = "the ranks disagree: another rank begins an exchange that this rank does not"
-                raise RankLost(FailureReport(self.rank, what), is_posted=False)
+            if not is_starting and self.store.check([key]):
+                rank, _, topic = self.store.get(key).decode().partition(" ")
+                what = f"it and rank {self.rank} were asked for different things: it exchanges {topic}"
+                raise RankLost(FailureReport(int(rank), what, action="beside other calls"), is_posted=False)
 
     def failed(self) -> FailureReport | None:
         """Return the report of the rank that failed first, if one failed."""

@@ -9,15 +9,16 @@ but decides layouts, such as which parameters have gradients: a step in which al
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from pipecompile.distributed.collective_call import hash_of
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.errors import PlanError
 
-__all__ = ["agree_on_step"]
+__all__ = ["agree_on_step", "ranks_by_text", "texts_of_ranks"]
 
 _STEP, _AGREED, _TEXT, _TEXTS = "step", "step agreed", "text of the step", "texts of the step"
 
@@ -27,14 +28,14 @@ def agree_on_step(communicator: Communicator, common: str, own: str) -> int:
 
     Raises PlanError, on all ranks, unless all have the same `common`; RankLost for a rank that failed.
     """
-    numbers = torch.tensor([_number(common), _number(own)], device="cpu")
+    numbers = torch.tensor([hash_of(common), hash_of(own)], device="cpu")
     peers = range(1, communicator.ranks.size)
     if communicator.ranks.index == 0:
         for peer in peers:
             communicator.expect(peer, [_STEP])
         rows = [numbers, *(communicator.receive(peer, _STEP) for peer in peers)]
         all_own = str([int(row[1]) for row in rows])
-        verdict = torch.tensor([len({int(row[0]) for row in rows}) == 1, _number(all_own)], device="cpu")
+        verdict = torch.tensor([len({int(row[0]) for row in rows}) == 1, hash_of(all_own)], device="cpu")
         for peer in peers:
             communicator.send(peer, _AGREED, verdict)
     else:
@@ -49,19 +50,24 @@ def agree_on_step(communicator: Communicator, common: str, own: str) -> int:
 
 def _disagreement(communicator: Communicator, common: str) -> PlanError:
     """Return the error that names who has what."""
-    texts = _gathered(communicator, common)
-    ranks_of: dict[str, list[str]] = {}
-    for index, text in enumerate(texts):
-        ranks_of.setdefault(text, []).append(str(communicator.ranks.rank_of(index)))
     return PlanError(
         "the ranks disagree about the step",
-        where="; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in ranks_of.items()),
+        where=ranks_by_text(communicator, texts_of_ranks(communicator, common)),
         why="every rank receives into memory of the sizes that it has itself",
         hint="a batch of the same shape on every rank of a pipeline",
     )
 
 
-def _gathered(communicator: Communicator, text: str) -> list[str]:
+def ranks_by_text(communicator: Communicator, texts: Sequence[str]) -> str:
+    """Return who has which of the `texts` of the ranks of a pipeline."""
+    ranks_of: dict[str, list[str]] = {}
+    for index, text in enumerate(texts):
+        ranks_of.setdefault(text, []).append(str(communicator.ranks.rank_of(index)))
+    return "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in ranks_of.items())
+
+
+def texts_of_ranks(communicator: Communicator, text: str) -> list[str]:
+    """Return the texts of all ranks of a pipeline, which must call this together."""
     peers = range(1, communicator.ranks.size)
     texts: Any
     if communicator.ranks.index != 0:
@@ -73,8 +79,3 @@ def _gathered(communicator: Communicator, text: str) -> list[str]:
             communicator.send(peer, _TEXTS, texts, once=True)
     communicator.flush()
     return list(texts)
-
-
-def _number(text: str) -> int:
-    """Return 63 bits of a hash that is the same in all processes."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

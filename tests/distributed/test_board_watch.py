@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 from threading import Event
+from time import monotonic
+from typing import Never
 
 import pytest
 
@@ -28,3 +30,17 @@ def test_objects_are_checked_while_they_are_referenced(monkeypatch: pytest.Monke
     del second, waiting
     gc.collect()
     assert len(board_watch._WATCHED) <= watched - 1
+
+
+def test_a_report_is_awaited_for_some_time() -> None:
+    calls: list[float] = []
+    start = monotonic()
+    board_watch.await_report(lambda: calls.append(monotonic()), 0.1, 0.01)
+    assert monotonic() - start >= 0.1
+    assert len(calls) > 1
+
+    def check() -> Never:
+        raise ValueError("failed")
+
+    with pytest.raises(ValueError, match="failed"):
+        board_watch.await_report(check, 5.0)

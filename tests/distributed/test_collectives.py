@@ -90,7 +90,7 @@ class Never:
 def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[CollectiveGroup, list[StatusBoard]]:
     """The group of rank 4, and the status boards of all ranks."""
     monkeypatch.setattr(collectives, "POLL", 0.01)
-    monkeypatch.setattr(collectives, "_PATIENCE", 0.02)
+    monkeypatch.setattr(collectives, "PATIENCE", 0.02)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: list(RANKS))
     store = HashStore()
     boards = [StatusBoard(store, RANKS, rank, 0.05) for rank in RANKS]

@@ -1,0 +1,181 @@
+"""Lockstep: before a call of a pipeline runs, its ranks compare what they were asked for, in one exchange over the control group.
+
+    rank 1 ──[call, recording, reads, contents]──► rank 0 ──[verdict, highest and lowest recording]──► rank 1, rank 2
+    rank 2 ──[call, recording, reads, contents]──►
+
+`call` is a number for the function, the modes and the layout of the batch: equal on all ranks. `recording` is the one that a rank
+would use. `contents` has a number per leaf of the batch, 0 for a placeholder, and `reads` the leaves that the stages of the rank
+read. Ranks have another batch than each other if a leaf that both read differs, or every leaf that says anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import IntEnum
+
+import torch
+
+from pipecompile.distributed.board_watch import await_report
+from pipecompile.distributed.collective_call import COMPARED_LEAVES, CollectiveCall
+from pipecompile.distributed.collectives import PATIENCE
+from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.failure_report import RankLost
+from pipecompile.distributed.step_agreement import ranks_by_text, texts_of_ranks
+from pipecompile.errors import PlanError
+
+__all__ = ["Lockstep"]
+
+Reads = Callable[[int], int | None]
+"""A function from the number of a recording to the leaves that this rank's stages read of a batch, as bits; None if it is not known."""
+
+_ASKED, _VERDICT = "what a rank is asked for", "verdict on what ranks are asked for"
+
+_CALL, _RECORDING, _READS, _CONTENTS = range(4)
+"""Places of a row; the contents are the rest of it."""
+
+_UNKNOWN = -1
+"""Bits of leaves that are read, if that is not known."""
+
+
+class _Verdict(IntEnum):
+    EQUAL = 0
+    OTHER_CALLS = 1
+    OTHER_SAMPLES = 2
+
+
+class Lockstep:
+    """The comparison of one call after the other, on one rank of a pipeline. `calls` counts them.
+
+    A call whose recording is looked up is compared there, together with the number of the recording. `is_late`: its samples are
+    compared once the call has a recording.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator, self.calls = communicator, 0
+        self.reads: Reads = lambda _: None
+        self._call: CollectiveCall | None = None
+        self._is_pending = self._is_late = False
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the present call has not been compared."""
+        return self._is_pending
+
+    @contextmanager
+    def of(self, call: CollectiveCall, *, is_looked_up: bool = False) -> Iterator[None]:
+        """Run a call in this context. Raises PlanError, on all ranks of the pipeline, if one is asked for something else.
+
+        With `is_looked_up`, the comparison is left to `recordings`.
+        """
+        self.calls += 1
+        has_others = self._communicator.ranks.size > 1
+        self._call, self._is_pending, self._is_late = call, has_others, has_others
+        try:
+            if has_others and not is_looked_up:
+                with self._communicator.starting():
+                    self.recordings(0)
+            yield
+        finally:
+            self._call, self._is_pending, self._is_late = None, False, False
+
+    def recordings(self, found: int) -> tuple[int, int]:
+        """Compare the call; return the highest and the lowest number of the recordings that ranks have `found`."""
+        self._is_pending = False
+        highest, lowest = self._compare(found)
+        self._is_late = highest != lowest or not found
+        return highest, lowest
+
+    def compare_samples(self, recording: int) -> None:
+        """Compare the samples of a call that has this recording now, unless that is done."""
+        if self._is_late:
+            self._is_late = False
+            self._compare(recording)
+
+    def _compare(self, found: int) -> tuple[int, int]:
+        communicator, call = self._communicator, self._call
+        assert call is not None
+        reads = self.reads(found) if found else None
+        is_due = self.calls & (self.calls - 1) == 0  # reading a GPU waits for it: in calls 1, 2, 4, 8 ...
+        contents = call.contents(is_due=is_due) if found else [0] * COMPARED_LEAVES
+        bits = _UNKNOWN if reads is None else reads & ((1 << len(call.leaves)) - 1)
+        row = [call.key, found, bits, *contents]
+        try:
+            verdict, highest, lowest = _exchanged(communicator, row)
+        except RankLost as lost:
+            raise _named(communicator, lost) from None
+        if verdict == _Verdict.OTHER_CALLS:
+            raise _other_calls(communicator, texts_of_ranks(communicator, str(call)))
+        if verdict == _Verdict.OTHER_SAMPLES:
+            raise _other_samples(communicator, texts_of_ranks(communicator, call.samples()))
+        return highest, lowest
+
+
+def _named(communicator: Communicator, lost: RankLost) -> RankLost:
+    """Return the reason why a rank is lost, as ranks report it that know more, or with what it owed."""
+    if lost.is_posted:
+        return lost
+    await_report(communicator.check, PATIENCE)
+    name = lost.report.awaited
+    owed = "before its next call" if name in (_ASKED, _VERDICT, "") else f"before {name} arrived"
+    return RankLost(replace(lost.report, action=lost.report.action or owed), is_posted=False)
+
+
+def _exchanged(communicator: Communicator, row: list[int]) -> list[int]:
+    """Return the verdict of the first rank on the rows of all: its number, and the highest and the lowest recording."""
+    with torch.inference_mode(False):
+        own = torch.tensor(row, device="cpu")
+        peers = range(1, communicator.ranks.size)
+        if communicator.ranks.index != 0:
+            communicator.expect(0, [_VERDICT])
+            communicator.send(0, _ASKED, own)
+            return list(communicator.receive(0, _VERDICT).tolist())
+        for peer in peers:
+            communicator.expect(peer, [_ASKED])
+        rows = [row, *(communicator.receive(peer, _ASKED).tolist() for peer in peers)]
+        found = [one[_RECORDING] for one in rows]
+        verdict = [_verdict_on(rows), max(found), min(found)]
+        for peer in peers:
+            communicator.send(peer, _VERDICT, torch.tensor(verdict, device="cpu"))
+        return verdict
+
+
+def _verdict_on(rows: Sequence[Sequence[int]]) -> int:
+    if len({row[_CALL] for row in rows}) > 1:
+        return _Verdict.OTHER_CALLS
+    if len({row[_RECORDING] for row in rows}) > 1:
+        return _Verdict.EQUAL  # samples are compared when all have one recording
+    kinds = [*{tuple(row[_READS:]) for row in rows}]
+    pairs = ((one, other) for place, one in enumerate(kinds) for other in kinds[:place])
+    return _Verdict.OTHER_SAMPLES if any(_conflict(one, other) for one, other in pairs) else _Verdict.EQUAL
+
+
+def _conflict(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Return whether two ranks that read these leaves have other samples. A rank that reads none may have any."""
+    (reads, *contents), (other_reads, *other_contents) = one, other
+    pairs = enumerate(zip(contents, other_contents, strict=True))
+    differs = {place: a != b for place, (a, b) in pairs if a and b}
+    if not differs or not reads or not other_reads:
+        return False
+    both = 0 if _UNKNOWN in (reads, other_reads) else reads & other_reads
+    return all(differs.values()) or any(is_other and both >> place & 1 for place, is_other in differs.items())
+
+
+def _other_calls(communicator: Communicator, texts: Sequence[str]) -> PlanError:
+    return PlanError(
+        "the ranks of a pipeline are asked for different things",
+        where=ranks_by_text(communicator, texts),
+        why="all ranks of a pipeline make the same calls, in the same modes, with batches of the same layout",
+        hint="the call on every rank, not under `if rank == 0`; and a batch of the same shape on every rank of a pipeline",
+    )
+
+
+def _other_samples(communicator: Communicator, texts: Sequence[str]) -> PlanError:
+    return PlanError(
+        "the ranks of a pipeline have different samples in the same step",
+        where=ranks_by_text(communicator, texts),
+        why="the stages of a pipeline work on one batch: a rank has skipped a step, or its sampler is one over all ranks",
+        hint="one sampler for all ranks of a pipeline, with one seed: DistributedSampler(data, num_replicas=mesh['dp'].size(), "
+        "rank=mesh['dp'].get_local_rank()), without copies no DistributedSampler; torch.zeros_like(x) where a rank loads no samples",
+    )

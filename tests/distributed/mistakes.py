@@ -1,0 +1,137 @@
+"""Mistakes in scripts for ranks: what each rank says if one of them is asked for something else than the others.
+
+python tests/distributed/mistakes.py FOLDER prints, as JSON, a list per mistake: per rank its error, or its result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import pipecompile as pc
+from tests.distributed.faults import FORK, warm
+
+TIMEOUT, PATIENCE = 20.0, 60.0
+
+
+def square(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (y - target).square().mean()
+
+
+def compiled(count: int = 2, **options: Any) -> Any:
+    """Return a pipeline of two stages."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    return pc.compile(model, 2, loss_fn=square, n_microbatches=count, cost="analytic", **options)
+
+
+def batches(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(number, 8, 4), torch.randn(number, 8, 4)
+
+
+def alone(rank: int, call: Callable[[Any], Any]) -> Any:
+    """Make a call on rank 1 alone, between steps of both."""
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    if rank == 1:
+        call(pipe)
+    return [pipe.step(x[0], target=y[0]).item() for _ in range(2)]
+
+
+def another_size(rank: int) -> Any:
+    pipe, (x, y), size = compiled(), batches(1), 8 - 4 * rank
+    return pipe.step(x[0, :size], target=y[0, :size]).item()
+
+
+def world_sampler(rank: int) -> Any:
+    pipe, (x, y) = compiled(), batches(2)
+    return pipe.step(x[rank], target=y[rank]).item()
+
+
+def skipped(rank: int) -> Any:
+    pipe, (x, y) = compiled(), batches(4)
+    return [pipe.step(x[i], target=y[i]).item() for i in range(4) if (rank, i) != (1, 1)]
+
+
+def autocast(rank: int) -> Any:
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    with torch.autocast("cpu", torch.bfloat16, enabled=rank == 1):
+        return pipe.step(x[0], target=y[0]).item()
+
+
+def without_gradients(rank: int) -> Any:
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    with torch.set_grad_enabled(rank == 0):
+        return pipe.step(x[0], target=y[0]).item()
+
+
+def called(pipe: Any) -> None:
+    with torch.no_grad():
+        pipe(batches(1)[0][0])
+
+
+MISTAKES: dict[str, Callable[[int], Any]] = {
+    "batch of another size": another_size,
+    "sampler over all ranks": world_sampler,
+    "skipped step": skipped,
+    "eval": lambda rank: alone(rank, lambda pipe: pipe.eval()),
+    "autocast": autocast,
+    "no_grad": without_gradients,
+    "call": lambda rank: alone(rank, called),
+    "gathered": lambda rank: alone(rank, lambda pipe: pipe.gathered()),
+    "clip_grad_norm_": lambda rank: alone(rank, lambda pipe: pipe.clip_grad_norm_(1.0)),
+    "full_state_dict": lambda rank: alone(rank, lambda pipe: pipe.full_state_dict()),
+}
+
+
+def of(name: str, folder: Path, world: int = 2) -> list[str]:
+    """Return what each rank says after a mistake."""
+    lines = [FORK.Pipe(duplex=False) for _ in range(world)]
+    ranks = [FORK.Process(target=_rank, args=(name, rank, world, lines[rank][0], folder)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    for _, line in lines:
+        line.send(store.port)
+    end = time.monotonic() + PATIENCE
+    for process in ranks:
+        process.join(max(0.0, end - time.monotonic()))
+        process.kill()
+    files = [folder / f"{name}.{rank}" for rank in range(world)]
+    return [file.read_text() if file.exists() else "no end" for file in files]
+
+
+def _rank(name: str, rank: int, world: int, line: Connection, folder: Path) -> None:
+    os.dup2(os.open(folder / f"{name}.{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
+    store = dist.TCPStore("127.0.0.1", line.recv(), is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
+    try:
+        said = f"result: {MISTAKES[name](rank)}"
+    except pc.PipecompileError as error:
+        said = f"{type(error).__name__}: {error}"
+    (folder / f"{name}.{rank}").write_text(said)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warm()
+    print(json.dumps({name: of(name, Path(sys.argv[1])) for name in MISTAKES}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.distributed.collective_call import COMPARED_LEAVES, CollectiveCall
+
+MODEL = nn.Linear(4, 4)
+X, Y = torch.arange(32.0).view(8, 4), torch.arange(8)
+
+
+def test_the_text_has_the_function_the_modes_and_the_layouts() -> None:
+    call = CollectiveCall.of("pipe.step", MODEL, ((X,), {"scale": 2}), Y)
+    assert str(call) == "pipe.step(input 0 (8, 4) float32, input 1 2, target (8,) int64), training"
+    assert call.samples() == "input 0 begins 0, 1, 2, 3, target begins 0, 1, 2, 3"
+    assert str(CollectiveCall("pipe.gathered")) == "pipe.gathered()"
+
+
+def test_the_modes_are_those_of_the_model_and_of_the_thread() -> None:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        text = str(CollectiveCall.of("pipe", nn.Linear(1, 1).eval(), (X,)))
+    assert text.endswith(", in eval mode, without gradients, autocast bfloat16 on cpu")
+
+
+@pytest.mark.parametrize("other", [(X[:4], Y[:4]), (X.double(), Y), (X, None), (X, Y.int())])
+def test_calls_of_other_layouts_have_other_keys(other: tuple[Any, Any]) -> None:
+    key = CollectiveCall.of("pipe.step", MODEL, (X,), Y).key
+    assert key == CollectiveCall.of("pipe.step", MODEL, (X + 1,), Y + 1).key
+    assert key != CollectiveCall.of("pipe.step", MODEL, (other[0],), other[1]).key
+
+
+def contents(*leaves: Any, is_due: bool = True) -> list[int]:
+    numbers = CollectiveCall.of("pipe.step", MODEL, leaves).contents(is_due=is_due)
+    assert len(numbers) == COMPARED_LEAVES
+    return numbers
+
+
+def test_contents_tell_batches_apart_and_leave_placeholders_out() -> None:
+    first, second, *rest = contents(X, Y)
+    assert not any(rest)
+    assert [first, second] == contents(X.clone(), Y.clone())[:2]
+    assert first != contents(X + 1)[0] != 0
+    assert first == contents(X.T.contiguous().T)[0]
+    placeholders = torch.zeros(8, 4), torch.ones(8), torch.empty(8, 4, device="meta"), "text", None
+    assert not any(contents(*placeholders))
+    assert contents(*[X] * 20)[-1] == first
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.float16, torch.complex64, torch.int8, torch.float8_e4m3fn]
+)
+def test_contents_of_any_dtype_are_read_or_left_out(dtype: torch.dtype) -> None:
+    number = contents(Y.remainder(2).to(dtype))[0]
+    assert number == contents(Y.remainder(2).to(dtype))[0]
+    assert number or dtype is torch.float8_e4m3fn
+
+
+def test_tensors_that_cannot_be_read_say_nothing() -> None:
+    assert not any(contents(X.to_sparse(), nn.Buffer(torch.ones(1)), torch.ones(1)))

@@ -1,0 +1,183 @@
+"""Lockstep of ranks that are threads, and mistakes of ranks that are processes (mistakes.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.distributed.collective_call import CollectiveCall
+from pipecompile.distributed.failure_report import RankLost
+from pipecompile.distributed.lockstep import Lockstep
+from pipecompile.errors import PlanError
+from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
+
+ROOT = Path(__file__).parents[2]
+MODEL = nn.Linear(4, 4)
+X, Y, ZEROS = torch.arange(8.0), torch.arange(8), torch.zeros(8)
+READS_X, READS_Y = 1, 1 << 62 | 2
+
+
+def errors_of(calls: list[CollectiveCall], reads: list[int | None] | None = None) -> list[str]:
+    """Return the error of each rank, "" without one, for calls that have recording 1 already."""
+
+    def run(communicator: ThreadCommunicator) -> str:
+        communicator.connect()
+        here, lockstep = communicator.ranks.index, Lockstep(communicator)
+        lockstep.reads = lambda _: None if reads is None else reads[here]
+        try:
+            with lockstep.of(calls[here], is_looked_up=True):
+                assert lockstep.is_pending
+                assert lockstep.recordings(1) == (1, 1)
+                lockstep.compare_samples(1)
+        except PlanError as error:
+            return str(error)
+        return ""
+
+    return run_communicators(len(calls), run)
+
+
+def step(x: torch.Tensor, y: torch.Tensor) -> CollectiveCall:
+    return CollectiveCall.of("pipe.step", MODEL, (x,), y)
+
+
+def test_ranks_with_one_batch_go_on() -> None:
+    assert errors_of([step(X, Y)] * 3, [READS_X, 0, READS_Y]) == [""] * 3
+
+
+def test_every_rank_names_who_is_asked_for_what() -> None:
+    texts = errors_of([step(X, Y), step(X, Y), CollectiveCall("pipe.clip_grad_norm_")])
+    assert len(set(texts)) == 1
+    assert "the ranks of a pipeline are asked for different things" in texts[0]
+    assert (
+        "ranks 10, 11: pipe.step(input 0 (8,) float32, target (8,) int64), training; rank 12: pipe.clip_grad_norm_()"
+        in texts[0]
+    )
+
+
+def test_ranks_with_other_samples_all_raise() -> None:
+    texts = errors_of([step(X, Y), step(X + 8, Y + 8)], [READS_X, READS_Y])
+    assert texts[0] == texts[1]
+    assert "rank 10: input 0 begins 0, 1, 2, 3, target begins 0, 1, 2, 3; rank 11: input 0 begins 8, 9" in texts[0]
+    assert "DistributedSampler(data, num_replicas=mesh['dp'].size()" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reads", "is_refused"),
+    [
+        ((X, Y), (ZEROS, Y), [READS_X, READS_Y], False),  # a placeholder
+        ((X, 0 * Y), (ZEROS, Y), [READS_X, READS_Y], False),  # one on each: nothing can be compared
+        ((X, Y), (X + 8, Y), [READS_X, READS_Y], False),  # noise where x is not read, beside the right target
+        ((X, Y), (X + 8, Y), [READS_X, READS_X | READS_Y], True),  # both read x
+        ((X, Y), (X + 8, Y + 8), [READS_X | READS_Y, 0], False),  # the second reads nothing
+        ((X, Y), (X + 8, Y + 8), None, True),  # it is not known what they read
+        ((X, Y), (X + 8, Y), None, False),
+    ],
+)
+def test_samples_are_compared_where_they_say_something(
+    first: Any, second: Any, reads: list[int | None] | None, is_refused: bool
+) -> None:
+    assert [bool(text) for text in errors_of([step(*first), step(*second)], reads)] == [is_refused] * 2
+
+
+def test_a_batch_that_one_rank_alone_reads_may_be_anything_on_the_others() -> None:
+    calls = [CollectiveCall.of("pipe.step", MODEL, (x,)) for x in (X, X + 8)]
+    assert errors_of(calls, [READS_X, READS_Y]) == ["", ""]
+
+
+def test_samples_of_a_call_without_a_recording_are_compared_once_it_has_one() -> None:
+    def run(communicator: ThreadCommunicator) -> tuple[bool, str]:
+        communicator.connect()
+        here, lockstep = communicator.ranks.index, Lockstep(communicator)
+        lockstep.reads = lambda _: (READS_X, READS_Y)[here]
+        with lockstep.of(step(X + here, Y + here)):
+            assert not lockstep.is_pending
+            with pytest.raises(PlanError, match="have different samples in the same step") as caught:
+                lockstep.compare_samples(1)
+        return lockstep.is_pending, caught.value.what
+
+    assert len(set(run_communicators(2, run))) == 1
+
+
+def test_the_recordings_of_all_ranks_come_with_the_comparison() -> None:
+    def run(communicator: ThreadCommunicator) -> Any:
+        communicator.connect()
+        lockstep = Lockstep(communicator)
+        with lockstep.of(step(X, Y), is_looked_up=True):
+            return lockstep.recordings(3 - communicator.ranks.index)
+
+    assert run_communicators(3, run) == [(3, 1)] * 3
+
+
+def test_a_pipeline_of_one_rank_compares_nothing() -> None:
+    def run(communicator: ThreadCommunicator) -> bool:
+        with Lockstep(communicator).of(step(X, Y)):
+            return True
+
+    assert run_communicators(1, run) == [True]
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    def run(communicator: ThreadCommunicator) -> str:
+        communicator.connect()
+        if communicator.ranks.index == 1:
+            sleep(6)
+            return ""
+        with pytest.raises(RankLost) as caught, Lockstep(communicator).of(step(X, Y)):
+            pass
+        return str(caught.value.report.error())
+
+    text = run_communicators(2, run, timeout=1.0)[0]
+    assert text.startswith("rank 11 failed before its next call: it has been silent for 1 s")
+
+
+@pytest.fixture(scope="module")
+def mistakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What each rank said, per mistake; see mistakes.py."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(ROOT / "tests/distributed/mistakes.py"), str(tmp_path_factory.mktemp("mistakes"))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    ran = subprocess.run(command, env=environment, timeout=600, capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return dict(json.loads(ran.stdout.splitlines()[-1]))
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(
+    ("name", "on_rank_1"),
+    [
+        ("batch of another size", "pipe.step(input 0 (4, 4) float32, target (4, 4) float32), training"),
+        ("eval", "pipe.step(input 0 (8, 4) float32, target (8, 4) float32), in eval mode"),
+        ("autocast", "autocast bfloat16 on cpu"),
+        ("no_grad", "pipe.step(input 0 (8, 4) float32, target (8, 4) float32), training, without gradients"),
+        ("call", "pipe(input 0 (8, 4) float32), training, without gradients"),
+        ("gathered", "pipe.gathered()"),
+        ("clip_grad_norm_", "pipe.clip_grad_norm_()"),
+        ("full_state_dict", "pipe.full_state_dict()"),
+    ],
+)
+def test_what_one_rank_alone_is_asked_for_is_named(mistakes: dict[str, list[str]], name: str, on_rank_1: str) -> None:
+    """Wrong losses, or after the timeout blame on rank 0, before."""
+    expected = "rank 0: pipe.step(input 0 (8, 4) float32, target (8, 4) float32), training; rank 1: "
+    for text in mistakes[name]:
+        assert "PlanError: the ranks of a pipeline are asked for different things" in text
+        assert expected in text
+        assert on_rank_1 in text.partition("rank 1: ")[2]
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("name", ["sampler over all ranks", "skipped step"])
+def test_samples_of_other_steps_or_ranks_are_refused(mistakes: dict[str, list[str]], name: str) -> None:
+    """Losses of x of one sample and y of another, before."""
+    for text in mistakes[name]:
+        assert "PlanError: the ranks of a pipeline have different samples in the same step" in text
+        assert "rank 0: input 0 begins" in text
+        assert "rank 1: input 0 begins" in text
