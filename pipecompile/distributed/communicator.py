@@ -27,6 +27,7 @@ import torch.distributed as dist
 from pipecompile.distributed.board_watch import POLL, PendingWait, watch
 from pipecompile.distributed.failure_report import Disagreement, FailureReport, RankLost
 from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
+from pipecompile.distributed.process_end import report_uncaught
 from pipecompile.distributed.protocol import ABORT
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.status_board import StatusBoard
@@ -69,6 +70,7 @@ class Communicator:
         self._is_wait_posted, self._lock = False, Lock()
         self._verdict: RankLost | None = None  # why the checking thread broke the connections
         self.breakers: list[Callable[[], None]] = []  # called when the connections are to be broken
+        report_uncaught(self.board)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ __all__ = [
     "LARGE",
     "LAYOUT",
     "NEW",
+    "PROCESS",
     "PROTOCOL",
     "READERS",
     "SMALL",
@@ -142,6 +143,9 @@ READERS = StoreKey("readers", "each other rank", "number of ranks that have read
 WAITS = StoreKey("waits/{rank}", "the rank", "AwaitedMessage, or empty")
 
 
+PROCESS = StoreKey("process/{rank}", "the rank", "boot, namespace, number and start time of its process, or empty")
+
+
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """All tables of the protocol."""
@@ -183,5 +187,5 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
 
 
 PROTOCOL = Protocol(
-    (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT), CREDIT, (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS)
+    (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT), CREDIT, (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS)
 )

@@ -13,8 +13,10 @@ from time import monotonic, sleep
 
 from torch.distributed.distributed_c10d import Store
 
+from pipecompile.distributed.board_watch import POLL
 from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
-from pipecompile.distributed.protocol import EXCHANGE, EXCHANGE_BEGUN, FAILED, READERS, WAITS
+from pipecompile.distributed.process_end import has_ended, identity
+from pipecompile.distributed.protocol import EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, WAITS
 
 __all__ = ["StatusBoard"]
 
@@ -28,6 +30,8 @@ class StatusBoard:
     def __init__(self, store: Store, members: Sequence[int], rank: int, timeout: float) -> None:
         self.store, self.members, self.rank, self.timeout = store, tuple(members), rank, timeout
         self.step = self._exchanges_of_step = self._exchanges = 0
+        with suppress(RuntimeError):
+            self.store.set(PROCESS.at(rank), identity())
 
     def begin(self) -> None:
         """Count a new run."""
@@ -71,10 +75,14 @@ class StatusBoard:
         )
 
     def _read(self, key: str, rank: int) -> str:
-        start, pause = monotonic(), 0.002
+        start = looked = monotonic()
+        pause = 0.002
         while not self.store.check([key]):
             if (report := self.failed()) is not None:
                 raise RankLost(report, is_posted=True)
+            if monotonic() - looked > POLL:
+                self._look_for_ended()
+                looked = monotonic()
             if monotonic() - start > self.timeout:
                 what = f"it did not take part in the exchange before a program within {self.timeout:.3g} s"
                 raise RankLost(FailureReport(rank, what), is_posted=False)
@@ -82,6 +90,16 @@ class StatusBoard:
             pause = min(2 * pause, 0.1)
         entry: bytes = self.store.get(key)
         return entry.decode()
+
+    def _look_for_ended(self) -> None:
+        """Raise RankLost for a member whose process, on this host, has ended."""
+        for rank in self.members:
+            with suppress(RuntimeError):
+                if self.store.check([PROCESS.at(rank)]) and has_ended(self.store.get(PROCESS.at(rank)).decode()):
+                    sleep(POLL)  # time for a report of its own
+                    posted = self.failed()
+                    report = posted or FailureReport(rank, "its process has ended", action="before an exchange")
+                    raise RankLost(report, is_posted=posted is not None)
 
     # -- failures -----------------------------------------------------------------------------------------------------
 
@@ -112,6 +130,15 @@ class StatusBoard:
             return FailureReport.from_json(self.store.compare_set(FAILED.at(), "", report.to_json()))
         except RuntimeError:
             return report
+
+    def report_outside(self, error: Exception) -> None:
+        """Post an exception outside all calls of the pipeline, unless a rank failed before or all ranks raise it."""
+        if not isinstance(error, Disagreement):
+            report = FailureReport.of(error, self.rank, "outside a step")
+            if self.post_failure(report) == report:
+                self.wait_for_readers()
+            else:
+                self.confirm_read()
 
     def confirm_read(self) -> None:
         """Count this rank among the readers of the report."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.distributed.rank_backend import RankBackend
 from tests.distributed.faults import FORK, warm
 
 TIMEOUT, PATIENCE = 20.0, 60.0
@@ -84,6 +86,22 @@ def called(pipe: Any) -> None:
         pipe(batches(1)[0][0])
 
 
+def uncaught(rank: int) -> Any:
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    if rank == 1:
+        raise ValueError("bad record 7")
+    return pipe.step(x[0], target=y[0]).item()
+
+
+def killed(rank: int) -> Any:
+    """Kill the rank that measures and solves, in the midst of it."""
+    pipe, (x, y) = compiled(), batches(1)
+    if rank == 0:
+        RankBackend.share_plan = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
+    return pipe.step(x[0], target=y[0]).item()
+
+
 MISTAKES: dict[str, Callable[[int], Any]] = {
     "batch of another size": another_size,
     "sampler over all ranks": world_sampler,
@@ -94,6 +112,8 @@ MISTAKES: dict[str, Callable[[int], Any]] = {
     "call": lambda rank: alone(rank, called),
     "gathered": lambda rank: alone(rank, lambda pipe: pipe.gathered()),
     "clip_grad_norm_": lambda rank: alone(rank, lambda pipe: pipe.clip_grad_norm_(1.0)),
+    "uncaught exception": uncaught,
+    "killed in compile": killed,
     "full_state_dict": lambda rank: alone(rank, lambda pipe: pipe.full_state_dict()),
 }
 
@@ -119,11 +139,15 @@ def _rank(name: str, rank: int, world: int, line: Connection, folder: Path) -> N
     os.dup2(os.open(folder / f"{name}.{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
     store = dist.TCPStore("127.0.0.1", line.recv(), is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
+    start = time.monotonic()
     try:
         said = f"result: {MISTAKES[name](rank)}"
     except pc.PipecompileError as error:
         said = f"{type(error).__name__}: {error}"
-    (folder / f"{name}.{rank}").write_text(said)
+    except ValueError as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # a child of multiprocessing does not
+        said = str(error)
+    (folder / f"{name}.{rank}").write_text(f"{said}\n{time.monotonic() - start:.1f}")
     dist.destroy_process_group()
 
 

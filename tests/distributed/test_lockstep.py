@@ -18,6 +18,7 @@ from pipecompile.distributed.collective_call import CollectiveCall
 from pipecompile.distributed.failure_report import RankLost
 from pipecompile.distributed.lockstep import Lockstep
 from pipecompile.errors import PlanError
+from tests.distributed.mistakes import TIMEOUT
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
 
 ROOT = Path(__file__).parents[2]
@@ -181,3 +182,18 @@ def test_samples_of_other_steps_or_ranks_are_refused(mistakes: dict[str, list[st
         assert "PlanError: the ranks of a pipeline have different samples in the same step" in text
         assert "rank 0: input 0 begins" in text
         assert "rank 1: input 0 begins" in text
+
+
+@pytest.mark.timeout(700)
+def test_an_exception_outside_a_step_reaches_the_other_ranks(mistakes: dict[str, list[str]]) -> None:
+    """They reported a connection that was gone, before."""
+    text = mistakes["uncaught exception"][0]
+    assert text.startswith("RunError: rank 1 failed outside a step: ValueError: bad record 7")
+
+
+@pytest.mark.timeout(700)
+def test_a_rank_that_is_killed_while_it_plans_is_noticed_before_the_timeout(mistakes: dict[str, list[str]]) -> None:
+    killed, other = mistakes["killed in compile"]
+    assert killed == "no end"
+    assert other.startswith("RunError: rank 0 failed before an exchange: its process has ended")
+    assert float(other.splitlines()[-1]) < TIMEOUT - 2

@@ -8,6 +8,7 @@ from time import monotonic, sleep
 import pytest
 from torch.distributed import HashStore
 
+from pipecompile.distributed import status_board
 from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
 from pipecompile.distributed.status_board import StatusBoard
 
@@ -150,3 +151,22 @@ def test_of_two_steps_the_earlier_counts() -> None:
     first.post_wait(7, "g#0")
     third.clear_wait()
     assert third.awaited_from(5, "own") == {"own"}
+
+
+def test_an_exception_outside_all_calls_is_posted_unless_all_raise_it() -> None:
+    first, second, third = boards(timeout=0.1)
+    first.report_outside(Disagreement("all raise this"))
+    assert second.failed() is None
+    second.report_outside(ValueError("bad record 7"))
+    third.report_outside(ValueError("later"))
+    report = first.failed()
+    assert report is not None
+    assert str(report.error()).startswith("rank 5 failed outside a step: ValueError: bad record 7")
+
+
+def test_a_member_whose_process_has_ended_is_lost_before_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_board, "POLL", 0.01)
+    first, *_ = boards(timeout=60.0)
+    monkeypatch.setattr(status_board, "has_ended", lambda process: bool(process))
+    with pytest.raises(RankLost, match="its process has ended"):
+        first.agree("graph", "same")
