@@ -53,7 +53,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"{step:4d}  {loss:.4f}", flush=True)
         if options.out and ((step + 1) % options.every == 0 or step + 1 == options.steps):
-            dcp.save(state(), checkpoint_id=f"{options.out}/{step + 1:08d}")  # under the model's own names
+            pc.save_checkpoint(state(), options.out, step + 1, keep=2)  # under the model's own names
     dist.destroy_process_group()
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pipecompile.ir.plan import Plan as Plan
     from pipecompile.ir.timeline import Timeline as Timeline
     from pipecompile.parameters.checkpoint_files import latest_checkpoint as latest_checkpoint
+    from pipecompile.parameters.checkpoint_saving import save_checkpoint as save_checkpoint
     from pipecompile.partitioners import Partition as Partition
     from pipecompile.partitioners import Problem as Problem
     from pipecompile.partitioners import partition as partition
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "batching.microbatch_list": ("Microbatch",),
     "parameters.checkpoint_files": ("latest_checkpoint",),
+    "parameters.checkpoint_saving": ("save_checkpoint",),
     "verifiers": ("verify",),
     "compiling": ("compile",),
     "ir.candidates": ("Candidate", "Considered"),

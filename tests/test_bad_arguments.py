@@ -77,6 +77,9 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "simulate_launches": (pc.simulate_launches, {"program": lower(SCHEDULE)}),
     "verify": (pc.verify, {"subject": SCHEDULE}),
     "latest_checkpoint": (pc.latest_checkpoint, {}),
+    "save_checkpoint": (lambda state, directory, step, keep, asynchronous: pc.save_checkpoint(
+        state, directory, step, keep=keep, asynchronous=asynchronous).result(),
+        {"state": {}, "directory": "out", "step": 1, "keep": None, "asynchronous": False}),
     "register_schedule": (lambda name, build: pc.register_schedule(name, build), {"name": "gpipe", "build": Odd}),
     "partition": (lambda problem_, n_stages, method, time_limit, gap: pc.partition(
         problem() if problem_ == "own" else problem_, n_stages, method=method, time_limit=time_limit, gap=gap),

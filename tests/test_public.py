@@ -52,6 +52,7 @@ EXPECTED = [
     "partition",
     "read_schedule",
     "register_schedule",
+    "save_checkpoint",
     "repair_order",
     "simulate",
     "simulate_launches",

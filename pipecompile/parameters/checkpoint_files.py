@@ -15,15 +15,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from warnings import catch_warnings, filterwarnings
+from warnings import catch_warnings, filterwarnings, warn
 
 import torch
 
 from pipecompile.errors import InputError
 from pipecompile.ir.input_checks import file_path
 
-__all__ = ["check_readable", "latest_checkpoint", "read_checkpoint"]
+__all__ = ["LAST_GOOD", "check_readable", "latest_checkpoint", "read_checkpoint"]
 
+LAST_GOOD = "last_good"
+"""The file beside the checkpoints with the name of the last one whose checksums were written."""
 _LAST_FILE = ".metadata"
 """The file that `torch.distributed.checkpoint` writes last, by an atomic rename."""
 
@@ -32,13 +34,30 @@ NamedTensors = Sequence[tuple[Sequence[str], torch.Tensor]]
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """Return the complete checkpoint in `directory` with the highest numbers in its name; None if there is none.
+    """Return the whole checkpoint in `directory` with the highest numbers in its name; None if there is none.
 
-    Intended for `torch.distributed.checkpoint.save(state, checkpoint_id=f"{directory}/{step:08d}")`: every save has a directory
-    of its own, so a crash while saving damages no other checkpoint, and an incomplete checkpoint is never returned.
+    A damaged one is warned of, with its file, and the one before is taken. All files are read once; nothing in them runs.
+    Intended for `pc.save_checkpoint(state, directory, step)`, or for
+    `torch.distributed.checkpoint.save(state, checkpoint_id=f"{directory}/{step:08d}")`: every save has a directory of its own, so a
+    crash while saving damages no other checkpoint.
     """
-    complete = [file.parent for file in file_path("directory", directory).glob(f"*/{_LAST_FILE}")]
-    return max(complete, key=lambda path: ([*map(int, re.findall(r"\d+", path.name))], path.name), default=None)
+    from pipecompile.parameters.checkpoint_damage import CHECKSUMS, CheckpointDamage, check_files
+
+    folder = file_path("directory", directory)
+    complete = [file.parent for file in folder.glob(f"*/{_LAST_FILE}")]
+    if (folder / LAST_GOOD).exists():  # one without checksums was not finished
+        complete = [path for path in complete if (path / CHECKSUMS).exists()]
+    for path in sorted(complete, key=_number, reverse=True):
+        try:
+            check_files(path)
+            return path
+        except CheckpointDamage as error:
+            warn(f"{error.what}, and the one before is taken: {error.where}", stacklevel=2)
+    return None
+
+
+def _number(path: Path) -> tuple[list[int], str]:
+    return [*map(int, re.findall(r"\d+", path.name))], path.name
 
 
 def check_readable(path: Path) -> None:
@@ -116,20 +135,22 @@ class _DistributedCheckpoint:
 
     @classmethod
     def of(cls, path: Path) -> _DistributedCheckpoint:
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-        entries = FileSystemReader(path).read_metadata().state_dict_metadata
+        from pipecompile.parameters.checkpoint_damage import read_metadata
+
+        entries = read_metadata(path).state_dict_metadata
         tensors = {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
         return cls(path, {name: tuple(entry.size) for name, entry in tensors.items()})
 
     def read(self, pairs: Mapping[str, torch.Tensor]) -> None:
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
+
+        from pipecompile.parameters.checkpoint_damage import MetadataReader
 
         with catch_warnings():
             filterwarnings("ignore", "torch.distributed is disabled")
-            load(dict(pairs), storage_reader=FileSystemReader(self.path), no_dist=True)
+            load(dict(pairs), storage_reader=MetadataReader(self.path), no_dist=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""Checkpoints that can be trusted: a directory per step, with the checksums of its files, and a pointer to the last that is whole.
+
+    out/00000010/   __0_0.distcp  __1_0.distcp  .metadata  checksums.json
+    out/00000020/   ...
+    out/last_good   00000020
+
+The order of writing is files, `.metadata`, `checksums.json`, `last_good`: what a crash leaves is either whole or not pointed to.
+The files are those of `torch.distributed.checkpoint`, which other programs read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from pipecompile.errors import InputError
+from pipecompile.ir.input_checks import file_path, whole
+from pipecompile.parameters.checkpoint_files import LAST_GOOD
+from pipecompile.torch_private.pytree import tree_map_only
+
+__all__ = ["save_checkpoint"]
+
+_NAME = re.compile("[0-9]{8,}")
+_SAVER = ThreadPoolExecutor(1, "pipecompile-checkpoint")
+"""Writes asynchronous checkpoints one after the other; Python waits for them before it exits."""
+_groups: list[Any] = []
+
+
+def save_checkpoint(
+    state: Mapping[str, Any], directory: str | Path, step: int, *, keep: int | None = None, asynchronous: bool = False
+) -> Future[Path]:
+    """Save `state` as the checkpoint of `step` in `directory`; on ranks, all call it with their parts. Its result is the path.
+
+    `keep` is the number of checkpoints to keep: older ones are removed when the new one is whole. With `asynchronous`, tensors are
+    copied to the CPU now and written beside the next steps; `result()` waits, and raises what the writing raised.
+    """
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise InputError(f"state={short(state)} is no dictionary by names", hint='{"model": pipe.state_dict()}')
+    if not isinstance(asynchronous, bool):
+        raise InputError(f"asynchronous={short(asynchronous)} is neither True nor False", hint="asynchronous=True")
+    count = None if keep is None else whole("keep", keep)
+    path = file_path("directory", directory) / f"{whole('step', step, 0):08d}"
+    if not asynchronous:
+        done: Future[Path] = Future()
+        done.set_result(_save(dict(state), path, count, None))
+        return done
+    copy = tree_map_only(torch.Tensor, _copied, dict(state))
+    return _SAVER.submit(_save, copy, path, count, _own_group())
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().cpu() if tensor.device.type == "cpu" else tensor.detach().cpu()
+
+
+def _own_group() -> Any:
+    """Return a process group for the writing thread, so that its messages meet no others; None without ranks."""
+    if not dist.is_initialized():
+        return None
+    if not _groups or _groups[0][0] is not dist.group.WORLD:
+        _groups[:] = [(dist.group.WORLD, dist.new_group(backend="gloo"))]
+    return _groups[0][1]
+
+
+def _save(state: dict[str, Any], path: Path, keep: int | None, group: Any) -> Path:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from pipecompile.parameters.checkpoint_damage import CHECKSUMS
+
+    if path.exists() and not dist.is_initialized():  # of a run that went back: a mixture of two would be damaged
+        shutil.rmtree(path)
+    try:
+        save(state, checkpoint_id=path, process_group=group, no_dist=not dist.is_initialized())
+    except CheckpointException as error:  # derives from BaseException
+        raise InputError(
+            f"the checkpoint {path} cannot be written", why=str(error), hint="the one before is as it was"
+        ) from error
+    sums = _gathered(path, group)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _write(path / CHECKSUMS, msgspec.json.encode(sums))
+        _write(path.parent / LAST_GOOD, path.name.encode())
+        _remove_old(path.parent, keep)
+    if dist.is_initialized():
+        dist.barrier(group)
+    return path
+
+
+def _gathered(path: Path, group: Any) -> dict[str, tuple[int, str]]:
+    """Return the checksums of all files. Each rank reads its own. Raise InputError on all ranks if one cannot."""
+    from pipecompile.parameters.checkpoint_damage import checksum_of
+
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    own: tuple[dict[str, tuple[int, str]], str] = ({}, "")
+    try:
+        files = [*path.glob(f"__{rank}_*.distcp"), *([path / ".metadata"] if rank == 0 else [])]
+        own = ({file.name: checksum_of(file) for file in files}, "")
+    except OSError as error:
+        own = ({}, f"rank {rank}: {error}")
+    parts: list[Any] = [own]
+    if dist.is_initialized():
+        parts = [None] * world
+        dist.all_gather_object(parts, own, group)
+    if faults := [fault for _, fault in parts if fault]:
+        raise InputError(f"the checkpoint {path} cannot be read back", where="; ".join(faults))
+    return {name: value for part, _ in parts for name, value in part.items()}
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file whole or not at all, also if the machine stops."""
+    temporary = file.with_name(f".{file.name}.part")
+    with temporary.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(file)
+
+
+def _remove_old(directory: Path, keep: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints. `.metadata` goes first: what a crash leaves is no checkpoint."""
+    names = sorted(path.parent.name for path in directory.glob("*/.metadata") if _NAME.fullmatch(path.parent.name))
+    for name in names[: -keep or None] if keep else ():
+        (directory / name / ".metadata").unlink(missing_ok=True)
+        shutil.rmtree(directory / name, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""Checkpoints with checksums, a pointer to the last whole one, retention, and writing beside the next steps."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+
+import pipecompile as pc
+from pipecompile.parameters import checkpoint_saving
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def test_a_checkpoint_is_read_by_torch_and_pointed_to(tmp_path: Path) -> None:
+    state = {"model": {"weight": torch.randn(3)}, "step": 7}
+    path = pc.save_checkpoint(state, tmp_path, 7).result()
+    assert (path, (tmp_path / "last_good").read_text()) == (tmp_path / "00000007", "00000007")
+    held = {"model": {"weight": torch.zeros(3)}, "step": 0}
+    dcp.load(held, checkpoint_id=path, no_dist=True)
+    assert torch.equal(held["model"]["weight"], state["model"]["weight"])
+    assert held["step"] == 7
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in range(5):
+        pc.save_checkpoint({"a": torch.ones(2)}, tmp_path, step, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "00000004", "last_good"]
+    (tmp_path / "best").mkdir()
+    pc.save_checkpoint({"a": torch.ones(2)}, tmp_path, 5, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000005", "best", "last_good"]
+
+
+def test_an_asynchronous_checkpoint_has_the_values_of_the_call(tmp_path: Path) -> None:
+    weight = torch.ones(1000)
+    saving = pc.save_checkpoint({"a": weight}, tmp_path, 1, asynchronous=True)
+    weight.zero_()
+    dcp.load(held := {"a": torch.zeros(1000)}, checkpoint_id=saving.result(), no_dist=True)
+    assert held["a"].sum() == 1000
+    assert pc.latest_checkpoint(tmp_path) == tmp_path / "00000001"
+
+
+def test_an_asynchronous_failure_is_raised_by_the_result(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(pc.InputError, match="cannot be written"):
+        pc.save_checkpoint({"a": torch.ones(2)}, tmp_path / "file", 1, asynchronous=True).result()
+
+
+@pytest.mark.parametrize("phase", ["checksums.json", "last_good"])
+def test_a_save_that_stops_leaves_the_one_before(phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pc.save_checkpoint({"a": torch.ones(2)}, tmp_path, 1)
+    write = checkpoint_saving._write
+
+    def stopped(file: Path, content: bytes) -> None:
+        if file.name == phase:
+            raise OSError("stopped")
+        write(file, content)
+
+    monkeypatch.setattr(checkpoint_saving, "_write", stopped)
+    with pytest.raises(OSError, match="stopped"):
+        pc.save_checkpoint({"a": torch.ones(2)}, tmp_path, 2)
+    last = "00000001" if phase == "checksums.json" else "00000002"
+    assert pc.latest_checkpoint(tmp_path) == tmp_path / last
+
+
+@pytest.mark.parametrize(("options", "what"), [({"step": -1}, "step=-1"), ({"step": 1, "keep": 0}, "keep=0")])
+def test_wrong_numbers_are_refused(options: dict[str, int], what: str, tmp_path: Path) -> None:
+    with pytest.raises(pc.InputError, match=what):
+        pc.save_checkpoint({}, tmp_path, **options)
+
+
+def _save_on_rank(rank: int, folder: str) -> None:
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(minutes=2))
+    state = {f"{rank}.weight": torch.full((4,), float(rank))}
+    pc.save_checkpoint(state, f"{folder}/run", 1)
+    saving = pc.save_checkpoint(state, f"{folder}/run", 2, keep=2, asynchronous=True)
+    sums = torch.ones(2)
+    dist.all_reduce(sums)  # messages of the next step, beside those of the save
+    assert sums.tolist() == [2.0, 2.0]
+    saving.result()
+    dist.destroy_process_group()
+
+
+def test_ranks_save_their_parts_beside_the_next_step(tmp_path: Path) -> None:
+    mp.spawn(_save_on_rank, (str(tmp_path),), nprocs=2)
+    last = pc.latest_checkpoint(tmp_path / "run")
+    assert last == tmp_path / "run" / "00000002"
+    held = {f"{rank}.weight": torch.zeros(4) for rank in range(2)}
+    dcp.load(held, checkpoint_id=last, no_dist=True)
+    assert [held[f"{rank}.weight"].tolist() for rank in range(2)] == [[0.0] * 4, [1.0] * 4]
+    (last / "__1_0.distcp").write_bytes(b"")
+    with pytest.warns(UserWarning, match="__1_0.distcp: it has 0 of"):
+        assert pc.latest_checkpoint(tmp_path / "run") == tmp_path / "run" / "00000001"
