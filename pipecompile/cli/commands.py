@@ -1,4 +1,4 @@
-"""The five commands: check, plan, simulate, run and schedule."""
+"""The eight commands: check, plan, simulate, run, schedule, bench, show and env."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoi
 from pipecompile.cli.exit_codes import conclude, spinner
 from pipecompile.cli.load_model import ModelSource
 from pipecompile.cli.shared_options import spread
+from pipecompile.cli.show_file import show_report
 from pipecompile.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Cut a PyTorch model into pipeline stages, schedule them, simulate and run them.",
 )
@@ -137,6 +137,43 @@ def schedule(
         return schedule_report(built, pipecompile.simulate(built), out)
 
     conclude(as_json, work)
+
+
+@app.command()
+@spread
+def bench(
+    source: ModelSource,
+    options: CompileOptions,
+    steps: Annotated[int, typer.Option(min=1, help="steps that are timed, after two that are not")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Time steps of MODEL in the pipeline and in a plain loop over micro-batches, beside the prediction."""
+
+    def work() -> CommandReport:
+        from pipecompile.cli.step_benchmark import bench_report
+
+        compiled = _compile(source, options, with_twin=True)
+        with spinner(f"timing {steps} steps"):
+            return bench_report(compiled.pipe, compiled.twin, compiled.args, steps)
+
+    conclude(as_json, work)
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="plan.json, schedule.csv or program.txt of an --out")],
+    as_json: Json = False,
+) -> None:
+    """Show a plan, a schedule or a program from its file. No model is needed."""
+    conclude(as_json, lambda: show_report(file))
+
+
+@app.command()
+def env(as_json: Json = False) -> None:
+    """Show versions, devices, and what has been proven on them."""
+    from pipecompile.cli.environment import environment_report
+
+    conclude(as_json, environment_report)
 
 
 def main() -> None:

@@ -26,6 +26,10 @@ __all__ = ["conclude", "exit_code", "spinner"]
 _EXIT_CODES = ((TraceError, 3), (PartitionError, 4), (InputError, 2), (ScheduleError, 2), (PlanError, 2))
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
 def conclude(as_json: bool, work: Callable[[], CommandReport]) -> None:
     """Print the report that `work` returns. Raise typer.Exit with the code of its PipecompileError, or of the report."""
     try:
@@ -38,6 +42,9 @@ def conclude(as_json: bool, work: Callable[[], CommandReport]) -> None:
             code = {"code": error.code} if isinstance(error, TraceError) else {}
             _print_json({"error": type(error).__name__, "message": message, **code})
         raise typer.Exit(exit_code(error)) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         _print_json(report.data)
     else:

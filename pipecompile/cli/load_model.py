@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipecompile.errors import InputError
+from pipecompile.cli.transformers_model import transformers_model
+from pipecompile.errors import InputError, PipecompileError
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,9 @@ _TOKENS = 10
 class ModelSource:
     """The text of a model and of a mini-batch for it."""
 
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME or package.module:factory")]
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME, hf:NAME or package.module:factory")
+    ]
     inputs: Annotated[
         list[str], typer.Option("--input", metavar="SHAPE[:DTYPE]", help="one per input: 32x3x224x224, 2x128:int64")
     ]
@@ -55,9 +58,14 @@ def random_input(text: str) -> torch.Tensor:
         hint = "--input 32x3x224x224, or with a dtype of torch --input 2x128:int64"
         raise InputError(f"--input {text!r} is not a shape", hint=hint)
     shape = [int(size) for size in match[1].split("x")]
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape).to(dtype)
-    return torch.randint(0, 2 if dtype is torch.bool else _TOKENS, shape).to(dtype)
+    try:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(shape).to(dtype)
+        return torch.randint(0, 2 if dtype is torch.bool else _TOKENS, shape).to(dtype)
+    except RuntimeError as error:
+        raise InputError(
+            f"--input {text!r} cannot be made", why=str(error).split("\n")[0], hint="a smaller batch"
+        ) from None
 
 
 def load_model(spec: str) -> torch.nn.Module:
@@ -66,8 +74,10 @@ def load_model(spec: str) -> torch.nn.Module:
 
     source, colon, name = spec.partition(":")
     if not colon or not source or not name:
-        raise InputError(f"{spec!r} names no model", hint="torchvision:resnet50, timm:NAME or package.module:factory")
-    build = {"torchvision": _torchvision, "timm": _timm}.get(source)
+        raise InputError(
+            f"{spec!r} names no model", hint="torchvision:resnet50, timm:NAME, hf:llama or package.module:factory"
+        )
+    build = {"torchvision": _torchvision, "timm": _timm, "hf": transformers_model}.get(source)
     model = build(name) if build else _factory(source, name)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"{spec} is not a torch.nn.Module", why=f"the name stands for a {type(model).__name__}")
@@ -123,7 +133,12 @@ def _called(factory: Callable[[], object], spec: str) -> object:
         ) from None
     except ValueError:
         pass
-    return factory()
+    try:
+        return factory()
+    except PipecompileError:
+        raise
+    except Exception as error:
+        raise InputError(f"{spec} raised {type(error).__name__}: {error}", where=_last_line(error)) from error
 
 
 def _import(name: str, hint: str) -> Any:
@@ -133,11 +148,26 @@ def _import(name: str, hint: str) -> Any:
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise InputError(f"there is no module {error.name!r}", hint=hint) from None
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        raise InputError(
-            f"importing {name!r} failed: {error}", where=where, why="the module exists, an import inside it failed"
-        ) from error
+        raise _failed_import(name, error) from error
+    except PipecompileError:
+        raise
+    except Exception as error:
+        raise _failed_import(name, error) from error
+
+
+def _failed_import(name: str, error: Exception) -> InputError:
+    return InputError(
+        f"importing {name!r} failed: {type(error).__name__}: {error}",
+        where=_last_line(error), why="the module exists, its code failed" if not isinstance(error, ImportError) else "the module exists, an import inside it failed",
+    )  # fmt: skip
+
+
+def _last_line(error: Exception) -> str:
+    """Return file and line of the user's code where an exception was raised."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _file(module: object) -> str:

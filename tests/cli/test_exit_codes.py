@@ -50,3 +50,13 @@ def test_there_is_no_spinner_outside_of_a_terminal(capsys):
     with spinner("thinking"):
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_ends_in_one_line(capsys):
+    def work() -> CommandReport:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as ended:
+        conclude(False, work)
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr() == ("", "interrupted\n")

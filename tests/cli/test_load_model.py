@@ -110,16 +110,17 @@ def test_an_import_that_fails_inside_the_users_module_names_what_and_where(model
     assert isinstance(caught.value.__cause__, ImportError)
 
 
-def test_another_error_of_the_users_module_is_left_alone(models):
-    (models / "crooked.py").write_text("1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
+def test_another_error_of_the_users_module_has_its_line(models):
+    (models / "crooked.py").write_text("\n1 / 0\n")
+    with pytest.raises(InputError, match=r"(?s)ZeroDivisionError: division by zero.*crooked.py:2") as caught:
         load_model("crooked:small")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 @pytest.mark.usefixtures("models")
-def test_a_type_error_inside_the_factory_is_left_alone(models):
+def test_a_type_error_inside_the_factory_has_its_line(models):
     (models / "odd.py").write_text("def build():\n    return len(3)\n")
-    with pytest.raises(TypeError, match="has no len"):
+    with pytest.raises(InputError, match=r"(?s)odd:build raised TypeError: .*has no len.*odd.py:2"):
         load_model("odd:build")
 
 

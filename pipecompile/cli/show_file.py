@@ -1,0 +1,64 @@
+"""`pipecompile show FILE`: a file of an earlier `--out` or `dump` as a table or a picture in text.
+
+plan.json        stages with their nodes, times, bytes and transfers
+schedule.csv     the grid in unit time
+program.txt      the instructions of each device, counted, and whether the program is legal
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from pipecompile.cli.command_report import CommandReport, schedule_report
+from pipecompile.errors import InputError, ScheduleError
+
+__all__ = ["show_report"]
+
+
+def show_report(path: Path) -> CommandReport:
+    """Report the file. Raise InputError, PlanError or ScheduleError for what cannot be read."""
+    from pipecompile.ir.plan import Plan
+
+    if path.is_dir():
+        names = sorted(
+            each.name for each in path.iterdir() if each.name in ("plan.json", "schedule.csv", "program.txt")
+        )
+        raise InputError(f"{path} is a directory", hint=", ".join(str(path / name) for name in names) or "a file")
+    if path.suffix == ".json":
+        return _plan_report(Plan.load(path))
+    if path.suffix == ".txt":
+        return _program_report(path)
+    if path.suffix == ".csv":
+        import pipecompile
+
+        schedule = pipecompile.Schedule.load(path)
+        return schedule_report(schedule, pipecompile.simulate(schedule), None)
+    raise InputError(f"{path} is no plan, schedule or program", hint="plan.json, schedule.csv or program.txt")
+
+
+def _plan_report(plan: object) -> CommandReport:
+    import msgspec
+
+    from pipecompile.ir.plan import Plan
+    from pipecompile.show.table import stage_table
+
+    assert isinstance(plan, Plan)
+    return CommandReport({"plan": msgspec.to_builtins(plan)}, (stage_table(plan, None),))
+
+
+def _program_report(path: Path) -> CommandReport:
+    """Report how many instructions of each kind a device has. Raise VerifyError for a program that is not legal."""
+    import pipecompile
+    from pipecompile.ir.program_text import parse_program
+
+    try:
+        program = parse_program(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError("the program cannot be read", where=str(path), why=str(error)) from None
+    pipecompile.verify(program)
+    counts = [Counter(instruction.op.value for instruction in row) for row in program.rows]
+    lines = [f"{program.n_stages} stages on {program.n_devices} devices, {program.n_microbatches} micro-batches; legal"]
+    for device, count in enumerate(counts):
+        lines.append(f"device {device}: " + ", ".join(f"{number} {op}" for op, number in sorted(count.items())))
+    return CommandReport({"devices": [dict(count) for count in counts]}, ("\n".join(lines),))

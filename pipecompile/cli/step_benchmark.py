@@ -1,0 +1,69 @@
+"""`pipecompile bench`: seconds of a step in the pipeline, in a plain loop over micro-batches, and as predicted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from rich import box
+from rich.table import Table
+
+from pipecompile.cli.command_report import CommandReport
+from pipecompile.cli.training_trial import eager_step
+from pipecompile.ir.units import SECONDS, written
+
+if TYPE_CHECKING:
+    from pipecompile.pipeline import Pipeline
+
+__all__ = ["bench_report"]
+
+_WARM_UP = 2
+
+
+def bench_report(
+    pipe: Pipeline, twin: torch.nn.Module | None, args: Sequence[torch.Tensor], steps: int
+) -> CommandReport:
+    """Report the median, least and most seconds of `steps` steps, of the pipeline and of the unchanged copy `twin`, in turns."""
+    assert twin is not None
+    device = torch.device(pipe.devices[0])
+    twin, near = twin.to(device), [arg.to(device) for arg in args]
+    sides: dict[str, Callable[[], object]] = {
+        "pipeline": lambda: pipe.step(*args),
+        "eager loop": lambda: eager_step(twin, near, pipe.schedule.n_microbatches),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for step in range(_WARM_UP + steps):
+        for name, run in sides.items():
+            (twin if name == "eager loop" else pipe).zero_grad()
+            elapsed = _timed(run)
+            if step >= _WARM_UP:
+                seconds[name].append(elapsed)
+    return _report(seconds, len(args[0]), pipe.simulate().makespan)
+
+
+def _timed(run: Callable[[], object]) -> float:
+    """Return the seconds of a run, until all GPUs are done."""
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(index)
+    return time.perf_counter() - start
+
+
+def _report(seconds: dict[str, list[float]], samples: int, predicted: float) -> CommandReport:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("")
+    for header in ("median", "least", "most", "samples/s"):
+        table.add_column(header, justify="right")
+    for name, each in seconds.items():
+        middle = median(each)
+        table.add_row(
+            name, *(written(SECONDS, one) for one in (middle, min(each), max(each))), f"{samples / middle:.4g}"
+        )
+    table.add_row("predicted", written(SECONDS, predicted), "", "", f"{samples / predicted:.4g}" if predicted else "")
+    data = {"seconds": seconds, "samples": samples, "predicted": predicted}
+    return CommandReport(data, (table,))
