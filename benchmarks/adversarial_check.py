@@ -85,9 +85,20 @@ class _Story:
             if len(self.changes) < 2 and self._bears(change):
                 self.changes.append(change)
         self.has_loss = _own_loss(self._run(self._fresh(), self.calls["first"])) is not None
-        self._eager_step(model := self._fresh(), "first", None if self.has_loss else wave_loss)
+        model = self._repeated()
         self._drop_impossible_calls()
         self.tell(changes=self.changes, parameters=sum(p.numel() for p in model.parameters()))
+
+    def _repeated(self) -> nn.Module:
+        """Return a model after one step. Raise RuntimeError if another one of the same seeds has another loss."""
+        losses = []
+        for _ in range(2):
+            model = self._fresh()
+            _seed(5)
+            losses.append(self._eager_step(model, "first", None if self.has_loss else wave_loss))
+        if not torch.equal(*losses):
+            raise RuntimeError("it draws from a source that no seed sets, as torch.seed() or the time")
+        return model
 
     def _drop_impossible_calls(self) -> None:
         """Leave out the calls that eager does not take in these micro-batches: a single sample for a BatchNorm, another length."""
@@ -276,6 +287,8 @@ class _Story:
             found = "the generators of random numbers end in other states"
         for model in (self.model, self.twin):
             _descend(model)
+        if not found:
+            self._copy_tensors()  # a network of many BatchNorms makes large differences of roundings, step by step
         return found
 
     def _evaluate(self) -> str:
@@ -339,7 +352,8 @@ class _Story:
         theirs = dict(self.twin.named_parameters()) | dict(self.twin.named_buffers())
         with torch.no_grad(), contextlib.suppress(RuntimeError, KeyError):
             for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
-                tensor.copy_(theirs[name])
+                if not torch.equal(tensor, theirs[name]):
+                    tensor.copy_(theirs[name])
 
 
 def _in_turn(n_stages: int, n_microbatches: int, _n_devices: int) -> pc.Schedule:
@@ -439,7 +453,11 @@ def _difference(made: State, expected: State, tolerance: float) -> str:
         more, less = sorted(made.keys() - expected.keys()), sorted(expected.keys() - made.keys())
         return f"there is more: {more[:4]}, or less: {less[:4]}"
     steepest = max(
-        (float(v.abs().max()) for k, v in expected.items() if k.startswith("gradient") and v is not None and v.numel()),
+        (
+            float(v.to_dense().abs().max())
+            for k, v in expected.items()
+            if k.startswith("gradient") and v is not None and v.numel()
+        ),
         default=0.0,
     )
     found = list(_differences(made, expected, tolerance, steepest))
@@ -459,6 +477,10 @@ def _differences(made: State, expected: State, tolerance: float, steepest: float
             yield f"{name} is {_text(ours)} instead of {_text(theirs)}"
             continue
         floor = {"gradient": 1e-3, "parameter": RATE}.get(name.partition(" ")[0], 0.0) * steepest
+        if name.endswith(".running_mean") and name.replace("_mean", "_var") in expected:
+            floor = (
+                1e-3 * float(expected[name.replace("_mean", "_var")].max()) ** 0.5
+            )  # a mean of zero is a sum of roundings
         distance = _relative(ours, theirs, floor)
         if not distance <= tolerance:
             yield f"{name} by {distance:.1e}"

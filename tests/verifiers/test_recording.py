@@ -143,6 +143,30 @@ def test_an_exception_of_the_model_alone_is_a_difference_one_of_both_is_not() ->
     assert verify(Scaled(scaled), pc.trace(Scaled(scaled), X), x=torch.ones(1, 4)) == "a micro-batch raises ValueError"
 
 
+def reseeded(model: Any, h: torch.Tensor) -> torch.Tensor:
+    torch.seed()
+    return h * (model.scale + torch.rand_like(h) / 10)
+
+
+def test_a_model_that_does_not_repeat_its_own_numbers_passes() -> None:
+    model = Scaled(reseeded)
+    graph = pc.trace(model, X)
+    assert verify(model, graph, loss=False) == ""
+    model.scale = 1e6
+    with pytest.raises(MismatchError, match="differs by"):
+        verify(model, graph, loss=False)
+
+
+def test_a_difference_beside_a_parameter_without_a_gradient_is_found() -> None:
+    torch.manual_seed(0)
+    model = Scaled(lambda model, h: (h * model.scale).detach())
+    graph = pc.trace(model, X)
+    model.b.bias.requires_grad_(False)
+    model.scale = 2.5
+    with pytest.raises(MismatchError, match="differs by"):
+        verify(model, graph)
+
+
 def test_not_a_number_equals_itself() -> None:
     assert verify(Scaled(lambda _, h: h / 0 - h / 0)) == ""
 
