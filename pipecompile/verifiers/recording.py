@@ -120,7 +120,7 @@ def _compare(
         again = observe(call.model, call, start)
         noise = {name: _noise(value, again.values.get(name)) for name, value in eager.values.items()}
         differences = list(_differences(eager, recorded, noise, 0 if is_exact else _ROUNDINGS))
-        sources = [source for source in sources if source not in eager.ends.differing(again.ends)]
+        sources = tuple(source for source in sources if source not in eager.ends.differing(again.ends))
     wrong = [difference for difference in differences if not difference.is_rounding]
     if not wrong and sources:
         text = f"the model and the recording do not draw alike from {' and '.join(sources)}"
