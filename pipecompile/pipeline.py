@@ -237,7 +237,7 @@ class Pipeline(ModelProxy):
     def dump(self, directory: str | Path) -> list[Path]:
         """Write every level as a file, and return the paths.
 
-        plan.json, schedule.csv, program.txt, passes.txt (the change of each pass), phases.txt (the seconds of each phase),
+        plan.json, schedule.csv, program.txt, passes.txt (the change of each pass, and why each message and free is where it is), phases.txt (the seconds of each phase),
         timeline.json (for Perfetto), timeline.svg, graph.txt, graph.py, graph.dot and report.html.
         """
         return self._inspection().dump(directory)

@@ -8,7 +8,7 @@ A pass maps a frozen subject to a new one and does nothing else. Verifying, timi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import unified_diff
 from time import perf_counter
@@ -19,11 +19,14 @@ __all__ = ["Hook", "Pass", "PassManager", "Step", "watch"]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A named pass. `verify` raises if the result of `run` is not legal at the level that the pass reaches."""
+    """A named pass. `verify` raises if the result of `run` is not legal at the level that the pass reaches. `reasons` returns, from
+    the subject before and the result, lines that say why what the pass placed is where it is.
+    """
 
     name: str
     run: Callable[[Any], Any]
     verify: Callable[[Any], None]
+    reasons: Callable[[Any, Any], Iterable[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,11 @@ def watch(dump: Callable[[str], object] | None = None) -> Hook:
 
 
 def _text(step: Step) -> str:
-    """Return the name and time of the pass and a diff of its subject; both texts in full if the pass changes the level."""
+    """Return the name and time of the pass, a diff of its subject, and its reasons; both texts in full if the pass changes the level."""
     title = f"== {step.done.name}: {step.seconds * 1e3:.3f} ms"
     before, after = str(step.before), str(step.after)
     if type(step.before) is not type(step.after):
         return f"{title}\n-- before\n{before}-- after\n{after}"
     diff = unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="")
-    return "\n".join([title, *diff]) + "\n"
+    reasons = [] if step.done.reasons is None else [*step.done.reasons(step.before, step.after)]
+    return "\n".join([title, *diff, *(["-- why"] if reasons else []), *reasons]) + "\n"

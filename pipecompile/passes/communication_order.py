@@ -28,7 +28,7 @@ from pipecompile.simulation.costs import make_costs
 from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_program import tasks_and_messages
 
-__all__ = ["order_meetings"]
+__all__ = ["broken_cycles", "order_meetings"]
 
 
 def order_meetings(program: Program, ahead: int = 0) -> Program:
@@ -40,8 +40,20 @@ def order_meetings(program: Program, ahead: int = 0) -> Program:
 Key = tuple[Value, int, int]
 """A message: the value, the sending device, the receiving device."""
 
+Place = tuple[int, int]
+"""A device and an index in its row."""
+
 Moved = dict[int, list[int]]
 """Maps an index in the row to the indices of the receives that move before it."""
+
+
+def broken_cycles(program: Program) -> dict[Key, tuple[list[Place], int]]:
+    """Return, per message that is received early, the cycle of waits that this breaks, and the index in the receiver's row where
+    the receiver is stuck. A cycle has a (device, index in its row) per wait, in which each waits for the next.
+    """
+    meetings = _MeetingWalk(program)
+    meetings.run()
+    return meetings.cycles
 
 
 def _placed(row: Sequence[Instruction], moved: Moved) -> Iterator[Instruction]:
@@ -89,6 +101,7 @@ class _MeetingWalk:
         self.received_early: set[Key] = set()
         self.moved: list[Moved] = [{} for _ in program.rows]
         self.ready: list[int] = []
+        self.cycles: dict[Key, tuple[list[Place], int]] = {}
 
     def run(self) -> list[Moved]:
         self.ready = list(range(self.program.n_devices))
@@ -140,6 +153,7 @@ class _MeetingWalk:
         assert here is not None
         self.moved[target].setdefault(here[0], []).append(self.receives[key])
         self.received_early.add(key)
+        self.cycles[key] = [(cycle[i - 1][3], meeting[0]) for i, meeting in enumerate(cycle)], here[0]
         self._step(source)
 
     @cached_property

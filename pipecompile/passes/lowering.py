@@ -7,7 +7,7 @@ The pass manager runs the passes and verifies the result of each at its level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,16 @@ def lower(
     return program
 
 
+def _reasons(kind: str, ahead: int, before: Program, after: Program) -> Iterable[str]:
+    """Return why messages and frees are where a pass of this kind put them. Dumps alone need the module."""
+    from pipecompile.passes import message_reasons
+
+    if kind == "meeting":
+        return message_reasons.meeting_reasons(before, after, ahead)
+    lines: Iterable[str] = getattr(message_reasons, f"{kind}_reasons")(before, after)
+    return lines
+
+
 def _verifier_of_gap(gap: int, *, routes: tuple[Route, ...], overlap: bool) -> Callable[[Any], None]:
     """Return the verifier of what a pass of the user makes after the first `gap` of the passes that there are: a schedule up to 1."""
     if gap <= 1:
@@ -107,16 +117,18 @@ def lowering(
 
         return lower_actions(schedule, with_sums(schedule, routes, sums), ties)
 
+    ordered = partial(order_meetings, ahead=receive_ahead)
     recompute = Pass("recompute", partial(insert_recompute, checkpoint=checkpoint), partial(verify, routes=routes))
+    lingering = Pass("lingering", let_linger, reaches(Level.LIVENESS), partial(_reasons, "lingering", 0))
     return PassManager(
         (
             *(() if checkpoint == "never" else (recompute,)),
             Pass("compute", compute, reaches(Level.COMPUTE)),
-            Pass("transfers", insert_transfers, reaches(Level.TRANSFERS)),
-            Pass("meetings", partial(order_meetings, ahead=receive_ahead), reaches(Level.MEETINGS)),
+            Pass("transfers", insert_transfers, reaches(Level.TRANSFERS), partial(_reasons, "transfer", 0)),
+            Pass("meetings", ordered, reaches(Level.MEETINGS), partial(_reasons, "meeting", receive_ahead)),
             *((Pass("ties", insert_exchanges, reaches(Level.TIES)),) if ties else ()),
-            Pass("liveness", insert_frees, reaches(Level.LIVENESS)),
-            *((Pass("lingering", let_linger, reaches(Level.LIVENESS)),) if overlap else ()),
+            Pass("liveness", insert_frees, reaches(Level.LIVENESS), partial(_reasons, "free", 0)),
+            *((lingering,) if overlap else ()),
             Pass("slots", assign_slots, reaches(Level.SLOTS)),
         )
     )
