@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from random import Random
 
 from pipecompile.partitioners.clusters import BLOCK, Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges, stage_ranges
 from pipecompile.partitioners.contraction import contract_branches
 from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.strategy import candidate_orders
-from pipecompile.partitioners.stage_paths import is_legal, path_moves
+from pipecompile.partitioners.stage_paths import is_legal, path_moves, stage_edges
 from pipecompile.partitioners.step_objective import Score, StepObjective
 
-__all__ = ["step_cuts"]
+__all__ = ["near_cuts", "step_cuts"]
 
 _CAPS = (0.25, 0.5, 1.0, 1.3)
 """Seconds of a contracted series, as multiples of the mean work of a stage."""
@@ -34,6 +35,12 @@ _WORK = 400_000
 
 _SLACK = 1 - 1e-6
 """Factor by which a move must shorten the step."""
+
+_KICKS = 16
+"""Times that the best cut is left by random moves; fewer where an estimate visits many clusters."""
+
+_NEAR = 500
+"""Cuts one move away that are estimated."""
 
 _ORDERS = 6
 """Linear orders of a contracted graph that are cut."""
@@ -48,7 +55,33 @@ def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRange
         if is_legal(clusters, ranges, cut):
             for each in (cut, tuple(_descend(objective, cut, ranges, share))):
                 found.setdefault(each, objective.score(each))
+    _kick(objective, ranges, found)
     return [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))][:most]
+
+
+def _kick(objective: StepObjective, ranges: StageRanges | None, found: dict[tuple[int, ...], Score]) -> None:
+    """Add cuts to `found`: leave the best by two random moves, and improve again; the same moves at every call."""
+    clusters, draw = objective.clusters, Random(0)
+    graph, visits = adjacency(clusters), len(clusters) + len(clusters.arcs) + len(clusters.flows)
+    for _ in range(min(_KICKS, _WORK // visits // _NEAR)):
+        cut = list(min(found, key=lambda each: (found[each], each)))
+        for _ in range(2):
+            moves = list(islice(_moves(objective, cut, ranges, graph), _NEAR))
+            cut = draw.choice(moves) if moves else cut
+        best = tuple(_descend(objective, cut, ranges, _NEAR))
+        found.setdefault(best, objective.score(best))
+
+
+def near_cuts(
+    objective: StepObjective, cut: Sequence[int], ranges: StageRanges | None, most: int, factor: float
+) -> list[list[int]]:
+    """Return up to `most` cuts that are one move away, the shortest estimated step first, at most `factor` times that of `cut`."""
+    limit = objective.score(cut)[0] * factor
+    moved = dict.fromkeys(map(tuple, _moves(objective, list(cut), ranges, adjacency(objective.clusters))))
+    scores = {each: objective.score(each) for each in islice(moved, _NEAR)}
+    return [list(each) for each in sorted(scores, key=lambda each: (scores[each], each)) if scores[each][0] <= limit][
+        :most
+    ]
 
 
 def _contracted_cuts(objective: StepObjective) -> Iterator[list[int]]:
@@ -103,8 +136,14 @@ def _moves(
     ranges: StageRanges | None,
     graph: tuple[list[list[int]], list[list[int]]],
 ) -> Iterator[list[int]]:
-    """Yield the cuts that one move away: parts of stages first, then single clusters at a boundary."""
+    """Yield the cuts that are one move away: numbers of stages and parts of stages first, then single clusters at a boundary."""
     clusters, n_stages = objective.clusters, len(objective.placement)
+    edges = stage_edges(clusters, assignment)
+    for a in range(n_stages - 1):
+        if (a, a + 1) not in edges:  # stages beside each other change their numbers
+            swapped = [{a: a + 1, a + 1: a}.get(s, s) for s in assignment]
+            if is_legal(clusters, ranges, swapped):
+                yield swapped
     yield from path_moves(clusters, n_stages, assignment, ranges, graph)
     predecessors, successors = graph
     for v, stage in enumerate(assignment):

@@ -1,11 +1,13 @@
 """The second objective: seconds of a step of M micro-batches, estimated from a cut alone, and a proven bound over all cuts.
 
-    through(s) = seconds of the longest path of stages and transfers through stage s: the step fills and drains along it
-    step       = max over stages s of   through(s) + (M - 1) * compute of the device of s
+    before(s), after(s) = seconds of the longest paths of stages and transfers to and from stage s, forward and back
+    waits(s)            = what of after(s) the k(s) further micro-batches in flight on s cannot fill, k(s) stages being after it:
+                          max(0, after - k * forward of s) at the begin, max(0, after - k * backward of s) at the end, at most after
+                          (without a limit of memory: all stages of a higher number)
+    step                = max over s of   before(s) + waits(s) + M * compute of the device of s
 
-The estimate is that of 1F1B, exact for a chain whose transfers take no time. It orders cuts; a simulation under the schedule that
-will run decides between the best of them (`planning/step_search.py`). Loads are as in `objective.py`, but a transfer delays a path
-and does not occupy a device.
+The estimate is that of 1F1B. It orders cuts; a simulation under the schedule that will run decides between the best of
+them (`planning/step_search.py`). Loads are as in `objective.py`, but a transfer delays a path and does not occupy a device.
 
     bound      = max of   M * total / devices,  M * largest cluster       work
                           the longest path of operations                  one micro-batch, forward and back
@@ -45,28 +47,36 @@ class StepObjective:
     placement: tuple[int, ...]
     microbatches: int
     _times: list[float] = field(init=False)
+    _sinks: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         redone = all(self.machine.recompute)
         columns = zip(self.clusters.time, self.clusters.forward, strict=True)
         object.__setattr__(self, "_times", [time + redone * forward for time, forward in columns])
+        sources = {a for a, _ in self.clusters.arcs}
+        object.__setattr__(self, "_sinks", [v for v in range(len(self.clusters)) if v not in sources])
 
     def score(self, assignment: Sequence[int]) -> Score:
         """Return the estimate for a stage per cluster; infinite if a device has too little memory. O(clusters + arcs + flows)."""
         if self.machine.has_memory_limit and bottleneck(self.clusters, self.machine, assignment) == inf:
             return inf, inf
-        times, edges = self._stage_times(assignment), self._edges(assignment)
-        head, tail = list(times), list(times)
+        times, edges = self._stage_times(self._times, assignment), self._edges(assignment)
+        forward = self._stage_times(self.clusters.forward, assignment)
+        n = len(times)
+        before, after, depth, work = [0.0] * n, [0.0] * n, [0] * n, [0.0] * (1 + max(self.placement))
         for (a, b), delay in edges:
-            head[b] = max(head[b], head[a] + delay + times[b])
+            before[b] = max(before[b], before[a] + times[a] + delay)
         for (a, b), delay in reversed(edges):
-            tail[a] = max(tail[a], tail[b] + delay + times[a])
-        work = [0.0] * (1 + max(self.placement))
+            after[a] = max(after[a], after[b] + times[b] + delay)
+            depth[a] = max(depth[a], depth[b] + 1)
         for stage, device in enumerate(self.placement):
             work[device] += times[stage]
-        more = self.microbatches - 1
-        rows = zip(head, tail, times, self.placement, strict=True)
-        ends = [before + after - time + more * work[device] for before, after, time, device in rows]
+        ends = []
+        if not self.machine.has_memory_limit:
+            depth = list(reversed(range(n)))
+        for s, device in enumerate(self.placement):
+            waits = max(0.0, after[s] - depth[s] * forward[s]) + max(0.0, after[s] - depth[s] * (times[s] - forward[s]))
+            ends.append(before[s] + times[s] + min(after[s], waits) + (self.microbatches - 1) * work[device])
         return max(ends), sum(ends)
 
     def can_save(self, assignment: Sequence[int], share: float) -> bool:
@@ -76,13 +86,13 @@ class StepObjective:
             ends[b] = max(ends[b], ends[a] + self._times[a])
         path = max((end + time for end, time in zip(ends, self._times, strict=True)), default=0.0)
         now, work = self.score(assignment)[0], [0.0] * (1 + max(self.placement))
-        for stage, time in enumerate(self._stage_times(assignment)):
+        for stage, time in enumerate(self._stage_times(self._times, assignment)):
             work[self.placement[stage]] += time
         return path / max(self.machine.speed) + (self.microbatches - 1) * max(work) < now * (1 - share)
 
-    def _stage_times(self, assignment: Sequence[int]) -> list[float]:
+    def _stage_times(self, column: Sequence[float], assignment: Sequence[int]) -> list[float]:
         times = [0.0] * len(self.placement)
-        for time, stage in zip(self._times, assignment, strict=True):
+        for time, stage in zip(column, assignment, strict=True):
             times[stage] += time
         return [time / self.machine.speed[device] for time, device in zip(times, self.placement, strict=True)]
 
@@ -99,6 +109,10 @@ class StepObjective:
                 factor = self.machine.link_factor(self.placement[a], self.placement[b])
                 seconds = flow.time * factor if self.placement[a] != self.placement[b] else 0.0
                 edges[a, b] = edges.get((a, b), 0.0) + seconds
+        last = len(self.placement) - 1
+        for sink in self._sinks:
+            if assignment[sink] != last:  # outputs go to the loss
+                edges.setdefault((assignment[sink], last), 0.0)
         return sorted(edges.items())
 
 

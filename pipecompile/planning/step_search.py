@@ -41,6 +41,15 @@ _MOST = 8
 _WORTH = 0.01
 """Share of the step that a shorter path of stages must be able to save before other cuts are searched."""
 
+_SMALL = 32
+"""Clusters up to which other cuts are always searched."""
+
+_CLIMB = 48
+"""Cuts at most that are simulated one move from the best."""
+
+_ACTIONS = 20_000
+"""Actions that the simulations of these may have together: a second."""
+
 _NEAR = 1.15
 """Estimated step of a cut that is simulated, as a multiple of the least estimate."""
 
@@ -55,14 +64,12 @@ def shorten_step(
     `draft` has the cut with the least bottleneck; it is returned if no other cut is shorter. The schedule is that of `options`, which
     is not searched.
     """
-    search = _StepSearch(graph, costs, options, count, samples)
+    search = _StepSearch(graph, draft, costs, options, count, samples)
     first, is_split = search.seconds(draft), Kind.INPUT_GRAD in options.kinds
     bound = _lower_bound(graph, draft, options, count, is_split=is_split)
-    best, seconds, tried = draft, first, 1
-    for other in search.others(draft) if first > bound * (1 + options.gap) else ():
-        tried += 1
-        if (value := search.seconds(other)) < seconds * (1 - GAP):
-            best, seconds = other, value
+    if first > bound * (1 + options.gap) and search.may_pay:
+        search.run()
+    best, seconds, tried = search.best, search.best_seconds, search.tried
     return replace(best, step=StepSummary(seconds, min(bound, seconds), tried, first, draft.partition.bottleneck))
 
 
@@ -74,43 +81,70 @@ def with_searched_step(graph: TracedGraph, draft: Draft, options: Options, count
 
 
 class _StepSearch:
-    """Proposes cuts for one graph, and simulates the step of each."""
+    """Simulates cuts of one graph, and keeps that with the shortest step in `best`, at first the given draft."""
 
     def __init__(
-        self, graph: TracedGraph, costs: Mapping[str, NodeCost], options: Options, count: int, samples: int | None
+        self,
+        graph: TracedGraph,
+        draft: Draft,
+        costs: Mapping[str, NodeCost],
+        options: Options,
+        count: int,
+        samples: int | None,
     ) -> None:
         self.graph, self.costs, self.options, self.count, self.samples = graph, costs, options, count, samples
+        self.clusters = coarsen(_of_actions(draft.problem, options))
+        machine = Machine.of(draft.problem, options.n_stages)
+        self.ranges = stage_ranges(self.clusters, options.n_stages)
+        self.objective = StepObjective(self.clusters, machine, draft.placement, count)
+        self.start = [draft.partition.stage_of[names[0]] for names in self.clusters.members]
+        self.draft = self.best = draft
+        self.best_cut, self.best_seconds, self.tried = self.start, self.seconds(draft), 1
+        self.seen = {tuple(self.start)}
 
-    def schedule(self, draft: Draft) -> Schedule:
-        """Return the schedule that the draft will run."""
-        final = self.options.with_recompute(draft.partition.recompute)
-        return make_schedule(final, draft.stages, draft.routes, draft.placement, self.count)
+    @property
+    def may_pay(self) -> bool:
+        """Whether other cuts are worth a search: the graph is small, or the path of stages could be shorter."""
+        return len(self.clusters) <= _SMALL or self.objective.can_save(self.start, _WORTH)
+
+    def run(self) -> None:
+        """Simulate the cuts that the partitioner proposes, then cuts one move from the best as long as one is shorter."""
+        from pipecompile.partitioners.step_cuts import near_cuts, step_cuts  # a chain of stages needs none of it
+
+        cuts = step_cuts(self.objective, self.start, self.ranges, _MOST)
+        limit = self.objective.score(cuts[0])[0] * _NEAR
+        for cut in cuts:
+            if self.objective.score(cut)[0] <= limit:
+                self._try(cut)
+        most = self.tried + max(_MOST, min(_CLIMB, _ACTIONS // (2 * self.count * self.options.n_stages)))
+        improved = True
+        while improved and self.tried < most:
+            near = near_cuts(self.objective, self.best_cut, self.ranges, most - self.tried, _NEAR)
+            improved = sum(self._try(cut) for cut in near) > 0
 
     def seconds(self, draft: Draft) -> float:
-        """Return the simulated seconds of a step."""
-        return step_seconds(draft, self.schedule(draft), self.options)
+        """Return the simulated seconds of a step under the schedule that the draft will run."""
+        final = self.options.with_recompute(draft.partition.recompute)
+        schedule = make_schedule(final, draft.stages, draft.routes, draft.placement, self.count)
+        return step_seconds(draft, schedule, self.options)
 
-    def others(self, draft: Draft) -> list[Draft]:
-        """Return drafts of other cuts that may have a shorter step and fit the memory, most promising first."""
-        problem, n_stages = draft.problem, self.options.n_stages
-        clusters, machine = coarsen(_of_actions(problem, self.options)), Machine.of(problem, n_stages)
-        objective = StepObjective(clusters, machine, draft.placement, self.count)
-        start = [draft.partition.stage_of[names[0]] for names in clusters.members]
-        if not objective.can_save(start, _WORTH):
-            return []
-        from pipecompile.partitioners.step_cuts import step_cuts  # a chain of stages needs none of it
+    def _try(self, cut: list[int]) -> bool:
+        """Simulate a cut. Return whether it is the best so far: it fits the memory and has the shortest step."""
+        if tuple(cut) in self.seen:
+            return False
+        self.seen.add(tuple(cut))
+        self.tried += 1
+        other = self._draft(self.clusters.stage_by_node(cut))
+        if other is None or (seconds := self.seconds(other)) >= self.best_seconds * (1 - GAP):
+            return False
+        self.best, self.best_cut, self.best_seconds = other, cut, seconds
+        return True
 
-        cuts = step_cuts(objective, start, stage_ranges(clusters, n_stages), _MOST)
-        limit = objective.score(cuts[0])[0] * _NEAR
-        drafts = (self._draft(draft, clusters.stage_by_node(cut)) for cut in cuts
-                  if cut != start and objective.score(cut)[0] <= limit)  # fmt: skip
-        return [each for each in drafts if each is not None]
-
-    def _draft(self, draft: Draft, stage_of: Mapping[str, int]) -> Draft | None:
+    def _draft(self, stage_of: Mapping[str, int]) -> Draft | None:
         """Return the draft of another cut; None if it does not fit the memory."""
-        n_stages, options = self.options.n_stages, self.options
-        partition = with_cut(draft.partition, draft.problem, stage_of, n_stages)
-        other = make_draft(self.graph, partition, draft.problem, self.costs, options, draft.placement, self.samples)
+        n_stages, options, problem = self.options.n_stages, self.options, self.draft.problem
+        partition = with_cut(self.draft.partition, problem, stage_of, n_stages)
+        other = make_draft(self.graph, partition, problem, self.costs, options, self.draft.placement, self.samples)
         other = by_depth(self.graph, other, self.costs, options, self.count, self.samples)
         return None if memory_excess(other.problem, partition, n_stages) else other
 
