@@ -64,7 +64,7 @@ def _kick(objective: StepObjective, ranges: StageRanges | None, found: dict[tupl
     clusters, draw = objective.clusters, Random(0)
     graph, visits = adjacency(clusters), len(clusters) + len(clusters.arcs) + len(clusters.flows)
     for _ in range(min(_KICKS, _WORK // visits // _NEAR)):
-        cut = list(min(found, key=lambda each: (found[each], each)))
+        cut = list(min(found.items(), key=lambda pair: (pair[1], pair[0]))[0])
         for _ in range(2):
             moves = list(islice(_moves(objective, cut, ranges, graph), _NEAR))
             cut = draw.choice(moves) if moves else cut

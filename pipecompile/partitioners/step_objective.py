@@ -40,12 +40,16 @@ _ROUNDING = 1 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class StepObjective:
-    """The estimated seconds of a step. `placement` is the device of every stage, `microbatches` are the M of a step."""
+    """The estimated seconds of a step. `placement` is the device of every stage, `microbatches` are the M of a step.
+
+    `is_split`: backwards are divided in I and W, so that half of a backward delays no other stage.
+    """
 
     clusters: Clusters
     machine: Machine
     placement: tuple[int, ...]
     microbatches: int
+    is_split: bool = False
     _times: list[float] = field(init=False)
     _sinks: list[int] = field(init=False)
 
@@ -62,12 +66,13 @@ class StepObjective:
             return inf, inf
         times, edges = self._stage_times(self._times, assignment), self._edges(assignment)
         forward = self._stage_times(self.clusters.forward, assignment)
+        path = [(time + first) / 2 for time, first in zip(times, forward, strict=True)] if self.is_split else times
         n = len(times)
         before, after, depth, work = [0.0] * n, [0.0] * n, [0] * n, [0.0] * (1 + max(self.placement))
         for (a, b), delay in edges:
-            before[b] = max(before[b], before[a] + times[a] + delay)
+            before[b] = max(before[b], before[a] + path[a] + delay)
         for (a, b), delay in reversed(edges):
-            after[a] = max(after[a], after[b] + times[b] + delay)
+            after[a] = max(after[a], after[b] + path[b] + delay)
             depth[a] = max(depth[a], depth[b] + 1)
         for stage, device in enumerate(self.placement):
             work[device] += times[stage]

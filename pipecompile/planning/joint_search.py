@@ -42,7 +42,7 @@ def search_plan(graph: TracedGraph, batches: Sequence[MiniBatch], table: CostTab
     """
     evaluator = CandidateEvaluator(graph, options, table, len(batches))
     rows = [evaluator.evaluate(point) for point in _points(graph, batches, table, options)]
-    shorter = {id(row): evaluator.with_shorter_step(row) for row in _best_cuts(rows)}
+    shorter = {id(row): evaluator.with_shorter_step(row) for row in _best_rows(rows)}
     rows = [shorter.get(id(row), row) for row in rows]
     if options.schedule == "auto":
         rows += [evaluator.with_searched_schedule(row) for row in _best_cuts(rows)]
@@ -88,6 +88,11 @@ def _schedule_names(options: Options) -> list[str | Schedule | Builder]:
         return [options.schedule]
     counts = options.n_stages, len(options.devices)
     return [name for name, entry in CATALOGUE.items() if name != "forward" and entry.suits(*counts)]
+
+
+def _best_rows(rows: Sequence[Evaluated]) -> list[Evaluated]:
+    """Return the shortest few rows, of which several may have one cut."""
+    return sorted((row for row in rows if row.draft), key=lambda row: row.seconds)[:_BEST_CUTS]
 
 
 def _best_cuts(rows: Sequence[Evaluated]) -> list[Evaluated]:

@@ -96,7 +96,7 @@ class _StepSearch:
         self.clusters = coarsen(_of_actions(draft.problem, options))
         machine = Machine.of(draft.problem, options.n_stages)
         self.ranges = stage_ranges(self.clusters, options.n_stages)
-        self.objective = StepObjective(self.clusters, machine, draft.placement, count)
+        self.objective = StepObjective(self.clusters, machine, draft.placement, count, Kind.INPUT_GRAD in options.kinds)
         self.start = [draft.partition.stage_of[names[0]] for names in self.clusters.members]
         self.draft = self.best = draft
         self.best_cut, self.best_seconds, self.tried = self.start, self.seconds(draft), 1
