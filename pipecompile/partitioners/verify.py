@@ -20,6 +20,9 @@ from pipecompile.partitioners.problem import Problem
 
 __all__ = ["assignment_faults", "memory_text", "problem_faults", "verify_assignment", "verify_problem"]
 
+_MOST = 1e100
+"""Seconds, bytes and factors up to which sums of products of two of them stay finite."""
+
 
 def verify_problem(problem: Problem) -> None:
     """Raise VerifyError with every fault: unknown or duplicate names, cycles, illegal numbers, lists of unequal length."""
@@ -160,6 +163,8 @@ def _list_faults(problem: Problem) -> Iterator[str]:
 def _number_fault(subject: str, value: float) -> Iterator[str]:
     if not isfinite(value) or value < 0:
         yield f"{subject} is {value}, expected a finite number that is not negative"
+    elif value > _MOST:
+        yield f"{subject} is {value}, expected at most {_MOST:g}"
 
 
 # -- lists of stages and devices ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pipecompile.errors import RunError
 from pipecompile.ir import Instruction, Kind, Program
 from pipecompile.ir.units import BYTES, written
 from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.user_source import raiser
 
 __all__ = ["InstructionFailure", "microbatch_of", "run_error"]
 
@@ -57,7 +58,7 @@ def run_error(
         what,
         stage=stage,
         microbatch=microbatch,
-        where=where or f"device {failure.device}, {instruction}",
+        where=where or raiser(error) or f"device {failure.device}, {instruction}",
         why=why,
         hint=hint,
     )

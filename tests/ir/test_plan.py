@@ -96,6 +96,11 @@ def test_a_file_that_was_edited_is_refused(tmp_path: Path) -> None:
             compiled(Net(nn.ReLU), plan=path)
 
 
+def test_a_file_of_a_hostile_depth_is_refused() -> None:
+    with pytest.raises(pc.PlanError, match="recursion"):
+        pc.Plan.from_json('{"a":' * 100_000)
+
+
 def test_the_format_of_the_file_keeps_its_name(tmp_path: Path) -> None:
     """The name does not follow the module: files written before the module moved must load."""
     path = tmp_path / "plan.json"

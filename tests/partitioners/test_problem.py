@@ -52,6 +52,7 @@ def test_the_json_keys_are_those_of_the_format():
         ('{"nodes": [], "tensors": [{"from": "a", "to": "b"}]}', "$.tensors[0].to"),
         ('{"nodes": [', "truncated"),
         ("[]", "Expected `object`"),
+        ('{"a":' * 100_000, "recursion"),
         ('{"nodes": [], "format": "pipecompile.problem/2"}', "pipecompile.problem/2"),
         ('{"nodes": [], "in_fligth": [1, 2]}', "in_fligth"),
     ],

@@ -128,3 +128,9 @@ def test_sizes_are_written_with_a_unit():
     assert memory_text(2.0**20 - 1) == "1.04858e+06 bytes"
     assert memory_text(3 * 2.0**20) == "3 MiB"
     assert memory_text(1.5 * 2.0**30) == "1.5 GiB"
+
+
+def test_times_whose_sums_are_infinite_are_a_fault() -> None:
+    problem = Problem(nodes=(Node("a", 1e308), Node("b", 1e308)), precedence=(("a", "b"),))
+    with pytest.raises(VerifyError, match=r"time of node 'a' is 1e\+308, expected at most 1e\+100"):
+        verify_problem(problem)

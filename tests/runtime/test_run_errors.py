@@ -88,10 +88,10 @@ def test_one_error_that_says_where_and_the_next_step_is_right(
     assert isinstance(error.__cause__, ZeroDivisionError)
     assert error.microbatch == 2
     assert f"stage {error.stage} failed in {when} of micro-batch 2: ZeroDivisionError: boom" in str(error)
-    if when == "forward":
-        lines, start = inspect.getsourcelines(Net)
-        line = start + next(i for i, text in enumerate(lines) if "the line that fails" in text)
-        assert f"test_run_errors.py:{line}" in str(error)
+    failing, text = (Net, "the line that fails") if when == "forward" else (Bomb.backward, 'ZeroDivisionError("boom")')
+    lines, start = inspect.getsourcelines(failing)
+    line = start + next(i for i, source in enumerate(lines) if text in source)
+    assert f"test_run_errors.py:{line}" in str(error)
     monkeypatch.setattr(Bomb, "armed", "")
     model.zero_grad()
     x.grad = None
