@@ -50,6 +50,7 @@ def piped(model: nn.Module, n_stages: int = 3, **options: object) -> pc.Pipeline
         "devices": ["cpu"] * n_stages,
         "loss_fn": F.cross_entropy,
         "n_microbatches": 4,
+        "tied": "together",
     } | options
     return pc.compile(model, n_stages, **options)  # type: ignore[arg-type]
 
@@ -133,7 +134,8 @@ def test_every_public_object_is_one_short_line() -> None:
     schedule = pc.build_schedule("1f1b", 2, 64)
     cut = pc.partition(problem, 3)
     made = [pipe, plan, problem, considered, considered.best, pipe.program, schedule, pc.simulate(schedule), cut,
-            pc.explain(Net(), batch()[0]), *pc.advise(schedule), pc.Microbatch(1, target=2)]  # fmt: skip
+            pc.explain(Net(), batch()[0]), *pc.advise(schedule), pc.Microbatch(1, target=2),
+            (report := pc.check_order(schedule)), report.order, pc.UserPass(lambda program: program, "mine", before="compute")]  # fmt: skip
     errors = [pc.InputError("what", why="why", hint="hint"), pc.MismatchError("what"), pc.RunError("what", stage=1, microbatch=2), pc.CostError("what"),
               pc.InfeasibleError("what"), pc.PartitionError("what"), pc.PlanError("what"), pc.ScheduleError("what"),
               pc.PipecompileError("what"), pc.VerifyError("plan", ["a fault"]), pc.TraceError("what"),

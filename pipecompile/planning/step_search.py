@@ -129,8 +129,8 @@ class _StepSearch:
         return step_seconds(draft, schedule, self.options)
 
     def _try(self, cut: list[int]) -> bool:
-        """Simulate a cut. Return whether it is the best so far: it fits the memory and has the shortest step."""
-        if tuple(cut) in self.seen:
+        """Simulate a cut. Return whether it is the best so far: it leaves no more stages empty, fits the memory, and is shortest."""
+        if tuple(cut) in self.seen or len(set(cut)) < len(set(self.start)):
             return False
         self.seen.add(tuple(cut))
         self.tried += 1

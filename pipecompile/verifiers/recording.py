@@ -30,7 +30,7 @@ __all__ = ["Verdict", "verify_recording"]
 
 _REPEAT, _RANDOM = 4, 100
 """A recording may be so many times as far from an eager run as a second eager run is: if roundings explain the distance of these
-two, and if not, because the model draws from a source that no seed repeats."""
+two, and if not, because both draw from a source that no seed repeats."""
 
 _ROUNDINGS, _MOST_ROUNDINGS = 8, 1000
 """A recording may differ by so many roundings of a value's largest number: without a word, because sums come in other orders with several
@@ -115,12 +115,14 @@ def _compare(
     """
     differences = list(_differences(eager, recorded, {}, 0))
     sources = eager.ends.differing(recorded.ends)
-    if differences or sources:  # the model itself may not repeat its numbers: several threads, torch.seed(), the time
+    if differences or sources:  # both may draw anew in every run: several threads, torch.seed()
+        again, own = observe(call.model, call, start), observe(graph, call, start)
+        pairs = ((eager.values, again.values), (recorded.values, own.values))
+        noise = {name: _noise(*((first.get(name), other.get(name)) for first, other in pairs)) for name in eager.values}
         is_exact = call.device.type == "cpu" and torch.get_num_threads() == 1
-        again = observe(call.model, call, start)
-        noise = {name: _noise(value, again.values.get(name)) for name, value in eager.values.items()}
         differences = list(_differences(eager, recorded, noise, 0 if is_exact else _ROUNDINGS))
-        sources = tuple(source for source in sources if source not in eager.ends.differing(again.ends))
+        random = {*eager.ends.differing(again.ends)} & {*recorded.ends.differing(own.ends)}
+        sources = tuple(source for source in sources if source not in random)
     wrong = [difference for difference in differences if not difference.is_rounding]
     if not wrong and sources:
         text = f"the model and the recording do not draw alike from {' and '.join(sources)}"
@@ -207,12 +209,16 @@ def _distance(value: Any, other: Any) -> float:
     return math.inf if math.isnan(distance) else distance
 
 
-def _noise(value: Any, again: Any) -> float:
-    """Return how far a value may be from that of the recording, because two runs of the model differ."""
-    if not (distance := _distance(value, again)):
+def _noise(runs: tuple[Any, Any], recorded: tuple[Any, Any]) -> float:
+    """Return how far a value may be from that of the recording, from two runs of the model and two of the recording.
+
+    What differs in the runs of the model alone is a constant of the recording: it may not be off by more than roundings.
+    """
+    if not (distance := _distance(*runs)):
         return 0.0
-    is_rounding = distance <= _MOST_ROUNDINGS * _eps(value) * _largest(value)
-    return (_REPEAT if is_rounding else _RANDOM) * distance
+    if distance <= _MOST_ROUNDINGS * _eps(runs[0]) * _largest(runs[0]):
+        return _REPEAT * distance
+    return _RANDOM * distance if _distance(*recorded) else 0.0
 
 
 def _dense(value: torch.Tensor) -> torch.Tensor:

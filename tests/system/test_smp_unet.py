@@ -22,7 +22,7 @@ from pipecompile.runtime.transport import Link
 from pipecompile.tracing.node_facts import value_of
 from tests.support.eager import accumulate, assert_same, square_loss
 
-N_STAGES, COUNT = 4, 3
+N_STAGES, COUNT = 6, 3
 
 
 class CountingLink(Link):
