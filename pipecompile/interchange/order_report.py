@@ -80,6 +80,10 @@ class OrderReport:
     bound: float | None = None
     notes: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        deadlocks = [verdict.rule.value for verdict in self.verdicts if verdict.outcome == "deadlocks"]
+        return f"OrderReport({self.order.name!r}, {counted(len(self.faults), 'fault')}, deadlocks={deadlocks}, makespan={self.makespan})"
+
     @property
     def is_sound(self) -> bool:
         return not self.faults and all(verdict.outcome != "deadlocks" for verdict in self.verdicts)

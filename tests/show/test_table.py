@@ -10,17 +10,17 @@ from pipecompile.show.table import render, stage_table
 GOLDEN = """\
 4 stages on 4 devices, cut by ilp, profile costs, per micro-batch
 
-                                                   params   fwd   bwd  saved  sent   skips
-  stage  device   modules                   nodes       M    ms    ms    MiB   MiB  in/out
- ─────────────────────────────────────────────────────────────────────────────────────────
-      0  cuda:0   conv1 … layer1.1              5     1.4  12.1  24.3    310  12.3     0/1
-      1  cuda:1   layer2.0 … layer2.1           3     5.0  12.0  25.0    210   6.1     0/0
-      2  cuda:2   layer3.0.conv1                3     8.0  11.9  23.0    150   3.1     0/0
-      3  cuda:3   layer4.0.conv1 … flatten      4    11.0   9.0  20.0     50   0.0     1/0
+                                                  params   fwd   bwd  saved  sent   skips
+  stage  device  modules                   nodes       M    ms    ms    MiB   MiB  in/out
+ ────────────────────────────────────────────────────────────────────────────────────────
+      0  cuda:0  conv1 … layer1.1              5     1.4  12.1  24.3    310  12.3     0/1
+      1  cuda:1  layer2.0 … layer2.1           3     5.0  12.0  25.0    210   6.1     0/0
+      2  cuda:2  layer3.0.conv1                3     8.0  11.9  23.0    150   3.1     0/0
+      3  cuda:3  layer4.0.conv1 … flatten      4    11.0   9.0  20.0     50   0.0     1/0
 
-                                               15    25.4  45.0  92.3    720  21.5
+                                              15    25.4  45.0  92.3    720  21.5
 
-bottleneck 37.0 ms · lower bound 36.0 ms · gap 2.7% · feasible · balance 93% · bubble 27.3%"""
+bottleneck 37.0 ms, feasible · lower bound 36.0 ms · gap 2.7% · balance 93% · bubble 27.3%"""
 
 
 def test_the_table_of_a_plan(plan):
