@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import adversarial_check
+import pytest
 import torch
 from adversarial_changes import CHANGES, chosen
 from adversarial_check import examine
@@ -57,10 +59,15 @@ def test_a_model_with_draws_that_changes_passes() -> None:
     assert row["phase"] == "done"
 
 
-def test_a_model_that_differs_from_its_twin_is_wrong() -> None:
+def test_a_model_that_differs_from_its_twin_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adversarial_check._Story, "_repeated", adversarial_check._Story._fresh)
     row = row_of(Moody)
     assert verdict(row) == "WRONG", row
     assert "loss by" in row["step 1: why"]
+
+
+def test_a_model_that_does_not_repeat_its_numbers_is_left_out() -> None:
+    assert "no seed sets" in row_of(Moody)["skipped"]
 
 
 def test_a_refusal_is_told_with_its_reason() -> None:
