@@ -18,6 +18,9 @@ import pipecompile as pc
 
 COUNT, SAMPLES = 4, 8
 
+SUMS = [["t", "t_1", "add"], ["t_2", "t_3", "add_1"], ["t_4", "t_5", "add_2"], ["t_6", "t_7", "add_3"]]
+"""Nodes of Rows that share a stage: no value then passes a stage by."""
+
 
 class Rows(nn.Module):
     """A model whose stages use the number of samples or an input of the model, and exchange two values."""
@@ -101,7 +104,7 @@ def stages_under_torch(mesh: DeviceMesh) -> dict[str, Any]:
         "interleaved-zb": (4, lambda stages: pipelining.ScheduleInterleavedZeroBubble(stages, COUNT, square)),
     }
     for name, (n_stages, make) in makers.items():
-        pipe = split(mesh, model, n_stages, inputs, schedule=name if n_stages == 4 else "1f1b")
+        pipe = split(mesh, model, n_stages, inputs, schedule=name if n_stages == 4 else "1f1b", keep_together=SUMS)
         pipe.zero_grad()
         schedule = make(pipe.torch_stages())
         schedule.step(**inputs, **({"target": target} if rank == 1 else {}))
