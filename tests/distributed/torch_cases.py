@@ -18,7 +18,12 @@ import pipecompile as pc
 
 COUNT, SAMPLES = 4, 8
 
-SUMS = [["layers.0", "t_1", "add"], ["layers.1", "t_3", "add_1"], ["layers.2", "t_5", "add_2"], ["layers.3", "t_7", "add_3"]]
+SUMS = [
+    ["layers.0", "t_1", "add"],
+    ["layers.1", "t_3", "add_1"],
+    ["layers.2", "t_5", "add_2"],
+    ["layers.3", "t_7", "add_3"],
+]
 """Nodes of Rows that share a stage: no value then passes a stage by."""
 
 
