@@ -311,9 +311,10 @@ class _Story:
             with torch.no_grad():
                 expected = _outputs(pytree.tree_leaves(self._run(self.twin, self.calls["first"])))
         ours, theirs = _state(self.model), _state(self.twin)
-        tables = {name.partition("[")[0] for name in theirs.keys() - ours.keys() if "[" in name}
-        ours, theirs = ({k: v for k, v in one.items() if not k.startswith((*tables, "?"))} for one in (ours, theirs))
-        return self._compared(made | ours, expected | theirs)  # without tables that a forward looks up once
+        missing = [name for name in theirs.keys() - ours.keys() if isinstance(theirs[name], torch.Tensor)]
+        tables = tuple(f"{name.partition('[')[0]}{mark}" for name in missing if "[" in name for mark in "[:")
+        ours, theirs = ({k: v for k, v in one.items() if not k.startswith(tables)} for one in (ours, theirs))
+        return self._compared(made | ours, expected | theirs)  # without tables of tensors that a forward looks up once
 
     def _compared(self, made: State, expected: State) -> str:
         """Compare two states; after a refusal without the attributes, which an interrupted step may leave in between."""

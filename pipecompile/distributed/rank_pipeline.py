@@ -127,11 +127,9 @@ class RankPipeline(Pipeline):
         self._communicator.begin()
         with self._communicator.guarded():
             self._communicator.connect()
-            call = (
-                CollectiveCall.of(function, self.model, inputs, target)
-                if inputs is not None
-                else CollectiveCall(function)
-            )
+            is_compared = inputs is not None and self._ranks.size > 1
+            seen = (self.model, inputs, target)
+            call = CollectiveCall.of(function, *seen) if is_compared else CollectiveCall(function)
             with self._lockstep.of(call, is_looked_up=is_looked_up):
                 yield
 
