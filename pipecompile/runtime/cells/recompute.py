@@ -25,7 +25,7 @@ from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
-from pipecompile.torch_private.modes import enter_autocast
+from pipecompile.torch_private.modes import enter_autocast, is_any_autocast_enabled
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
@@ -46,7 +46,7 @@ _Random = tuple[torch.Tensor, RandomStates]
 """State of the device's generator, and states of the generators of Python."""
 
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
-"""(device type, dtype, is enabled) per device type."""
+"""(device type, dtype, is enabled) per device type; empty if autocast is enabled for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
     def forward(frame: Frame) -> None:
         registers = frame.registers
         values = [registers[index] for index in inputs]
-        with CPU_RANDOM if effects.draws else nullcontext():
+        with CPU_RANDOM if effects.draws else _UNCHANGED:
             registers[recipe] = _recipe(values, effects, stage.device, device_types)
             with _without_user_hooks():
                 results = stage.forward(frame, values)[0]
@@ -165,7 +165,7 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
 def _without_user_hooks() -> AbstractContextManager[None]:
     """Shield the user's `saved_tensors_hooks` from tensors of a graph that is dropped."""
     if saved_tensor_hooks() is None:
-        return nullcontext()
+        return _UNCHANGED
     return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
 
 
@@ -186,8 +186,11 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
     def recompute(frame: Frame) -> None:
         registers = frame.registers
         before: Recipe = registers[recipe]
-        values = [before.inputs.get(place, registers[index]) for place, index in enumerate(inputs)]
-        with recomputation(), torch.enable_grad(), _restored(before, stage, device_types):
+        values = [registers[index] for index in inputs]
+        for place, value in before.inputs.items():
+            values[place] = value
+        recording = _UNCHANGED if torch.is_grad_enabled() else torch.enable_grad()
+        with recomputation(), recording, _restored(before, stage, device_types):
             _, registers[saved] = stage.forward(frame, values)
 
     return recompute
@@ -195,9 +198,17 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
 
 def _restored(before: Recipe, stage: StageRun, device_types: Sequence[str]) -> AbstractContextManager[None]:
     """Return a context in which the state of the forward holds; for most stages nothing differs."""
-    autocast = before.autocast if before.autocast != _autocast(device_types) else ()
+    now, autocast = _autocast(device_types), before.autocast
+    if autocast == now:
+        autocast = ()
+    elif not autocast:
+        autocast = tuple((kind, dtype, False) for kind, dtype, _ in now)
     is_same = not autocast and before.random is None and not stage.effects.written_buffers and not before.numbers
-    return nullcontext() if is_same else _state_restored(before, autocast, stage)
+    return _UNCHANGED if is_same else _state_restored(before, autocast, stage)
+
+
+_UNCHANGED = nullcontext()
+"""The context that changes nothing."""
 
 
 @contextmanager
@@ -214,7 +225,7 @@ def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iter
 @contextmanager
 def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device) -> Iterator[None]:
     """Set random state and buffers to those of the forward, and at the end back to the present ones."""
-    with CPU_RANDOM if effects.draws else nullcontext():
+    with CPU_RANDOM if effects.draws else _UNCHANGED:
         buffers = [buffer.detach().clone() for buffer in effects.written_buffers]
         random = _random_state(device, effects) if effects.draws else None
         try:
@@ -259,4 +270,6 @@ def _set_random_state(random: _Random | None, device: torch.device) -> None:
 
 
 def _autocast(device_types: Sequence[str]) -> Autocast:
+    if not is_any_autocast_enabled():
+        return ()
     return tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in device_types)
