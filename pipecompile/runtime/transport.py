@@ -213,7 +213,10 @@ def then_free(run: Run, registers: Sequence[int]) -> Run:
     def run_and_free(frame: Frame) -> None:
         run(frame)
         frame.registers[first] = None
-        for index in others:
+
+    def run_and_free_all(frame: Frame) -> None:
+        run(frame)
+        for index in registers:
             frame.registers[index] = None
 
-    return run_and_free
+    return run_and_free_all if others else run_and_free
