@@ -2,8 +2,9 @@
 
     python benchmarks/overhead_beside.py REVISION [--rounds 3] [--markdown benchmarks/results/overhead_beside.md]
 
-Both versions take turns, each time in a new process, with the functions of their own `benchmarks/overhead.py`. The table has
-microseconds of CPU time a cell beyond the plain loop of the same process: the median of the rounds, and all of them.
+Both versions take turns, each time in a new process, with the functions of their own `benchmarks/overhead.py`. The first table
+has microseconds of CPU time a cell beyond the plain loop of the same process: the median of the rounds, and all of them. Processes
+of one version differ by several microseconds. The second table counts what Python runs in a step, which no noise changes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,19 +38,52 @@ for mode in json.loads(sys.argv[1]):
         found[f"{name}, checkpoint={mode}"] = statistics.median(a - b for a, b in pairs) / 32 * 1e6
 print(json.dumps(found))
 """
+COUNT = """
+import json, sys
+import torch
+import overhead
+torch.set_num_threads(1)
+x, target = torch.randn(64, 64), torch.randint(0, 64, (64,))
+found = {}
+def trace(frame, event, _):
+    frame.f_trace_opcodes, frame.f_trace_lines = True, False
+    counts[0] += event == "opcode"
+    return trace
+def profile(_frame, event, _):
+    counts[1] += event in ("call", "c_call")
+for mode in json.loads(sys.argv[1]):
+    for name in overhead.SCHEDULES:
+        step = overhead.ours(overhead.mlp(), x, target, 4, 8, schedule=name, checkpoint=mode)
+        for _ in range(5):
+            step()
+        counts = found[f"{name}, checkpoint={mode}"] = [0, 0]
+        sys.settrace(trace), step(), sys.settrace(None)
+        sys.setprofile(profile), step(), sys.setprofile(None)
+print(json.dumps(found))
+"""
+"""Counts of the bytecodes that a step executes, and of the functions that it calls, those of C among them."""
 
 
-def measured(tree: Path, repeats: int) -> dict[str, float]:
-    """Return microseconds a cell beyond the plain loop, by schedule and checkpoint mode, of the version in a folder."""
+def run(tree: Path, code: str, *arguments: str) -> dict[str, Any]:
+    """Return what a piece of Python prints as JSON, by schedule and checkpoint mode, with the version in a folder."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), str(tree / "benchmarks")])}
-    command = [sys.executable, "-c", MEASURE, json.dumps(MODES), str(repeats)]
+    command = [sys.executable, "-c", code, json.dumps(MODES), *arguments]
     done = subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def page(revision: str, rounds: dict[str, list[dict[str, float]]]) -> str:
-    """Return the table as markdown."""
+def counted(revision: str, counts: dict[str, dict[str, list[int]]]) -> list[str]:
+    """Return the lines of the table of counts."""
+    lines = [f"| one step | bytecodes of {revision} | today | calls of {revision} | today |", "|---|--:|--:|--:|--:|"]
+    for name, (opcodes, calls) in counts["today"].items():
+        earlier_opcodes, earlier_calls = counts["earlier"][name]
+        lines.append(f"| {name} | {earlier_opcodes:,} | {opcodes:,} | {earlier_calls:,} | {calls:,} |")
+    return lines
+
+
+def page(revision: str, rounds: dict[str, list[dict[str, float]]], counts: dict[str, dict[str, list[int]]]) -> str:
+    """Return the tables as markdown."""
     earlier, today = (rounds[name] for name in ("earlier", "today"))
     lines = [
         "# Overhead beside an earlier revision",
@@ -63,7 +98,7 @@ def page(revision: str, rounds: dict[str, list[dict[str, float]]]) -> str:
         pairs = [[one[name] for one in found] for found in (earlier, today)]
         medians = [f"{statistics.median(values):.1f}" for values in pairs]
         lines.append(f"| {' | '.join([name, *medians, *(' '.join(f'{v:.0f}' for v in values) for values in pairs)])} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *counted(revision, counts)]) + "\n"
 
 
 def main() -> None:
@@ -81,11 +116,12 @@ def main() -> None:
         subprocess.run([*git, "add", "--quiet", "--detach", str(earlier), options.revision], check=True)
         try:
             for _ in range(options.rounds):
-                rounds["earlier"].append(measured(earlier, options.repeats))
-                rounds["today"].append(measured(ROOT, options.repeats))
+                for name, tree in (("earlier", earlier), ("today", ROOT)):
+                    rounds[name].append(run(tree, MEASURE, str(options.repeats)))
+            counts = {name: run(tree, COUNT) for name, tree in (("earlier", earlier), ("today", ROOT))}
         finally:
             subprocess.run([*git, "remove", "--force", str(earlier)], check=True)
-    text = page(options.revision, rounds)
+    text = page(options.revision, rounds, counts)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
