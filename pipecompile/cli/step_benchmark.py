@@ -18,9 +18,11 @@ from pipecompile.ir.units import SECONDS, written
 if TYPE_CHECKING:
     from pipecompile.pipeline import Pipeline
 
-__all__ = ["bench_report"]
+__all__ = ["bench_report", "prediction_remark"]
 
 _WARM_UP = 2
+_CLOSE = 1.5
+"""A prediction within this factor of the median is printed without a remark; steps of one machine vary by about as much."""
 
 
 def bench_report(
@@ -41,7 +43,7 @@ def bench_report(
             elapsed = _timed(run)
             if step >= _WARM_UP:
                 seconds[name].append(elapsed)
-    return _report(seconds, len(args[0]), pipe.simulate().makespan)
+    return _report(seconds, len(args[0]), pipe.simulate().makespan, pipe.plan.cost)
 
 
 def _timed(run: Callable[[], object]) -> float:
@@ -54,7 +56,7 @@ def _timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _report(seconds: dict[str, list[float]], samples: int, predicted: float) -> CommandReport:
+def _report(seconds: dict[str, list[float]], samples: int, predicted: float, cost: str) -> CommandReport:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("")
     for header in ("median", "least", "most", "samples/s"):
@@ -65,5 +67,23 @@ def _report(seconds: dict[str, list[float]], samples: int, predicted: float) -> 
             name, *(written(SECONDS, one) for one in (middle, min(each), max(each))), f"{samples / middle:.4g}"
         )
     table.add_row("predicted", written(SECONDS, predicted), "", "", f"{samples / predicted:.4g}" if predicted else "")
-    data = {"seconds": seconds, "samples": samples, "predicted": predicted}
-    return CommandReport(data, (table,))
+    remark = prediction_remark(median(seconds["pipeline"]), predicted, cost)
+    data = {"seconds": seconds, "samples": samples, "predicted": predicted, "remark": remark}
+    return CommandReport(data, (table, *filter(None, [remark])))
+
+
+def prediction_remark(measured: float, predicted: float, cost: str) -> str:
+    """Return why a prediction is far from the measured seconds of a step, and what to try; an empty text if it is close."""
+    if not predicted or 1 / _CLOSE <= measured / predicted <= _CLOSE:
+        return ""
+    is_short = measured > predicted
+    ratio = measured / predicted if is_short else predicted / measured
+    text = f"The prediction is {ratio:.3g} times too {'short' if is_short else 'long'}"
+    if cost.startswith("analytic"):
+        why = (
+            "its times are peaks of a data sheet, without the start of each operation"
+            if is_short
+            else "its times are those of a data sheet"
+        )
+        return f"{text}: {why}. Try --cost profile, which measures them."
+    return f"{text}: operations were measured before the steps, one at a time. Try again on an idle machine, with larger micro-batches."

@@ -92,18 +92,20 @@ class CompileCache:
 
     def find(self, inputs: FlatInputs) -> tuple[Specialization, MiniBatch]:
         """Return the specialization for these inputs, compiled now if there is none, and the inputs in micro-batches."""
-        traces = self._traces
+        traces, warnings = self._traces, self.context.warnings
+        if self.options.n_microbatches not in warnings.counted:
+            warnings.fewer(inputs.samples, self.options.n_microbatches)
         if self.decision.plan is None and self.options.has_open_choice:
             self._compile_open(inputs)
         batch = MiniBatch(inputs, split_sizes(inputs, self.options.default_microbatches))
         if inputs.lists:
-            self.context.warnings.unequal(sum(batch.sizes), self.options.default_microbatches, len(batch.sizes))
+            warnings.unequal(sum(batch.sizes), self.options.default_microbatches, len(batch.sizes))
         signature = signature_of(self.model, batch)
         specialization = self._lookup(signature, batch.sizes)
         if specialization is None:
             specialization, batch = self._settle(batch, signature)
         if specialization.single_value_norm and (enough := of_two_samples(batch, self.options)) is not batch:
-            self.context.warnings.single(batch.sizes, enough.sizes, specialization.single_value_norm)
+            warnings.single(batch.sizes, enough.sizes, specialization.single_value_norm)
             batch = enough
             specialization = self._lookup(signature, batch.sizes) or self._compile(batch, signature)
         self._hits += traces == self._traces

@@ -27,6 +27,7 @@ class WarningsOnce:
     def __init__(self) -> None:
         self._given: set[tuple[str, str]] = set()
         self._evicted: deque[Signature] = deque(maxlen=_REMEMBERED)
+        self.counted: set[int | str | None] = set()
 
     def check_options(self, options: Options) -> None:
         """Warn of options that have no effect together."""
@@ -94,6 +95,16 @@ class WarningsOnce:
         if count < min(wanted, samples):
             text = f"lists of {samples} samples go into {_micro_batches(count)} instead of {wanted}"
             self._once("unequal", f"{text}, so that all have equally many")
+
+    def fewer(self, samples: int | None, wanted: int | str | None) -> None:
+        """Warn if the first mini-batch for a number of micro-batches has fewer samples. Later ones may, as the last of an epoch does."""
+        self.counted.add(wanted)
+        if isinstance(wanted, int) and samples is not None and samples < wanted:
+            size = f"{samples} sample{'s' * (samples != 1)}"
+            text = (
+                f"n_microbatches={wanted}, and the mini-batch has {size}: there will be {samples}, of one sample each"
+            )
+            warn(f"{text}. Try n_microbatches={max(1, samples // 2)}, or a larger batch", RecordingWarning)
 
     def single(self, wanted: tuple[int, ...], sizes: tuple[int, ...], layer: str) -> None:
         """Warn that a batch goes into fewer micro-batches, since a BatchNorm layer cannot normalise a single value."""

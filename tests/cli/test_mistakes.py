@@ -57,6 +57,8 @@ MISTAKES = [
     ("plan m:gives_text --input 12x8", 2, "not a torch.nn.Module"),
     ("plan broken:build --input 12x8", 2, "broken"),
     ("plan m:small --input 12xx8", 2, "is not a shape"),
+    ("plan m:small --input 12x8:int64 --cost analytic --stages 2", 3, "same dtype"),
+    ("check m:small --input 12x8:int64", 3, "same dtype"),
     ("plan m:small --input 12x8:int65", 2, "is not a shape"),
     ("plan m:small --input 0x8 --stages 2", 2, ""),
     ("plan m:small --input 12x9 --stages 2", 3, "shapes cannot be multiplied"),

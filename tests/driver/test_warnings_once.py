@@ -110,3 +110,14 @@ def test_cuda_graphs_without_a_gpu_and_with_a_split_backward() -> None:
     assert "a CUDA graph computes all its gradients at once" in split
     assert split.endswith("cuda_graphs=False")
     assert none == "cuda_graphs=True: there are no graphs on cpu, whose stages run as they are"
+
+
+def test_more_micro_batches_than_samples_is_a_warning_about_the_first_mini_batch() -> None:
+    once = WarningsOnce()
+    calls = [lambda wanted=wanted, samples=samples: once.fewer(samples, wanted) for wanted, samples in ((4, 4), (8, 3))]
+    assert given(*calls) == [
+        "n_microbatches=8, and the mini-batch has 3 samples: there will be 3, of one sample each."
+        " Try n_microbatches=1, or a larger batch"
+    ]
+    assert once.counted == {4, 8}
+    assert given(lambda: once.fewer(1, None), lambda: once.fewer(1, "auto"), lambda: once.fewer(None, 8)) == []

@@ -5,6 +5,7 @@
     data_sizes      symbols for sizes that the data decide, such as the number of rows that a mask selects
     lifted_numbers  stand-ins for numbers that change between steps, with arithmetic that becomes nodes
     lifted_calls    calls of torch with such numbers: they may enter values, and no shape
+    kernel_dtypes   dtypes that fakes accept and kernels refuse
 
 Open `batch_symbol` first.
 """

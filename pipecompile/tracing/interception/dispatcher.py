@@ -16,6 +16,7 @@ import torch
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import TorchDispatchMode, is_transformed_tensor, transform_stack
 from pipecompile.torch_private.operators import HigherOrderOperator, name_of, schema_of
+from pipecompile.tracing.fakes.kernel_dtypes import check_dtypes
 from pipecompile.tracing.user_source import caller
 
 __all__ = ["DispatchRecorder", "is_transformed"]
@@ -57,6 +58,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise TraceError(
                 code="PC115", where=caller(), why=f"torch compiles the functions that {name_of(func)} takes as a whole"
             )
+        check_dtypes(func, args)
         if not self.listener.is_listening:
             return func(*args, **kwargs)
         if func in _ALIASES and not self.is_detaching:
