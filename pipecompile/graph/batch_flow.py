@@ -59,6 +59,7 @@ class BatchFlow:
         self.mixing: list[fx.Node] = []
         self.guessed: list[fx.Node] = []
         self._probes = BatchProbes(graph)
+        self._adjacent: dict[fx.Node, bool] = {}
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         for place, (node, dim) in enumerate(zip(placeholders, graph.facts.dims, strict=True)):
             by_dim = MergeRule(MergeKind.JOINED, dim) if isinstance(dim, int) else _SAME
@@ -129,7 +130,7 @@ class BatchFlow:
             source for source in sources if source in self.rules and self.rules[source][0].kind is MergeKind.JOINED
         ]
         is_plain = merged and kinds <= {MergeKind.SAME, MergeKind.JOINED} and (not sized or takes_sizes(node))
-        if is_plain and kept_apart(node, self.graph, batched):
+        if is_plain and kept_apart(node, self.graph, batched, self._adjacent):
             return self._by_shape(node), [self._rows_of(target) for target in written]
         return self._tried(node, leaves, written)
 

@@ -95,10 +95,13 @@ def batch_dim_of(value: Any, symbol: Any) -> int | None:
     return found[0][0] if len(found) == 1 and rows_each(found[0][1], symbol) is not None else None
 
 
-def kept_apart(node: fx.Node, graph: TracedGraph, batched: Sequence[fx.Node]) -> bool:
+def kept_apart(
+    node: fx.Node, graph: TracedGraph, batched: Sequence[fx.Node], adjacent: dict[fx.Node, bool] | None = None
+) -> bool:
     """Return whether a call certainly computes each sample's rows from the same sample's rows of `batched`.
 
-    `batched` are its arguments with rows of samples; all others are the same for every sample.
+    `batched` are its arguments with rows of samples; all others are the same for every sample. `adjacent` keeps the answers of
+    `by_sample` from call to call.
     """
     symbol = graph.facts.symbol
     values = [leaf for leaf in _leaves(value_of(node)) if isinstance(leaf, torch.Tensor)]
@@ -115,6 +118,8 @@ def kept_apart(node: fx.Node, graph: TracedGraph, batched: Sequence[fx.Node]) ->
     word = word_of(node).strip("_") if not word_of(node).endswith("__") else word_of(node)
     if word == "getattr":
         word = str(node.args[1])
+    if word in _RESHAPES:
+        return len(sources) == 1 and by_sample(node, symbol, adjacent)
     return _function_keeps(word, node, sources, values, dims, symbol)  # type: ignore[arg-type]
 
 
@@ -157,8 +162,6 @@ def _function_keeps(
         return aligned and same_rows
     if word in _MOVES:
         return not others and same_rows
-    if word in _RESHAPES:
-        return not others and by_sample(node, symbol)
     if word in _ALONG:
         return (
             not others and same_rows and first is node.args[0] and dim not in _dims(word, node, value_of(first).dim())

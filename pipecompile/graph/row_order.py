@@ -42,21 +42,38 @@ def rows_each(size: sympy.Basic, symbol: sympy.Symbol) -> int | None:
     return int(first) if whole and first > 0 else None
 
 
-def by_sample(node: fx.Node, symbol: sympy.Symbol) -> bool:
-    """Return whether the rows of each sample are known to be adjacent in the one batch dimension of a node's value."""
+def by_sample(node: fx.Node, symbol: sympy.Symbol, known: dict[fx.Node, bool] | None = None) -> bool:
+    """Return whether the rows of each sample are known to be adjacent in the one batch dimension of a node's value.
+
+    `known` has the answers for other nodes of the graph, and gets new ones: a value on two ways is looked at once.
+    """
+    known = {} if known is None else known
+    pending = [node]
+    while pending:
+        decided = _decided_by(pending[-1], symbol) if pending[-1] not in known else []
+        unknown = [] if isinstance(decided, bool) else [source for source in decided if source not in known]
+        pending += unknown
+        if not unknown:
+            last = pending.pop()
+            answer = decided if isinstance(decided, bool) else all(known[source] for source in decided)
+            known.setdefault(last, answer)
+    return known[node]
+
+
+def _decided_by(node: fx.Node, symbol: sympy.Symbol) -> bool | list[fx.Node]:
+    """Return whether the rows are adjacent, or the values of which all must have adjacent rows."""
     ((dim, size),) = batch_dims_of(value_of(node), symbol)
     if rows_each(size, symbol) == 1:
         return True
     word, sources = word_of(node), _sources(node)
     single = [source for source in sources if len(batch_dims_of(value_of(source), symbol)) == 1]
     if word in _RESHAPES and single:
-        return _reshaped(single[0], value_of(node), dim, symbol)
+        return single[:1] if _is_kept(single[0], value_of(node), dim, symbol) else False
     if word == "repeat_interleave" and single:
-        return by_sample(single[0], symbol)
+        return single[:1]
     if word in _MOVES or _picks(node):
         return False
-    alike = [source for source in single if batch_dims_of(value_of(source), symbol)[0][1] == size]
-    return bool(alike) and all(by_sample(source, symbol) for source in alike)
+    return [source for source in single if batch_dims_of(value_of(source), symbol)[0][1] == size] or False
 
 
 def word_of(node: fx.Node) -> str:
@@ -77,10 +94,10 @@ def _picks(node: fx.Node) -> bool:
     return word_of(node) == "getitem" and len(_sources(node)) > 1
 
 
-def _reshaped(source: fx.Node, value: torch.Tensor, dim: int, symbol: sympy.Symbol) -> bool:
-    """Return whether a merged dimension has adjacent rows: the first merged dimension of a size other than 1 must have them."""
+def _is_kept(source: fx.Node, value: torch.Tensor, dim: int, symbol: sympy.Symbol) -> bool:
+    """Return whether a reshape keeps adjacent rows adjacent: the first merged dimension of a size other than 1 has the batch."""
     old, new = ([*map(expression_of, tensor.shape)] for tensor in (value_of(source), value))
     starts = [
         index for index in range(len(old)) if sympy.prod(old[:index]) == sympy.prod(new[:dim]) and old[index] != 1
     ]
-    return bool(starts) and symbol in old[starts[0]].free_symbols and by_sample(source, symbol)
+    return bool(starts) and symbol in old[starts[0]].free_symbols

@@ -8,7 +8,8 @@ A region can be run by itself: on random values in an experiment, or behind the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import fx
@@ -36,12 +37,18 @@ class RuleTable:
         self.rules: dict[fx.Node, tuple[MergeRule, ...]] = {}
         self.seen: list[fx.Node] = []
         self.of_size: set[fx.Node] = set()
+        self._writers: defaultdict[int, list[fx.Node]] = defaultdict(list)
+        self._makers: defaultdict[int, list[fx.Node]] = defaultdict(list)
         self._order = {node: place for place, node in enumerate(graph.graph.nodes)}
 
     def note(self, node: fx.Node, rules: Sequence[MergeRule]) -> None:
         """Give a node its rules."""
         self.rules[node] = tuple(rules)
         self.seen.append(node)
+        for storage in facts(node).mutates:
+            self._writers[storage].append(node)
+        for storage in facts(node).storages if node.op not in ("get_attr", "placeholder") else ():
+            self._makers[storage].append(node)
 
     def rule(self, node: fx.Node) -> MergeRule:
         """Return the rule of a node whose value is one tensor."""
@@ -59,10 +66,12 @@ class RuleTable:
 
         Every call that makes or writes memory written in the region belongs to the region; with `is_end_closed` False, memory
         that only the `ends` write is an input. `begins` says behind which values a region may begin, by default `may_begin`.
+        Linear in the region and in the calls that share memory with it.
         """
         begins = begins or self.may_begin
         inputs: set[fx.Node] = set()
         region: set[fx.Node] = set()
+        shared: set[tuple[str, int]] = set()
         pending = list(ends)
         while pending:
             node = pending.pop()
@@ -75,8 +84,8 @@ class RuleTable:
             ]
             inputs |= {source for source in sources if begins(source)}
             pending += [source for source in sources if not begins(source)]
-            closed = region if is_end_closed else region - set(ends)
-            pending += [one for one in self._touching(closed) if one not in region]
+            if is_end_closed or node not in ends:
+                pending += [one for one in self._touching(node, shared) if one not in region]
         return sorted(inputs, key=self._order.__getitem__), sorted(region, key=self._order.__getitem__)
 
     def may_begin(self, node: fx.Node) -> bool:
@@ -97,12 +106,14 @@ class RuleTable:
         is_rows = self.rule(node).kind in (MergeKind.JOINED, MergeKind.SAME)
         return is_rows and value_of(node).is_floating_point()
 
-    def _touching(self, closed: set[fx.Node]) -> list[fx.Node]:
-        """Return the calls that make or write memory that these calls write, and those that write memory that these make."""
-        written = {storage for one in closed for storage in facts(one).mutates}
-        held = {storage for one in closed for storage in facts(one).storages}
-        writers = [one for one in self.seen if held & facts(one).mutates]
-        if not written:
-            return writers
-        made = [node for node in self.seen if node.op not in ("get_attr", "placeholder")]
-        return [*writers, *(one for one in made if written & (facts(one).mutates | facts(one).storages))]
+    def _touching(self, node: fx.Node, shared: set[tuple[str, int]]) -> Iterator[fx.Node]:
+        """Yield the calls that make or write memory that this call writes, and those that write memory that it makes.
+
+        `shared` has the memory whose calls have been yielded, which is left out.
+        """
+        held = {("writers", storage) for storage in facts(node).storages | facts(node).mutates}
+        made = {("makers", storage) for storage in facts(node).mutates}
+        for kind, storage in (held | made) - shared:
+            calls = self._writers if kind == "writers" else self._makers
+            yield from calls.get(storage, ())
+        shared |= held | made

@@ -50,3 +50,23 @@ def test_batch_dims_and_words() -> None:
     node = graph.graph.output_node().args[0][0]
     assert word_of(node) == "matmul"
     assert [dim for dim, _ in batch_dims_of(node.meta["val"], graph.facts.symbol)] == [0]
+
+
+def test_a_value_on_many_ways_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def residual(x: torch.Tensor) -> torch.Tensor:
+        h = x.flatten(0, 1)
+        for _ in range(14):
+            h = h + h.relu()
+        return h.unflatten(0, (-1, 4))
+
+    graph = trace(Body(lambda _, x: residual(x)), torch.randn(3, 4, 5))
+    looked_at: list[object] = []
+
+    def counted(value: torch.Tensor, symbol: sympy.Symbol) -> list[tuple[int, sympy.Basic]]:
+        looked_at.append(value)
+        return batch_dims_of(value, symbol)
+
+    monkeypatch.setattr("pipecompile.graph.row_order.batch_dims_of", counted)
+    end = graph.graph.output_node().args[0][0].args[0]
+    assert by_sample(end, graph.facts.symbol)
+    assert len(looked_at) < 10 * len(graph.graph.nodes), "each value on two ways doubled the work"

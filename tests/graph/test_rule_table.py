@@ -11,6 +11,7 @@ import pipecompile as pc
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.rule_table import MERGED, RuleTable
+from pipecompile.tracing.node_facts import facts
 
 
 class Model(nn.Module):
@@ -58,3 +59,37 @@ def test_rules_are_noted_in_order(flow: BatchFlow) -> None:
     assert table.seen == [end]
     assert not table.is_merged(end)
     assert table.rule(end).kind not in MERGED
+
+
+def test_a_region_costs_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sorted(nn.Module):
+        def __init__(self, depth: int) -> None:
+            super().__init__()
+            self.depth = depth
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(self.depth):
+                x = x.exp()
+            return x
+
+    asked = []
+
+    def counted(node: fx.Node) -> object:
+        asked.append(node)
+        return facts(node)
+
+    monkeypatch.setattr("pipecompile.graph.rule_table.facts", counted)
+    costs = []
+    for depth in (20, 40):
+        graph = pc.trace(Sorted(depth), torch.randn(4, 3))
+        table = RuleTable(graph)
+        for node in graph.graph.nodes:
+            if node.op != "output":
+                table.note(node, [MergeRule(MergeKind.COMPUTED)])
+        asked.clear()
+        end = graph.graph.output_node().args[0][0]  # type: ignore[index]
+        assert isinstance(end, fx.Node)
+        _, region = table.region_of([end])
+        assert len(region) == depth
+        costs.append(len(asked))
+    assert costs[1] < 2.5 * costs[0], "the calls that share memory were looked for among all calls, for every call"
