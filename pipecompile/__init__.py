@@ -130,6 +130,8 @@ def _imported(home: str) -> ModuleType:
         return import_module(name)
     state = random.getstate()
     try:
+        if "pipecompile.ir.log_switches" not in sys.modules:
+            import_module("pipecompile.ir.log_switches").set_levels()
         return import_module(name)
     finally:
         random.setstate(state)

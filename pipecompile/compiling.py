@@ -79,6 +79,7 @@ def compile(
     cuda_graphs: bool = False,
     check: bool | str = True,
     cache_size: int = 16,
+    progress: bool = True,
     init: Init = None,
 ) -> Pipeline:
     """Cut `model` into `n_stages` balanced stages and return it as a pipeline.
@@ -160,6 +161,8 @@ def compile(
       left, but what its forward prints comes again. "every:N" repeats this every N mini-batches, False turns it off.
     - `cache_size`: number of recordings kept, one per kind of inputs (shapes without the batch, dtypes, plain values) and mode.
       The least recently used recording is dropped first.
+    - `progress`: False shows no progress. True shows what takes long, on a terminal and in notebooks: recording, measuring, solving,
+      searching, moving. Nothing is written to files and pipes.
     - `init`: initial values of a model built under `torch.device("meta")`; each process allocates what its stages use.
       "reset_parameters" (each module's method, or the model's `_init_weights(module)`), a function of a module, a path (safetensors,
       or a directory of `torch.distributed.checkpoint`), or a list of these, applied in turn. Without `init`, `load_state_dict`

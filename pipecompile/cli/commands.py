@@ -19,11 +19,12 @@ from pipecompile.cli.command_report import (
     simulate_report,
 )
 from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoint_of, schedule_of, with_classes
-from pipecompile.cli.exit_codes import conclude, spinner
+from pipecompile.cli.exit_codes import conclude
 from pipecompile.cli.load_model import ModelSource
 from pipecompile.cli.shared_options import spread
 from pipecompile.cli.show_file import show_report
 from pipecompile.errors import InputError
+from pipecompile.ir.progress import switched, task
 
 if TYPE_CHECKING:
     import torch
@@ -153,7 +154,7 @@ def bench(
         from pipecompile.cli.step_benchmark import bench_report
 
         compiled = _compile(source, options, with_twin=True)
-        with spinner(f"timing {steps} steps"):
+        with switched(options.progress), task(f"timing {steps} steps"):
             return bench_report(compiled.pipe, compiled.twin, compiled.args, steps)
 
     conclude(as_json, work)
@@ -194,7 +195,7 @@ class _Compiled:
 def _explain(source: ModelSource, evaluate: bool) -> Explanation:
     import pipecompile
 
-    with spinner(f"recording {source.model}"):
+    with task(f"loading and recording {source.model}"):
         model, args = source.load()
         return pipecompile.explain(model.train(not evaluate), *args)
 
@@ -206,7 +207,7 @@ def _compile(source: ModelSource, options: CompileOptions, *, with_twin: bool = 
     from pipecompile.cli.training_trial import synthetic_loss
 
     keywords = options.arguments()
-    with spinner(f"compiling {source.model}"):
+    with switched(options.progress), task(f"compiling {source.model}"):
         model, args = source.load()
         twin = copy.deepcopy(model) if with_twin else None
         keywords["keep_together"] = with_classes(model, keywords["keep_together"])
@@ -219,7 +220,7 @@ def _run(source: ModelSource, options: CompileOptions, steps: int, compare: bool
 
     optimizer = optimizer_named(options.optimizer or "sgd")
     compiled = _compile(source, options, with_twin=compare)
-    with spinner(f"training {steps} steps"):
+    with switched(options.progress), task(f"training {steps} steps"):
         trial = train(compiled.pipe, compiled.model, compiled.twin, compiled.args, steps, source.seed, optimizer)
     return run_report(compiled.pipe, trial, out)
 

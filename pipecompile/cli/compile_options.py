@@ -35,6 +35,7 @@ _AS_TYPED = (
     "batch_norm",
     "across_batch",
     "cuda_graphs",
+    "progress",
 )
 """Options whose value is that of the keyword of the same name."""
 
@@ -113,6 +114,7 @@ class CompileOptions:
     cuda_graphs: Annotated[bool, typer.Option(rich_help_panel=_ORDER, help="capture stages on GPUs as CUDA graphs")] = (
         False
     )
+    progress: Annotated[bool, typer.Option(rich_help_panel=_ORDER, help="show what takes long, on a terminal")] = True
     partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", rich_help_panel=_CUT, help="limit of the solver")

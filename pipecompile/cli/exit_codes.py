@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout
 
 import msgspec
 import typer
@@ -21,7 +21,7 @@ from pipecompile.errors import (
 )
 from pipecompile.show.table import render
 
-__all__ = ["conclude", "exit_code", "spinner"]
+__all__ = ["conclude", "exit_code"]
 
 _EXIT_CODES = ((TraceError, 3), (PartitionError, 4), (InputError, 2), (ScheduleError, 2), (PlanError, 2))
 
@@ -56,18 +56,6 @@ def conclude(as_json: bool, work: Callable[[], CommandReport]) -> None:
 def exit_code(error: PipecompileError) -> int:
     """Return 2 for wrong usage, 3 for a model that cannot be traced, 4 if no cut fits, else 1."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
-
-
-@contextmanager
-def spinner(text: str) -> Iterator[None]:
-    """Show a spinner with `text` while the body runs, if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(text):
-        yield
 
 
 def _print_json(data: object) -> None:

@@ -15,6 +15,7 @@ from pipecompile.costs.node_cost import CostProvider, NodeCost, with_recomputati
 from pipecompile.costs.node_run import tensors_in
 from pipecompile.costs.profile import REPEATS, Repeats, profiled_costs
 from pipecompile.errors import InputError
+from pipecompile.ir.progress import Task
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.state.preserved_run import state_tensors
@@ -34,6 +35,7 @@ def node_costs(
     cost: str | CostProvider = "auto",
     device: DeviceSpec | torch.device | str | None = None,
     repeats: Repeats = REPEATS,
+    work: Task | None = None,
 ) -> dict[str, NodeCost]:
     """Return the cost of every compute node of `graph` for one micro-batch `inputs`, by node name.
 
@@ -43,14 +45,14 @@ def node_costs(
     **device:** the device for "analytic": a name ("h100"), a torch.device, or a DeviceSpec. None: the device of the
     tensors.
 
-    **repeats:** the number of measurements of "profile".
+    **repeats:** the number of measurements of "profile"; `work` counts them for the user.
 
     Raise InputError for an unknown name or device, and for measuring tensors without memory; CostError if a node fails.
     """
     if callable(cost):
         return cost(graph, inputs)
     if select_cost_model(graph, inputs, cost=cost, device=device) == "profile":
-        costs = profiled_costs(graph, inputs, repeats=repeats)
+        costs = profiled_costs(graph, inputs, repeats=repeats, work=work)
     else:
         tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
         costs = analytic_costs(graph, inputs, device=_home(tensors) if device is None else device)

@@ -23,6 +23,7 @@ from pipecompile.costs.graph_walk import walk
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, SavedLedger, tensors_in
 from pipecompile.costs.sweep import Clock, Seconds, Sums, sweep
+from pipecompile.ir.progress import Task
 from pipecompile.torch_private.device_functions import keep_busy
 from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
 
@@ -45,22 +46,25 @@ class Repeats:
 REPEATS = Repeats()
 
 
-def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Repeats = REPEATS) -> dict[str, NodeCost]:
+def profiled_costs(
+    graph: GraphModule, inputs: Sequence[object], *, repeats: Repeats = REPEATS, work: Task | None = None
+) -> dict[str, NodeCost]:
     """Measure every node of `graph` on `inputs`, on the device of its parameters. In grad mode measure the backward,
     too.
 
     The backward takes the memory of one micro-batch's activations, and of the parameters once more. Raise CostError
-    with the node and its source line if a node fails; the model is restored also then.
+    with the node and its source line if a node fails; the model is restored also then. `work` counts runs of nodes.
     """
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     contents = [tensor for tensor in state_tensors(graph) if not isinstance(tensor, nn.Parameter)]
-    clock = _clock(tensors)
+    runs = _RunCount(work or Task(""), repeats.least)
+    clock = runs.counted(_clock(tensors))
     with untouched(graph), preserved(contents):
         visits = walk(graph, inputs, _first)
         with preserved(tensor for visit in visits.values() for tensor in visit.reading):
             sums, entry = Sums(graph.parameters() if torch.is_grad_enabled() else ()), _entry(clock, tensors)
-            sweep(graph, inputs, clock, sums)
-            times = measure_until_stable(lambda: sweep(graph, inputs, clock, sums), repeats)
+            runs.of_sweep(lambda: sweep(graph, inputs, clock, sums))
+            times = measure_until_stable(lambda: runs.of_sweep(lambda: sweep(graph, inputs, clock, sums)), repeats)
             halves = [sweep(graph, inputs, clock, sums, divided=True) for _ in range(repeats.least)]
     costs = {}
     for name, visit in visits.items():
@@ -70,6 +74,33 @@ def profiled_costs(graph: GraphModule, inputs: Sequence[object], *, repeats: Rep
         sizes = visit.saved_bytes, visit.output_bytes
         costs[name] = NodeCost(forward, backward, *sizes, spread, weight, dividing, visit.saves)
     return costs
+
+
+class _RunCount:
+    """The count of runs of nodes, for progress. After the first sweep the total is known, if `least` sweeps are enough."""
+
+    def __init__(self, work: Task, least: int) -> None:
+        self.work, self.least, self.sweeps = work, least, 0
+
+    def counted(self, clock: Clock) -> Clock:
+        """Return the clock; it counts its calls."""
+
+        def count(function: Callable[[], None]) -> float:
+            self.work.advance()
+            return clock(function)
+
+        return count
+
+    def of_sweep(self, once: Callable[[], dict[str, Seconds]]) -> dict[str, Seconds]:
+        """Return the times of one sweep, after which the total is that of the sweeps to come."""
+        before = self.work.done
+        times = once()
+        self.sweeps += 1
+        left = (
+            max(self.least + 1 - self.sweeps, 0) + self.least
+        )  # the warm-up is one more; then as many with I and W apart
+        self.work.total = self.work.done + left * (self.work.done - before)
+        return times
 
 
 def _weight_grad_seconds(backward: float, entry: float, halves: Sequence[Seconds]) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from pipecompile.costs.device_specs import Links
 from pipecompile.ir import Program, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.progress import task
 from pipecompile.ir.timeline import Timeline
 from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
@@ -76,6 +77,10 @@ class Inspection:
                 self.schedule, self.program.routes, overlap=self.is_overlapped, dump=changes.append, passes=self.passes
             )
             changes += [_UNSTEADY] if self.passes and program != self.program else []
+        with task("writing the dump"):
+            return self._dump(directory, changes)
+
+    def _dump(self, directory: str | Path, changes: list[str]) -> list[Path]:
         return dump(
             directory,
             plan=self.plan,
@@ -92,7 +97,8 @@ class Inspection:
     def write_report(self, path: str | Path) -> Path:
         """Write the report as one HTML page. Raises InputError if the file cannot be written."""
         target = file_path("path", path)
-        return write_text(target, self.report())
+        with task("writing the report"):
+            return write_text(target, self.report())
 
     def report(self) -> str:
         """Return the report: tables, timelines, advice, and what other machines and schedules would take."""

@@ -8,11 +8,23 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
+from pipecompile.ir.progress import task
+
 __all__ = ["PhaseLog"]
 
 Result = TypeVar("Result")
 
-_log = logging.getLogger("pipecompile.phases")
+_LOGGERS = {"cost": "partition", "partition": "partition", "lower": "schedule", "place": "run", "bind": "run"}
+"""The loggers of phases, below `pipecompile`; those of all other phases go to `trace`."""
+
+
+_TEXTS = {
+    "cost": "costs of operations",
+    "partition": "cutting the graph",
+    "place": "moving parameters to their stages",
+    "lower": "lowering the schedule",
+}
+"""What a phase does, for its line of progress; by default its name."""
 
 
 @dataclass(slots=True)
@@ -36,12 +48,14 @@ class PhaseLog:
     ) -> Result:
         """Run one phase: call `function(*inputs)`, verify the result, note its seconds. Raises what either raises."""
         start = perf_counter()
-        result = function(*inputs)
+        with task(_TEXTS.get(name, name)):
+            result = function(*inputs)
         self.seconds[name] = perf_counter() - start
         if verify is not None:
             verify(result)
         self.lines[name] = describe(result)
-        _log.debug("%s: %.3f s, %s", name, self.seconds[name], self.lines[name])
+        log = logging.getLogger(f"pipecompile.{_LOGGERS.get(name, 'trace')}")
+        log.info("%s: %.3f s, %s", name, self.seconds[name], self.lines[name])
         return result
 
     def __str__(self) -> str:

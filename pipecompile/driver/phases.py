@@ -41,6 +41,7 @@ from pipecompile.graph.region_parts import rewritten_state
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.progress import switched
 from pipecompile.options import Options
 from pipecompile.parameters.placement import move_model
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -66,7 +67,7 @@ def specialize(
     """
     log, backend = PhaseLog(), context.backend
     check_sync_batchnorm(context.model, options.batch_norm, options.dispatch)
-    with backend.without_collectives(context.model, options):
+    with switched(options.progress), backend.without_collectives(context.model, options):
         graph = log.run("record", _record, request, context, describe=_nodes)
         graph = log.run("prepare", note_ties, graph, verify=verify_graph, describe=_nodes)
         _check_division(graph, request, options, context)

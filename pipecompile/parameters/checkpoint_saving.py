@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from pipecompile.errors import InputError
 from pipecompile.ir.input_checks import file_path, whole
+from pipecompile.ir.progress import task
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
 from pipecompile.torch_private.pytree import tree_map_only
 
@@ -52,7 +53,8 @@ def save_checkpoint(
     path = file_path("directory", directory) / f"{whole('step', step, 0):08d}"
     if not asynchronous:
         done: Future[Path] = Future()
-        done.set_result(_save(dict(state), path, count, None))
+        with task(f"saving {path}"):
+            done.set_result(_save(dict(state), path, count, None))
         return done
     copy = tree_map_only(torch.Tensor, _copied, dict(state))
     return _SAVER.submit(_save, copy, path, count, _own_group())

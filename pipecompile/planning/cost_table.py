@@ -21,8 +21,8 @@ from pipecompile.costs.profile import REPEATS
 from pipecompile.costs.user_costs import costs_from_provider, with_user_costs
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
+from pipecompile.ir.progress import task
 from pipecompile.options import Options
-from pipecompile.planning.progress import working
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -85,8 +85,8 @@ def _measure(graph: TracedGraph, leaves: Sequence[Any], options: Options, repeat
         return MeasuredCosts("own", costs_from_provider(on_device, values, options.costs))
     model = select_cost_model(on_device, values, cost=options.cost, device=device)
     verb = "measuring" if model == "profile" else "estimating"
-    with working(f"{verb} {len(compute_nodes(on_device))} operations"):
-        costs = node_costs(on_device, values, cost=model, device=device, repeats=repeats)
+    with task(f"{verb} {len(compute_nodes(on_device))} operations") as work:
+        costs = node_costs(on_device, values, cost=model, device=device, repeats=repeats, work=work)
     if options.costs:
         return MeasuredCosts(f"{model} and own", with_user_costs(graph, costs, options.costs))
     return MeasuredCosts(model, costs)

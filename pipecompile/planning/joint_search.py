@@ -10,6 +10,7 @@ its own. Half of the time limit is for comparing candidates, by dynamic programm
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from pipecompile.costs import CostError
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.candidates import Considered
+from pipecompile.ir.progress import task
+from pipecompile.ir.units import SECONDS, written
 from pipecompile.options import Options
 from pipecompile.planning.candidate_evaluation import CandidateEvaluator, Evaluated, Point
 from pipecompile.planning.cost_table import CostTable, by_distance_to_default, samples_of
@@ -27,6 +30,8 @@ from pipecompile.schedules import CATALOGUE, Builder
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["search_plan"]
+
+_log = logging.getLogger("pipecompile.schedule")
 
 _BEST_CUTS = 3
 """For this many of the best cuts a schedule is searched for."""
@@ -41,7 +46,7 @@ def search_plan(graph: TracedGraph, batches: Sequence[MiniBatch], table: CostTab
     Raises InfeasibleError if nothing fits the memory, CostError or InputError if the model runs in none of the batches.
     """
     evaluator = CandidateEvaluator(graph, options, table, len(batches))
-    rows = [evaluator.evaluate(point) for point in _points(graph, batches, table, options)]
+    rows = _evaluated(evaluator, [*_points(graph, batches, table, options)])
     shorter = {id(row): evaluator.with_shorter_step(row) for row in _best_rows(rows)}
     rows = [shorter.get(id(row), row) for row in rows]
     if options.schedule == "auto":
@@ -53,6 +58,22 @@ def search_plan(graph: TracedGraph, batches: Sequence[MiniBatch], table: CostTab
     rows = sorted([final if row is best else row for row in rows], key=lambda row: row.sort_key)
     considered = Considered(tuple(row.candidate for row in rows), rows.index(final))
     return evaluator.plan(final, considered)
+
+
+def _evaluated(evaluator: CandidateEvaluator, points: Sequence[Point]) -> list[Evaluated]:
+    """Return the candidates, evaluated one after the other while the progress shows the best so far."""
+    rows = list[Evaluated]()
+
+    def line() -> str:
+        best = _shortest(rows)
+        return "comparing schedules" + ("" if best is None else f", step {written(SECONDS, best.seconds)}")
+
+    with task(line, len(points)) as work:
+        for point in points:
+            rows.append(evaluator.evaluate(point))
+            work.advance()
+            _log.debug("%s", rows[-1].candidate)
+    return rows
 
 
 def _points(graph: TracedGraph, batches: Sequence[MiniBatch], table: CostTable, options: Options) -> Iterator[Point]:

@@ -7,8 +7,10 @@ linear ─► relu_                 one memory: apart, the second stage needs a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isfinite
 from time import monotonic
 
 import torch
@@ -18,18 +20,21 @@ from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.separable_pieces import check_pieces
+from pipecompile.ir.progress import task
+from pipecompile.ir.units import SECONDS, counted, written
 from pipecompile.options import Options
-from pipecompile.partitioners import Partition, Problem, partition, stage_loads
+from pipecompile.partitioners import Partition, Problem, Progress, partition, stage_loads
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import fits
 from pipecompile.partitioners.solver import trivial_lower_bound
 from pipecompile.partitioners.verify import memory_text
-from pipecompile.planning.progress import solving
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import warn
 
 __all__ = ["bottleneck_without_constraints", "memory_excess", "solve_cut", "tied_groups", "warn_of_gap"]
+
+_log = logging.getLogger("pipecompile.partition")
 
 _EQUAL = 1e-9
 """Relative tolerance for comparing bottlenecks."""
@@ -160,7 +165,8 @@ def _joined(
 
 
 def _solve(problem: Problem, options: Options, seconds: float) -> Partition:
-    with solving(options.n_stages) as progress:
+    progress = _ProgressLine(options.n_stages)
+    with task(lambda: progress.line):
         try:
             return partition(
                 problem,
@@ -173,6 +179,32 @@ def _solve(problem: Problem, options: Options, seconds: float) -> Partition:
         except InfeasibleError as error:  # in the words of compile's options
             hint = error.hint.replace('recompute="auto"', 'checkpoint="auto"')
             raise InfeasibleError(error.what, where=error.where, why=error.why, hint=hint) from None
+
+
+class _ProgressLine:
+    """The progress of a solver as one line: phase, incumbent, bound, gap. The solver calls it with a Progress."""
+
+    def __init__(self, n_stages: int) -> None:
+        self.n_stages = n_stages
+        self.latest: Progress | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        """Note the latest progress."""
+        self.latest = progress
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s, %.1f s", self.line, progress.seconds)
+
+    @property
+    def line(self) -> str:
+        """The last progress as a text."""
+        text, latest = f"cutting into {counted(self.n_stages, 'stage')}", self.latest
+        if latest is None:
+            return text
+        text += f", {latest.phase}"
+        if not isfinite(latest.incumbent):
+            return text
+        least = f"at least {written(SECONDS, latest.bound)}, gap {latest.gap:.1%}"
+        return f"{text}: slowest {written(SECONDS, latest.incumbent)}, {least}"
 
 
 def tied_groups(graph: TracedGraph) -> dict[str, tuple[str, ...]]:

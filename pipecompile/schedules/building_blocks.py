@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import Action, Kind
+from pipecompile.ir import Action, Kind, Schedule
 
-__all__ = ["action_queue", "action_queues", "chain_after", "check_cells", "loop", "merge_queues", "vee"]
+__all__ = ["action_queue", "action_queues", "chain_after", "check_cells", "loop", "merge_queues", "serial", "vee"]
 
 _MOST_CELLS = 50_000_000
 """Cells of a schedule, one per stage and micro-batch."""
@@ -81,3 +81,14 @@ def check_cells(n_stages: int, n_microbatches: int) -> None:
             f"a schedule has at most {_MOST_CELLS:,} cells",
             why=f"{n_stages:,} stages on {n_microbatches:,} micro-batches are asked for",
         )
+
+
+def serial(placement: Sequence[int], n_microbatches: int) -> Schedule:
+    """Return the schedule that runs one micro-batch after another: no schedule needs less memory."""
+    rows: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
+    for m in range(n_microbatches):
+        for stage, device in enumerate(placement):
+            rows[device].append(Action(stage, Kind.FORWARD, m))
+        for stage, device in reversed(list(enumerate(placement))):
+            rows[device].append(Action(stage, Kind.BACKWARD, m))
+    return Schedule(len(placement), n_microbatches, tuple(placement), tuple(map(tuple, rows)), "serial")

@@ -106,6 +106,7 @@ class RunSettings(Group):
     cuda_graphs: Annotated[bool, flag]
     check: Annotated[bool | str, _check]
     cache_size: Annotated[int, whole_number(16)]
+    progress: Annotated[bool, flag]
     passes: Annotated[tuple[UserPass, ...], _passes]
     init: tuple[Source, ...]
 

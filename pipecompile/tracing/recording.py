@@ -18,17 +18,18 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import RLock
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from pipecompile.batching.batch_dims import BatchDims, check_batch_dims, parameters_of
 from pipecompile.batching.call_inputs import FlatInputs, flatten, validate_model
 from pipecompile.errors import TraceError
+from pipecompile.ir.progress import task
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import enable_python_dispatcher
 from pipecompile.tracing.call_recorder import CallRecorder
@@ -95,7 +96,9 @@ def record(
     """
     with _lock:
         device = device or recording_device(model, inputs.leaves)
-        return _recorded(_Attempt(model, inputs, device, lifted))
+        attempt = _Attempt(model, inputs, device, lifted)
+        with task(attempt.line):
+            return _recorded(attempt)
 
 
 def _recorded(attempt: _Attempt) -> TracedGraph:
@@ -146,6 +149,13 @@ class _Attempt:
     inputs: FlatInputs
     device: torch.device
     lifted: LiftedState
+    graphs: list[fx.Graph] = field(default_factory=list)
+
+    def line(self) -> str:
+        """Return the progress of the recording as a text."""
+        operations = f": {len(self.graphs[-1].nodes)} operations" if self.graphs else ""
+        again = f", attempt {len(self.graphs)}" if len(self.graphs) > 1 else ""
+        return f"recording {type(self.model).__name__}{operations}{again}"
 
     def record(self, size: int, opaque: OpaquePieces, *, fixed: bool = False) -> TracedGraph:
         """Return the recording for a batch of `size` samples, in which the pieces of `opaque` are opaque nodes.
@@ -170,6 +180,7 @@ class _Attempt:
         """Return the recording with gradients on or off; its `grad_mode` is None if the graph is right for both."""
         symbol = BatchSymbol(self.inputs.samples or size, fixed=True) if fixed else BatchSymbol(size)
         recorder = Recorder(self.model, symbol, self.device, OpaqueCalls(opaque, symbol), grad=grad)
+        self.graphs.append(recorder.graph)
         recorder.has_lifted = bool(self.lifted.holders)
         installed = self.lifted.install() if recorder.has_lifted else nullcontext()
         with caches_purged(), model_restored(self.model) as states, torch.set_grad_enabled(grad), installed:

@@ -54,6 +54,7 @@ def test_plan_passes_every_option_on(cli, compiler):
         "--compile-stages",
         "eager",
         "--cuda-graphs",
+        "--no-progress",
     ]
     words = [*inputs, *counts, *names, *machine, *steered, *solved, *trained]
     assert cli("plan", "mymodels:small", *words).code == 0
@@ -72,7 +73,7 @@ def test_plan_passes_every_option_on(cli, compiler):
         "memory_limit": 2 * 2**30, "devices": ["cpu", "cpu"], "tied": "apart", "optimizer": "adam",
         "speeds": [1.0, 0.5], "bandwidth": 16_000_000_000, "checkpoint": "auto", "split_before": ["1"],
         "keep_together": [["0", "1"], nn.Linear], "pin": {"2": 1}, "balance": [2, 1], "time_limit": 2.5, "gap": 0.01, "plan": None,
-        "restored": 2, "dispatch": "inline", "gradient_sums": "device", "batch_norm": "each", "across_batch": "exact", "compile_stages": "eager", "cuda_graphs": True,
+        "restored": 2, "dispatch": "inline", "gradient_sums": "device", "batch_norm": "each", "across_batch": "exact", "compile_stages": "eager", "cuda_graphs": True, "progress": False,
     }  # fmt: skip
 
 

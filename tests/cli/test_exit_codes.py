@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import typer
 
 from pipecompile.cli.command_report import CommandReport
-from pipecompile.cli.exit_codes import conclude, exit_code, spinner
+from pipecompile.cli.exit_codes import conclude, exit_code
 from pipecompile.errors import InfeasibleError, PartitionError, PipecompileError, PlanError
 
 
@@ -43,13 +41,6 @@ def test_every_cut_that_does_not_exist_is_code_4():
         2,
         1,
     ]
-
-
-def test_there_is_no_spinner_outside_of_a_terminal(capsys):
-    assert not sys.stderr.isatty()
-    with spinner("thinking"):
-        pass
-    assert capsys.readouterr() == ("", "")
 
 
 def test_ctrl_c_ends_in_one_line(capsys):

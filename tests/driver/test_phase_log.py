@@ -53,6 +53,11 @@ def test_seconds_are_shown_as_milliseconds() -> None:
 
 
 def test_phases_are_logged_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "pipecompile.phases"):
+    with caplog.at_level(logging.INFO, "pipecompile"):
         PhaseLog().run("split", int, describe=lambda _: "2 stages")
+        PhaseLog().run("partition", int)
+        PhaseLog().run("lower", int)
+        PhaseLog().run("bind", int)
     assert re.fullmatch(r"split: \d\.\d{3} s, 2 stages", caplog.messages[0])
+    names = [record.name for record in caplog.records]
+    assert names == [f"pipecompile.{name}" for name in ("trace", "partition", "schedule", "run")]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 import torch
 from torch import nn
 
 import pipecompile as pc
 from pipecompile.graph.colocation import note_ties
-from pipecompile.planning.solve_cut import tied_groups
+from pipecompile.partitioners import Progress
+from pipecompile.planning.solve_cut import _ProgressLine, tied_groups
 
 X = torch.randn(6, 16)
 
@@ -57,3 +60,12 @@ def test_groups_of_a_graph() -> None:
     model = Chain(0, 2)
     assert tied_groups(note_ties(pc.trace(model, X))) == {"0.weight": ("_0", "_2")}
     assert tied_groups(note_ties(pc.trace(Chain(), X))) == {}
+
+
+def test_the_progress_of_the_solver_is_a_line() -> None:
+    progress = _ProgressLine(4)
+    assert progress.line == "cutting into 4 stages"
+    progress(Progress("orders", inf, 0.0, 0.2))
+    assert progress.line == "cutting into 4 stages, orders"
+    progress(Progress("program", 0.01, 0.0095, 7.6))
+    assert progress.line == "cutting into 4 stages, program: slowest 10.0 ms, at least 9.5 ms, gap 5.0%"

@@ -27,7 +27,9 @@ def settings(**changes: Any) -> RunSettings:
         "passes": (),
         "compile_stages": False,
     }
-    return RunSettings(**(usual | {"cuda_graphs": False, "check": True, "cache_size": 16, "init": ()} | changes))
+    return RunSettings(
+        **(usual | {"cuda_graphs": False, "check": True, "cache_size": 16, "progress": True, "init": ()} | changes)
+    )
 
 
 def test_a_schedule_is_a_name_a_schedule_a_builder_or_a_file(tmp_path: Path) -> None:

@@ -14,19 +14,20 @@ that of `makespan_bound.py`, raised by CP-SAT. List schedules bound what stages 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Integral
 from typing import Unpack
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.ir import Kind, Route, Schedule
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import amount, amounts, whole
+from pipecompile.ir.progress import switched, task
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
-from pipecompile.schedules.building_blocks import check_cells, loop, vee
+from pipecompile.schedules.building_blocks import check_cells, loop, serial, vee
 from pipecompile.schedules.catalogue import CATALOGUE
 from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.schedules.search.deadline import Deadline
@@ -79,6 +80,7 @@ def auto_schedule(
     effort: float = 1.0,
     time_limit: float = inf,
     exact: bool = True,
+    progress: bool = True,
     **costs: Unpack[CostOptions],
 ) -> Schedule:
     """Return a schedule with the shortest simulated step that the search finds, never longer than the catalogue's best.
@@ -88,7 +90,7 @@ def auto_schedule(
     number, or one per device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto",
     which recomputes where memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search,
     in units of some seconds for 16 devices and 64 micro-batches. `time_limit` ends the search after so many seconds, with the best
-    schedule so far. `costs` are those of `simulate`.
+    schedule so far. `progress=False` shows nothing on a terminal. `costs` are those of `simulate`.
 
     The schedule has a `certificate`: its makespan, a lower bound in seconds on all schedules within the memory, and its `gap`. If
     OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule, unless `exact=False`.
@@ -103,11 +105,12 @@ def auto_schedule(
     checked = make_costs(n_stages, devices, routes, **costs)
     limit = _limit(memory_limit, in_flight, devices)
     effort, deadline = amount("effort", effort), Deadline(amount("time_limit", time_limit, finite=False))
-    for name, flag in (("split", split), ("exact", exact)):
+    for name, flag in (("split", split), ("exact", exact), ("progress", progress)):
         if not isinstance(flag, bool):
             raise InputError(f"{name}={flag!r:.60} is not True or False", hint=f"{name}=False")
     search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, exact, effort, deadline)
-    return search.run(placements)
+    with switched(progress), task(search.line):
+        return search.run(placements)
 
 
 def _placements(n_stages: int, n_devices: int | None, placement: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
@@ -156,18 +159,24 @@ class _AutoSearch:
     exact: bool
     effort: float
     deadline: Deadline
+    fitting: list[EvaluatedSchedule] = field(default_factory=list)
+
+    def line(self) -> str:
+        """Return the progress of the search as a text."""
+        best = f", best of {len(self.fitting)}: {lightest(self.fitting).seconds:.6g}" if self.fitting else ""
+        return f"searching a schedule for {counted(self.n_microbatches, 'micro-batch')}{best}"
 
     def run(self, placements: Sequence[tuple[int, ...]]) -> Schedule:
         """Return the fastest schedule that fits, improved by swaps. Raises ScheduleError if no schedule fits."""
         evaluators = [Evaluator(place, self.routes, self.costs, self.limit) for place in placements]
-        fitting: list[EvaluatedSchedule] = []
+        fitting = self.fitting
         for evaluator in evaluators:
             self._add_catalogue(evaluator, fitting)
         if not fitting or self.deadline.allows(0.8, _LIST_STEPS * len(evaluators)):
             fitting += [search.best for search in self._list_searches(evaluators) if search.best]
         for evaluator in evaluators:
             if not fitting or self.deadline.allows(0.8):
-                fitting += self._fitting(_serial(evaluator.placement, self.n_microbatches), evaluator)
+                fitting += self._fitting(serial(evaluator.placement, self.n_microbatches), evaluator)
         if not fitting:
             raise self._infeasible(evaluators[0])
         best = lightest(fitting)
@@ -267,8 +276,8 @@ class _AutoSearch:
     def _infeasible(self, evaluator: Evaluator) -> ScheduleError:
         """Return the error with the memory of the serial schedule, the least of all schedules."""
         assert self.limit is not None
-        serial, most = _serial(evaluator.placement, self.n_microbatches), self.limit.capacity
-        candidates = [insert_recompute(serial, flags) for flags in self._flag_sets(evaluator)]
+        alone, most = serial(evaluator.placement, self.n_microbatches), self.limit.capacity
+        candidates = [insert_recompute(alone, flags) for flags in self._flag_sets(evaluator)]
         peaks = min((evaluator.peaks(candidate) for candidate in candidates), key=max)
         device = max(range(len(peaks)), key=lambda d: peaks[d] - most[d])
         stages, devices = counted(len(evaluator.placement), "stage"), counted(len(peaks), "device")
@@ -284,14 +293,3 @@ class _AutoSearch:
         if self.limit is not None and not self.limit.in_bytes:
             return f"{counted(size, 'micro-batch')} in flight"
         return f"{size:.6g} bytes" + (f" ({written(BYTES, size)})" if size >= 1024 else "")
-
-
-def _serial(placement: Sequence[int], n_microbatches: int) -> Schedule:
-    """Return the schedule that runs one micro-batch after another: no schedule needs less memory."""
-    rows: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
-    for m in range(n_microbatches):
-        for stage, device in enumerate(placement):
-            rows[device].append(Action(stage, Kind.FORWARD, m))
-        for stage, device in reversed(list(enumerate(placement))):
-            rows[device].append(Action(stage, Kind.BACKWARD, m))
-    return Schedule(len(placement), n_microbatches, tuple(placement), tuple(map(tuple, rows)), "serial")
