@@ -6,7 +6,7 @@
     measuring 120 operations: 240 of 1440, 8 s left
 
 Tasks nest, and one thread draws all of them: work is not slowed where it is timed. Nothing is written to files and pipes, nor by
-ranks other than the first, nor inside `switched(False)`. Work that ends within `DELAY` shows nothing.
+ranks other than the first, nor inside `switched(False)`, nor with PIPECOMPILE_PROGRESS=0 in the environment. Work that ends within `DELAY` shows nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def switched(on: bool) -> Iterator[None]:
 
 @contextmanager
 def task(text: str | Callable[[], str], total: int | None = None) -> Iterator[Task]:
-    """Show a task while the block runs, where somebody looks. Tasks of other threads than the one that is shown stay hidden."""
+    """Show a task while the block runs, on a terminal or in a notebook. Tasks of other threads than the one that is shown stay hidden."""
     work, thread = Task(text, total), threading.get_ident()
     if _owner:
         is_mine = _owner[0] == thread and _is_on.get()
@@ -121,7 +121,7 @@ def _draw(screen: Screen, ended: threading.Event) -> None:
 
 
 class Screen(Protocol):
-    """What tasks are drawn on."""
+    """The surface that tasks are drawn on."""
 
     def show(self, tasks: Sequence[Task]) -> None:
         """Draw the tasks in place of those before."""
@@ -131,8 +131,8 @@ class Screen(Protocol):
 
 
 def _screen() -> Screen | None:
-    """Return the notebook's cell or the terminal; None where nobody looks."""
-    if os.environ.get("RANK", "0") != "0":
+    """Return the notebook's cell or the terminal; None elsewhere."""
+    if os.environ.get("RANK", "0") != "0" or os.environ.get("PIPECOMPILE_PROGRESS") == "0":
         return None
     if (shell := _notebook()) is not None:
         return _Cell(shell)

@@ -24,7 +24,7 @@ from pipecompile.ir import Kind, Route, Schedule
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import amount, amounts, whole
-from pipecompile.ir.progress import switched, task
+from pipecompile.ir.progress import task
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.building_blocks import check_cells, loop, serial, vee
@@ -80,7 +80,6 @@ def auto_schedule(
     effort: float = 1.0,
     time_limit: float = inf,
     exact: bool = True,
-    progress: bool = True,
     **costs: Unpack[CostOptions],
 ) -> Schedule:
     """Return a schedule with the shortest simulated step that the search finds, never longer than the catalogue's best.
@@ -90,7 +89,7 @@ def auto_schedule(
     number, or one per device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto",
     which recomputes where memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search,
     in units of some seconds for 16 devices and 64 micro-batches. `time_limit` ends the search after so many seconds, with the best
-    schedule so far. `progress=False` shows nothing on a terminal. `costs` are those of `simulate`.
+    schedule so far. `costs` are those of `simulate`.
 
     The schedule has a `certificate`: its makespan, a lower bound in seconds on all schedules within the memory, and its `gap`. If
     OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule, unless `exact=False`.
@@ -105,11 +104,11 @@ def auto_schedule(
     checked = make_costs(n_stages, devices, routes, **costs)
     limit = _limit(memory_limit, in_flight, devices)
     effort, deadline = amount("effort", effort), Deadline(amount("time_limit", time_limit, finite=False))
-    for name, flag in (("split", split), ("exact", exact), ("progress", progress)):
+    for name, flag in (("split", split), ("exact", exact)):
         if not isinstance(flag, bool):
             raise InputError(f"{name}={flag!r:.60} is not True or False", hint=f"{name}=False")
     search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, exact, effort, deadline)
-    with switched(progress), task(search.line):
+    with task(search.line):
         return search.run(placements)
 
 
