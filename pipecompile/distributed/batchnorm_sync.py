@@ -2,15 +2,19 @@
 
 replica 0    n, mean, squared deviations of its part  ─┐
 replica 1    n, mean, squared deviations of its part  ─┴─► n, mean, squared deviations of the batch, on both, once a step
+replica 2    no samples: n = 0                         ─┘
 
 Parts are merged as by Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,16 +22,22 @@ from torch import nn
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import is_synchronized
-from pipecompile.runtime.cells.deferred_batchnorm import BatchMoments, DeferredNorms
-from pipecompile.torch_private.modules import BatchNorm, InstanceNorm, sync_check_input_dim
+from pipecompile.runtime.cells.deferred_batchnorm import BatchMoments, DeferredCall, DeferredNorm, DeferredNorms
+from pipecompile.torch_private.modules import BatchNorm, InstanceNorm, NormBase, sync_check_input_dim
 
-__all__ = ["ReplicatedNorms", "check_sync_groups", "sync_batchnorm_layers", "without_sync"]
+__all__ = ["ReplicatedNorms", "check_sync_groups", "sync_batchnorm_layers", "synchronised_line", "without_sync"]
 
 
 def sync_batchnorm_layers(model: nn.Module) -> dict[str, nn.SyncBatchNorm]:
     """Return, by name, the layers of a model that exchange statistics with other processes."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)}
     return {name: layer for name, layer in layers.items() if is_synchronized(layer)}
+
+
+def synchronised_line(model: nn.Module) -> str:
+    """Return why copies of the pipeline must run one program: layers that exchange statistics in it; "" if there are none."""
+    layers = [name for name, layer in sync_batchnorm_layers(model).items() if layer.training]
+    return f"SyncBatchNorm layer {layers[0]} exchanges statistics in every micro-batch" if layers else ""
 
 
 def check_sync_groups(layers: dict[str, nn.SyncBatchNorm], replicas: dist.ProcessGroup | None) -> None:
@@ -68,23 +78,104 @@ def without_sync(layers: Sequence[nn.SyncBatchNorm]) -> Iterator[None]:
             layer.__class__ = kind
 
 
-class ReplicatedNorms(DeferredNorms):
-    """The deferred layers of one build. All `replicas` observe the same layers: those of this rank's stages."""
+@dataclass(frozen=True, slots=True)
+class ObservedCall:
+    """A call of a layer that a replica has observed, for replicas that have not.
 
-    def __init__(self, norms: DeferredNorms, replicas: CollectiveGroup) -> None:
+    `place` is its number among the calls of the layer in one forward. `counted` is by how much one forward raises the layer's
+    counter, and `repeats` how often the user's own checkpointing has recomputed the call.
+    """
+
+    name: str
+    place: int
+    channels: int
+    momentum: float | None
+    counted: int
+    repeats: int
+
+    @classmethod
+    def of(cls, norm: DeferredNorm, place: int, name: str) -> ObservedCall:
+        """Return call number `place` of a layer called `name`, which has observed values."""
+        call, count, runs = norm.calls[place], norm.layer.num_batches_tracked, max(one.runs for one in norm.calls)
+        assert call.seen is not None
+        counted = 0 if count is None or norm.batches is None else int(count - norm.batches) // runs
+        return cls(name, place, len(call.seen.mean), call.momentum, counted, call.repeats // call.runs)
+
+    def repeated(self, layer: NormBase, seen: BatchMoments, *, is_counted: bool) -> DeferredNorm:
+        """Return the layer with this call, which has observed the values of other replicas."""
+        norm = DeferredNorm(layer)
+        norm.begin()
+        call = norm.new_call()
+        call.seen, call.momentum, call.runs, call.repeats = seen, self.momentum, 1, self.repeats
+        if is_counted and layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.data.add_(self.counted)
+        return norm
+
+
+class ReplicatedNorms(DeferredNorms):
+    """The deferred layers of one build. All `replicas` observe the same layers: those of this rank's stages.
+
+    `unlike_model` returns the model in a step in which the replicas run different programs, else None. They may then have observed
+    other layers, or none without a sample: the layers are found by name.
+    """
+
+    def __init__(
+        self,
+        norms: DeferredNorms,
+        replicas: CollectiveGroup,
+        unlike_model: Callable[[], nn.Module | None] = lambda: None,
+    ) -> None:
         super().__init__(norms.norms, norms.links)
-        self.replicas = replicas
+        self.replicas, self.unlike_model = replicas, unlike_model
 
     def settle(self) -> None:
         """Merge the statistics of all replicas, then update the running statistics."""
-        updated = [(call, call.seen) for norm in self.norms for call in norm.calls if call.seen is not None]
-        if updated:
-            with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
+            if (model := self.unlike_model()) is not None:
+                self._settle_by_name(model)
+            elif updated := [(call, call.seen) for norm in self.norms for call in norm.calls if call.seen is not None]:
                 rows = self.replicas.all_gather(torch.cat([_row(seen) for _, seen in updated]))
                 widths = [1 + 2 * len(seen.mean) for _, seen in updated]
                 for (call, _), parts in zip(updated, rows.split_with_sizes(widths, 1), strict=True):
-                    call.seen = _averaged(parts) if isinstance(call.layer, InstanceNorm) else _merged(parts)
+                    call.seen = _moments(call.layer, parts)
         super().settle()
+
+    def _settle_by_name(self, model: nn.Module) -> None:
+        """Merge the statistics by the names of layers; update those that other replicas alone have observed."""
+        names, own = {id(module): name for name, module in model.named_modules()}, dict[tuple[str, int], DeferredCall]()
+        mine: list[ObservedCall] = []
+        for norm in self.norms:
+            for place, call in enumerate(norm.calls):
+                if call.seen is not None:
+                    mine.append(ObservedCall.of(norm, place, names[id(norm.layer)]))
+                    own[mine[-1].name, place] = call
+        texts = self.replicas.all_gather_text(msgspec.json.encode(mine).decode())
+        all_calls = {(one.name, one.place): one for text in texts for one in _calls_in(text)}
+        if not all_calls:
+            return
+        nothing = {key: torch.zeros(1 + 2 * one.channels, dtype=torch.float64) for key, one in all_calls.items()}
+        parts = [_row(own[key].seen) if key in own else row for key, row in nothing.items()]  # type: ignore[arg-type]
+        rows = self.replicas.all_gather(torch.cat([part.to(parts[0].device) for part in parts]))
+        columns = rows.split_with_sizes([len(row) for row in nothing.values()], 1)
+        counted = {name for name, _ in own}
+        for (key, one), column in zip(all_calls.items(), columns, strict=True):
+            layer = cast(NormBase, model.get_submodule(one.name))
+            seen = _moments(layer, column)
+            if key in own:
+                own[key].seen = seen
+            else:
+                one.repeated(layer, seen, is_counted=one.name not in counted).settle()
+                counted.add(one.name)
+
+
+def _calls_in(text: str) -> list[ObservedCall]:
+    return msgspec.json.decode(text, type=list[ObservedCall])
+
+
+def _moments(layer: NormBase, rows: torch.Tensor) -> BatchMoments:
+    """Return the statistics of one layer over all replicas, from a row as in `_merged`."""
+    rows = rows.to(layer.running_mean.device) if layer.running_mean is not None else rows
+    return _averaged(rows) if isinstance(layer, InstanceNorm) else _merged(rows)
 
 
 def _row(seen: BatchMoments) -> torch.Tensor:

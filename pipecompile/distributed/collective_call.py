@@ -2,6 +2,7 @@
 
 text       pipe.step(x (8, 4) float32, target (8,) int64), training         equal on all ranks
 contents   a number per leaf, from 16 elements of it                        of one batch: those of the leaves that are no placeholders
+digest     a number for all leaves, 0 if one may be a placeholder           equal where every rank has the whole batch
 """
 
 from __future__ import annotations
@@ -55,9 +56,12 @@ class CollectiveCall:
         return hash_of(f"{self.function} {self.modes} {self.n_inputs} {[*map(_layout, self.leaves)]}")
 
     def contents(self, *, is_due: bool) -> list[int]:
-        """Return a number per leaf, 0 for a leaf that says nothing. Tensors on a GPU are read only if that `is_due`."""
-        numbers = [_content(leaf, is_due=is_due) for leaf in self.leaves[:COMPARED_LEAVES]]
-        return [*numbers, *[0] * (COMPARED_LEAVES - len(numbers))]
+        """Return the digest, then a number per leaf, 0 for a leaf that says nothing. Tensors on a GPU are read only if that `is_due`."""
+        samples = [_sample(leaf, is_due=is_due) for leaf in self.leaves[:COMPARED_LEAVES]]
+        is_whole = len(self.leaves) <= COMPARED_LEAVES and not any(map(_is_unsure, samples))
+        numbers = [_content(sample) for sample in samples]
+        digest = hash_of(repr(samples)) | 1 if is_whole else 0
+        return [digest, *numbers, *[0] * (COMPARED_LEAVES - len(numbers))]
 
     def __str__(self) -> str:
         layouts = [_layout(leaf) for leaf in self.leaves]
@@ -90,17 +94,28 @@ def _layout(leaf: Any) -> str:
     return repr(leaf) if isinstance(leaf, (bool, int, float, str)) or leaf is None else type(leaf).__name__
 
 
-def _content(leaf: Any, *, is_due: bool) -> int:
-    """Return a number from a few elements; 0 for a tensor of equal elements, which may be a placeholder, and where they cannot be read."""
-    if type(leaf) not in (torch.Tensor, nn.Parameter) or leaf.numel() < 2 or leaf.device.type == "meta":
-        return 0
+def _sample(leaf: Any, *, is_due: bool) -> list[Any] | None:
+    """Return a few elements of a tensor, none of a plain value, whose layout says all; None where they cannot be read."""
+    if leaf is None or isinstance(leaf, (bool, int, float, str)):
+        return []
+    if type(leaf) not in (torch.Tensor, nn.Parameter) or leaf.device.type == "meta":
+        return None
     if leaf.device.type != "cpu" and not is_due:
-        return 0
+        return None
     try:
-        elements = _elements(leaf)
+        return _elements(leaf) if leaf.numel() else []
     except (RuntimeError, NotImplementedError):  # a layout or a dtype without `take`
-        return 0
-    return 0 if elements.count(elements[0]) == len(elements) else hash_of(repr(elements)) | 1
+        return None
+
+
+def _is_unsure(sample: list[Any] | None) -> bool:
+    """Return whether a tensor may be a placeholder: all elements that were read are equal, or none can be read."""
+    return sample is None or (bool(sample) and sample.count(sample[0]) == len(sample))
+
+
+def _content(sample: list[Any] | None) -> int:
+    """Return a number from a few elements; 0 for a tensor that may be a placeholder."""
+    return 0 if not sample or _is_unsure(sample) else hash_of(repr(sample)) | 1
 
 
 def _elements(leaf: torch.Tensor) -> list[Any]:

@@ -52,6 +52,15 @@ class CollectiveGroup:
         self.wait(dist.all_gather_into_tensor(rows.view(-1), sent, self.group, async_op=True))
         return rows.to(row.device)
 
+    def all_gather_text(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+        own = torch.tensor([*text.encode()], dtype=torch.uint8)
+        lengths = self.all_gather(torch.tensor([len(own)]))[:, 0].tolist()
+        if not any(lengths):
+            return [""] * self.size
+        rows = self.all_gather(torch.nn.functional.pad(own, (0, max(lengths) - len(own))))
+        return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+
     def start_sum(self, tensor: torch.Tensor) -> PendingCollective:
         """Start a sum over all ranks; its result is `tensor` itself."""
         return self._start_all_reduce(tensor, dist.ReduceOp.SUM)
@@ -74,7 +83,7 @@ class CollectiveGroup:
         assert work is not None
         start = checked = monotonic()
         try:
-            while not work.is_completed():
+            while self.size > 1 and not work.is_completed():
                 sleep(_POLL_WORK)
                 if monotonic() - checked > POLL:
                     checked = monotonic()

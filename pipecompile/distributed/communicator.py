@@ -58,12 +58,12 @@ class Communicator:
     def __init__(self, ranks: RankMesh) -> None:
         self.ranks, self.rank, self.timeout = ranks, ranks.rank, ranks.timeout
         self.number = _CREATED[ranks.members] = _CREATED[ranks.members] + 1
-        self.board = StatusBoard(ranks.store(self.number), ranks.members, self.rank, self.timeout)
+        self.board = StatusBoard(ranks.store(self.number), ranks.members, self.rank, self.timeout, ranks.copy)
         self.action = ""
         self._broken: RunError | None = None
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
-        self._is_connected = False
+        self.is_connected = False
         self._waiting: PendingWait | None = None
         self._seen: PendingWait | None = None  # the wait at the last check
         self._is_starting = False
@@ -76,13 +76,13 @@ class Communicator:
 
     def connect(self) -> None:
         """Open channels to all peers, before the first message. All ranks must call this together."""
-        if not self._is_connected:
+        if not self.is_connected:
             self.agree("messages to come", "values of the pipeline")
             backend, addresses = self._open()
             for peer, address in addresses.items():
                 channel = Channel(backend, address, self.number, partial(self.wait, peer))
                 self._outboxes[peer], self._inboxes[peer] = Outbox(channel), Inbox(channel)
-            self._is_connected = True
+            self.is_connected = True
             watch(self)
 
     def _open(self) -> tuple[Any, Mapping[int, int]]:
@@ -232,8 +232,8 @@ class Communicator:
 
     # -- agreement and failures ---------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Begin a run. Raises RunError after a failure, since the values that were under way are lost."""
+    def begin(self, *, in_copy: bool = False) -> None:
+        """Begin a run of all members, or of this copy alone. Raises RunError after a failure: what was under way is lost."""
         if self._broken is not None:
             raise RunError(
                 "this pipeline failed before",
@@ -242,15 +242,15 @@ class Communicator:
                 why=self._broken.what,
                 hint="start the ranks again, from the last checkpoint",
             )
-        self.board.begin()
+        self.board.begin(in_copy=in_copy)
 
-    def all_gather_text(self, topic: str, text: str) -> list[str]:
-        """Return the texts of all members. Raises Disagreement for different topics, RankLost for a silent member."""
-        return self.board.all_gather_text(topic, text)
+    def all_gather_text(self, topic: str, text: str, *, in_copy: bool = False) -> list[str]:
+        """Return the texts of all members, or of this copy's. Raises Disagreement for different topics, RankLost for a silent member."""
+        return self.board.all_gather_text(topic, text, in_copy=in_copy)
 
-    def agree(self, topic: str, text: str) -> None:
-        """Raise Disagreement, on all ranks, unless all have the same text."""
-        self.board.agree(topic, text)
+    def agree(self, topic: str, text: str, *, in_copy: bool = False) -> None:
+        """Raise Disagreement, on all ranks, or on those of this copy, unless all have the same text."""
+        self.board.agree(topic, text, in_copy=in_copy)
 
     def check(self) -> None:
         """Raise RankLost if a rank has failed or has begun an exchange that this rank has not."""

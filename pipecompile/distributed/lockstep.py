@@ -1,11 +1,12 @@
 """Lockstep: before a call of a pipeline runs, its ranks compare what they were asked for, in one exchange over the control group.
 
-    rank 1 ──[call, recording, reads, contents]──► rank 0 ──[verdict, highest and lowest recording]──► rank 1, rank 2
-    rank 2 ──[call, recording, reads, contents]──►
+    rank 1 ──[call, recording, reads, digest, contents]──► rank 0 ──[verdict, highest and lowest recording, is whole]──► rank 1, rank 2
+    rank 2 ──[call, recording, reads, digest, contents]──►
 
 `call` is a number for the function, the modes and the layout of the batch: equal on all ranks. `recording` is the one that a rank
 would use. `contents` has a number per leaf of the batch, 0 for a placeholder, and `reads` the leaves that the stages of the rank
-read. Ranks have another batch than each other if a leaf that both read differs, or every leaf that says anything.
+read. Ranks have another batch than each other if a leaf that both read differs, or every leaf that says anything. If the digests
+of all leaves are equal, every rank has the whole batch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Reads = Callable[[int], int | None]
 
 _ASKED, _VERDICT = "what a rank is asked for", "verdict on what ranks are asked for"
 
-_CALL, _RECORDING, _READS, _CONTENTS = range(4)
+_CALL, _RECORDING, _READS, _DIGEST, _CONTENTS = range(5)
 """Places of a row; the contents are the rest of it."""
 
 _UNKNOWN = -1
@@ -46,7 +47,8 @@ class _Verdict(IntEnum):
 
 
 class Lockstep:
-    """The comparison of one call after the other, on one rank of a pipeline. `calls` counts them.
+    """The comparison of one call after the other, on one rank of a pipeline. `calls` counts them. `is_whole`: in the present call every
+    rank has the inputs and the target, and no placeholders for what it does not need.
 
     A call whose recording is looked up is compared there, together with the number of the recording. `is_late`: its samples are
     compared once the call has a recording.
@@ -56,7 +58,7 @@ class Lockstep:
         self._communicator, self.calls = communicator, 0
         self.reads: Reads = lambda _: None
         self._call: CollectiveCall | None = None
-        self._is_pending = self._is_late = False
+        self._is_pending = self._is_late = self.is_whole = False
 
     @property
     def is_pending(self) -> bool:
@@ -78,7 +80,7 @@ class Lockstep:
                     self.recordings(0)
             yield
         finally:
-            self._call, self._is_pending, self._is_late = None, False, False
+            self._call, self._is_pending, self._is_late, self.is_whole = None, False, False, False
 
     def recordings(self, found: int) -> tuple[int, int]:
         """Compare the call; return the highest and the lowest number of the recordings that ranks have `found`."""
@@ -98,13 +100,14 @@ class Lockstep:
         assert call is not None
         reads = self.reads(found) if found else None
         is_due = self.calls & (self.calls - 1) == 0  # reading a GPU waits for it: in calls 1, 2, 4, 8 ...
-        contents = call.contents(is_due=is_due) if found else [0] * COMPARED_LEAVES
+        contents = call.contents(is_due=is_due) if found else [0] * (1 + COMPARED_LEAVES)
         bits = _UNKNOWN if reads is None else reads & ((1 << len(call.leaves)) - 1)
         row = [call.key, found, bits, *contents]
         try:
-            verdict, highest, lowest = _exchanged(communicator, row)
+            verdict, highest, lowest, is_whole = _exchanged(communicator, row)
         except RankLost as lost:
             raise _named(communicator, lost) from None
+        self.is_whole = bool(is_whole)
         if verdict == _Verdict.OTHER_CALLS:
             raise _other_calls(communicator, texts_of_ranks(communicator, str(call)))
         if verdict == _Verdict.OTHER_SAMPLES:
@@ -123,7 +126,7 @@ def _named(communicator: Communicator, lost: RankLost) -> RankLost:
 
 
 def _exchanged(communicator: Communicator, row: list[int]) -> list[int]:
-    """Return the verdict of the first rank on the rows of all: its number, and the highest and the lowest recording."""
+    """Return the verdict of the first rank on the rows of all: its number, the highest and the lowest recording, is the batch whole."""
     with torch.inference_mode(False):
         own = torch.tensor(row, device="cpu")
         peers = range(1, communicator.ranks.size)
@@ -135,7 +138,8 @@ def _exchanged(communicator: Communicator, row: list[int]) -> list[int]:
             communicator.expect(peer, [_ASKED])
         rows = [row, *(communicator.receive(peer, _ASKED).tolist() for peer in peers)]
         found = [one[_RECORDING] for one in rows]
-        verdict = [_verdict_on(rows), max(found), min(found)]
+        is_whole = len({one[_DIGEST] for one in rows}) == 1 and rows[0][_DIGEST] != 0
+        verdict = [_verdict_on(rows), max(found), min(found), int(is_whole)]
         for peer in peers:
             communicator.send(peer, _VERDICT, torch.tensor(verdict, device="cpu"))
         return verdict
@@ -146,7 +150,7 @@ def _verdict_on(rows: Sequence[Sequence[int]]) -> int:
         return _Verdict.OTHER_CALLS
     if len({row[_RECORDING] for row in rows}) > 1:
         return _Verdict.EQUAL  # samples are compared when all have one recording
-    kinds = [*{tuple(row[_READS:]) for row in rows}]
+    kinds = [*{(row[_READS], *row[_CONTENTS:]) for row in rows}]
     pairs = ((one, other) for place, one in enumerate(kinds) for other in kinds[:place])
     return _Verdict.OTHER_SAMPLES if any(_conflict(one, other) for one, other in pairs) else _Verdict.EQUAL
 

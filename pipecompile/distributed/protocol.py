@@ -135,9 +135,9 @@ TIMELINES = "timelines to gather"
 """The topic of the one exchange that begins no run."""
 
 EXCHANGE_BEGUN = StoreKey(
-    "begun/{run}/{exchange}", "each member", "topic of an exchange of texts that has begun in this run"
+    "begun/{first}/{run}/{exchange}", "each member", "topic of an exchange of texts that has begun in this run"
 )
-EXCHANGE = StoreKey("exchange/{exchange}/{member}", "the member", "topic, newline, text")
+EXCHANGE = StoreKey("exchange/{first}/{exchange}/{member}", "the member", "topic, newline, text")
 FAILED = StoreKey("failed", "first failing rank", "FailureReport")
 READERS = StoreKey("readers", "each other rank", "number of ranks that have read FAILED")
 WAITS = StoreKey("waits/{rank}", "the rank", "AwaitedMessage, or empty")

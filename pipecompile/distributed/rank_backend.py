@@ -9,6 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import nn
 
+from pipecompile.batching.microbatches import Weights
 from pipecompile.distributed.batchnorm_sync import (
     ReplicatedNorms,
     check_sync_groups,
@@ -22,8 +23,10 @@ from pipecompile.distributed.direct_values import DirectValues
 from pipecompile.distributed.lockstep import Lockstep
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.sharded_parameters import ShardedParameters
+from pipecompile.distributed.step_agreement import shared_from
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
 from pipecompile.distributed.value_transport import GlooValues, ValueTransport
+from pipecompile.driver.loss_shares import COUNTED
 from pipecompile.graph.cross_sample import check_sync_batchnorm
 from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.graph.stages import Stage
@@ -51,12 +54,19 @@ class RankBackend:
         self.values = values_of(communicator)
         self.overlaps = self.values.streams is not None
         self.holds_model = False
-        self.is_planner = ranks.member_index == 0
+        self._is_planned = False
         self.shards = ShardedParameters(ranks.shard_mesh, communicator)
         group = ranks.replica_group
         self.copies = None if group is None else CollectiveGroup(group, communicator)
         self.replicas = Replicas(self.copies, self.shards)
         self.has_copies = group is not None
+        self.model: nn.Module | None = None  # set by the pipeline
+
+    @property
+    def is_planner(self) -> bool:
+        """Whether this rank plans: the first of all, and of each copy of the pipeline what a copy records later, by itself."""
+        ranks = self.communicator.ranks
+        return ranks.rank == (ranks.copy[0] if self._is_planned else ranks.members[0])
 
     @cached_property
     def pipeline(self) -> CollectiveGroup:
@@ -99,14 +109,18 @@ class RankBackend:
     def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
         lines = node_lines(graph)
         text = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {n_stages} stages"
-        self.communicator.agree("graph of the model", f"{text}, {' or '.join(map(str, counts))} micro-batches")
+        if not self.has_copies:  # they may have parts of the batch of other sizes
+            text += f", {' or '.join(map(str, counts))} micro-batches"
+        self.communicator.agree("graph of the model", text, in_copy=self._is_planned)
 
     def share_plan(self, planned: Planned | None) -> Planned:
-        """Send the plan and the samples of its micro-batches from the planner to all ranks. The problem stays with the planner."""
+        """Send the plan and the samples of its micro-batches from the planner to the others. The problem stays with the planner."""
+        text = "" if planned is None else f"{planned.samples or ''}\n{planned.plan.to_json()}"
+        first = self.communicator.all_gather_text("plan", text, in_copy=self._is_planned)[0]
+        self._is_planned = True
         if planned is not None:
-            self.gather_text("plan", f"{planned.samples or ''}\n{planned.plan.to_json()}")
             return planned
-        samples, _, plan = self.gather_text("plan", "")[0].partition("\n")
+        samples, _, plan = first.partition("\n")
         return Planned(Plan.from_json(plan), None, int(samples) if samples else None)
 
     def place(
@@ -118,6 +132,7 @@ class RankBackend:
         options: Options,
         homes: Homes,
     ) -> Mirrors:
+        self._is_planned = True
         devices = [options.devices[device] for device in plan.placement]
         here = self.communicator.ranks.index
         copies = place_on_ranks(graph, stages, devices, plan.placement, homes, self.values, here)
@@ -126,7 +141,9 @@ class RankBackend:
         return copies
 
     def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
-        return norms if self.copies is None else ReplicatedNorms(norms, self.copies)
+        if self.copies is None:
+            return norms
+        return ReplicatedNorms(norms, self.copies, lambda: self.model if self.replicas.is_unlike else None)
 
     def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:
         assert isinstance(mirrors, TiedCopies)  # of the program's binding
@@ -140,6 +157,18 @@ class RankBackend:
 
     def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
         self.replicas.weigh(count, unit, floor)
+
+    def weights_of_target(self, weights: Weights, last: int) -> Weights:
+        """Return the weights of the rank with the last stage, and weight this copy as that rank does. Others may have a placeholder."""
+        if self.communicator.ranks.size == 1 or self.lockstep.is_whole:
+            return weights
+        with torch.inference_mode(False):
+            numbers = torch.tensor([*self.replicas.weighed, *weights[0]], dtype=torch.float64, device="cpu")
+            samples, floor, is_counted, *shared = shared_from(self.communicator, last, "weights", numbers).tolist()
+            if self.communicator.ranks.index == last:
+                return weights
+            self.replicas.weigh(samples, COUNTED if is_counted else "samples", floor)
+            return shared, torch.tensor(shared, dtype=torch.float64)
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         """Broadcast this rank's parameters from the first copy of the pipeline, then shard them."""

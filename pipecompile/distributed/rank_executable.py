@@ -89,7 +89,7 @@ class RankExecutable(Executable):
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """Return a frame. Before the first, the ranks agree on the program and open their channels."""
         if not self._is_agreed:
-            self.communicator.agree("program of the step", self._summary)
+            self.communicator.agree("program of the step", self._summary, in_copy=True)
             self.communicator.connect()
         with self._blaming(is_begun=False):
             self._is_agreed = True
@@ -129,6 +129,8 @@ class RankExecutable(Executable):
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
         with self._blaming():
             super().finished(frame, threaded=threaded)
+            if self.replicas.is_unlike and not self.norms.norms:
+                self.norms.settle()  # copies whose program has such layers wait for this one
             self.values.finish()
 
     def _own_state(self, arrivals: Mapping[tuple[str, bool], Any]) -> str:

@@ -28,6 +28,7 @@ class RankMesh:
     `group` has one rank per pipeline device; this rank is number `index` of its `size` ranks. `members` are all ranks of the mesh.
     `replica_group` has the ranks that run the same stages on other parts of the batch, `shard_mesh` those of them that shard
     parameters among themselves, `tensor_group` those that have other parts of the same layers; None if there are none.
+    `copy` are the members that work on one part of the batch: all members, if there is one pipeline.
     `device_type` is that of the mesh; of all ranks, "cuda" if their process group has NCCL, as the default one has beside GPUs.
     """
 
@@ -39,6 +40,7 @@ class RankMesh:
     shard_mesh: DeviceMesh | None = None
     tensor_group: dist.ProcessGroup | None = None
     device_type: str = "cpu"
+    copy: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None) -> RankMesh:
@@ -49,7 +51,9 @@ class RankMesh:
         group = dist.group.WORLD
         assert group is not None
         has_nccl = "nccl" in dist.get_backend_config(group) and torch.cuda.is_available()
-        return cls(group, dist.get_rank(), len(members), members, device_type="cuda" if has_nccl else "cpu")
+        return cls(
+            group, dist.get_rank(), len(members), members, device_type="cuda" if has_nccl else "cpu", copy=members
+        )
 
     @classmethod
     def _of_mesh(cls, mesh: DeviceMesh) -> RankMesh:
@@ -66,6 +70,7 @@ class RankMesh:
             shard_mesh=mesh[tuple(sorted(copies))] if "dp_shard" in copies else None,
             tensor_group=mesh["tp"].get_group() if "tp" in names else None,
             device_type=mesh.device_type,
+            copy=_copy_of(mesh, names),
         )
 
     @property
@@ -119,6 +124,15 @@ def _check(mesh: DeviceMesh, names: tuple[str, ...]) -> None:
         )
     if mesh.get_coordinate() is None:
         raise InputError(f"rank {dist.get_rank()} is not in the mesh", hint="compile on the ranks of the mesh only")
+
+
+def _copy_of(mesh: DeviceMesh, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the ranks that have the same part of the batch as this rank."""
+    own = mesh.get_coordinate()
+    assert own is not None
+    parts = ("dp", "dp_shard")
+    places = [at if name in parts else slice(None) for name, at in zip(names, own, strict=True)]
+    return tuple(sorted(mesh.mesh[tuple(places)].flatten().tolist()))
 
 
 def _group_along(mesh: DeviceMesh, names: tuple[str, ...]) -> dist.ProcessGroup | None:

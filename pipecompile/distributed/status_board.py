@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic, sleep
 
 from torch.distributed.distributed_c10d import Store
@@ -17,6 +18,7 @@ from pipecompile.distributed.board_watch import POLL
 from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
 from pipecompile.distributed.process_end import has_ended, identity
 from pipecompile.distributed.protocol import EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, WAITS
+from pipecompile.errors import PlanError
 
 __all__ = ["StatusBoard"]
 
@@ -24,52 +26,82 @@ _READ_TIMEOUT = 10.0
 """Seconds that a failing rank waits for the others to read its report."""
 
 
-class StatusBoard:
-    """The board as rank `rank`, one of `members`, sees it. `timeout` is in seconds; `step` counts the runs of this rank."""
+_OWN_RUNS = 1 << 32
+"""Number of runs that a copy of the pipeline can make between two runs of all members."""
 
-    def __init__(self, store: Store, members: Sequence[int], rank: int, timeout: float) -> None:
+_ALL = -1
+"""In the keys of exchanges of all members, the place of the first rank of a copy."""
+
+
+@dataclass(slots=True)
+class _Exchanges:
+    """The exchanges of texts among `ranks`, with `first` in their keys: their `count`, and the count in the present run."""
+
+    ranks: tuple[int, ...]
+    first: int
+    count: int = 0
+    of_step: int = 0
+
+
+class StatusBoard:
+    """The board as rank `rank`, one of `members`, sees it. `timeout` is in seconds.
+
+    `copy` are the members that run one copy of the pipeline, all of them by default. They may make calls without the other
+    copies: `step` counts the runs of all members by `_OWN_RUNS`, and by 1 those of a copy in between.
+    """
+
+    def __init__(
+        self, store: Store, members: Sequence[int], rank: int, timeout: float, copy: Sequence[int] = ()
+    ) -> None:
         self.store, self.members, self.rank, self.timeout = store, tuple(members), rank, timeout
-        self.step = self._exchanges_of_step = self._exchanges = 0
+        self.copy, self.step = tuple(copy) or self.members, 0
+        self._all, self._own = _Exchanges(self.members, _ALL), _Exchanges(self.copy, min(self.copy))
         with suppress(RuntimeError):
             self.store.set(PROCESS.at(rank), identity())
 
-    def begin(self) -> None:
-        """Count a new run."""
-        self.step, self._exchanges_of_step = self.step + 1, 0
+    def begin(self, *, in_copy: bool = False) -> None:
+        """Count a new run: of all members, or `in_copy`, of this copy of the pipeline alone."""
+        self.step = self.step + 1 if in_copy else (self.step // _OWN_RUNS + 1) * _OWN_RUNS
+        self._all.of_step = self._own.of_step = 0
+
+    def _exchanges(self, *, in_copy: bool) -> _Exchanges:
+        return self._own if in_copy and self.copy != self.members else self._all
 
     # -- exchange of texts --------------------------------------------------------------------------------------------
 
-    def all_gather_text(self, topic: str, text: str) -> list[str]:
-        """Return the texts of all members, in their order. Every member must call this with the same topic.
+    def all_gather_text(self, topic: str, text: str, *, in_copy: bool = False) -> list[str]:
+        """Return the texts of all members, or of those of this copy, in their order. Each must call this with the same topic.
 
-        Raises Disagreement, on all members, for different topics, and RankLost for a member that does not come in time.
+        Raises Disagreement, on all of them, for different topics, and RankLost for a member that does not come in time.
         """
-        self._exchanges += 1
-        self.store.set(EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step), f"{self.rank} {topic}")
-        self._exchanges_of_step += 1
-        own = self.members.index(self.rank)
-        self.store.set(EXCHANGE.at(self._exchanges, own), f"{topic}\n{text}")
-        entries = [self._read(EXCHANGE.at(self._exchanges, index), rank) for index, rank in enumerate(self.members)]
+        among = self._exchanges(in_copy=in_copy)
+        among.count += 1
+        self.store.set(EXCHANGE_BEGUN.at(among.first, self.step, among.of_step), f"{self.rank} {topic}")
+        among.of_step += 1
+        own = among.ranks.index(self.rank)
+        self.store.set(EXCHANGE.at(among.first, among.count, own), f"{topic}\n{text}")
+        keys = [EXCHANGE.at(among.first, among.count, index) for index in range(len(among.ranks))]
+        entries = [self._read(key, rank) for key, rank in zip(keys, among.ranks, strict=True)]
         topics = [entry.partition("\n")[0] for entry in entries]
         if len(set(topics)) > 1:
-            self._disagree(topics, "what to do next")
+            raise self._disagreement(among, topics, "what to do next")
         return [entry.partition("\n")[2] for entry in entries]
 
-    def agree(self, topic: str, text: str) -> None:
-        """Raise Disagreement, on all members, unless all have the same text."""
-        texts = self.all_gather_text(topic, text)
+    def agree(self, topic: str, text: str, *, in_copy: bool = False) -> None:
+        """Raise Disagreement, on all members, or on those of this copy, unless all have the same text."""
+        texts = self.all_gather_text(topic, text, in_copy=in_copy)
         if len(set(texts)) > 1:
-            self._disagree(texts, f"the {topic}")
+            raise self._disagreement(self._exchanges(in_copy=in_copy), texts, f"the {topic}")
 
-    def _disagree(self, texts: Sequence[str], topic: str) -> None:
+    def _disagreement(self, among: _Exchanges, texts: Sequence[str], topic: str) -> PlanError:
+        """Return the error that names who has what. If this copy alone raises it, it is a failure to post for the others."""
         ranks_of: dict[str, list[str]] = {}
-        for rank, text in zip(self.members, texts, strict=True):
+        for rank, text in zip(among.ranks, texts, strict=True):
             ranks_of.setdefault(text, []).append(str(rank))
-        raise Disagreement(
+        named = (f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in ranks_of.items())
+        return (Disagreement if among is self._all else PlanError)(
             f"the ranks disagree about {topic}",
-            where="; ".join(
-                f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in ranks_of.items()
-            ),
+            where="; ".join(named),
             why="every rank runs its part of one program",
             hint="the same model, options, mode and batch on every rank",
         )
@@ -110,12 +142,13 @@ class StatusBoard:
         """
         if (report := self.failed()) is not None:
             raise RankLost(report, is_posted=True)
-        key = EXCHANGE_BEGUN.at(self.step, self._exchanges_of_step)
-        with suppress(RuntimeError):
-            if not is_starting and self.store.check([key]):
-                rank, _, topic = self.store.get(key).decode().partition(" ")
-                what = f"it and rank {self.rank} were asked for different things: it exchanges {topic}"
-                raise RankLost(FailureReport(int(rank), what, action="beside other calls"), is_posted=False)
+        for one in (self._all, self._own):
+            key = EXCHANGE_BEGUN.at(one.first, self.step, one.of_step)
+            with suppress(RuntimeError):
+                if not is_starting and self.store.check([key]):
+                    rank, _, topic = self.store.get(key).decode().partition(" ")
+                    what = f"it and rank {self.rank} were asked for different things: it exchanges {topic}"
+                    raise RankLost(FailureReport(int(rank), what, action="beside other calls"), is_posted=False)
 
     def failed(self) -> FailureReport | None:
         """Return the report of the rank that failed first, if one failed."""

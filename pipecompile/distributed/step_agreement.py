@@ -18,7 +18,7 @@ from pipecompile.distributed.collective_call import hash_of
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.errors import PlanError
 
-__all__ = ["agree_on_step", "ranks_by_text", "texts_of_ranks"]
+__all__ = ["agree_on_step", "ranks_by_text", "shared_from", "texts_of_ranks"]
 
 _STEP, _AGREED, _TEXT, _TEXTS = "step", "step agreed", "text of the step", "texts of the step"
 
@@ -46,6 +46,18 @@ def agree_on_step(communicator: Communicator, common: str, own: str) -> int:
     if not is_agreed:
         raise _disagreement(communicator, common)
     return int(number)
+
+
+def shared_from(communicator: Communicator, source: int, name: str, value: torch.Tensor) -> torch.Tensor:
+    """Return the `value` that pipeline device `source` has, on all ranks of a pipeline. All must call this together."""
+    if communicator.ranks.index != source:
+        communicator.expect(source, [name])
+        received: torch.Tensor = communicator.receive(source, name)
+        return received
+    for peer in range(communicator.ranks.size):
+        if peer != source:
+            communicator.send(peer, name, value)
+    return value
 
 
 def _disagreement(communicator: Communicator, common: str) -> PlanError:

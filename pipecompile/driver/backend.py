@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from pipecompile.batching.microbatches import Weights
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
@@ -29,8 +30,9 @@ __all__ = ["Backend", "ProcessBackend"]
 class Backend(Protocol):
     """The decisions that differ. Every process of a pipeline has a backend of its own."""
 
-    is_planner: bool
-    """Whether this process measures and cuts. Exactly one process of a pipeline does."""
+    @property
+    def is_planner(self) -> bool:
+        """Whether this process measures and cuts. Exactly one process of a pipeline does."""
 
     holds_model: bool
     """Whether all parameters of the model are in this process."""
@@ -81,6 +83,9 @@ class Backend(Protocol):
 
         The loss divides by no less than `floor`.
         """
+
+    def weights_of_target(self, weights: Weights, last: int) -> Weights:
+        """Return the weights of micro-batches as pipeline device `last` has them, which runs the last stage and has the target."""
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         """Make the parameters of all copies of the pipeline equal, once every parameter has values."""
@@ -134,6 +139,9 @@ class ProcessBackend:
 
     def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
         pass
+
+    def weights_of_target(self, weights: Weights, last: int) -> Weights:  # noqa: ARG002
+        return weights
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         pass

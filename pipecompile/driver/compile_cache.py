@@ -170,7 +170,9 @@ class CompileCache:
             specialization.losses[key] = self._loss(specialization, batch, target, arrivals)
         if is_mean and has_copies:
             weigh_copy(specialization, batch, target, arrivals, self.context)
-        weights, gradient = specialization.loss_weights(batch, target, arrivals)
+        own = specialization.loss_weights(batch, target, arrivals)
+        last = specialization.plan.placement[-1]
+        weights, gradient = self.context.backend.weights_of_target(own, last) if is_mean else own
         device = specialization.stage_devices[-1]
         gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
         arrivals[LOSS, True] = loss_gradients(gradient, weights, device)

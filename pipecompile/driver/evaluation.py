@@ -77,14 +77,22 @@ def evaluating(model: nn.Module, train: Callable[[bool], Any]) -> Iterator[None]
 
 @dataclass(frozen=True, slots=True)
 class ValidationLoop:
-    """The evaluation of one pipeline. `samples_of` returns the number of samples in a call, None without a batch."""
+    """The evaluation of one pipeline. `samples_of` returns the number of samples in a call, None without a batch.
+
+    A batch for which `is_skipped` holds counts nothing.
+    """
 
     pipe: Any
     options: Options
     samples_of: Callable[[tuple[Any, ...], dict[str, Any]], int | None]
+    is_skipped: Callable[[tuple[Any, ...], dict[str, Any]], bool] = lambda *_: False
 
     def run(self, batches: Iterable[Any], metric: Callable[..., Any] | None) -> Evaluation:
         """Return the losses and metrics of all batches, in eval mode and without gradients."""
+        return self.total(batches, metric).evaluation()
+
+    def total(self, batches: Iterable[Any], metric: Callable[..., Any] | None) -> RunningTotal:
+        """Return the sums of losses and metrics of all batches, in eval mode and without gradients."""
         if not isinstance(batches, Iterable) or isinstance(batches, torch.Tensor):
             raise InputError(f"evaluate takes batches, not a {type(batches).__name__}", hint="evaluate(loader)")
         if metric is not None and not callable(metric):
@@ -94,12 +102,14 @@ class ValidationLoop:
             for batch in batches:
                 args, kwargs = arguments_of(batch, with_target=self.options.is_target_required)
                 inputs = {name: value for name, value in kwargs.items() if name != "target"}
+                if self.is_skipped(args, inputs):
+                    continue
                 samples = self.samples_of(args, inputs)
                 loss, metrics = (
                     self._with_metric(metric, args, kwargs) if metric is not None else (self._loss(args, kwargs), None)
                 )
                 total.add(loss, samples, metrics)
-        return total.evaluation()
+        return total
 
     def _loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         result = self.pipe.step(*args, **kwargs)

@@ -151,7 +151,12 @@ class ListedSteps:
         arrivals = ports.arrivals([call.leaves for call in listed.calls])
         if listed.has_targets:
             arrivals[TARGET, False] = listed.targets
-        weights, gradient = listed_weights(recordings, listed, self.cache.options, self.cache.context)
+        own, last = (
+            listed_weights(recordings, listed, self.cache.options, self.cache.context),
+            recordings[0].plan.placement[-1],
+        )
+        is_mean = self.cache.options.loss_reduction == "mean"
+        weights, gradient = self.cache.context.backend.weights_of_target(own, last) if is_mean else own
         device = recordings[0].stage_devices[-1]
         gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
         arrivals[LOSS, True] = loss_gradients(gradient, weights, device)

@@ -114,6 +114,22 @@ class ModelProxy(nn.Module):
         """
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
 
+    # -- scripts that run in one process and on ranks ---------------------------------------------------------------
+
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether this process uses the inputs of a batch. A rank that does not may pass zeros of the same shapes."""
+        return True
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether this process uses the targets of a batch. A rank that does not may pass zeros of the same shapes."""
+        return True
+
+    def sum_over_copies(self, values: Any) -> Any:
+        """Return numbers, or nested containers of numbers and tensors, summed over the copies of the pipeline: here there is one."""
+        return values
+
     # -- the optimizer's state --------------------------------------------------------------------------------------
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -154,6 +154,8 @@ def _cost(
     context.backend.agree_on_graph(graph, options.n_stages, request.counts)
     if not context.backend.is_planner:
         return {}
+    if context.backend.has_copies and decision.plan is not None:
+        options = replace(options, cost="analytic")  # copies that record later make the same plan, each by itself
     check_stage_count(graph, options.n_stages)
     options.check_names(graph)
     with hint_at_small_microbatches(max(request.counts) if len(request.counts) == 1 else 1, request.samples):

@@ -177,6 +177,15 @@ class Specialization:
         ]
         return self.whole_values(batch, target), parts
 
+    @property
+    def loss_reads_inputs(self) -> bool:
+        """Whether what the loss divides by is computed from inputs of the model, in a step so far."""
+        divisors = [one.divisor for one in self.losses.values() if one.divisor is not None]
+        return any(
+            not isinstance(divisor, LossDivisor) or any(name in self.inputs for name in divisor.inputs)
+            for divisor in divisors
+        )
+
     def whole_values(self, batch: MiniBatch, target: Any) -> dict[str, Any]:
         """Return the inputs and the target of the mini-batch, and the target's leaves, by name."""
         return {**dict(zip(self.inputs, batch.whole.leaves, strict=False)), **_target_values(target)}

@@ -6,7 +6,7 @@ A tensor used on several devices has its home on the device of its first use, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 
 import torch
@@ -85,6 +85,15 @@ class Homes:
         ]
         for key in gone:
             del self._homes[key]
+
+    def __bool__(self) -> bool:
+        return bool(self._homes)
+
+    def take(self, others: Homes, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Take the homes of the tensors of another model; `pairs` has each of them with its copy."""
+        for tensor, own in pairs:
+            if (home := others.find(tensor)) is not None:
+                self.assign(own, home)
 
     def clear(self) -> None:
         """Forget all homes. Tensors stay where they are."""

@@ -66,19 +66,16 @@ def overlapped(mesh: DeviceMesh, *schedules: str, count: int = 4, shared: bool =
 def unlike() -> Any:
     """Run two programs on both copies, one after the other; then a different one on each copy; then the same again.
 
-    Return the error of the different programs, and the sums of gradients after each step.
+    Return the sums of gradients after each step.
     """
     torch.manual_seed(12)
-    mesh, message, sums = pair_mesh(), "", []
+    mesh, sums = pair_mesh(), []
     pipe = pc.compile(Net(shared=False), 4, mesh=mesh, n_microbatches=4, schedule="looped-bfs", balance=[1] * 4,
                       loss_fn=lambda y: y.mean(), cost="analytic")  # fmt: skip
     for samples in (8, 3, 8 if mesh.get_local_rank("dp") else 3, 8):
-        try:
-            pipe.step(torch.ones(samples, WIDTH))
-        except pc.PlanError as error:
-            message = str(error)
+        pipe.step(torch.ones(samples, WIDTH))
         sums.append(sum(float(parameter.grad.sum()) for parameter in pipe.parameters()))
-    return {"message": message, "sums": sums}
+    return {"sums": sums}
 
 
 def regular(model: Net) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -50,6 +50,10 @@ class ThreadMesh:
     def members(self) -> tuple[int, ...]:
         return tuple(map(self.rank_of, range(self.size)))
 
+    @property
+    def copy(self) -> tuple[int, ...]:
+        return self.members
+
     def rank_of(self, index: int) -> int:
         """Ranks are numbered otherwise than pipeline devices."""
         return 10 + index

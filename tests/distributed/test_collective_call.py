@@ -33,9 +33,23 @@ def test_calls_of_other_layouts_have_other_keys(other: tuple[Any, Any]) -> None:
 
 
 def contents(*leaves: Any, is_due: bool = True) -> list[int]:
-    numbers = CollectiveCall.of("pipe.step", MODEL, leaves).contents(is_due=is_due)
+    digest, *numbers = CollectiveCall.of("pipe.step", MODEL, leaves).contents(is_due=is_due)
     assert len(numbers) == COMPARED_LEAVES
+    assert digest == digest_of(*leaves, is_due=is_due)
     return numbers
+
+
+def digest_of(*leaves: Any, is_due: bool = True) -> int:
+    return CollectiveCall.of("pipe.step", MODEL, leaves).contents(is_due=is_due)[0]
+
+
+def test_a_batch_without_placeholders_has_a_digest() -> None:
+    assert digest_of(X, Y, 3, None, "text") == digest_of(X.clone(), Y.clone(), 4, None, "other") != 0
+    assert digest_of(X, Y) != digest_of(X, Y + 1)
+    for placeholder in (torch.zeros(8), torch.ones(1), torch.empty(8, device="meta"), object()):
+        assert digest_of(X, placeholder) == 0
+    assert digest_of(X, torch.zeros(0)) != 0
+    assert digest_of(*[X] * 17) == 0
 
 
 def test_contents_tell_batches_apart_and_leave_placeholders_out() -> None:

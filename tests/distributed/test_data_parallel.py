@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +23,7 @@ class Twins(CollectiveGroup):
 
     def __init__(self) -> None:
         self.size, self.index, self.started = 2, 0, list[int]()
-        self.apart = torch.zeros(2)
+        self.apart = torch.zeros(5)
 
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -30,7 +33,7 @@ class Twins(CollectiveGroup):
         return PendingCollective(self, None, tensor.mul_(2))
 
     def all_gather(self, row: torch.Tensor) -> torch.Tensor:
-        return torch.stack([row, row + self.apart])
+        return torch.stack([row, row + self.apart[: len(row)]])
 
     def wait(self, work: object) -> None:
         del work
@@ -122,16 +125,65 @@ def test_a_gradient_that_is_added_after_its_reduction_started_is_an_error() -> N
         step()
 
 
-def test_replicas_with_different_programs_raise_before_gradients_are_sent() -> None:
+def test_replicas_with_different_programs_reduce_all_gradients_at_the_end() -> None:
     replicas, group, parameters = pair()
+    group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
     add(parameters[0], 7.0)
-    group.apart = torch.tensor([0.0, 1.0])
+    with replicas.reduced(lambda: iter(parameters), samples=4) as whole:
+        group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
+        agree_apart(replicas, group)
+        add(parameters[0], 2.0)
+        replicas.reduce({id(parameters[0])})
+        assert not group.started
+        assert whole(torch.tensor(3.0)).item() == 3.0
+    assert group.started == [2 + 3 + 5 + 3]
+    assert gradients(parameters) == [[9.0] * 2, None, None]
+
+
+def agree_apart(replicas: Replicas, group: Twins) -> None:
+    """Agree beside a replica with another program; afterwards the rows of both are equal again."""
+    with replicas_alike(group):
+        replicas.agree("a program")
+
+
+@contextmanager
+def replicas_alike(group: Twins) -> Iterator[None]:
+    """Let the first row of the other replica differ, and no later one."""
+    rows, first = group.all_gather, [True]
+
+    def gathered(row: torch.Tensor) -> torch.Tensor:
+        group.apart = group.apart if first.pop() else torch.zeros(5)
+        first.append(False)
+        return rows(row)
+
+    with patch.object(group, "all_gather", gathered):
+        yield
+    group.apart = torch.zeros(5)
+
+
+def test_replicas_that_must_run_one_program_raise_before_gradients_are_sent() -> None:
+    replicas, group, parameters = pair()
+    replicas.needs_one_program = lambda: "a layer exchanges statistics"
+    add(parameters[0], 7.0)
+    group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
 
     def step() -> None:
         with replicas.reduced(lambda: iter(parameters), samples=4):
-            replicas.agree("a program")
+            agree_apart(replicas, group)
 
     with pytest.raises(PlanError, match="about to run different programs"):
         step()
     assert not group.started
     assert gradients(parameters) == [[7.0] * 2, None, None]
+
+
+def test_replicas_that_count_other_things_raise() -> None:
+    replicas, group, parameters = pair()
+    group.apart = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0])
+
+    def step() -> None:
+        with replicas.reduced(lambda: iter(parameters), samples=4):
+            replicas.agree("a program")
+
+    with pytest.raises(PlanError, match="count other things in their parts"):
+        step()

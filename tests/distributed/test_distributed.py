@@ -202,10 +202,10 @@ def test_gradients_are_reduced_beside_the_last_backwards(run: RankRun, case: str
             assert each["off"] < 1e-15
 
 
-def test_copies_must_run_the_same_program(run: RankRun) -> None:
+def test_copies_may_run_different_programs(run: RankRun) -> None:
+    """They were refused, before."""
     for each in run.of("unlike"):
-        assert "about to run different programs" in each["message"]
-        assert each["sums"] == pytest.approx([each["sums"][0] * factor for factor in (1, 2, 2, 3)])
+        assert each["sums"] == pytest.approx([each["sums"][0] * factor for factor in (1, 2, 3, 4)])
 
 
 def test_a_tied_weight_may_be_sharded(run: RankRun) -> None:

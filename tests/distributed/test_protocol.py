@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import product
+
 from pipecompile.distributed.protocol import HEAD_LENGTH, PROTOCOL, HeadField, Tag, tag_of
 
 TEXT = """
@@ -21,13 +23,13 @@ small_bytes    131072 bytes of payload in one part with the head
 posted_ahead   2 receives per peer
 unsent         8 values of two parts per peer
 
-store key                      writer               value
-begun/{run}/{exchange}         each member          topic of an exchange of texts that has begun in this run
-exchange/{exchange}/{member}   the member           topic, newline, text
-failed                         first failing rank   FailureReport
-readers                        each other rank      number of ranks that have read FAILED
-waits/{rank}                   the rank             AwaitedMessage, or empty
-process/{rank}                 the rank             boot, namespace, number and start time of its process, or empty
+store key                              writer               value
+begun/{first}/{run}/{exchange}         each member          topic of an exchange of texts that has begun in this run
+exchange/{first}/{exchange}/{member}   the member           topic, newline, text
+failed                                 first failing rank   FailureReport
+readers                                each other rank      number of ranks that have read FAILED
+waits/{rank}                           the rank             AwaitedMessage, or empty
+process/{rank}                         the rank             boot, namespace, number and start time of its process, or empty
 """
 
 
@@ -48,7 +50,8 @@ def test_a_receive_posted_ahead_never_takes_a_message_of_another_tag() -> None:
 
 
 def test_keys_of_the_store_never_collide() -> None:
-    keys = [key.at(run, index) for key in PROTOCOL.keys for run in range(3) for index in range(3)]
+    numbers = [*product(range(3), repeat=3)]
+    keys = [key.at(*each) for key in PROTOCOL.keys for each in numbers]
     fields = [key.template.count("{") for key in PROTOCOL.keys]
     assert len(set(keys)) == sum(3**count for count in fields)
 

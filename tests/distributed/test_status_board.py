@@ -121,7 +121,7 @@ def test_a_posted_wait_is_read_until_it_is_cleared() -> None:
     first, second, _ = boards()
     first.begin()
     first.post_wait(5, "h#0")
-    assert second.wait_of(4) == AwaitedMessage(5, "h#0", 1)
+    assert second.wait_of(4) == AwaitedMessage(5, "h#0", first.step)
     first.clear_wait()
     assert second.wait_of(4) is None
     assert second.wait_of(7) is None

@@ -28,7 +28,7 @@ from pipecompile.torch_private.modules import InstanceNorm, NormBase
 from pipecompile.tracing.recompute_flag import is_recomputing, is_recomputing_region
 
 __all__ = [
-    "BatchMoments", "DeferredBatchNorm", "DeferredNorm", "DeferredNorms", "defer_norms",
+    "BatchMoments", "DeferredBatchNorm", "DeferredCall", "DeferredNorm", "DeferredNorms", "defer_norms",
 ]  # fmt: skip
 
 

@@ -1,0 +1,168 @@
+"""The model of a pipeline on ranks, as one rank has it: the parameters, buffers and state of its stages."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from pipecompile.distributed.collective_call import CollectiveCall
+from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.lockstep import Lockstep
+from pipecompile.distributed.rank_backend import RankBackend, owner_of
+from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.distributed.rank_state import RankState
+from pipecompile.driver.compile_cache import CompileCache
+from pipecompile.errors import InputError
+from pipecompile.options import Options
+from pipecompile.pipeline import Pipeline
+from pipecompile.torch_private.dtensors import fitted
+
+__all__ = ["RankModule"]
+
+
+class RankModule(Pipeline):
+    """A Pipeline that *is* the part of the model that lives on this rank. All ranks make its calls together."""
+
+    def __init__(self, model: nn.Module, options: Options, ranks: RankMesh) -> None:
+        self._ranks, self._communicator = ranks, Communicator(ranks)
+        self._backend = RankBackend(self._communicator)
+        super().__init__(model, options, self._backend)
+        self._backend.model = model
+        self._shards, self.replicas = self._backend.shards, self._backend.replicas
+        self._lockstep: Lockstep = self._backend.lockstep
+        self._state = RankState(model, self._owner, self._communicator)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether a copy of the pipeline can run without the others, once a call is compiled."""
+        context, updates = self._cache.context, self.model.training and self._options.batch_norm == "deferred"
+        return context.backend.has_copies and context.meta_init.is_done and not self._shards and not updates
+
+    @contextmanager
+    def _together(
+        self,
+        function: str,
+        inputs: Any = None,
+        target: Any = None,
+        *,
+        is_looked_up: bool = False,
+        in_copy: bool = False,
+    ) -> Iterator[None]:
+        """Run a call that all ranks make together, or `in_copy`, those of one copy of the pipeline.
+
+        A failure is posted; ranks that are asked for other things raise PlanError.
+        """
+        self._communicator.begin(in_copy=in_copy)
+        with self._communicator.guarded():
+            self._communicator.connect()
+            is_compared = inputs is not None and self._ranks.size > 1
+            seen = (self.model, inputs, target)
+            call = CollectiveCall.of(function, *seen) if is_compared else CollectiveCall(function)
+            with self._lockstep.of(call, is_looked_up=is_looked_up):
+                yield
+
+    def _require_shards(self) -> None:
+        """Raise InputError if parameters are to be sharded and have not been: a first compile places them."""
+        if not self._shards.is_known:
+            raise InputError(
+                "the mesh has dp_shard, and the pipeline is not compiled yet",
+                why="parameters are sharded when the pipeline is compiled, and an optimizer needs the shards",
+                hint="compile(..., example_args=(x,)), with values in all parameters",
+            )
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lives on this rank. Before the first compile, all tensors live on all ranks."""
+        return self._state.is_here(tensor)
+
+    def _owner(self, tensor: torch.Tensor) -> int | None:
+        homes = self._cache.context.homes
+        return owner_of(tensor, homes) if self._cache or homes else None
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        self._require_shards()
+        named = self.model.named_parameters(prefix, recurse, remove_duplicate)
+        yield from ((name, self._shards.shard_of(parameter)) for name, parameter in named if self._is_here(parameter))
+
+    def _whole_parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters of this rank that are not sharded."""
+        here = (parameter for parameter in self.model.parameters() if self._is_here(parameter))
+        return (parameter for parameter in here if self._shards.shard_of(parameter) is parameter)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        named = self.model.named_buffers(prefix, recurse, remove_duplicate)
+        yield from ((name, buffer) for name, buffer in named if self._is_here(buffer))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state that lives on this rank, under the model's own names."""
+        state = self._state.keep_own(self.model.state_dict(*args, **kwargs))
+        return self._shards.replace(state, self.model.state_dict(keep_vars=True)) if self._shards else state
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return the state of the whole model on every rank, tensors on the CPU. All ranks of a copy must call this together.
+
+        With sharded parameters, all copies must.
+        """
+        in_copy = self._communicator.is_connected and self._is_alone
+        with self._together("pipe.full_state_dict", in_copy=in_copy), self._shards.whole():
+            return self._state.full()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the whole state or the part of this rank. Raises RuntimeError, as a module does, for missing and unknown keys."""
+        if assign:
+            self._refuse_for_shards()
+        if self._shards or self._ranks.tensor_group is not None:
+            state_dict = fitted(state_dict, self.model.state_dict(keep_vars=True))
+        with self._shards.whole():
+            result = self._state.load(state_dict, strict=strict, assign=assign)
+        if assign:
+            self._forget()
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._cache and self._ranks.size > 1:
+            raise InputError(
+                "a pipeline on several ranks cannot be pickled",
+                why="this rank has trained the parameters of its own stages alone",
+                hint="torch.save(pipe.full_state_dict(), path), called on all ranks; copy.deepcopy(pipe) for a copy on them",
+            )
+        self._refuse_for_shards()
+        return super().__reduce__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a pipeline on the same ranks, with a model of its own and the same cut. All ranks must call this together.
+
+        The copy has the parameters of this rank as the pipeline has them, so `AveragedModel(pipe)` averages stage by stage.
+        """
+        self._refuse_for_shards()
+        model = copy.deepcopy(self.model, memo)
+        pipe = type(self)(model, self._options, self._ranks)
+        pipe.take_decisions(self._cache)
+        return pipe
+
+    def take_decisions(self, cache: CompileCache) -> None:
+        """Take the cut of another pipeline, whose model is a copy of this one, and the homes of its tensors."""
+        self._cache.decision = cache.decision
+        tensors = (chain(one.parameters(), one.buffers()) for one in (cache.model, self.model))
+        self._cache.context.homes.take(cache.context.homes, zip(*tensors, strict=True))
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        self._refuse_for_shards()
+        return super()._apply(fn, recurse)
+
+    def _refuse_for_shards(self) -> None:
+        if self._shards:
+            raise InputError(
+                "sharded parameters cannot be copied, replaced, or change their dtype",
+                why="each rank has a shard of each, cut when the pipeline was compiled",
+                hint="change the model before compile(); load with assign=False",
+            )

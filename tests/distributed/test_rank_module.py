@@ -1,0 +1,52 @@
+"""The model of a pipeline as one rank has it, on a mesh of one rank. uneven.py averages weights on several."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.errors import InputError
+from tests.distributed.test_rank_pipeline import SAMPLES, compiled
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+
+class Square(nn.Module):
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return y.square().mean()
+
+
+def test_a_copy_has_a_model_of_its_own_on_the_same_ranks_with_the_same_cut() -> None:
+    pipe = compiled(nn.Linear(4, 4), loss_fn=Square())
+    other = copy.deepcopy(pipe)
+    assert [name for name, _ in other.named_parameters()] == ["weight", "bias"]
+    expected = pipe.step(SAMPLES)
+    with torch.no_grad():
+        pipe.model.weight.zero_()
+    assert torch.equal(other.step(SAMPLES), expected)
+    assert other.plan is pipe.plan
+
+
+def test_weights_are_averaged_over_steps() -> None:
+    pipe = compiled(nn.Linear(4, 4), loss_fn=Square())
+    average = torch.optim.swa_utils.AveragedModel(pipe)
+    before: Any = pipe.model.weight.detach().clone()
+    for added in (1.0, 3.0):
+        with torch.no_grad():
+            pipe.model.weight.copy_(before + added)
+        average.update_parameters(pipe)
+    torch.testing.assert_close(average.module.full_state_dict()["weight"], before + 2.0)
+
+
+def test_a_pipeline_on_several_ranks_is_not_pickled() -> None:
+    pipe = compiled(nn.Linear(4, 4), loss_fn=Square())
+    assert pickle.loads(pickle.dumps(pipe)).step(SAMPLES) == pipe.step(SAMPLES)
+    with patch.object(RankMesh, "size", 2), pytest.raises(InputError, match="on several ranks cannot be pickled"):
+        pickle.dumps(pipe)
