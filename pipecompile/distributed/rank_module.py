@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.pipeline import Pipeline
 from pipecompile.torch_private.dtensors import fitted
+from pipecompile.torch_private.modules import buffers_of, parameters_of
 
 __all__ = ["RankModule"]
 
@@ -102,10 +103,37 @@ class RankModule(Pipeline):
         named = self.model.named_buffers(prefix, recurse, remove_duplicate)
         yield from ((name, buffer) for name, buffer in named if self._is_here(buffer))
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Return the modules of the model; to a module around this one, with the tensors of this rank alone."""
+        named = self.model.named_modules(memo, prefix, remove_duplicate)
+        yield from named if memo is None else ((name, self._part_of(module)) for name, module in named)
+
+    def _part_of(self, module: nn.Module) -> nn.Module:
+        """Return the module, or if it has tensors that live on other ranks, or shards, a stand-in with those of this rank."""
+        parameters, buffers = parameters_of(module), buffers_of(module)
+        tensors = [tensor for tensor in (*parameters.values(), *buffers.values()) if tensor is not None]
+        if all(self._is_here(tensor) and self._shards.shard_of(tensor) is tensor for tensor in tensors):
+            return module
+        part = nn.Module()
+        for name, parameter in parameters.items():
+            if parameter is not None and self._is_here(parameter):
+                part.register_parameter(name, self._shards.shard_of(cast(nn.Parameter, parameter)))
+        for name, buffer in buffers.items():
+            if buffer is not None and self._is_here(buffer):
+                part.register_buffer(name, buffer)
+        return part
+
+    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Return the state that lives on this rank, under the model's own names."""
-        state = self._state.keep_own(self.model.state_dict(*args, **kwargs))
-        return self._shards.replace(state, self.model.state_dict(keep_vars=True)) if self._shards else state
+        state = self._state.keep_own(self.model.state_dict(keep_vars=keep_vars))
+        state = self._shards.replace(state, self.model.state_dict(keep_vars=True)) if self._shards else state
+        if destination is None and not prefix:
+            return state
+        destination = {} if destination is None else destination
+        destination.update({f"{prefix}{key}": value for key, value in state.items()})
+        return destination
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model on every rank, tensors on the CPU. All ranks of a copy must call this together.

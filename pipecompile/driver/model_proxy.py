@@ -46,6 +46,14 @@ class ModelProxy(nn.Module):
             self._forget()
         return result
 
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, _: Any, __: Any, missing_keys: list[str], *___: Any
+    ) -> None:
+        """Load the entries of this module out of the state of a module around it, such as `AveragedModel`."""
+        own = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        missing, here = self.load_state_dict(own, strict=False).missing_keys, self.state_dict()
+        missing_keys += [f"{prefix}{key}" for key in missing if key in here]
+
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:

@@ -218,6 +218,12 @@ def averaged() -> float:
     off = differences(averages[0].module, averages[1].module)
     state = averages[0].module.full_state_dict()
     off += [float((state[name] - value).abs().max()) for name, value in averages[1].module.state_dict().items()]
+    saved = {name: value.clone() for name, value in averages[0].state_dict().items()}
+    assert {name.removeprefix("module.") for name in saved} == {"n_averaged", *pipe.state_dict()}
+    for parameter in averages[0].parameters():
+        parameter.detach().zero_()
+    averages[0].load_state_dict(saved)
+    assert [*map(id, averages[0].parameters())] == [*map(id, averages[0].module.parameters())]
     with torch.no_grad():
         off.append(float((averages[0](x) - averages[1](x)).abs().max()))
         off.append(float(averages[0].module.evaluate([(x[part], y[part])]).loss - square(averages[1](x), y)))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -97,6 +98,34 @@ def test_training_on_two_ranks_and_on_from_there_on_one(tmp_path: Path) -> None:
     assert {path.name: len([*path.glob("*.distcp")]) for path in tmp_path.iterdir()} == {
         "00000003": 2, "00000004": 1, "last_good": 0,
     }  # fmt: skip
+
+
+def train_copies(ranks: int, *options: str) -> list[str]:
+    """Return the lines that examples/train_copies.py prints on so many ranks."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*launch, str(ROOT / "examples" / "train_copies.py"), "--epochs", "2", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(1000)
+def test_copies_and_stages_train_as_one_process_does(tmp_path: Path) -> None:
+    """Parts of 42 and 41 samples, and of 2 and 2 in the last batch; validation over 84, 83, 83 and 4 samples."""
+    lines = train_copies(1)
+    assert len(lines) == 2
+    assert "right" in lines[0]
+    assert train_copies(2, "--copies", "2", "--out", str(tmp_path)) == lines
+    assert train_copies(2) == lines
+    state = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert [*state] == [f"{layer}.{name}" for layer in (0, 2, 3, 5) for name in ("weight", "bias")]
+
+
+def test_copies_train_in_mixed_precision() -> None:
+    first, second = (float(line.split()[3]) for line in train_copies(2, "--copies", "2", "--amp"))
+    assert second < first
 
 
 def train_images(out: Path, epochs: int, *options: str) -> list[str]:
