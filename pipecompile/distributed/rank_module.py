@@ -30,7 +30,8 @@ __all__ = ["RankModule"]
 class RankModule(Pipeline):
     """A Pipeline that *is* the part of the model that lives on this rank. All ranks make its calls together."""
 
-    def __init__(self, model: nn.Module, options: Options, ranks: RankMesh) -> None:
+    def __init__(self, model: nn.Module, options: Options, ranks: RankMesh, copied: CompileCache | None = None) -> None:
+        """`copied` is what a pipeline has whose model was copied: its cut, and the homes of its tensors."""
         self._ranks, self._communicator = ranks, Communicator(ranks)
         self._backend = RankBackend(self._communicator)
         super().__init__(model, options, self._backend)
@@ -38,6 +39,10 @@ class RankModule(Pipeline):
         self._shards, self.replicas = self._backend.shards, self._backend.replicas
         self._lockstep: Lockstep = self._backend.lockstep
         self._state = RankState(model, self._owner, self._communicator)
+        if copied is not None:
+            self._cache.decision = copied.decision
+            tensors = (chain(one.parameters(), one.buffers()) for one in (copied.model, model))
+            self._cache.context.homes.take(copied.context.homes, zip(*tensors, strict=True))
 
     @property
     def _is_alone(self) -> bool:
@@ -173,15 +178,7 @@ class RankModule(Pipeline):
         """
         self._refuse_for_shards()
         model = copy.deepcopy(self.model, memo)
-        pipe = type(self)(model, self._options, self._ranks)
-        pipe.take_decisions(self._cache)
-        return pipe
-
-    def take_decisions(self, cache: CompileCache) -> None:
-        """Take the cut of another pipeline, whose model is a copy of this one, and the homes of its tensors."""
-        self._cache.decision = cache.decision
-        tensors = (chain(one.parameters(), one.buffers()) for one in (cache.model, self.model))
-        self._cache.context.homes.take(cache.context.homes, zip(*tensors, strict=True))
+        return type(self)(model, self._options, self._ranks, self._cache)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         self._refuse_for_shards()

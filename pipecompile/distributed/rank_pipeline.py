@@ -24,6 +24,7 @@ from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_module import RankModule
 from pipecompile.distributed.row_messages import leaves_read
 from pipecompile.distributed.torch_pipelining import torch_stages
+from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.evaluation import Evaluation, ValidationLoop
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
@@ -42,7 +43,7 @@ class RankPipeline(RankModule):
     `parameters()`, `buffers()` and `state_dict()` have the tensors that live on this rank, under the model's own names.
     """
 
-    def __init__(self, model: nn.Module, options: Options, ranks: RankMesh) -> None:
+    def __init__(self, model: nn.Module, options: Options, ranks: RankMesh, copied: CompileCache | None = None) -> None:
         check_unwrapped(model)
         if options.across_batch == "exact":
             raise InputError(
@@ -50,7 +51,7 @@ class RankPipeline(RankModule):
                 why="the samples meet behind the last stage, in a part of the model that other ranks have no gradients of",
                 hint="devices=[...], the stages in one process",
             )
-        super().__init__(model, options, ranks)
+        super().__init__(model, options, ranks, copied)
         self._lockstep.reads = self._reads
         self.replicas.needs_one_program = partial(synchronised_line, model)
         groups = (ranks.group, ranks.replica_group, ranks.tensor_group)
