@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from pipecompile.ir.candidates import Considered as Considered
     from pipecompile.ir.plan import Plan as Plan
     from pipecompile.ir.timeline import Timeline as Timeline
+    from pipecompile.layouts.estimate import plan_for as plan_for
+    from pipecompile.layouts.hardware import Cluster as Cluster
+    from pipecompile.layouts.layout_table import ClusterPlan as ClusterPlan
+    from pipecompile.layouts.layout_table import LayoutRow as LayoutRow
     from pipecompile.parameters.checkpoint_files import latest_checkpoint as latest_checkpoint
     from pipecompile.parameters.checkpoint_saving import save_checkpoint as save_checkpoint
     from pipecompile.partitioners import Partition as Partition
@@ -83,6 +87,9 @@ _HOMES = {
     "interchange": ("OrderReport", "PipelineOrder", "check_order", "read_schedule", "repair_order"),
     "ir": ("Program", "Schedule"),
     "partitioners": ("Partition", "Problem", "partition"),
+    "layouts.estimate": ("plan_for",),
+    "layouts.hardware": ("Cluster",),
+    "layouts.layout_table": ("ClusterPlan", "LayoutRow"),
     "passes.user_passes": ("UserPass",),
     "pipeline": ("Pipeline",),
     "ir.plan": ("Plan",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,9 +81,23 @@ def check(
 
 @app.command()
 @spread
-def plan(source: ModelSource, options: CompileOptions, out: Out = None, as_json: Json = False) -> None:
-    """Cut MODEL and show memory, time and transfers of every stage."""
-    conclude(as_json, lambda: plan_report(_compile(source, options).pipe, out))
+def plan(
+    source: ModelSource,
+    options: CompileOptions,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="show the layouts of a cluster instead: 8xH100, 4x8xA100")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Cut MODEL and show memory, time and transfers of every stage; or show what it would take on a cluster."""
+
+    def work() -> CommandReport:
+        if cluster is None:
+            return plan_report(_compile(source, options).pipe, out)
+        return _plan_for(source, cluster, options, out)
+
+    conclude(as_json, work)
 
 
 @app.command()
@@ -198,6 +212,26 @@ def _explain(source: ModelSource, evaluate: bool) -> Explanation:
     with task(f"loading and recording {source.model}"):
         model, args = source.load()
         return pipecompile.explain(model.train(not evaluate), *args)
+
+
+def _plan_for(source: ModelSource, cluster: str, options: CompileOptions, out: Path | None) -> CommandReport:
+    """Report the layouts of a cluster; the input of MODEL is the mini-batch of all devices together.
+
+    Raise InputError for options of a single layout.
+    """
+    import pipecompile
+
+    given = [field.name for field in fields(options) if getattr(options, field.name) != field.default]
+    if others := [name for name in given if name != "optimizer"] + ["out"] * (out is not None):
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise InputError(f"{words} cannot be used with --cluster", why="it compares layouts, each with its own stages")
+    with spinner(f"planning {source.model} for {cluster}"):
+        model, args = source.load()
+        layouts = pipecompile.plan_for(model, cluster, example_args=args, optimizer=options.optimizer or "adamw")
+    rows = [asdict(row) | {"step": row.seconds.total, "line": row.line} for row in layouts.rows]
+    return CommandReport(
+        {"cluster": str(layouts.cluster), "samples": layouts.samples, "layouts": rows}, (str(layouts),)
+    )
 
 
 def _compile(source: ModelSource, options: CompileOptions, *, with_twin: bool = False) -> _Compiled:

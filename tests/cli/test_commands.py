@@ -121,6 +121,25 @@ def test_plan_prints_the_table_and_writes_the_files(cli, models):
 
 
 @pytest.mark.usefixtures("models")
+def test_plan_of_a_cluster_shows_its_layouts(cli):
+    outcome = cli("plan", *SMALL, "--cluster", "4xh100", "--optimizer", "sgd")
+    assert outcome.code == 0
+    assert "12 samples a step on 1 x 4 h100" in outcome.out
+    assert "pc.compile(model, " in outcome.out
+    rows = cli("plan", *SMALL, "--cluster", "4xh100", "--json").json["layouts"]
+    assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+    assert rows[0]["optimizer"] == "adamw"
+
+
+@pytest.mark.usefixtures("models")
+def test_plan_of_a_cluster_refuses_options_of_a_single_layout(cli):
+    outcome = cli("plan", *SMALL, "--cluster", "4xh100", "--stages", "2", "--out", "made")
+    assert outcome.code == 2
+    assert "--stages, --out cannot be used with --cluster" in outcome.err
+    assert cli("plan", *SMALL, "--cluster", "4xh900").code == 2
+
+
+@pytest.mark.usefixtures("models")
 def test_plan_as_json(cli):
     data = cli("plan", *SMALL, "--json").json
     assert data["plan"]["n_stages"] == 4

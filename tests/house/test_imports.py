@@ -23,6 +23,7 @@ FLOORS = (
     ("pipeline",),
     ("distributed",),
     ("compiling",),
+    ("layouts",),
     ("__init__",),
     ("cli",),
     ("__main__",),
