@@ -26,6 +26,7 @@ from pipecompile.torch_private.fx_graphs import register_pytree_flatten_spec
 __all__ = [
     "ObjectLayout",
     "ObjectShell",
+    "Unread",
     "argument_leaves",
     "built",
     "flatten_containers",
@@ -35,9 +36,14 @@ __all__ = [
     "with_shells",
 ]
 
+
+class Unread:
+    """The base of containers whose items stay unread: they are leaves."""
+
+
 _BUILTIN_CONTAINERS = (dict, list, tuple, set, deque)
 _LEAF_TYPES = (torch.Tensor, nn.Module, type, ModuleType, FunctionType, str, bytes, int, float, complex, torch.Generator,
-           torch.dtype, torch.device, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool, type(None), torch.nn.utils.rnn.PackedSequence)  # fmt: skip
+           torch.dtype, torch.device, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool, type(None), torch.nn.utils.rnn.PackedSequence, Unread)  # fmt: skip
 _MAX_OBJECTS = 2000
 """Objects that a search for tensors visits before it gives up: a larger object is the program itself, not an argument."""
 

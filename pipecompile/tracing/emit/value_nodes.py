@@ -26,6 +26,7 @@ from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber, NotLiftedError
 from pipecompile.tracing.node_facts import NodeFacts, facts, set_facts
+from pipecompile.tracing.opaque.unread_parts import UnreadPart
 from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.user_source import caller
 
@@ -259,6 +260,8 @@ class ValueNodes:
         return node
 
     def _constant(self, value: Any) -> fx.Node:
+        if isinstance(value, UnreadPart):
+            value.refuse()
         self._alive.append(value)
         if id(value) not in self._nodes:
             self._nodes[id(value)] = self._attribute(None, value, value)

@@ -6,6 +6,7 @@ run of 4 samples     run of 3 samples     result spec
 (37, 4)              (31, 4)              (?, 4)              the data decide; dimension 0 is never taken as constant
 7                    7                    7
 0.31                 0.28                 none: the piece cannot be opaque
+(x, [h, h])          (x, [h])             (x, ?)              a list that nothing behind the piece may read
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.model_pieces import Piece, UnpredictableResult
 from pipecompile.tracing.opaque.trial_runs import TrialCall, TrialTensor
+from pipecompile.tracing.opaque.unread_parts import UnreadPart, common_structure, leaves_in
 
 __all__ = ["UNKNOWN", "LeafSpec", "ResultSpec", "Size", "are_comparable", "infer_result_specs"]
 
@@ -77,13 +79,25 @@ class ResultSpec:
 
 
 def are_comparable(first: Mapping[Piece, list[TrialCall]], second: Mapping[Piece, list[TrialCall]]) -> bool:
-    """Return whether two trial runs made the same calls, with results of the same structure and types."""
+    """Return whether two trial runs made the same calls, with results of the same types, and the same structure but for inner lists."""
     pairs = [(first[piece], second[piece]) for piece in first]
-    return all([_structure(call) for call in a] == [_structure(call) for call in b] for a, b in pairs)
+    return all(
+        len(a) == len(b) and all(_common((x, y)) is not None for x, y in zip(a, b, strict=True)) for a, b in pairs
+    )
 
 
-def _structure(call: TrialCall) -> tuple[pytree.TreeSpec, list[type]]:
-    return call.structure, [type(leaf) for leaf in call.leaves]
+def _common(calls: Sequence[TrialCall], name: str = "") -> tuple[pytree.TreeSpec, list[list[Any]]] | None:
+    """Return the structure that the results have in common, and the leaves of each; None if the types of leaves differ.
+
+    What a block leaves has one structure: later statements read it. `name` is that of the piece.
+    """
+    structure = common_structure([call.structure for call in calls])
+    if structure is None or (calls[0].block is not None and any(call.structure != structure for call in calls)):
+        return None
+    leaves = [leaves_in(call.structure, call.leaves, structure, name) or [] for call in calls]
+    kinds = {tuple(map(type, each)) for each in leaves}
+    has_tensor = any(isinstance(leaf, TrialTensor) for leaf in leaves[0])
+    return (structure, leaves) if len(kinds) == 1 and (has_tensor or structure == calls[0].structure) else None
 
 
 def infer_result_specs(piece: Piece, runs: Sequence[list[TrialCall]], sizes: Sequence[int | None]) -> list[ResultSpec]:
@@ -100,16 +114,16 @@ def _result_spec(piece: Piece, calls: Sequence[TrialCall], sizes: Sequence[int |
     first = calls[0]
     if any(call.reads_foreign_tensors for call in calls):
         raise UnpredictableResult(piece, "it computes on tensors that are neither arguments nor tensors of the model")
-    if any(_structure(call) != _structure(first) for call in calls):
+    if (common := _common(calls, piece.text)) is None:
         raise UnpredictableResult(piece, "the structure of its result depends on the data")
     if any(call.changes_containers for call in calls):
         raise UnpredictableResult(piece, "it changes a list, a dict or an object among its arguments")
     if first.block is not None and not all(first.block.is_alike(call.block) for call in calls[1:] if call.block):
         raise UnpredictableResult(piece, "it reads an object that each call of the model makes anew")
     merged = _merged(calls, sizes)
-    leaves = zip(*(call.leaves for call in calls), strict=True)
+    structure, leaves = common[0], zip(*common[1], strict=True)
     specs = tuple(_separate(_leaf_spec(piece, leaf, sizes), merged.written) for leaf in leaves)
-    return ResultSpec(first.structure, specs, merged)
+    return ResultSpec(structure, specs, merged)
 
 
 def _separate(spec: LeafSpec, written: Sequence[int]) -> LeafSpec:
@@ -148,6 +162,8 @@ def _leaf_spec(piece: Piece, values: Sequence[Any], sizes: Sequence[int | None])
             raise UnpredictableResult(piece, "the number of dimensions or the dtype of a result depends on the data")
         lengths = zip(*(value.shape for value in values), strict=True)
         return LeafSpec(tuple(_size(dim, length, sizes) for dim, length in enumerate(lengths)), _example(values))
+    if isinstance(first, UnreadPart):
+        return LeafSpec((), None, first)
     kind = type(first).__name__
     if isinstance(first, bool):
         raise UnpredictableResult(piece, "it returns a bool, on which Python may branch by the data")
