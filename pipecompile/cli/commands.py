@@ -225,7 +225,7 @@ def _plan_for(source: ModelSource, cluster: str, options: CompileOptions, out: P
     if others := [name for name in given if name != "optimizer"] + ["out"] * (out is not None):
         words = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise InputError(f"{words} cannot be used with --cluster", why="it compares layouts, each with its own stages")
-    with spinner(f"planning {source.model} for {cluster}"):
+    with switched(options.progress), task(f"planning {source.model} for {cluster}"):
         model, args = source.load()
         layouts = pipecompile.plan_for(model, cluster, example_args=args, optimizer=options.optimizer or "adamw")
     rows = [asdict(row) | {"step": row.seconds.total, "line": row.line} for row in layouts.rows]
