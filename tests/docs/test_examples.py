@@ -128,9 +128,9 @@ def test_copies_train_in_mixed_precision() -> None:
     assert second < first
 
 
-def train_images(out: Path, epochs: int, *options: str) -> list[str]:
-    """Return the lines that examples/train_images.py prints."""
-    script = [sys.executable, str(ROOT / "examples" / "train_images.py"), "--out", str(out), "--epochs", str(epochs)]
+def trained(name: str, out: Path, epochs: int, *options: str) -> list[str]:
+    """Return the lines that a script of examples/ prints."""
+    script = [sys.executable, str(ROOT / "examples" / name), "--out", str(out), "--epochs", str(epochs)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*script, *options], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
@@ -138,14 +138,20 @@ def train_images(out: Path, epochs: int, *options: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_learns(tmp_path: Path) -> None:
-    whole = train_images(tmp_path / "whole", 2, "--amp")
-    parts = train_images(tmp_path / "parts", 1, "--amp") + train_images(tmp_path / "parts", 2, "--amp")
+@pytest.mark.parametrize(
+    ("name", "batches", "least"), [("train_images.py", 16, 90), ("finetune_language_model.py", 12, 95)]
+)
+def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_learns(
+    name: str, batches: int, least: float, tmp_path: Path
+) -> None:
+    whole = trained(name, tmp_path / "whole", 2, "--amp")
+    parts = trained(name, tmp_path / "parts", 1, "--amp") + trained(name, tmp_path / "parts", 2, "--amp")
     assert parts == whole
-    assert len([line for line in whole if "batch" in line]) == 32
+    assert len([line for line in whole if "batch" in line]) == 2 * batches
     right = [float(share) for share in re.findall(r"right (.*)%", "\n".join(whole))]
     assert right[0] < right[1]
-    assert right[1] > 90
+    assert right[1] > least
+    assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) <= 100
 
 
 @pytest.mark.parametrize("model", ["attention-residuals", "hyper-connections", "unet++", "densenet"])
