@@ -57,6 +57,7 @@ class RankPipeline(RankModule):
         groups = (ranks.group, ranks.replica_group, ranks.tensor_group)
         self._groups = tuple(CollectiveGroup(group, self._communicator) for group in groups if group is not None)
         self.clock_error, self._is_evaluating = 0.0, False
+        self._leaves_read: dict[int, int] = {}  # by the number of a recording
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -194,10 +195,13 @@ class RankPipeline(RankModule):
 
     def _reads(self, recording: int) -> int | None:
         """Return the leaves of a batch that this rank's stages read, as bits: those of the inputs, then all of the target."""
-        entry = next((entry for entry in self._cache.entries if entry.number == recording), None)
-        return (
-            None if entry is None else leaves_read(entry.routes, entry.plan.placement, entry.inputs, self._ranks.index)
-        )
+        if recording not in self._leaves_read:
+            entry = next((entry for entry in self._cache.entries if entry.number == recording), None)
+            if entry is None:
+                return None
+            placement = entry.plan.placement
+            self._leaves_read[recording] = leaves_read(entry.routes, placement, entry.inputs, self._ranks.index)
+        return self._leaves_read[recording]
 
     def _run(
         self, executable: Executable, specialization: Specialization, batch: MiniBatch, arrivals: dict[Any, Any]
