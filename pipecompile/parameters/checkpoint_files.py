@@ -1,7 +1,7 @@
 """Checkpoint files: find the latest complete checkpoint, and read single tensors of a checkpoint.
 
     out/00000010/   __0_0.distcp  __1_0.distcp  .metadata      complete: `.metadata` is written last
-    out/00000020/   __0_0.distcp                               incomplete, its ranks died while saving: skipped
+    out/00000020/   __0_0.distcp                               incomplete, its ranks died while saving: skipped, with a warning
     llama/          model-00001-of-00002.safetensors ...       safetensors files of other programs
 
 At most one tensor at a time is in memory twice.
@@ -36,7 +36,8 @@ NamedTensors = Sequence[tuple[Sequence[str], torch.Tensor]]
 def latest_checkpoint(directory: str | Path) -> Path | None:
     """Return the whole checkpoint in `directory` with the highest numbers in its name; None if there is none.
 
-    A damaged one is warned of, with its file, and the one before is taken. All files are read once; nothing in them runs.
+    A damaged one is warned of, with its file, one that was not finished as well, and the one before is taken. All files are read
+    once; nothing in them runs.
     Intended for `pc.save_checkpoint(state, directory, step)`, or for
     `torch.distributed.checkpoint.save(state, checkpoint_id=f"{directory}/{step:08d}")`: every save has a directory of its own, so a
     crash while saving damages no other checkpoint.
@@ -44,10 +45,12 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
     from pipecompile.parameters.checkpoint_damage import CHECKSUMS, CheckpointDamage, check_files
 
     folder = file_path("directory", directory)
-    complete = [file.parent for file in folder.glob(f"*/{_LAST_FILE}")]
-    if (folder / LAST_GOOD).exists():  # one without checksums was not finished
-        complete = [path for path in complete if (path / CHECKSUMS).exists()]
-    for path in sorted(complete, key=_number, reverse=True):
+    last = CHECKSUMS if (folder / LAST_GOOD).exists() else _LAST_FILE
+    begun = {file.parent for name in (_LAST_FILE, CHECKSUMS, "*.distcp") for file in folder.glob(f"*/{name}")}
+    for path in sorted(begun, key=_number, reverse=True):
+        if not any((path / name).exists() for name in (last, CHECKSUMS)):
+            warn(f"the checkpoint {path} was not finished, and the one before is taken: it has no {last}", stacklevel=2)
+            continue
         try:
             check_files(path)
             return path

@@ -77,8 +77,6 @@ def _save(state: dict[str, Any], path: Path, keep: int | None, group: Any) -> Pa
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from pipecompile.parameters.checkpoint_damage import CHECKSUMS
-
     if path.exists() and not dist.is_initialized():  # of a run that went back: a mixture of two would be damaged
         shutil.rmtree(path)
     try:
@@ -87,14 +85,27 @@ def _save(state: dict[str, Any], path: Path, keep: int | None, group: Any) -> Pa
         raise InputError(
             f"the checkpoint {path} cannot be written", why=str(error), hint="the one before is as it was"
         ) from error
-    sums = _gathered(path, group)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        _write(path / CHECKSUMS, msgspec.json.encode(sums))
-        _write(path.parent / LAST_GOOD, path.name.encode())
-        _remove_old(path.parent, keep)
-    if dist.is_initialized():
-        dist.barrier(group)
+    _seal(path, _gathered(path, group), keep, group)
     return path
+
+
+def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, group: Any) -> None:
+    """Write, on the first rank, what says that the checkpoint is whole. Raise InputError on all ranks if it cannot."""
+    from pipecompile.parameters.checkpoint_damage import CHECKSUMS
+
+    said, cause = [""], None
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            _write(path / CHECKSUMS, msgspec.json.encode(sums))
+            _write(path.parent / LAST_GOOD, path.name.encode())
+            _remove_old(path.parent, keep)
+        except OSError as error:
+            cause, said = error, [f"rank 0: {error}" if dist.is_initialized() else str(error)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(said, 0, group, device=torch.device("cpu") if group is not None else None)
+    if said[0]:
+        what = f"the checkpoint {path} cannot be written"
+        raise InputError(what, where=said[0], hint="the one before is as it was") from cause
 
 
 def _gathered(path: Path, group: Any) -> dict[str, tuple[int, str]]:

@@ -62,16 +62,44 @@ def test_a_save_that_stops_leaves_the_one_before(phase: str, tmp_path: Path, mon
         write(file, content)
 
     monkeypatch.setattr(checkpoint_saving, "_write", stopped)
-    with pytest.raises(OSError, match="stopped"):
+    with pytest.raises(pc.InputError, match=r"00000002 cannot be written\n  where  stopped"):
         pc.save_checkpoint({"a": torch.ones(2)}, tmp_path, 2)
-    last = "00000001" if phase == "checksums.json" else "00000002"
-    assert pc.latest_checkpoint(tmp_path) == tmp_path / last
+    if phase == "checksums.json":
+        with pytest.warns(
+            UserWarning, match="00000002 was not finished, and the one before is taken: it has no checksums"
+        ):
+            assert pc.latest_checkpoint(tmp_path) == tmp_path / "00000001"
+    else:
+        assert pc.latest_checkpoint(tmp_path) == tmp_path / "00000002"
 
 
 @pytest.mark.parametrize(("options", "what"), [({"step": -1}, "step=-1"), ({"step": 1, "keep": 0}, "keep=0")])
 def test_wrong_numbers_are_refused(options: dict[str, int], what: str, tmp_path: Path) -> None:
     with pytest.raises(pc.InputError, match=what):
         pc.save_checkpoint({}, tmp_path, **options)
+
+
+def _fail_on_rank(rank: int, folder: str) -> None:
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(minutes=2))
+    if rank == 0:
+
+        def stopped(file: Path, content: bytes) -> None:
+            raise OSError("disk full")
+
+        checkpoint_saving._write = stopped
+    try:
+        pc.save_checkpoint({f"{rank}.weight": torch.ones(4)}, f"{folder}/run", 1)
+    except pc.InputError as error:
+        Path(f"{folder}/{rank}").write_text(str(error))
+    dist.destroy_process_group()
+
+
+def test_a_write_that_fails_on_the_first_rank_is_told_on_all(tmp_path: Path) -> None:
+    """The others waited at a barrier, before."""
+    mp.spawn(_fail_on_rank, (str(tmp_path),), nprocs=2)
+    for rank in range(2):
+        assert "00000001 cannot be written\n  where  rank 0: disk full" in (tmp_path / str(rank)).read_text()
 
 
 def _save_on_rank(rank: int, folder: str) -> None:
