@@ -17,7 +17,7 @@ USABLE = 0.9
 predicted and measured activations differ by up to 18 % (benchmarks/results/memory.md), and are about half of the memory.
 """
 
-EFFICIENCY = {"a100": 0.57, "h100": 0.53}
+EFFICIENCY = {"a100": 0.59, "h100": 0.53}
 """Share of the data sheet's rates that training reaches, fitted to published runs by benchmarks/clusters.py."""
 
 _UNFITTED = 0.5
