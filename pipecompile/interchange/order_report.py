@@ -193,7 +193,7 @@ def _longest_wait(order: PipelineOrder, graph: LaunchGraph, ends: dict[LaunchSte
 
 def _peaks(order: PipelineOrder, schedule: Schedule) -> Iterator[InFlightPeak]:
     trained = {a.stage for row in schedule.rows for a in row if a.kind is not Kind.FORWARD}
-    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}
+    change = {Kind.FORWARD: 1, Kind.RELOAD: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1, Kind.OFFLOAD: -1}
     for rank, row in enumerate(order.rows):
         count = peak = 0
         place = ""

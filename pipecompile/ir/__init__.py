@@ -9,11 +9,12 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
 `verifiers`, passes in `passes`. Grammar of a schedule and of a program:
 
     schedule := row per device                       row     := action ("," action)*
-    action   := STAGE KIND MICROBATCH                KIND    := "F" | "R" | "B" | "I" | "W"     2F0
+    action   := STAGE KIND MICROBATCH                KIND    := "F" | "R" | "B" | "I" | "W" | "OFFLOAD" | "RELOAD"     2F0
 
     program  := header route* tie* (device instruction*)*     one per line
     value    := NAME "#" MICROBATCH                  an activation, or what stage s saves:
-                                                     "@s" for its backward, "@s.w" for W, "@s.r" for R
+                                                     "@s" for its backward, "@s.w" for W, "@s.r" for R,
+                                                     "@s.o" for OFFLOAD, and "@s.h", on the host, for RELOAD
               | NAME "'" CONSUMER "#" MICROBATCH     the gradient of NAME that stage CONSUMER (or "host") computes
     operand  := value [ "[" SLOT "]" ]               SLOT numbers the buffers of one NAME on one device
     instruction := action operand* "->" operand*     compute
@@ -27,7 +28,7 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
 from __future__ import annotations
 
 from pipecompile.ir.action import Action, Kind
-from pipecompile.ir.program import Instruction, Op, Operand, Program, Value, part_of, recipe, saved, weight_saved
+from pipecompile.ir.program import Instruction, Op, Operand, Program, Value, held, offloaded, part_of, recipe, saved, weight_saved
 from pipecompile.ir.routes import AUX, HOST, LOSS, TARGET, Route, Tie, chain, place
 from pipecompile.ir.schedule import Schedule
 
@@ -47,6 +48,8 @@ __all__ = [
     "Tie",
     "Value",
     "chain",
+    "held",
+    "offloaded",
     "part_of",
     "place",
     "recipe",

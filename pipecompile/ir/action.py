@@ -1,7 +1,7 @@
 """An action: one cell of a schedule, the computation of one stage on one micro-batch.
 
 action := STAGE KIND MICROBATCH                  2F0 is the forward of stage 2 on micro-batch 0
-KIND   := "F" | "R" | "B" | "I" | "W"
+KIND   := "F" | "R" | "B" | "I" | "W" | "OFFLOAD" | "RELOAD"
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Kind(Enum):
     """The computation of an action.
 
     BACKWARD does the work of INPUT_GRAD and WEIGHT_GRAD in one call of autograd. RECOMPUTE runs the forward again
-    before the backward, if the forward kept only its inputs.
+    before the backward, if the forward kept only its inputs. OFFLOAD copies what the forward saved to the host, and RELOAD copies
+    it back; neither computes.
     """
 
     FORWARD = "F"
@@ -27,13 +28,15 @@ class Kind(Enum):
     INPUT_GRAD = "I"
     WEIGHT_GRAD = "W"
     RECOMPUTE = "R"
+    OFFLOAD = "OFFLOAD"
+    RELOAD = "RELOAD"
 
     __hash__ = (
         object.__hash__
     )  # Enum.__hash__ is Python code, and dictionaries keyed by Kind are read millions of times
 
 
-_ACTION = re.compile(r"([0-9]{1,9})([FBIWR])([0-9]{1,9})")
+_ACTION = re.compile(r"([0-9]{1,9})([FBIWR]|OFFLOAD|RELOAD)([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,6 @@ class Action:
         match = _ACTION.fullmatch(text)
         if match is None:
             raise ScheduleError(
-                f"{text!r} is not an action", why="an action is STAGE, one of F R B I W, MICROBATCH, as in 2F0"
+                f"{text!r} is not an action", why="an action is STAGE, one of F R B I W OFFLOAD RELOAD, MICROBATCH, as in 2F0"
             )
         return cls(int(match[1]), Kind(match[2]), int(match[3]))

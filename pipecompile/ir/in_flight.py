@@ -18,11 +18,12 @@ def in_flight(
     """Return, per device, the peak number of micro-batches in flight; a stage counts 1/(number of stages on the
     device).
 
-    A micro-batch is in flight until its B or W, or, with `until=Kind.INPUT_GRAD`, until its B or I. Stages without a
+    A micro-batch is in flight until its B or W, or, with `until=Kind.INPUT_GRAD`, until its B or I, but not while the host holds what
+    its F saved. Stages without a
     backward save nothing and do not count. Linear in the number of actions.
     """
     trained = {action.stage for row in rows for action in row if action.kind is not Kind.FORWARD}
-    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, until: -1}
+    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, until: -1, Kind.OFFLOAD: -1, Kind.RELOAD: 1}
     peaks = []
     for device, row in enumerate(rows):
         count = peak = 0

@@ -10,7 +10,7 @@ from pipecompile.ir.action import Action
 from pipecompile.ir.notebook_html import html_of
 from pipecompile.ir.routes import Route, Tie, place
 
-__all__ = ["Instruction", "Op", "Operand", "Program", "Value", "part_of", "recipe", "saved", "weight_saved"]
+__all__ = ["Instruction", "Op", "Operand", "Program", "Value", "held", "offloaded", "part_of", "recipe", "saved", "weight_saved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,16 @@ def weight_saved(stage: int, microbatch: int) -> Value:
 def recipe(stage: int, microbatch: int) -> Value:
     """Return `@s.r#m`: what a forward keeps, beside its inputs, to be recomputed with the same result."""
     return Value(f"@{stage}.r", microbatch)
+
+
+def offloaded(stage: int, microbatch: int) -> Value:
+    """Return `@s.o#m`: what the forward of `stage` saves for its backward and OFFLOAD copies to the host."""
+    return Value(f"@{stage}.o", microbatch)
+
+
+def held(stage: int, microbatch: int) -> Value:
+    """Return `@s.h#m`: what the host holds between OFFLOAD and RELOAD."""
+    return Value(f"@{stage}.h", microbatch)
 
 
 def part_of(value: Value) -> Value | None:

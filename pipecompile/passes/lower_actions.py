@@ -6,6 +6,8 @@
     after    0B0 @0#0 v0'1#0 ->                  0I0 @0#0 v0'1#0 -> @0.w#0    0W0 @0.w#0 ->
     before   0F0 0R0 0B0
     after    0F0 x#0 -> v0#0 @0.r#0    0R0 @0.r#0 x#0 -> @0#0    0B0 @0#0 v0'1#0 ->
+    before   0F0 0OFFLOAD0 0RELOAD0 0B0
+    after    0F0 x#0 -> v0#0 @0.o#0    0OFFLOAD0 @0.o#0 -> @0.h#0    0RELOAD0 @0.h#0 -> @0#0    0B0 @0#0 v0'1#0 ->
 
 Linear in the number of actions times the routes of their stage.
 """
@@ -25,6 +27,8 @@ from pipecompile.ir import (
     Schedule,
     Tie,
     Value,
+    held,
+    offloaded,
     recipe,
     saved,
     weight_saved,
@@ -36,21 +40,28 @@ __all__ = ["lower_actions"]
 def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Tie] = ()) -> Program:
     """Return one compute instruction per action, in the same order. Operands are in the order of `routes`.
 
-    F reads the routes into its stage and writes the routes out of it, and `@s`, or `@s.r` if the cell is recomputed. R
-    reads `@s.r` and the inputs of F. B or I reads `@s` and one gradient per consumer that sends one, and writes one
+    F reads the routes into its stage and writes the routes out of it, and `@s`, or `@s.r` if the cell is recomputed, or `@s.o` if it
+    is offloaded. R reads `@s.r` and the inputs of F. B or I reads `@s` and one gradient per consumer that sends one, and writes one
     gradient per route into the stage. If the route sums gradients, B or I also reads the one that it adds to its own. I writes `@s.w`, and W reads it.
     """
     trained = {action.stage for row in schedule.rows for action in row if action.kind is not Kind.FORWARD}
-    recomputed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
+    saving = {
+        (a.stage, a.microbatch): _SAVED_FOR[a.kind] for row in schedule.rows for a in row if a.kind in _SAVED_FOR
+    }
     stages = [_StageInstructions(s, s in trained, routes, schedule.n_microbatches) for s in range(schedule.n_stages)]
     rows = tuple(
         tuple(
-            stages[action.stage].instruction(action, (action.stage, action.microbatch) in recomputed) for action in row
+            stages[action.stage].instruction(action, saving.get((action.stage, action.microbatch), saved))
+            for action in row
         )
         for row in schedule.rows
     )
     return Program(schedule.n_stages, schedule.n_microbatches, schedule.placement, tuple(routes), rows, tuple(ties))
 
+
+_MakeSaved = Callable[[int, int], Value]
+_SAVED_FOR: dict[Kind, _MakeSaved] = {Kind.RECOMPUTE: recipe, Kind.OFFLOAD: offloaded}
+"""What a forward saves if an action of this kind comes after it."""
 
 Column = list[Operand]
 """One operand per micro-batch."""
@@ -66,17 +77,17 @@ class _StageInstructions:
         self.stage, self.trained, self.n_microbatches = stage, trained, n_microbatches
         self.into = [route for route in routes if stage in route.consumers]
         self.out = [route for route in routes if stage == route.source]
-        self.sides: dict[tuple[Kind, bool], tuple[Side, Side]] = {}
+        self.sides: dict[tuple[Kind, _MakeSaved], tuple[Side, Side]] = {}
 
-    def instruction(self, action: Action, is_recomputed: bool) -> Instruction:
-        key = action.kind, is_recomputed
+    def instruction(self, action: Action, saves: _MakeSaved) -> Instruction:
+        key = action.kind, saves
         if key not in self.sides:
             read, written = self._columns(*key)
             self.sides[key] = self._side(read), self._side(written)
         reads, writes = self.sides[key]
         return Instruction(Op.COMPUTE, reads[action.microbatch], writes[action.microbatch], action)
 
-    def _columns(self, kind: Kind, is_recomputed: bool) -> tuple[list[Column], list[Column]]:
+    def _columns(self, kind: Kind, saves: _MakeSaved) -> tuple[list[Column], list[Column]]:
         inputs = [self._values(route.value) for route in self.into]
         outputs = [self._values(route.value) for route in self.out]
         saved_values, weight_values, recipes = (self._saved(make) for make in (saved, weight_saved, recipe))
@@ -86,7 +97,7 @@ class _StageInstructions:
         input_grads = [self._values(route.value, self.stage) for route in self.into if route.gradient]
         match kind:
             case Kind.FORWARD:
-                return inputs, [*outputs, *([recipes if is_recomputed else saved_values] if self.trained else [])]
+                return inputs, [*outputs, *([self._saved(saves)] if self.trained else [])]
             case Kind.RECOMPUTE:
                 return [recipes, *inputs], [saved_values]
             case Kind.BACKWARD:
@@ -95,11 +106,15 @@ class _StageInstructions:
                 return [saved_values, *output_grads], [*input_grads, weight_values]
             case Kind.WEIGHT_GRAD:
                 return [weight_values], []
+            case Kind.OFFLOAD:
+                return [self._saved(offloaded)], [self._saved(held)]
+            case Kind.RELOAD:
+                return [self._saved(held)], [saved_values]
 
     def _values(self, name: str, consumer: int | None = None) -> Column:
         return [Operand(Value(name, m, consumer)) for m in range(self.n_microbatches)]
 
-    def _saved(self, make: Callable[[int, int], Value]) -> Column:
+    def _saved(self, make: _MakeSaved) -> Column:
         return [Operand(make(self.stage, m)) for m in range(self.n_microbatches)]
 
     def _side(self, columns: list[Column]) -> Side:

@@ -201,7 +201,9 @@ def by_depth(
     return make_draft(graph, draft.partition, problem, costs, options, draft.placement, samples)
 
 
-_CHANGE_IN_FLIGHT = {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}
+_CHANGE_IN_FLIGHT = {
+    Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.RELOAD: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1, Kind.OFFLOAD: -1,
+}  # fmt: skip
 
 
 def peak_in_flight(schedule: Schedule, options: Options) -> tuple[float, ...]:

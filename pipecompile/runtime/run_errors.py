@@ -32,6 +32,8 @@ _PHASES = {
     Kind.INPUT_GRAD: "input gradient",
     Kind.WEIGHT_GRAD: "weight gradient",
     Kind.RECOMPUTE: "recomputation",
+    Kind.OFFLOAD: "copy to the host",
+    Kind.RELOAD: "copy from the host",
 }
 
 

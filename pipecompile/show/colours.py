@@ -12,6 +12,8 @@ SHADES = {
     Kind.BACKWARD: ("#f4c283", "#e79d4d", "#c97d2f", "#9c5e1f"),
     Kind.INPUT_GRAD: ("#f0d888", "#e2c157", "#c3a138", "#977b24"),
     Kind.WEIGHT_GRAD: ("#a5d3a0", "#79b873", "#579952", "#3e7439"),
+    Kind.OFFLOAD: ("#e3b7c4", "#cf8ba0", "#b0647c", "#85465a"),
+    Kind.RELOAD: ("#9fd0d0", "#6fb3b3", "#4d9292", "#356c6c"),
 }
 """Per kind four shades, light to dark, for the first, second, third and every further stage on one device."""
 

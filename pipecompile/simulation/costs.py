@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from hashlib import sha256
@@ -48,6 +48,7 @@ class CostOptions(TypedDict, total=False):
     weight_grad: PerStage
     backward: PerStage | None
     recompute: PerStage | None
+    offload: PerStage
     transfer: float | Mapping[str, float]
     latency: PerLink
     bandwidth: PerLink
@@ -67,7 +68,8 @@ class Costs:
 
     `seconds[kind][stage]` is the time of an action; `transfer[name]` the seconds of a message of the route or tie `name`,
     `latency` in seconds and `bandwidth` in bytes/s come on top. `launch[stage]` is the seconds of the host for an action,
-    `streams[device]` the stream that a device computes on; () if each has its own. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
+    `streams[device]` the stream that a device computes on; () if each has its own. `offload[stage]` is the seconds of a copy of what
+    its forward saved to the host, or back; () if all are 0. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
     """
 
     seconds: Mapping[Kind, tuple[float, ...]]
@@ -82,6 +84,11 @@ class Costs:
     launch: tuple[float, ...] = ()
     hosts: Hosts = Hosts.ONE
     streams: tuple[int, ...] = ()
+    offload: tuple[float, ...] = field(default=(), repr=False)
+
+    def offload_seconds(self, stage: int) -> float:
+        """Return the seconds of a copy of what the forward of a stage saved, to the host or back."""
+        return self.offload[stage] if self.offload else 0.0
 
     def message(self, name: str, nbytes: float, source: int, target: int) -> float:
         """Return the seconds that a message of route or tie `name` with `nbytes` bytes takes from device `source` to `target`."""
@@ -93,7 +100,8 @@ class Costs:
 
 def cost_fingerprint(costs: Costs, routes: Iterable[Route]) -> str:
     """Return a hash of costs and routes: equal for equal ones."""
-    return sha256(repr((costs, tuple(routes))).encode()).hexdigest()[:16]
+    parts = (costs, tuple(routes), costs.offload) if costs.offload else (costs, tuple(routes))
+    return sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def make_costs(
@@ -107,6 +115,7 @@ def make_costs(
     weight_grad: PerStage = 1.0,
     backward: PerStage | None = None,
     recompute: PerStage | None = None,
+    offload: PerStage = 0.0,
     transfer: float | Mapping[str, float] = 0.0,
     latency: PerLink = 0.0,
     bandwidth: PerLink = math.inf,
@@ -143,6 +152,7 @@ def make_costs(
         stages("launch", launch),
         Hosts(hosts),
         _shared_streams(streams, n_devices),
+        copies if any(copies := stages("offload", offload)) else (),
     )
 
 
@@ -167,6 +177,8 @@ def _seconds(
         Kind.WEIGHT_GRAD: w,
         Kind.BACKWARD: both if backward is None else amounts("backward", backward, n_stages, "stage"),
         Kind.RECOMPUTE: f if recompute is None else amounts("recompute", recompute, n_stages, "stage"),
+        Kind.OFFLOAD: (0.0,) * n_stages,
+        Kind.RELOAD: (0.0,) * n_stages,
     }
 
 

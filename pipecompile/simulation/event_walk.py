@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from pipecompile.ir import HOST
 from pipecompile.simulation.costs import Engines
 from pipecompile.simulation.task_graph import TaskGraph
 
@@ -138,7 +139,7 @@ class _EventWalk:
             seconds, begin, cause = self.tasks.delays[message], now, task
             source, target = link = self.tasks.links[message]
             if seconds:
-                occupied = (source, ~target) if self.by_device else (link,)
+                occupied = _engines(source, target) if self.by_device else (link,)
                 for engine in occupied:
                     free, last = self.busy.get(engine, (0.0, 0))
                     if free > begin:
@@ -148,3 +149,8 @@ class _EventWalk:
             self.order.append(message)
             if self.is_awaited[message]:
                 self._start_next(target)
+
+
+def _engines(source: int, target: int) -> tuple[int, ...]:
+    """Return the sending engine of the source and the receiving engine of the target; the host has none."""
+    return (~target,) if source == HOST else (source,) if target == HOST else (source, ~target)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipecompile.ir import HOST, Instruction, Op, Program, Tie, Value, part_of
+from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Program, Tie, Value, part_of
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
@@ -38,7 +38,7 @@ def _sizes(program: Program, costs: Costs) -> dict[str, float]:
     sizes = {route.value: route.nbytes for route in program.routes}
     for stage in range(program.n_stages):
         sizes |= {f"@{stage}": costs.saved[stage], f"@{stage}.w": costs.weight_saved[stage]}
-        sizes[f"@{stage}.r"] = costs.recipe[stage]
+        sizes |= {f"@{stage}.r": costs.recipe[stage], f"@{stage}.o": costs.saved[stage], f"@{stage}.h": 0.0}
     return sizes
 
 
@@ -77,9 +77,23 @@ class _TaskBuilder:
         needs = [state.awaited.pop(o.value) for o in instruction.reads if o.value in state.awaited]
         task = self._task(state, tuple(needs), self.costs.seconds[action.kind][action.stage])
         self.tasks.actions[task] = action
+        if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
+            self._copy(state, action, instruction.reads[0].value, instruction.writes[0].value)
+            return
         for operand in instruction.writes:
             anchor = Anchor.TASK_START if part_of(operand.value) is None else Anchor.TASK_END
             state.change(self.sizes[operand.value.name], (anchor, task))
+
+    def _copy(self, state: _RowState, action: Action, source: Value, target: Value) -> None:
+        """Add the copy of an OFFLOAD or a RELOAD, which begins after it: RELOAD waits for the copy out, and B or I for the copy back."""
+        ends = (state.device, HOST) if action.kind is Kind.OFFLOAD else (HOST, state.device)
+        message = state.awaited[target] = self._message((target, *ends), target.name, 0.0)
+        self.tasks.delays[message] = self.costs.offload_seconds(action.stage)
+        self._add_send(state, message)
+        if action.kind is Kind.OFFLOAD:
+            state.leaving.setdefault(source, []).append((Anchor.MESSAGE_END, message))
+        else:
+            state.change(self.sizes[target.name], *state.now, (Anchor.MESSAGE_START, message))
 
     def _send(self, state: _RowState, instruction: Instruction) -> None:
         value, peer = instruction.reads[0].value, instruction.peer
@@ -127,7 +141,8 @@ class _TaskBuilder:
         if message == len(self.tasks.links):
             _, source, target = key
             self.tasks.links.append((source, target))
-            self.tasks.delays.append(self.costs.message(name, nbytes, source, target))
+            to_host = HOST in (source, target)
+            self.tasks.delays.append(0.0 if to_host else self.costs.message(name, nbytes, source, target))
         return message
 
     def _task(self, state: _RowState, needs: tuple[int, ...], seconds: float) -> int:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from pipecompile.errors import InputError
-from pipecompile.ir import Action, Program, Route, Schedule
+from pipecompile.ir import HOST, Action, Program, Route, Schedule, place
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
@@ -51,6 +51,9 @@ def simulate(
     Seconds of the host per stage: `launch`, to launch an F, R, I or W on a device that works beside the host (default 0; a B takes
     twice as long). One thread launches for all devices, or with `hosts="device"` one per device. `streams`: per device the number
     of its stream. Devices on one stream compute one after another, as one thread launches them (default: a stream per device).
+
+    Seconds per stage of a copy of what its forward saved to the host by OFFLOAD, or back by RELOAD: `offload` (default 0). It runs
+    beside the device, one copy in each direction at a time.
 
     Bytes per stage, default 0: `saved_bytes` per micro-batch until the backward, `weight_saved_bytes` of these until W (default:
     all), `recipe_bytes` that a recomputed forward keeps beside its inputs, `parameter_bytes` all the time. The bytes of values
@@ -126,7 +129,8 @@ def _timeline(subject: Schedule | Program, tasks: TaskGraph, times: Times) -> Ti
         if tasks.delays[message]:
             source, target = tasks.links[message]
             start, end = times.message_start[message], times.message_end[message]
-            spans[~message] = Span(source, f"to {target}", tasks.label(message), start, end)
+            device, lane = (target, "from host") if source == HOST else (source, f"to {place(target)}")
+            spans[~message] = Span(device, lane, tasks.label(message), start, end)
     return Timeline(
         tasks.n_devices,
         tuple(spans.values()),

@@ -8,6 +8,7 @@ The values that a stage saves depend on the actions of its cell:
     F B       F writes @s                           B reads @s
     F I W     F writes @s       I reads @s and writes @s.w              W reads @s.w
     F R B     F writes @s.r     R reads @s.r and the inputs of F, and writes @s     B reads @s
+    F O L B   F writes @s.o     OFFLOAD reads @s.o and writes @s.h     RELOAD reads @s.h and writes @s     B reads @s
 
 The verifier works route by route, the pass `lower_actions` stage by stage.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipecompile.ir import Action, Instruction, Kind, Op, Program, Route, Value, recipe, saved, weight_saved
+from pipecompile.ir import Action, Instruction, Kind, Op, Program, Route, Value, held, offloaded, recipe, saved, weight_saved
 
 __all__ = ["operand_faults"]
 
@@ -60,7 +61,14 @@ def _add_saved(cell: dict[Kind, Sides], stage: int, microbatch: int) -> None:
     absent = (set[Value](), set[Value]())
     if not cell.keys() & {Kind.BACKWARD, Kind.INPUT_GRAD}:
         return
-    cell.get(Kind.FORWARD, absent)[1].add(recipe_value if Kind.RECOMPUTE in cell else saved_value)
+    first = recipe_value if Kind.RECOMPUTE in cell else saved_value
+    if Kind.OFFLOAD in cell:
+        first, on_host = offloaded(stage, microbatch), held(stage, microbatch)
+        cell[Kind.OFFLOAD][0].add(first)
+        cell[Kind.OFFLOAD][1].add(on_host)
+        cell.get(Kind.RELOAD, absent)[0].add(on_host)
+    cell.get(Kind.RELOAD, absent)[1].add(saved_value)
+    cell.get(Kind.FORWARD, absent)[1].add(first)
     cell.get(Kind.RECOMPUTE, absent)[0].add(recipe_value)
     cell.get(Kind.RECOMPUTE, absent)[1].add(saved_value)
     cell.get(Kind.BACKWARD, absent)[0].add(saved_value)

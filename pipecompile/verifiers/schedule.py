@@ -1,10 +1,10 @@
 """Verifier of schedules.
 
 1. Every (stage, micro-batch) has one F, and either one B or one I and one W; or no stage has any of B, I, W. At most
-   one R precedes the backward.
+   one R precedes the backward, or one OFFLOAD and one RELOAD.
 2. An action is on the device of its stage.
-3. On its own device R comes after F, B and I come after F and R, W after I, and a stage after the stages that it reads
-   from.
+3. On its own device R and OFFLOAD come after F, RELOAD after OFFLOAD, B and I after F, R and RELOAD, W after I, and a stage
+   after the stages that it reads from.
 4. Between devices no waits form a cycle.
 
 Actions are encoded as integers, so that a need is at a constant distance from its action: every check is linear.
@@ -22,7 +22,8 @@ from pipecompile.verifiers.deadlock import deadlocks
 
 __all__ = ["schedule_faults", "shape_faults"]
 
-LETTERS = F, B, I, W, R = tuple(Kind)  # noqa: E741 the letters of the schedule
+LETTERS = F, B, I, W, R, OFFLOAD, RELOAD = tuple(Kind)  # noqa: E741 the letters of the schedule
+N_KINDS = len(LETTERS)
 SHOWN = 4
 
 
@@ -43,22 +44,22 @@ def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Actions encoded as integers: 5 * (stage * n_microbatches + micro-batch) + index of the kind in LETTERS."""
+    """Actions encoded as integers: N_KINDS * (stage * n_microbatches + micro-batch) + index of the kind in LETTERS."""
 
     n_microbatches: int
 
     def row(self, row: Iterable[Action]) -> list[int]:
         order, m = {kind: place for place, kind in enumerate(LETTERS)}, self.n_microbatches
-        return [(a.stage * m + a.microbatch) * 5 + order[a.kind] for a in row]
+        return [(a.stage * m + a.microbatch) * N_KINDS + order[a.kind] for a in row]
 
     def action(self, number: int) -> Action:
-        cell, kind = divmod(number, 5)
+        cell, kind = divmod(number, N_KINDS)
         stage, microbatch = divmod(cell, self.n_microbatches)
         return Action(stage, LETTERS[kind], microbatch)
 
     def step(self, kind: Kind, need: Kind, stages: int = 0) -> int:
         """Return the distance from an action to the action of kind `need`, same micro-batch, `stages` stages later."""
-        return 5 * self.n_microbatches * stages + LETTERS.index(need) - LETTERS.index(kind)
+        return N_KINDS * self.n_microbatches * stages + LETTERS.index(need) - LETTERS.index(kind)
 
 
 def shape_faults(schedule: Schedule) -> list[str]:
@@ -92,11 +93,11 @@ def _count_faults(schedule: Schedule, numbers: _Numbers, counts: Counter[int]) -
             if count > 1:
                 yield f"{numbers.action(number)} is run {count} times, once is right"
     have: list[list[set[int]]] = [[set() for _ in LETTERS] for _ in range(schedule.n_stages)]
-    per_stage = 5 * schedule.n_microbatches
+    per_stage = N_KINDS * schedule.n_microbatches
     for number in counts:
-        have[number // per_stage][number % 5].add(number // 5 % schedule.n_microbatches)
+        have[number // per_stage][number % N_KINDS].add(number // N_KINDS % schedule.n_microbatches)
     trained = any(any(microbatches[1:]) for microbatches in have)
-    for stage, (f, b, i, w, r) in enumerate(have):
+    for stage, (f, b, i, w, r, out, back) in enumerate(have):
         yield from _missing(f"stage {stage} never runs F", f, schedule.n_microbatches)
         if trained:
             yield from _missing(f"stage {stage} never runs B, nor I and W,", b | i | w, schedule.n_microbatches)
@@ -104,6 +105,10 @@ def _count_faults(schedule: Schedule, numbers: _Numbers, counts: Counter[int]) -
         yield from _listed(f"stage {stage} runs I without W", i - w)
         yield from _listed(f"stage {stage} runs W without I", w - i)
         yield from _listed(f"stage {stage} runs R without B or I", r - b - i)
+        yield from _listed(f"stage {stage} runs OFFLOAD without RELOAD", out - back)
+        yield from _listed(f"stage {stage} runs RELOAD without OFFLOAD", back - out)
+        yield from _listed(f"stage {stage} runs OFFLOAD without B or I", (out & back) - b - i)
+        yield from _listed(f"stage {stage} runs R and also OFFLOAD or RELOAD", r & (out | back))
 
 
 def _missing(what: str, present: set[int], expected: int) -> Iterator[str]:
@@ -143,12 +148,13 @@ def _needs(n_stages: int, numbers: _Numbers, routes: Sequence[Route]) -> Needs:
         before = [a - stage for s, a in sorted(sources) if s == stage]
         after = [c - stage for s, c in sorted(sinks) if s == stage]
         needs_of = {
-            kind: [numbers.step(kind, F), numbers.step(kind, R)]
+            kind: [numbers.step(kind, F), numbers.step(kind, R), numbers.step(kind, RELOAD)]
             + [numbers.step(kind, other, distance) for distance in after for other in (B, I)]
             for kind in (B, I)
         }
         needs_of[F] = [numbers.step(F, F, distance) for distance in before if distance]
         needs_of |= {W: [numbers.step(W, I)], R: [numbers.step(R, F)]}
+        needs_of |= {OFFLOAD: [numbers.step(OFFLOAD, F)], RELOAD: [numbers.step(RELOAD, OFFLOAD)]}
         needs.append({LETTERS.index(kind): tuple(steps) for kind, steps in needs_of.items()})
     return needs
 
@@ -157,7 +163,7 @@ def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, count
     """Return the faults of order within each row, then deadlocks between rows as if each row were in order."""
     faults: list[str] = []
     waits = []
-    per_stage = 5 * schedule.n_microbatches
+    per_stage = N_KINDS * schedule.n_microbatches
     for device, row in enumerate(rows):
         position: dict[int, int] = {}
         for index, number in enumerate(row):
@@ -165,7 +171,7 @@ def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, count
         steps = []
         for index, number in enumerate(row):
             elsewhere = []
-            for distance in needs[number // per_stage][number % 5]:
+            for distance in needs[number // per_stage][number % N_KINDS]:
                 need = number + distance
                 if need in position:
                     if position[need] > position[number] == index:

@@ -1,0 +1,70 @@
+"""Copies to and from the host in the task graph of a schedule: OFFLOAD and RELOAD take no time on the device, their copies do.
+
+    device      F ── OFFLOAD ── ... ── RELOAD ── ... ── B        RELOAD waits for the copy out, B waits for the copy back
+    to host            ╰─ @s.h ─╯
+    from host                            ╰─ @s ─╯                the memory is free in between
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipecompile.ir import HOST, Action, Kind, Schedule, held, saved
+from pipecompile.simulation.costs import Costs
+from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
+
+__all__ = ["HostCopies"]
+
+_BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopies:
+    """The two messages of each cell that is offloaded: `out`, to the host, and the next number, back.
+
+    `first` is the number of the first message; `out` maps (stage, micro-batch) to the number of its copy out.
+    """
+
+    first: int
+    out: dict[tuple[int, int], int]
+
+    @classmethod
+    def of(cls, schedule: Schedule, first: int) -> HostCopies:
+        """Return the copies of a schedule, numbered from `first` on."""
+        cells = [(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.OFFLOAD]
+        return cls(first, {cell: first + 2 * place for place, cell in enumerate(cells)})
+
+    def needs(self, action: Action) -> tuple[int, ...]:
+        """Return the copies that an action waits for."""
+        if (out := self.out.get((action.stage, action.microbatch))) is None:
+            return ()
+        return (out,) if action.kind is Kind.RELOAD else (out + 1,) if action.kind in _BACKWARDS else ()
+
+    def sends(self, action: Action) -> tuple[int, ...]:
+        """Return the copies that begin after an action."""
+        if (out := self.out.get((action.stage, action.microbatch))) is None:
+            return ()
+        return (out,) if action.kind is Kind.OFFLOAD else (out + 1,) if action.kind is Kind.RELOAD else ()
+
+    def change(self, action: Action, task: int, size: float) -> Change:
+        """Return the change of memory at an OFFLOAD or a RELOAD, which is number `task`, of `size` bytes."""
+        out = self.out[action.stage, action.microbatch]
+        if action.kind is Kind.OFFLOAD:
+            return ((Anchor.TASK_END, task), (Anchor.MESSAGE_END, out)), -size
+        return ((Anchor.TASK_END, task), (Anchor.MESSAGE_START, out + 1)), size
+
+    def add_to(self, tasks: TaskGraph, schedule: Schedule, costs: Costs) -> None:
+        """Add the messages to a task graph that has those between devices."""
+        for stage, _ in self.out:
+            device = schedule.placement[stage]
+            tasks.links += [(device, HOST), (HOST, device)]
+            tasks.delays += [costs.offload_seconds(stage)] * 2
+        cells, label, first = list(self.out), tasks.label, self.first
+
+        def named(message: int) -> str:
+            if message < first:
+                return label(message)
+            place, is_back = divmod(message - first, 2)
+            return str((saved if is_back else held)(*cells[place]))
+
+        tasks.label = named
