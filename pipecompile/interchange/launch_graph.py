@@ -20,7 +20,15 @@ from pipecompile.ir import Kind
 
 __all__ = ["LaunchGraph", "LaunchStep", "computed_before", "graph_without_messages", "launch_graph", "received_by"]
 
-UNIT = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT_GRAD: 1.0, Kind.WEIGHT_GRAD: 1.0, Kind.RECOMPUTE: 1.0, Kind.OFFLOAD: 0.0, Kind.RELOAD: 0.0}
+UNIT = {
+    Kind.FORWARD: 1.0,
+    Kind.BACKWARD: 2.0,
+    Kind.INPUT_GRAD: 1.0,
+    Kind.WEIGHT_GRAD: 1.0,
+    Kind.RECOMPUTE: 1.0,
+    Kind.OFFLOAD: 0.0,
+    Kind.RELOAD: 0.0,
+}
 """Seconds of each kind of computation relative to a forward."""
 
 

@@ -28,7 +28,19 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
 from __future__ import annotations
 
 from pipecompile.ir.action import Action, Kind
-from pipecompile.ir.program import Instruction, Op, Operand, Program, Value, held, offloaded, part_of, recipe, saved, weight_saved
+from pipecompile.ir.program import (
+    Instruction,
+    Op,
+    Operand,
+    Program,
+    Value,
+    held,
+    offloaded,
+    part_of,
+    recipe,
+    saved,
+    weight_saved,
+)
 from pipecompile.ir.routes import AUX, HOST, LOSS, TARGET, Route, Tie, chain, place
 from pipecompile.ir.schedule import Schedule
 

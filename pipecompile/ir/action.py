@@ -56,6 +56,7 @@ class Action:
         match = _ACTION.fullmatch(text)
         if match is None:
             raise ScheduleError(
-                f"{text!r} is not an action", why="an action is STAGE, one of F R B I W OFFLOAD RELOAD, MICROBATCH, as in 2F0"
+                f"{text!r} is not an action",
+                why="an action is STAGE, one of F R B I W OFFLOAD RELOAD, MICROBATCH, as in 2F0",
             )
         return cls(int(match[1]), Kind(match[2]), int(match[3]))

@@ -10,7 +10,19 @@ from pipecompile.ir.action import Action
 from pipecompile.ir.notebook_html import html_of
 from pipecompile.ir.routes import Route, Tie, place
 
-__all__ = ["Instruction", "Op", "Operand", "Program", "Value", "held", "offloaded", "part_of", "recipe", "saved", "weight_saved"]
+__all__ = [
+    "Instruction",
+    "Op",
+    "Operand",
+    "Program",
+    "Value",
+    "held",
+    "offloaded",
+    "part_of",
+    "recipe",
+    "saved",
+    "weight_saved",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,7 @@ def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Ti
     gradient per route into the stage. If the route sums gradients, B or I also reads the one that it adds to its own. I writes `@s.w`, and W reads it.
     """
     trained = {action.stage for row in schedule.rows for action in row if action.kind is not Kind.FORWARD}
-    saving = {
-        (a.stage, a.microbatch): _SAVED_FOR[a.kind] for row in schedule.rows for a in row if a.kind in _SAVED_FOR
-    }
+    saving = {(a.stage, a.microbatch): _SAVED_FOR[a.kind] for row in schedule.rows for a in row if a.kind in _SAVED_FOR}
     stages = [_StageInstructions(s, s in trained, routes, schedule.n_microbatches) for s in range(schedule.n_stages)]
     rows = tuple(
         tuple(

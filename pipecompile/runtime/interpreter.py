@@ -17,7 +17,20 @@ from time import perf_counter
 
 import torch
 
-from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Value, recipe, saved, weight_saved
+from pipecompile.ir import (
+    HOST,
+    Action,
+    Instruction,
+    Kind,
+    Op,
+    Operand,
+    Program,
+    Value,
+    offloaded,
+    recipe,
+    saved,
+    weight_saved,
+)
 from pipecompile.ir.execution_order import frees_after, may_join_backward, merged
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
@@ -182,7 +195,9 @@ class CodeBuilder:
         assert action is not None
         registers = CellRegisters(instruction, partial(self.register, device=device))
         is_forward = action.kind in (Kind.FORWARD, Kind.RECOMPUTE)
-        run = (self.forward if is_forward else self.backward)(action, registers, self.devices[device])
+        is_copy = action.kind in (Kind.OFFLOAD, Kind.RELOAD)
+        compile_action = self.copy if is_copy else self.forward if is_forward else self.backward
+        run = compile_action(action, registers, self.devices[device])
         if self.devices[device].type != "cuda":
             return _timed(run, device, str(action))
         measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else _timed
@@ -200,7 +215,8 @@ class CodeBuilder:
     def forward_of(self, cell: Cell, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of an F or an R of one cell."""
         s, m = action.stage, action.microbatch
-        saved_state, recipe_name = saved(s, m), recipe(s, m).name
+        is_offloaded = offloaded(s, m).name in registers.writes
+        saved_state, recipe_name = (offloaded if is_offloaded else saved)(s, m), recipe(s, m).name
         function = cell.code.for_slot(registers.slot_of(saved_state))
         stage = StageRun(function, m if cell.is_sized else None, cell.effects, device)
         inputs = [registers.reads[name] for name in cell.inputs]
@@ -211,8 +227,19 @@ class CodeBuilder:
             return checkpointed_cell(stage, inputs, outputs, registers.writes[recipe_name])
         save_to, casts = registers.writes.get(saved_state.name), cell.effects.casts
         run = forward_cell(function, inputs, outputs, save_to, stage.size_of, casts=casts)
+        if is_offloaded:
+            from pipecompile.runtime.cells.offload import offloaded_forward
+
+            run = offloaded_forward(run, cell.module, registers.writes[saved_state.name])
         is_locked = cell.effects.draws and self.recomputes and device.type == "cpu"
         return with_random_lock(run) if is_locked else run
+
+    def copy(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
+        """Return the function of an OFFLOAD or a RELOAD."""
+        from pipecompile.runtime.cells.offload import offload_cell, reload_cell
+
+        (read,), (written,) = registers.reads.values(), registers.writes.values()
+        return offload_cell(read, written) if action.kind is Kind.OFFLOAD else reload_cell(read, written, device)
 
     def backward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of a B, I or W."""

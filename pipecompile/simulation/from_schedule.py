@@ -53,8 +53,12 @@ def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs)
         first = len(tasks.seconds)
         for action in row:
             needs, sends = messages[action.stage][action.kind]
-            tasks.needs.append(needs[action.microbatch] + copies.needs(action) if copies.out else needs[action.microbatch])
-            tasks.sends.append(sends[action.microbatch] + copies.sends(action) if copies.out else sends[action.microbatch])
+            tasks.needs.append(
+                needs[action.microbatch] + copies.needs(action) if copies.out else needs[action.microbatch]
+            )
+            tasks.sends.append(
+                sends[action.microbatch] + copies.sends(action) if copies.out else sends[action.microbatch]
+            )
             tasks.seconds.append(costs.seconds[action.kind][action.stage])
         tasks.actions += row
         tasks.rows.append(range(first, len(tasks.seconds)))

@@ -1,8 +1,8 @@
 """Copies to and from the host in the task graph of a schedule: OFFLOAD and RELOAD take no time on the device, their copies do.
 
-    device      F ── OFFLOAD ── ... ── RELOAD ── ... ── B        RELOAD waits for the copy out, B waits for the copy back
-    to host            ╰─ @s.h ─╯
-    from host                            ╰─ @s ─╯                the memory is free in between
+device      F ── OFFLOAD ── ... ── RELOAD ── ... ── B        RELOAD waits for the copy out, B waits for the copy back
+to host            ╰─ @s.h ─╯
+from host                            ╰─ @s ─╯                the memory is free in between
 """
 
 from __future__ import annotations

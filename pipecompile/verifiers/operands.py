@@ -17,7 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipecompile.ir import Action, Instruction, Kind, Op, Program, Route, Value, held, offloaded, recipe, saved, weight_saved
+from pipecompile.ir import (
+    Action,
+    Instruction,
+    Kind,
+    Op,
+    Program,
+    Route,
+    Value,
+    held,
+    offloaded,
+    recipe,
+    saved,
+    weight_saved,
+)
 
 __all__ = ["operand_faults"]
 

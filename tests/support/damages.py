@@ -17,6 +17,7 @@ from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
+from pipecompile.passes.offloading import insert_offload
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import CATALOGUE, build_schedule
 from pipecompile.verifiers import verify
@@ -27,7 +28,7 @@ Row = list[Instruction]
 
 
 def random_schedule(rng: Random) -> Schedule:
-    """Of the catalogue, split and recomputed here and there."""
+    """Of the catalogue, split, recomputed and offloaded here and there."""
     name = rng.choice(list(CATALOGUE))
     chunks = CATALOGUE[name].chunks or rng.randint(1, 3)
     n_devices = rng.randint(1, 4 if chunks == 1 else 2)
@@ -37,6 +38,8 @@ def random_schedule(rng: Random) -> Schedule:
     if rng.random() < 0.4:
         schedule = insert_recompute(schedule, [rng.random() < 0.6 for _ in range(schedule.n_stages)])
         schedule = advance_recompute(schedule, rng.randint(1, 3))
+    if rng.random() < 0.3:
+        schedule = insert_offload(schedule, [s for s in range(schedule.n_stages) if rng.random() < 0.7])
     return schedule
 
 
@@ -139,7 +142,7 @@ def revalue(rng: Random, row: Row, program: Program) -> Row:
         what = rng.randrange(3)
         if what == 0:
             names = [r.value for r in program.routes] + [
-                f"@{rng.randrange(program.n_stages)}{rng.choice(['', '.w', '.r'])}"
+                f"@{rng.randrange(program.n_stages)}{rng.choice(['', '.w', '.r', '.o', '.h'])}"
             ]
             return replace(value, name=rng.choice(names))
         if what == 1:
@@ -290,14 +293,14 @@ def schedule_works(schedule: Schedule) -> bool:
                 moved = True
     if at != [len(row) for row in schedule.rows]:
         return False
-    trained = any(name.rstrip("0123456789")[-1] != "F" for name in ran)
+    trained = any(name.strip("0123456789") != "F" for name in ran)
     for s in range(schedule.n_stages):
         for m in range(schedule.n_microbatches):
-            counts = {letter: ran.pop(f"{s}{letter}{m}", 0) for letter in "FBIWR"}
+            counts = {kind.value: ran.pop(f"{s}{kind.value}{m}", 0) for kind in Kind}
             backward = (counts["B"], counts["I"], counts["W"])
             if counts["F"] != 1 or backward not in ([(1, 0, 0), (0, 1, 1)] if trained else [(0, 0, 0)]):
                 return False
-            if counts["R"] > trained:
+            if counts["R"] > trained or counts["OFFLOAD"] != counts["RELOAD"] or counts["OFFLOAD"] > trained - counts["R"]:
                 return False
     return not ran
 
@@ -306,7 +309,9 @@ def _may_run(schedule: Schedule, device: int, action: Action, ran: Counter[str])
     s, m = action.stage, action.microbatch
     if not (s < schedule.n_stages and m < schedule.n_microbatches and schedule.placement[s] == device):
         return False
-    again = any(a == Action(s, Kind.RECOMPUTE, m) for row in schedule.rows for a in row)
+    again, moved = (
+        any(a == Action(s, kind, m) for row in schedule.rows for a in row) for kind in (Kind.RECOMPUTE, Kind.RELOAD)
+    )
     match action.kind:
         case Kind.FORWARD:
             return s == 0 or bool(ran[f"{s - 1}F{m}"])
@@ -314,6 +319,11 @@ def _may_run(schedule: Schedule, device: int, action: Action, ran: Counter[str])
             return bool(ran[f"{s}F{m}"])
         case Kind.WEIGHT_GRAD:
             return bool(ran[f"{s}I{m}"])
+        case Kind.OFFLOAD:
+            return bool(ran[f"{s}F{m}"])
+        case Kind.RELOAD:
+            return bool(ran[f"{s}OFFLOAD{m}"])
         case _:
             after = s + 1 == schedule.n_stages or ran[f"{s + 1}B{m}"] or ran[f"{s + 1}I{m}"]
-            return bool(ran[f"{s}F{m}"] and after and (ran[f"{s}R{m}"] or not again))
+            restored = (ran[f"{s}R{m}"] or not again) and (ran[f"{s}RELOAD{m}"] or not moved)
+            return bool(ran[f"{s}F{m}"] and after and restored)

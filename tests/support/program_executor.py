@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 
 from pipecompile.ir import (
     HOST,
@@ -19,8 +19,11 @@ from pipecompile.ir import (
     Op,
     Operand,
     Program,
+    Route,
     Tie,
     Value,
+    held,
+    offloaded,
     recipe,
     saved,
     weight_saved,
@@ -56,6 +59,7 @@ class _Execution:
         self.trained = any(action.kind is not Kind.FORWARD for action in actions)
         self.split = {(a.stage, a.microbatch) for a in actions if a.kind is Kind.INPUT_GRAD}
         self.again = {(a.stage, a.microbatch) for a in actions if a.kind is Kind.RECOMPUTE}
+        self.moved = {(a.stage, a.microbatch) for a in actions if a.kind in (Kind.OFFLOAD, Kind.RELOAD)}
         self.ties = {tie.name: tie for tie in program.ties if len(self.holders(tie)) > 1}
 
     def holders(self, tie: Tie) -> set[int]:
@@ -170,18 +174,23 @@ class _Execution:
             return [*inputs, recipe(s, m)]
         if action.kind is Kind.WEIGHT_GRAD:
             return [weight_saved(s, m)]
-        grads = [Value(r.value, m, c) for r in self.program.routes if r.gradient and r.source == s for c in r.consumers]
-        return [saved(s, m), *grads]
+        if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
+            return [(offloaded if action.kind is Kind.OFFLOAD else held)(s, m)]
+        pairs = [(r, c) for r in self.program.routes if r.gradient for c in r.consumers if _reader(r, c) == s]
+        return [saved(s, m), *(Value(r.value, m, c) for r, c in pairs)]
 
     def must_write(self, action: Action) -> list[Value]:
         s, m = action.stage, action.microbatch
         if action.kind is Kind.FORWARD:
-            kept = [recipe(s, m) if (s, m) in self.again else saved(s, m)] * self.trained
+            keeps = offloaded if (s, m) in self.moved else recipe if (s, m) in self.again else saved
+            kept = [keeps(s, m)] * self.trained
             return [Value(r.value, m) for r in self.program.routes if r.source == s] + kept
         if action.kind is Kind.RECOMPUTE:
             return [saved(s, m)]
         if action.kind is Kind.WEIGHT_GRAD:
             return []
+        if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
+            return [(held if action.kind is Kind.OFFLOAD else saved)(s, m)]
         left = [weight_saved(s, m)] if action.kind is Kind.INPUT_GRAD else []
         return [Value(r.value, m, s) for r in self.program.routes if r.gradient and s in r.consumers] + left
 
@@ -196,7 +205,9 @@ class _Execution:
         if left := [value for buffers in self.buffers for value in buffers.values()]:
             raise ExecutionError(f"not freed: {left}")
         cells = product(range(self.program.n_stages), range(self.program.n_microbatches))
-        wanted = Counter(Action(s, Kind(letter), m) for s, m in cells for letter in self.letters(s, m))
+        wanted = Counter(Action(s, Kind(word), m) for s, m in cells for word in self.words(s, m))
+        if self.moved & self.again:
+            raise ExecutionError("a cell is recomputed and offloaded")
         if wanted != self.ran:
             raise ExecutionError("not every action ran once")
         arrived = Counter((value, *pair) for pair, values in self.mail.items() for value in values)
@@ -207,11 +218,12 @@ class _Execution:
         if self.arrived != Counter((f"{word} {name}", device) for name, device in held for word in exchanges):
             raise ExecutionError("a tied parameter is not exchanged once")
 
-    def letters(self, stage: int, microbatch: int) -> str:
+    def words(self, stage: int, microbatch: int) -> list[str]:
         if not self.trained:
-            return "F"
+            return ["F"]
         cell = stage, microbatch
-        return "F" + "R" * (cell in self.again) + ("IW" if cell in self.split else "B")
+        moves = ["OFFLOAD", "RELOAD"] * (cell in self.moved)
+        return ["F", *["R"] * (cell in self.again), *moves, *("IW" if cell in self.split else "B")]
 
     def for_host(self) -> list[tuple[Value, int, int]]:
         place, takes = self.program.placement, []
@@ -220,8 +232,14 @@ class _Execution:
                 if r.source != HOST and HOST in r.consumers:
                     takes.append((Value(r.value, m), place[r.source], HOST))
                 if r.source == HOST and r.gradient and self.trained:
-                    takes += [(Value(r.value, m, c), place[c], HOST) for c in r.consumers if c != HOST]
+                    takes += [(Value(r.value, m, c), place[c], HOST) for c in r.consumers if _reader(r, c) == HOST != c]
         return takes
+
+
+def _reader(route: Route, consumer: int) -> int:
+    """The stage that reads a consumer's gradient: the next one of its sum, else the source."""
+    following = [b for group in route.sums for a, b in pairwise(group) if a == consumer]
+    return following[0] if following else route.source
 
 
 def _buffer(operand: Operand) -> Buffer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import nn
@@ -33,7 +33,7 @@ class Cell:
     """The computation of one stage in one program.
 
     `code` maps `inputs`, and the number of samples if `is_sized`, to the tuple of `outputs`. `parameters` are the ids of
-    the stage's parameters. `unshared` are inputs whose gradients are always in memory of their own.
+    the stage's parameters. `unshared` are inputs whose gradients are always in memory of their own. `module` is that of the stage.
     """
 
     code: CellCode
@@ -43,6 +43,7 @@ class Cell:
     effects: SideEffects
     parameters: frozenset[int]
     unshared: frozenset[str] = frozenset()
+    module: nn.Module = field(default_factory=nn.Module)
 
     @property
     def all_effects(self) -> tuple[SideEffects, ...]:
@@ -59,7 +60,14 @@ def plain_cells(stages: Sequence[Stage], codes: Sequence[StageCode]) -> list[Cel
     """Return the cells of a program without loss."""
     return [
         Cell(
-            code, stage.inputs, stage.outputs, stage.sized, SideEffects.of(stage), _parameters(stage), _unshared(stage)
+            code,
+            stage.inputs,
+            stage.outputs,
+            stage.sized,
+            SideEffects.of(stage),
+            _parameters(stage),
+            _unshared(stage),
+            stage.module,
         )
         for stage, code in zip(stages, codes, strict=True)
     ]

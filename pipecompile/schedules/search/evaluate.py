@@ -136,6 +136,10 @@ class Evaluator:
                 return 0.0, saved - weight_saved
             case Kind.WEIGHT_GRAD:
                 return 0.0, weight_saved
+            case Kind.OFFLOAD:
+                return 0.0, saved
+            case Kind.RELOAD:
+                return saved, 0.0
 
 
 def _over(size: float, capacity: float) -> float:

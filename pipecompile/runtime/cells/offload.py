@@ -1,0 +1,210 @@
+"""Offloading: what a forward saved for its backward is on the host between OFFLOAD and RELOAD.
+
+    F         stage ─► saved tensors ─► SavedTensors       parameters and buffers stay where they are
+    OFFLOAD   SavedTensors: storages ─► host               the device's memory is free as soon as the copy is over
+    RELOAD    SavedTensors: host ─► storages               a new copy on the device, with the same numbers
+    B or I    saved tensors ◄─ SavedTensors                a read between OFFLOAD and RELOAD is an error
+
+Autograd hands every tensor that it saves to a hook, and asks for it in the backward. Tensors that share a storage share its copy.
+On a CUDA device copies run on a stream of their own, from and to pinned memory. This part has not been seen on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from pipecompile.runtime.cells.forward_backward import SavedGraph
+from pipecompile.runtime.registers import Frame, Run
+from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
+from pipecompile.torch_private.storages import storage_key, version_of
+
+__all__ = ["OffloadedGraph", "SavedTensors", "offload_cell", "offloaded_forward", "reload_cell", "resident_storages"]
+
+
+def resident_storages(stage: nn.Module) -> frozenset[int]:
+    """Return the addresses of the parameters and buffers of a stage, which stay on the device."""
+    tensors = (*stage.parameters(), *stage.buffers())
+    return frozenset(storage_key(tensor) for tensor in tensors if tensor.layout is torch.strided)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A saved tensor: the number of its storage, and how it lies there."""
+
+    storage: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(slots=True)
+class SavedTensors:
+    """The tensors that autograd saved in one forward, by storage.
+
+    resident   addresses of storages that stay on the device
+    storages   per storage its bytes on the device; None while the host has them
+    host       per storage its bytes on the host
+    versions   tensors of the device with the version that autograd saved
+    ready      event after the copies back; None on a CPU
+    """
+
+    resident: frozenset[int]
+    storages: list[torch.Tensor | None] = field(default_factory=list)
+    host: list[torch.Tensor] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
+    versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    ready: Any = None
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Take a tensor that autograd saves, and return its place. What cannot move is returned as it is."""
+        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+            return tensor
+        address = storage_key(tensor)
+        if not tensor.numel() or tensor.is_conj() or tensor.is_neg() or address in self.resident:
+            return tensor
+        if address not in self.numbers:
+            self.numbers[address] = len(self.storages)
+            self.storages.append(_bytes_of(tensor))
+        self.versions.append((tensor.detach(), version_of(tensor)))
+        offset = int(tensor.storage_offset())
+        return _Place(self.numbers[address], tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+
+    def unpack(self, place: Any) -> torch.Tensor:
+        """Return the tensor of a place. Raise RuntimeError if it is on the host."""
+        if not isinstance(place, _Place):
+            tensor: torch.Tensor = place
+            return tensor
+        storage = self.storages[place.storage]
+        if storage is None:
+            raise RuntimeError("a tensor saved by this forward is on the host: its RELOAD has not run")
+        if self.ready is not None:
+            torch.cuda.current_stream(storage.device).wait_event(self.ready)
+        empty = torch.empty(0, dtype=place.dtype, device=storage.device)
+        return empty.set_(storage.untyped_storage(), place.offset, place.size, place.stride)
+
+    def offload(self) -> None:
+        """Copy all storages to the host, and let go of them. Raise RuntimeError if one has been written since it was saved."""
+        for tensor, version in self.versions:
+            if version_of(tensor) != version:
+                raise RuntimeError(
+                    f"a tensor of shape {tuple(tensor.shape)} that autograd saved was modified by an inplace operation: it is "
+                    f"at version {version_of(tensor)}, expected version {version}"
+                )
+        self.versions.clear()
+        self.numbers.clear()
+        self.host = [_to_host(storage) for storage in self.storages if storage is not None]
+        self.storages = [None] * len(self.host)
+
+    def reload(self, device: torch.device) -> None:
+        """Copy all storages back to the device."""
+        self.storages, self.ready = _to_device(self.host, device)
+        self.host = []
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the storage of a tensor as bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+_STREAMS: dict[tuple[torch.device, str], Any] = {}
+
+
+def _copy_stream(device: torch.device, direction: str) -> Any:
+    """Return the stream of a device for copies in a direction, after all that the current stream has launched."""
+    stream = _STREAMS.setdefault((device, direction), None) or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    _STREAMS[device, direction] = stream
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
+
+
+def _to_host(storage: torch.Tensor) -> torch.Tensor:
+    if storage.device.type != "cuda":
+        return storage.to("cpu", copy=True)
+    stream = _copy_stream(storage.device, "out")
+    host = torch.empty(storage.shape, dtype=storage.dtype, pin_memory=True)
+    with torch.cuda.stream(stream):
+        host.copy_(storage, non_blocking=True)
+    storage.record_stream(stream)
+    return host
+
+
+def _to_device(host: Sequence[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor | None], Any]:
+    """Return the copies on a device, and the event after which they can be read; None on a CPU."""
+    if device.type != "cuda":
+        return [tensor.to(device, copy=True) for tensor in host], None
+    stream = _copy_stream(device, "back")
+    if out := _STREAMS.get((device, "out")):
+        stream.wait_stream(out)
+    copies = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in host]
+    with torch.cuda.stream(stream):
+        for copy, tensor in zip(copies, host, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+            copy.record_stream(stream)
+    return [*copies], stream.record_event()
+
+
+# -- instructions -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class OffloadedGraph:
+    """The graph of a forward, the tensors that it saved, and the places of the leaves made from its inputs.
+
+    `tensors` is None if hooks of the user saw the tensors that autograd saved: then nothing moves.
+    """
+
+    graph: SavedGraph
+    tensors: SavedTensors | None
+    leaves: list[Any]
+
+
+def offloaded_forward(forward: Run, module: nn.Module, saved: int) -> Run:
+    """Return an F of a stage with `module` that will be offloaded. `forward` is the F without that, and writes to the register `saved`."""
+
+    def run(frame: Frame) -> None:
+        tensors = None if saved_tensor_hooks() is not None else SavedTensors(resident_storages(module))
+        with nullcontext() if tensors is None else saved_tensors_hooks(tensors.pack, tensors.unpack):
+            forward(frame)
+        graph: SavedGraph = frame.registers[saved]
+        leaves = [None if leaf is None or tensors is None else tensors.pack(leaf.detach()) for leaf in graph.leaves]
+        frame.registers[saved] = OffloadedGraph(graph, tensors, leaves)
+
+    return run
+
+
+def offload_cell(saved: int, held: int) -> Run:
+    """Return the function of an OFFLOAD: what the register `saved` has moves to the host and into the register `held`."""
+
+    def offload(frame: Frame) -> None:
+        kept: OffloadedGraph = frame.registers[saved]
+        if kept.tensors is not None:
+            for leaf, place in zip(kept.graph.leaves, kept.leaves, strict=True):
+                if leaf is not None and isinstance(place, _Place):
+                    leaf.data = leaf.new_empty(()).expand(leaf.shape)
+            kept.tensors.offload()
+        frame.registers[held] = kept
+
+    return offload
+
+
+def reload_cell(held: int, saved: int, device: torch.device) -> Run:
+    """Return the function of a RELOAD, which writes to the register `saved` what an F without offloading would have written."""
+
+    def reload(frame: Frame) -> None:
+        kept: OffloadedGraph = frame.registers[held]
+        if kept.tensors is not None:
+            kept.tensors.reload(device)
+            for leaf, place in zip(kept.graph.leaves, kept.leaves, strict=True):
+                if leaf is not None and isinstance(place, _Place):
+                    leaf.data = kept.tensors.unpack(place)
+        frame.registers[saved] = kept.graph
+
+    return reload
