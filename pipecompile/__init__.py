@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from pipecompile.partitioners import Partition as Partition
     from pipecompile.partitioners import Problem as Problem
     from pipecompile.partitioners import partition as partition
+    from pipecompile.passes.offloading import insert_offload as insert_offload
+    from pipecompile.passes.offloading import offload_to_fit as offload_to_fit
     from pipecompile.passes.user_passes import UserPass as UserPass
     from pipecompile.pipeline import Pipeline as Pipeline
     from pipecompile.runtime.launch_timeline import simulate_launches as simulate_launches
@@ -90,6 +92,7 @@ _HOMES = {
     "layouts.estimate": ("plan_for",),
     "layouts.hardware": ("Cluster",),
     "layouts.layout_table": ("ClusterPlan", "LayoutRow"),
+    "passes.offloading": ("insert_offload", "offload_to_fit"),
     "passes.user_passes": ("UserPass",),
     "pipeline": ("Pipeline",),
     "ir.plan": ("Plan",),

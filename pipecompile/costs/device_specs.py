@@ -10,7 +10,7 @@ import torch
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Route
 
-__all__ = ["Bandwidth", "DEVICES", "DeviceSpec", "Links", "spec_for"]
+__all__ = ["Bandwidth", "DEVICES", "DeviceSpec", "Links", "PCIE4", "spec_for"]
 
 
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipecompile.costs.device_specs import Links
-from pipecompile.ir import Program, Schedule
+from pipecompile.ir import Kind, Program, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.progress import task
@@ -18,7 +18,7 @@ from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
 from pipecompile.passes.user_passes import UserPass
 from pipecompile.planning.alternatives import what_if
-from pipecompile.planning.schedule_choice import simulation_costs
+from pipecompile.planning.schedule_choice import offload_seconds, simulation_costs
 from pipecompile.show import dump, report_html, write_text
 from pipecompile.simulation.advice import advise
 from pipecompile.simulation.costs import CostOptions
@@ -56,6 +56,8 @@ class Inspection:
     def costs(self) -> CostOptions:
         """The costs of the program under the plan, as `simulate` takes them."""
         costs = simulation_costs(self.plan.stages, self.program.routes, self.links, self.plan.placement)
+        if any(action.kind is Kind.OFFLOAD for row in self.schedule.rows for action in row):
+            costs["offload"] = offload_seconds(self.plan.stages, self.links)
         return CostOptions(**costs, streams=self.links.streams)
 
     def simulate(self) -> Timeline:

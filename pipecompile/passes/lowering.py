@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipecompile.errors import VerifyError
-from pipecompile.ir import Program, Route, Schedule, Tie, chain
+from pipecompile.errors import ScheduleError, VerifyError
+from pipecompile.ir import Kind, Program, Route, Schedule, Tie, chain
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.pass_manager import Hook, Pass, PassManager, Step, watch
 from pipecompile.ir.routes import Sums
@@ -56,6 +56,12 @@ def lower(
     """
     all_routes = chain(schedule.n_stages) if routes is None else tuple(routes)
     verify(schedule, routes=all_routes)
+    if overlap and any(action.kind is Kind.OFFLOAD for row in schedule.rows for action in row):
+        raise ScheduleError(
+            "a schedule with OFFLOAD cannot run on GPUs of one process yet",
+            why="its copies would need streams and buffers of their own, beside those between devices",
+            hint="one rank per GPU, or checkpoint='always' instead",
+        )
     manager = lowering(
         all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap, sums=sums
     )

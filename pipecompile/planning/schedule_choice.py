@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from pipecompile.costs.device_specs import Links
+from pipecompile.costs.device_specs import PCIE4, Links
 from pipecompile.ir import HOST, Action, Kind, Route, Schedule
 from pipecompile.ir.plan import StageSummary
 from pipecompile.ir.routes import stages_after
@@ -21,7 +21,7 @@ from pipecompile.simulation.costs import CostOptions, make_costs
 SLOWER = 1.001
 """Ratio of step times above which the order of a chain is preferred."""
 
-__all__ = ["simulation_costs", "make_schedule", "search_schedule"]
+__all__ = ["make_schedule", "offload_seconds", "search_schedule", "simulation_costs"]
 
 
 def simulation_costs(
@@ -39,6 +39,13 @@ def simulation_costs(
             stage.held_bytes if stage.weight_saved_bytes is None else stage.weight_saved_bytes for stage in stages
         ],
     )
+
+
+def offload_seconds(stages: Sequence[StageSummary], links: Links) -> list[float]:
+    """Return, per stage, the seconds of a copy of what its forward saved to the host or back over PCIe 4.0; 0 where all devices share
+    one memory.
+    """
+    return [stage.held_bytes / PCIE4 if links.seconds_per_byte else 0.0 for stage in stages]
 
 
 def make_schedule(

@@ -8,10 +8,11 @@ from golden import CheckGolden
 from hypothesis import HealthCheck, given, settings
 from program_strategies import programs
 
-from pipecompile.errors import VerifyError
+from pipecompile.errors import ScheduleError, VerifyError
 from pipecompile.ir import HOST, Op, Program, Route, Schedule, Value, chain
 from pipecompile.ir.program_text import parse_route
 from pipecompile.passes import lower
+from pipecompile.passes.offloading import insert_offload
 from pipecompile.schedules import CATALOGUE, build_schedule
 from pipecompile.verifiers import verify
 
@@ -81,3 +82,10 @@ def test_a_value_crosses_once_per_consumer_device_and_slots_are_the_fewest(progr
 def _crossings(program: Program, route: Route, device: dict[int, int]) -> set[tuple[object, int]]:
     peers = {device[consumer] for consumer in route.consumers} - {device[route.source]}
     return {(Value(route.value, m), peer) for m in range(program.n_microbatches) for peer in peers}
+
+
+def test_offloading_beside_the_copy_streams_of_gpus_is_refused() -> None:
+    schedule = insert_offload(build_schedule("gpipe", 2, 4))
+    lower(schedule)
+    with pytest.raises(ScheduleError, match="OFFLOAD cannot run on GPUs of one process yet"):
+        lower(schedule, overlap=True)

@@ -68,7 +68,7 @@ def test_a_limit_per_device_counts_on_its_device_alone() -> None:
 
 
 def test_what_cannot_fit_is_refused() -> None:
-    with pytest.raises(InfeasibleError, match="device 0 holds .* at its peak"):
+    with pytest.raises(InfeasibleError, match=r"device 0 holds .* at its peak"):
         offload_to_fit(build_schedule("gpipe", 2, 8), 9.0, **BYTES)
     with pytest.raises(InputError, match="saved_bytes is missing"):
         offload_to_fit(build_schedule("gpipe", 2, 8), 9.0)

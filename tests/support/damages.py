@@ -300,7 +300,11 @@ def schedule_works(schedule: Schedule) -> bool:
             backward = (counts["B"], counts["I"], counts["W"])
             if counts["F"] != 1 or backward not in ([(1, 0, 0), (0, 1, 1)] if trained else [(0, 0, 0)]):
                 return False
-            if counts["R"] > trained or counts["OFFLOAD"] != counts["RELOAD"] or counts["OFFLOAD"] > trained - counts["R"]:
+            if (
+                counts["R"] > trained
+                or counts["OFFLOAD"] != counts["RELOAD"]
+                or counts["OFFLOAD"] > trained - counts["R"]
+            ):
                 return False
     return not ran
 

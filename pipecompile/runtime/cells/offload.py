@@ -6,12 +6,11 @@
     B or I    saved tensors ◄─ SavedTensors                a read between OFFLOAD and RELOAD is an error
 
 Autograd hands every tensor that it saves to a hook, and asks for it in the backward. Tensors that share a storage share its copy.
-On a CUDA device copies run on a stream of their own, from and to pinned memory. This part has not been seen on a GPU yet.
+The device waits for each copy. `lower` refuses programs that copy beside compute on GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +52,6 @@ class SavedTensors:
     storages   per storage its bytes on the device; None while the host has them
     host       per storage its bytes on the host
     versions   tensors of the device with the version that autograd saved
-    ready      event after the copies back; None on a CPU
     """
 
     resident: frozenset[int]
@@ -61,7 +59,6 @@ class SavedTensors:
     host: list[torch.Tensor] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
     versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    ready: Any = None
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Take a tensor that autograd saves, and return its place. What cannot move is returned as it is."""
@@ -85,8 +82,6 @@ class SavedTensors:
         storage = self.storages[place.storage]
         if storage is None:
             raise RuntimeError("a tensor saved by this forward is on the host: its RELOAD has not run")
-        if self.ready is not None:
-            torch.cuda.current_stream(storage.device).wait_event(self.ready)
         empty = torch.empty(0, dtype=place.dtype, device=storage.device)
         return empty.set_(storage.untyped_storage(), place.offset, place.size, place.stride)
 
@@ -100,55 +95,18 @@ class SavedTensors:
                 )
         self.versions.clear()
         self.numbers.clear()
-        self.host = [_to_host(storage) for storage in self.storages if storage is not None]
+        self.host = [storage.to("cpu", copy=True) for storage in self.storages if storage is not None]
         self.storages = [None] * len(self.host)
 
     def reload(self, device: torch.device) -> None:
         """Copy all storages back to the device."""
-        self.storages, self.ready = _to_device(self.host, device)
+        self.storages = [tensor.to(device, copy=True) for tensor in self.host]
         self.host = []
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the storage of a tensor as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-
-
-_STREAMS: dict[tuple[torch.device, str], Any] = {}
-
-
-def _copy_stream(device: torch.device, direction: str) -> Any:
-    """Return the stream of a device for copies in a direction, after all that the current stream has launched."""
-    stream = _STREAMS.setdefault((device, direction), None) or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    _STREAMS[device, direction] = stream
-    stream.wait_stream(torch.cuda.current_stream(device))
-    return stream
-
-
-def _to_host(storage: torch.Tensor) -> torch.Tensor:
-    if storage.device.type != "cuda":
-        return storage.to("cpu", copy=True)
-    stream = _copy_stream(storage.device, "out")
-    host = torch.empty(storage.shape, dtype=storage.dtype, pin_memory=True)
-    with torch.cuda.stream(stream):
-        host.copy_(storage, non_blocking=True)
-    storage.record_stream(stream)
-    return host
-
-
-def _to_device(host: Sequence[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor | None], Any]:
-    """Return the copies on a device, and the event after which they can be read; None on a CPU."""
-    if device.type != "cuda":
-        return [tensor.to(device, copy=True) for tensor in host], None
-    stream = _copy_stream(device, "back")
-    if out := _STREAMS.get((device, "out")):
-        stream.wait_stream(out)
-    copies = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in host]
-    with torch.cuda.stream(stream):
-        for copy, tensor in zip(copies, host, strict=True):
-            copy.copy_(tensor, non_blocking=True)
-            copy.record_stream(stream)
-    return [*copies], stream.record_event()
 
 
 # -- instructions -----------------------------------------------------------------------------------------------------

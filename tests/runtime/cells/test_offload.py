@@ -116,11 +116,13 @@ def test_a_backward_between_the_copies_names_its_stage() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh())
     schedule = insert_offload(build_schedule("gpipe", 2, 4))
     x = torch.randn(8, 6)
-    pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=4, loss_fn=F.mse_loss, cost="analytic", schedule=schedule)
+    pipe = pc.compile(
+        model, 2, example_args=(x,), n_microbatches=4, loss_fn=F.mse_loss, cost="analytic", schedule=schedule
+    )
     pipe.step(x, target=x)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SavedTensors, "reload", lambda *_: None)
-        with pytest.raises(RunError, match="stage 1.*its RELOAD has not run"):
+        with pytest.raises(RunError, match=r"stage 1.*its RELOAD has not run"):
             pipe.step(x, target=x)
 
 
