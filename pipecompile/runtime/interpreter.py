@@ -195,9 +195,11 @@ class CodeBuilder:
         assert action is not None
         registers = CellRegisters(instruction, partial(self.register, device=device))
         is_forward = action.kind in (Kind.FORWARD, Kind.RECOMPUTE)
-        is_copy = action.kind in (Kind.OFFLOAD, Kind.RELOAD)
-        compile_action = self.copy if is_copy else self.forward if is_forward else self.backward
-        run = compile_action(action, registers, self.devices[device])
+        if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
+            from pipecompile.runtime.cells.offload import copy_cell
+
+            return _timed(copy_cell(action.kind, registers, self.devices[device]), device, str(action))
+        run = (self.forward if is_forward else self.backward)(action, registers, self.devices[device])
         if self.devices[device].type != "cuda":
             return _timed(run, device, str(action))
         measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else _timed
@@ -233,13 +235,6 @@ class CodeBuilder:
             run = offloaded_forward(run, cell.module, registers.writes[saved_state.name])
         is_locked = cell.effects.draws and self.recomputes and device.type == "cpu"
         return with_random_lock(run) if is_locked else run
-
-    def copy(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
-        """Return the function of an OFFLOAD or a RELOAD."""
-        from pipecompile.runtime.cells.offload import offload_cell, reload_cell
-
-        (read,), (written,) = registers.reads.values(), registers.writes.values()
-        return offload_cell(read, written) if action.kind is Kind.OFFLOAD else reload_cell(read, written, device)
 
     def backward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of a B, I or W."""

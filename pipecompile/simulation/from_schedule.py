@@ -53,12 +53,8 @@ def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs)
         first = len(tasks.seconds)
         for action in row:
             needs, sends = messages[action.stage][action.kind]
-            tasks.needs.append(
-                needs[action.microbatch] + copies.needs(action) if copies.out else needs[action.microbatch]
-            )
-            tasks.sends.append(
-                sends[action.microbatch] + copies.sends(action) if copies.out else sends[action.microbatch]
-            )
+            tasks.needs.append(needs[action.microbatch] + copies.needs(action))
+            tasks.sends.append(sends[action.microbatch] + copies.sends(action))
             tasks.seconds.append(costs.seconds[action.kind][action.stage])
         tasks.actions += row
         tasks.rows.append(range(first, len(tasks.seconds)))
@@ -68,8 +64,7 @@ def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs)
         tasks.delays += [costs.message(t.name, t.nbytes, t.source, t.target)] * m
     names = [str(Value(t.name, 0, t.consumer))[:-1] for t in transfers]
     tasks.label = lambda message: names[message // m] + str(message % m)
-    if copies.out:
-        copies.add_to(tasks, schedule, costs)
+    copies.add_to(tasks, schedule, costs)
     if any(costs.saved) or any(costs.weight_saved) or any(costs.recipe):
         tasks.changes = _changes(schedule, costs, copies)
     return tasks

@@ -55,6 +55,8 @@ class HostCopies:
 
     def add_to(self, tasks: TaskGraph, schedule: Schedule, costs: Costs) -> None:
         """Add the messages to a task graph that has those between devices."""
+        if not self.out:
+            return
         for stage, _ in self.out:
             device = schedule.placement[stage]
             tasks.links += [(device, HOST), (HOST, device)]

@@ -24,4 +24,4 @@ def test_anything_else_is_no_action(text: str) -> None:
 
 
 def test_kinds_have_the_letters_of_the_papers() -> None:
-    assert [str(Action(2, kind, 0)) for kind in Kind] == ["2F0", "2B0", "2I0", "2W0", "2R0"]
+    assert [str(Action(2, kind, 0)) for kind in Kind] == ["2F0", "2B0", "2I0", "2W0", "2R0", "2OFFLOAD0", "2RELOAD0"]

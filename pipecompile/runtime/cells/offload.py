@@ -19,12 +19,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from pipecompile.ir import Kind
 from pipecompile.runtime.cells.forward_backward import SavedGraph
-from pipecompile.runtime.registers import Frame, Run
+from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.storages import storage_key, version_of
 
-__all__ = ["OffloadedGraph", "SavedTensors", "offload_cell", "offloaded_forward", "reload_cell", "resident_storages"]
+__all__ = ["OffloadedGraph", "SavedTensors", "copy_cell", "offloaded_forward", "resident_storages"]
 
 
 def resident_storages(stage: nn.Module) -> frozenset[int]:
@@ -138,7 +139,13 @@ def offloaded_forward(forward: Run, module: nn.Module, saved: int) -> Run:
     return run
 
 
-def offload_cell(saved: int, held: int) -> Run:
+def copy_cell(kind: Kind, registers: CellRegisters, device: torch.device) -> Run:
+    """Return the function of an OFFLOAD or a RELOAD on a device."""
+    (read,), (written,) = registers.reads.values(), registers.writes.values()
+    return _offload(read, written) if kind is Kind.OFFLOAD else _reload(read, written, device)
+
+
+def _offload(saved: int, held: int) -> Run:
     """Return the function of an OFFLOAD: what the register `saved` has moves to the host and into the register `held`."""
 
     def offload(frame: Frame) -> None:
@@ -153,7 +160,7 @@ def offload_cell(saved: int, held: int) -> Run:
     return offload
 
 
-def reload_cell(held: int, saved: int, device: torch.device) -> Run:
+def _reload(held: int, saved: int, device: torch.device) -> Run:
     """Return the function of a RELOAD, which writes to the register `saved` what an F without offloading would have written."""
 
     def reload(frame: Frame) -> None:
