@@ -172,7 +172,7 @@ REFUSED: dict[str, list[Bad]] = {
         *[Bad(value, "True or False") for value in (1, None, X, ["every:2"])],
     ],
     "cache_size": NO_COUNT,
-    "progress": [Bad(value, "is not True or False", "progress=True") for value in (1, "no", None)],
+    "progress": NO_FLAG,
     "init": [Bad(3, "init is a int"), Bad([3], "init is a int"), Bad("none", "none does not exist"), Bad(nn.init.ones_, "no tensor of the model is on meta")],
 }  # fmt: skip
 """Per keyword of `compile`, wrong types, values, lengths and names. A keyword without a row fails the first test."""
