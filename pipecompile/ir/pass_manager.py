@@ -8,9 +8,11 @@ A pass maps a frozen subject to a new one and does nothing else. Verifying, timi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
+from itertools import pairwise, zip_longest
 from time import perf_counter
 from typing import Any
 
@@ -75,6 +77,28 @@ def _text(step: Step) -> str:
     before, after = str(step.before), str(step.after)
     if type(step.before) is not type(step.after):
         return f"{title}\n-- before\n{before}-- after\n{after}"
-    diff = unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="")
+    diff = _diff(before.splitlines(), after.splitlines())
     reasons = [] if step.done.reasons is None else [*step.done.reasons(step.before, step.after)]
     return "\n".join([title, *diff, *(["-- why"] if reasons else []), *reasons]) + "\n"
+
+
+def _diff(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Return a unified diff; each row of a device is compared with that row alone, since difflib takes the square of the lines."""
+    hunks: list[str] = []
+    for (old_start, old), (new_start, new) in zip_longest(_rows(before), _rows(after), fillvalue=(0, [""][:0])):
+        lines = [*unified_diff(old, new, lineterm="")][2:]
+        hunks += (_shifted(line, old_start, new_start) if line.startswith("@@") else line for line in lines)
+    return ["--- before", "+++ after", *hunks] if hunks else []
+
+
+def _rows(lines: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield (index of its first line, lines) of the header, then of the row of each device."""
+    starts = [0, *(index for index, line in enumerate(lines) if line.startswith("device ")), len(lines)]
+    return ((start, lines[start:stop]) for start, stop in pairwise(starts))
+
+
+def _shifted(line: str, old: int, new: int) -> str:
+    """Return the header of a hunk with line numbers of the whole text."""
+    sizes = re.fullmatch(r"@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@", line)
+    assert sizes is not None
+    return f"@@ -{int(sizes[1]) + old}{sizes[2] or ''} +{int(sizes[3]) + new}{sizes[4] or ''} @@"
