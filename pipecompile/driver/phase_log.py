@@ -27,6 +27,15 @@ _TEXTS = {
 """What a phase does, for its line of progress; by default its name."""
 
 
+_TRACE = logging.getLogger("torch.__trace")
+"""The logger of torch's structured trace."""
+
+
+def _is_traced() -> bool:
+    """Return whether anything takes the trace. Torch's own handler has no directory unless TORCH_TRACE is set."""
+    return any(getattr(handler, "root_dir", handler) is not None for handler in _TRACE.handlers)
+
+
 @dataclass(slots=True)
 class PhaseLog:
     """The seconds of every phase that has run and a line about its result, in the order of the phases.
@@ -54,6 +63,10 @@ class PhaseLog:
         if verify is not None:
             verify(result)
         self.lines[name] = describe(result)
+        if _is_traced():
+            from pipecompile.driver.trace_artifacts import trace_phase
+
+            trace_phase(name, result)
         log = logging.getLogger(f"pipecompile.{_LOGGERS.get(name, 'trace')}")
         log.info("%s: %.3f s, %s", name, self.seconds[name], self.lines[name])
         return result
