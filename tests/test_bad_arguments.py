@@ -20,6 +20,7 @@ from torch.nn.functional import mse_loss
 
 import pipecompile as pc
 from pipecompile.passes import lower
+from pipecompile.schedules import CATALOGUE
 from pipecompile.simulation.costs import CostOptions
 
 Call = Callable[..., Any]
@@ -124,6 +125,14 @@ def check(call: Callable[[], Any]) -> None:
     """Run a call that may raise an error of ours, and no other."""
     with limited(60), suppress(pc.PipecompileError):
         call()
+
+
+@pytest.fixture(autouse=True)
+def with_the_catalogue_as_before() -> Iterator[None]:
+    before = dict(CATALOGUE)
+    yield
+    CATALOGUE.clear()
+    CATALOGUE.update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -108,8 +108,8 @@ def test_the_program_and_the_timeline_stay_those_of_the_last_training_step() -> 
 
 
 FACE = ["clip_grad_norm_", "considered", "devices", "dispatch", "dump", "evaluate", "explain", "graph", "load_optimizer_state_dict", "measured",
-        "model", "optimizer_state_dict", "plan", "prepare", "problem", "program", "report", "reschedule", "schedule", "simulate",
-        "stages", "step"]  # fmt: skip
+        "model", "needs_inputs", "needs_targets", "optimizer_state_dict", "plan", "prepare", "problem", "program", "report", "reschedule", "schedule", "simulate",
+        "stages", "step", "sum_over_copies"]  # fmt: skip
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -126,6 +126,13 @@ def test_a_user_sees_a_list_of_names_beside_those_of_a_module(is_compiled: bool)
         assert inspect.getdoc(inspect.getattr_static(type(pipe), name)), name
 
 
+def planned_for_a_cluster() -> tuple[object, ...]:
+    planned = pc.plan_for(
+        nn.Linear(8, 8), "2xH100", example_args=(torch.empty(4, 8, device="meta"),), schedules=("1f1b",)
+    )
+    return planned, planned.rows[0], planned.cluster
+
+
 def test_every_public_object_is_one_short_line() -> None:
     pipe = piped(pair()[0], n_microbatches="auto", schedule="1f1b", example_args=batch()[:1])
     plan, problem, considered = pipe.plan, pipe.problem, pipe.considered
@@ -135,7 +142,7 @@ def test_every_public_object_is_one_short_line() -> None:
     cut = pc.partition(problem, 3)
     made = [pipe, plan, problem, considered, considered.best, pipe.program, schedule, pc.simulate(schedule), cut,
             pc.explain(Net(), batch()[0]), *pc.advise(schedule), pc.Microbatch(1, target=2),
-            (report := pc.check_order(schedule)), report.order, pc.UserPass(lambda program: program, "mine", before="compute")]  # fmt: skip
+            (report := pc.check_order(schedule)), report.order, *planned_for_a_cluster(), pc.UserPass(lambda program: program, "mine", before="compute")]  # fmt: skip
     errors = [pc.InputError("what", why="why", hint="hint"), pc.MismatchError("what"), pc.RunError("what", stage=1, microbatch=2), pc.CostError("what"),
               pc.InfeasibleError("what"), pc.PartitionError("what"), pc.PlanError("what"), pc.ScheduleError("what"),
               pc.PipecompileError("what"), pc.VerifyError("plan", ["a fault"]), pc.TraceError("what"),

@@ -32,8 +32,8 @@ _TRACE = logging.getLogger("torch.__trace")
 
 
 def _is_traced() -> bool:
-    """Return whether anything takes the trace. Torch's own handler has no directory unless TORCH_TRACE is set."""
-    return any(getattr(handler, "root_dir", handler) is not None for handler in _TRACE.handlers)
+    """Return whether torch writes its trace into a directory: TORCH_TRACE is set."""
+    return any(getattr(handler, "root_dir", None) is not None for handler in _TRACE.handlers)
 
 
 @dataclass(slots=True)

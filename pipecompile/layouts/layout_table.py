@@ -51,6 +51,11 @@ class LayoutRow:
     missing: float
     optimizer: str | None = None
 
+    def __repr__(self) -> str:
+        sizes = f"pp={self.layout.pp}, dp={self.layout.dp}, dp_shard={self.layout.dp_shard}, schedule={self.schedule!r}"
+        figures = f"n_microbatches={self.n_microbatches}, seconds={self.seconds.total:.3g}, fits={self.fits}"
+        return f"LayoutRow({sizes}, {figures})"
+
     @property
     def fits(self) -> bool:
         """Whether the fullest device holds all that it must."""
@@ -97,7 +102,7 @@ class ClusterPlan:
         )
 
     def __repr__(self) -> str:
-        return f"ClusterPlan(n_layouts={len(self.rows)}, best={self.best})"
+        return f"ClusterPlan(n_layouts={len(self.rows)}, best={self.best!r})"
 
     def __str__(self) -> str:
         columns = layout_columns(self.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,12 +101,20 @@ def register_schedule(name: str, build: Builder, *, chunks: int | None = None) -
     """Add a builder of your own to the catalogue, for `build_schedule(name, ...)` and `compile(schedule=name)`.
 
     `build(n_stages, n_microbatches, n_devices)` returns a Schedule. `chunks` is the number of stages that it places on a
-    device; None if any number of stages that is a multiple of `n_devices` is possible. Raises ScheduleError if the name is taken.
+    device; None if any number of stages that is a multiple of `n_devices` is possible. Raises ScheduleError if the name is taken, or `build` takes
+    other arguments.
     """
     if not isinstance(name, str) or not callable(build):
         raise ScheduleError(
             f"{name!r:.60} with {build!r:.60} is not a name with a function", hint='register_schedule("mine", build)'
         )
+    try:
+        inspect.signature(build).bind(1, 1, 1)
+    except (TypeError, ValueError) as error:
+        raise ScheduleError(
+            f"{build!r:.60} cannot build a schedule: {error}",
+            hint="def build(n_stages, n_microbatches, n_devices): ...",
+        ) from None
     if name in CATALOGUE:
         raise ScheduleError(f"a schedule is called {name!r} already", hint=f"another name, such as {name + '-2'!r}")
     CATALOGUE[name] = CatalogueEntry(build, chunks)
