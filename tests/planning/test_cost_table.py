@@ -78,9 +78,12 @@ def test_seconds_of_the_user_replace_those_of_the_model() -> None:
 def test_the_time_for_profiling_is_divided_among_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     budgets: list[float] = []
 
-    def profiled(graph: fx.GraphModule, inputs: Sequence[Any], *, cost: str, device: Any, repeats: Any) -> Any:
+    def profiled(
+        graph: fx.GraphModule, inputs: Sequence[Any], *, cost: str, device: Any, repeats: Any, work: Any
+    ) -> Any:
         budgets.append(repeats.budget)
         assert cost == "profile"
+        assert work is not None
         return linear(graph, inputs)
 
     monkeypatch.setattr(cost_table, "node_costs", profiled)
