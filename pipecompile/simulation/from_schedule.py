@@ -47,14 +47,14 @@ def device_transfers(routes: Sequence[Route], placement: Sequence[int]) -> Itera
 def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs) -> TaskGraph:
     """Return the tasks of a legal schedule. Memory counts what stages save, not the buffers of values. Linear."""
     transfers, m = list(device_transfers(routes, schedule.placement)), schedule.n_microbatches
-    messages, copies = _messages(transfers, schedule.n_stages, m), HostCopies.of(schedule, len(transfers) * m)
+    messages = _messages(transfers, schedule.n_stages, m)
     tasks = TaskGraph(changes=[[] for _ in schedule.rows])
     for row in schedule.rows:
         first = len(tasks.seconds)
         for action in row:
             needs, sends = messages[action.stage][action.kind]
-            tasks.needs.append(needs[action.microbatch] + copies.needs(action))
-            tasks.sends.append(sends[action.microbatch] + copies.sends(action))
+            tasks.needs.append(needs[action.microbatch])
+            tasks.sends.append(sends[action.microbatch])
             tasks.seconds.append(costs.seconds[action.kind][action.stage])
         tasks.actions += row
         tasks.rows.append(range(first, len(tasks.seconds)))
@@ -64,9 +64,10 @@ def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs)
         tasks.delays += [costs.message(t.name, t.nbytes, t.source, t.target)] * m
     names = [str(Value(t.name, 0, t.consumer))[:-1] for t in transfers]
     tasks.label = lambda message: names[message // m] + str(message % m)
-    copies.add_to(tasks, schedule, costs)
     if any(costs.saved) or any(costs.weight_saved) or any(costs.recipe):
-        tasks.changes = _changes(schedule, costs, copies)
+        tasks.changes = _changes(schedule, costs)
+    if any(action.kind is Kind.OFFLOAD for row in schedule.rows for action in row):
+        HostCopies.of(schedule, len(tasks.delays)).add_to(tasks, schedule, costs)
     return tasks
 
 
@@ -94,7 +95,7 @@ def _numbered(starts: list[int], m: int) -> MessageNumbers:
     return list(zip(*(range(start, start + m) for start in starts), strict=True)) if starts else [()] * m
 
 
-def _changes(schedule: Schedule, costs: Costs, copies: HostCopies) -> list[list[Change]]:
+def _changes(schedule: Schedule, costs: Costs) -> list[list[Change]]:
     """Return the memory of what stages save: from the start of the saving action to the end of the last action that needs it."""
     recomputed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
     trained = {a.stage for row in schedule.rows for a in row if a.kind is not Kind.FORWARD}
@@ -117,7 +118,5 @@ def _changes(schedule: Schedule, costs: Costs, copies: HostCopies) -> list[list[
                     changes.append((end, costs.weight_saved[s] - costs.saved[s]))
                 case Kind.WEIGHT_GRAD:
                     changes.append((end, -costs.weight_saved[s]))
-                case Kind.OFFLOAD | Kind.RELOAD:
-                    changes.append(copies.change(action, task - 1, costs.saved[s]))
         per_device.append(changes)
     return per_device

@@ -54,9 +54,13 @@ class HostCopies:
         return ((Anchor.TASK_END, task), (Anchor.MESSAGE_START, out + 1)), size
 
     def add_to(self, tasks: TaskGraph, schedule: Schedule, costs: Costs) -> None:
-        """Add the messages to a task graph that has those between devices."""
-        if not self.out:
-            return
+        """Add the messages to a task graph that has those between devices, and the changes of memory."""
+        for device, (tasks_of_row, row) in enumerate(zip(tasks.rows, schedule.rows, strict=True)):
+            for task, action in zip(tasks_of_row, row, strict=True):
+                tasks.needs[task] += self.needs(action)
+                tasks.sends[task] += self.sends(action)
+                if action.kind in (Kind.OFFLOAD, Kind.RELOAD) and (size := costs.saved[action.stage]):
+                    tasks.changes[device].append(self.change(action, task, size))
         for stage, _ in self.out:
             device = schedule.placement[stage]
             tasks.links += [(device, HOST), (HOST, device)]
