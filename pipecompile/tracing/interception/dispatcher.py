@@ -58,7 +58,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise TraceError(
                 code="PC115", where=caller(), why=f"torch compiles the functions that {name_of(func)} takes as a whole"
             )
-        if str(getattr(func, "overloadpacket", "")) in RULES:
+        if str(getattr(func, "overloadpacket", "")) in RULES and _is_unusual(func, args):
             check_dtypes(func, args)
         if not self.listener.is_listening:
             return func(*args, **kwargs)
@@ -77,6 +77,13 @@ def _graph_operator(func: Any) -> Any:
 def is_transformed(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether a function that torch.func transforms is running, or one of the tensors is wrapped by a transform."""
     return transform_stack() is not None or any(map(is_transformed_tensor, tensors))
+
+
+def _is_unusual(func: Any, args: Any) -> bool:
+    """Return whether the tensors are of several dtypes, or of whole numbers, or among them are indices, which must be whole."""
+    dtypes = {argument.dtype for argument in args if isinstance(argument, torch.Tensor)}
+    takes_indices = func is torch.ops.aten.index_select.default
+    return takes_indices or len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes)
 
 
 def _written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
