@@ -15,7 +15,7 @@ __all__ = ["PhaseLog"]
 Result = TypeVar("Result")
 
 _LOGGERS = {"cost": "partition", "partition": "partition", "lower": "schedule", "place": "run", "bind": "run"}
-"""The loggers of phases, below `pipecompile`; those of all other phases go to `trace`."""
+"""Loggers of phases, below `pipecompile`; those of all other phases go to `trace`."""
 
 
 _TEXTS = {
@@ -24,7 +24,7 @@ _TEXTS = {
     "place": "moving parameters to their stages",
     "lower": "lowering the schedule",
 }
-"""What a phase does, for its line of progress; by default its name."""
+"""Text of a phase in its line of progress; by default its name."""
 
 
 _TRACE = logging.getLogger("torch.__trace")

@@ -7,17 +7,23 @@ lower     ─► pipecompile_program    as program.txt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pipecompile.torch_private.structured_trace import add_artifact
 
 __all__ = ["trace_phase"]
 
-_ARTIFACTS = {"prepare": "graph", "partition": "plan", "lower": "program"}
+_ARTIFACTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "prepare": ("graph", str),
+    "partition": ("plan", lambda partitioned: str(partitioned.plan.to_json())),
+    "lower": ("program", str),
+}
+"""By phase the name of its level, and the function that writes it."""
 
 
 def trace_phase(phase: str, result: Any) -> None:
     """Add the result of a phase as an artifact, if it is a level."""
-    if (level := _ARTIFACTS.get(phase)) is not None:
-        plan = getattr(result, "plan", None)
-        add_artifact(f"pipecompile_{level}", lambda: str(result) if plan is None else str(plan.to_json()))
+    if phase in _ARTIFACTS:
+        level, write = _ARTIFACTS[phase]
+        add_artifact(f"pipecompile_{level}", lambda: write(result))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pipecompile.interchange.communicator_rules import CommunicatorRule
 from pipecompile.interchange.pipeline_order import OrderCell, PipelineOrder
-from pipecompile.ir import Kind
+from pipecompile.ir import BACKWARDS, Kind
 
 __all__ = ["LaunchGraph", "LaunchStep", "computed_before", "graph_without_messages", "launch_graph", "received_by"]
 
@@ -177,6 +177,6 @@ def computed_before(cell: OrderCell) -> list[tuple[int, str, int]]:
     for action in cell.actions:
         if action.kind is Kind.FORWARD:
             keys.append((action.stage - 1, "F", action.microbatch))
-        elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
+        elif action.kind in BACKWARDS:
             keys += [(action.stage + 1, kind, action.microbatch) for kind in "BI"]
     return keys

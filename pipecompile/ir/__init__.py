@@ -27,7 +27,7 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
 
 from __future__ import annotations
 
-from pipecompile.ir.action import Action, Kind
+from pipecompile.ir.action import BACKWARDS, Action, Kind
 from pipecompile.ir.program import (
     Instruction,
     Op,
@@ -45,6 +45,7 @@ from pipecompile.ir.routes import AUX, HOST, LOSS, TARGET, Route, Tie, chain, pl
 from pipecompile.ir.schedule import Schedule
 
 __all__ = [
+    "BACKWARDS",
     "AUX",
     "HOST",
     "LOSS",

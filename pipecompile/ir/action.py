@@ -12,7 +12,7 @@ from enum import Enum
 
 from pipecompile.errors import ScheduleError
 
-__all__ = ["Action", "Kind"]
+__all__ = ["BACKWARDS", "Action", "Kind"]
 
 
 class Kind(Enum):
@@ -35,6 +35,9 @@ class Kind(Enum):
         object.__hash__
     )  # Enum.__hash__ is Python code, and dictionaries keyed by Kind are read millions of times
 
+
+BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
+"""The kinds that read what a forward saved, and send gradients of inputs."""
 
 _ACTION = re.compile(r"([0-9]{1,9})([FBIWR]|OFFLOAD|RELOAD)([0-9]{1,9})")
 

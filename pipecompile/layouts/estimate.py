@@ -8,14 +8,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any
 
 from torch import nn
 
-from pipecompile.batching.batch_dims import BatchDims
+from pipecompile.batching.batch_dims import BatchDims, check_batch_dims
 from pipecompile.batching.call_inputs import flatten, validate_model
 from pipecompile.compiling import compile
-from pipecompile.costs.optimizer_bytes import optimizer_state
 from pipecompile.errors import InputError, PartitionError, ScheduleError
 from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.ir.input_checks import whole
@@ -29,6 +29,7 @@ from pipecompile.options import Options
 from pipecompile.planning.microbatch_counts import barred
 from pipecompile.schedules import CATALOGUE
 from pipecompile.settings.batch_settings import example_inputs
+from pipecompile.settings.machine_settings import optimizer_copies
 from pipecompile.simulation.gradient_reductions import reduced_makespan
 from pipecompile.tracing.recording import record
 
@@ -108,8 +109,9 @@ class LayoutEstimator:
         optimizer: str | None = "adamw",
     ) -> LayoutEstimator:
         """Record the model on two samples of the mini-batch. Raise InputError for a mini-batch without a batch dimension."""
-        optimizer_state(optimizer)
+        optimizer_copies(optimizer)
         validate_model(model)
+        check_batch_dims({} if batch_dims is None else batch_dims, model.forward)
         args, kwargs = example_inputs(example_args, example_kwargs)
         inputs = flatten(model.forward, args, kwargs, batch_dims)
         if inputs.samples is None:
@@ -175,7 +177,7 @@ class LayoutEstimator:
                 activations[device],
                 replicas=layout.replicas,
                 shards=layout.dp_shard,
-                optimizer_state=optimizer_state(self.optimizer),
+                optimizer_state=optimizer_copies(self.optimizer),
             )
             for device in range(point.pp)
         ]
@@ -194,7 +196,7 @@ class LayoutEstimator:
             trained[device] += weight.trained
         after = copies.all_reduce(max(trained) / layout.dp_shard) if is_sharded else 0.0
         touched = (
-            max(trained) / layout.dp_shard * (3 + 2 * optimizer_state(self.optimizer))
+            max(trained) / layout.dp_shard * (3 + 2 * optimizer_copies(self.optimizer))
         )  # read all, write all but gradients
         return StepSeconds(
             gather=shards.half(max(held)),
@@ -205,7 +207,9 @@ class LayoutEstimator:
 
 
 def _checked_schedules(schedules: Sequence[str]) -> tuple[str, ...]:
-    """Return the names. Raise InputError for one that is not a training schedule of the catalogue."""
+    """Return the names. Raise InputError for what is no sequence of names, and for one that is not a training schedule of the catalogue."""
+    if not isinstance(schedules, str | Sequence):
+        raise InputError(f"schedules={short(schedules)} is no sequence of names", hint=f"schedules={SCHEDULES}")
     known = [name for name in CATALOGUE if name != "forward"]
     names = (schedules,) if isinstance(schedules, str) else tuple(schedules)
     for name in names or ("",):

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir import BACKWARDS, Action, Kind, Schedule
 
 __all__ = ["Checkpoint", "insert_recompute"]
 
@@ -35,7 +35,7 @@ def insert_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
 
     def expand(row: Sequence[Action]) -> Iterator[Action]:
         for action in row:
-            is_backward = action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
+            is_backward = action.kind in BACKWARDS
             needs_recompute = action.microbatch != last and (action.stage, action.microbatch) not in with_recompute
             if is_backward and needs_recompute and flags[action.stage]:
                 yield replace(action, kind=Kind.RECOMPUTE)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
-from pipecompile.ir import Action, Kind, Route, Schedule, chain
+from pipecompile.ir import BACKWARDS, Action, Kind, Route, Schedule, chain
 from pipecompile.simulation.costs import CostOptions, make_costs
 from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_schedule import tasks_of_schedule
@@ -82,6 +82,6 @@ def _restored_counts(row: Sequence[Action]) -> list[int]:
         counts.append(held)
         if action.kind is Kind.RECOMPUTE:
             held += 1
-        elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
+        elif action.kind in BACKWARDS:
             held -= (action.stage, action.microbatch) in restored
     return counts

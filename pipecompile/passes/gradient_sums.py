@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipecompile.ir import HOST, Kind, Route, Schedule
+from pipecompile.ir import BACKWARDS, HOST, Route, Schedule
 from pipecompile.ir.routes import Sums
 
 __all__ = ["with_sums"]
@@ -65,6 +65,6 @@ def _order_of_backwards(schedule: Schedule) -> dict[int, list[int]]:
     begun: dict[int, list[int]] = {}
     for row in schedule.rows:
         for place, action in enumerate(row):
-            if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
+            if action.kind in BACKWARDS:
                 begun.setdefault(action.stage, [0] * schedule.n_microbatches)[action.microbatch] = place
     return begun

@@ -59,7 +59,7 @@ def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Ti
 
 _MakeSaved = Callable[[int, int], Value]
 _SAVED_FOR: dict[Kind, _MakeSaved] = {Kind.RECOMPUTE: recipe, Kind.OFFLOAD: offloaded}
-"""What a forward saves if an action of this kind comes after it."""
+"""Value that a forward saves for an action of this kind that comes after it; by default `saved`."""
 
 Column = list[Operand]
 """One operand per micro-batch."""

@@ -10,13 +10,16 @@ longest. `offload_to_fit` takes of all cells in memory at a peak the one whose b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from reprlib import repr as short
 from typing import Unpack
 
 from pipecompile.errors import InfeasibleError, InputError, ScheduleError
-from pipecompile.ir import Action, Kind, Route, Schedule
-from pipecompile.ir.input_checks import amounts
+from pipecompile.ir import BACKWARDS, Action, Kind, Route, Schedule
+from pipecompile.ir.input_checks import amounts, whole
+from pipecompile.ir.timeline import Span
 from pipecompile.ir.units import BYTES, written
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.simulator import simulate
@@ -28,22 +31,17 @@ __all__ = ["insert_offload", "offload_to_fit"]
 Cell = tuple[int, int]
 """(stage, micro-batch)."""
 
-_BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
-
 
 def insert_offload(schedule: Schedule, stages: Collection[int] | None = None) -> Schedule:
     """Return the schedule with OFFLOAD and RELOAD for every cell of these stages, by default of all.
 
     Cells that are recomputed or offloaded already stay as they are, and so do cells with fewer than two actions between forward and
-    backward: no copy would be over in time. Raise ScheduleError for a stage that is not there, and VerifyError if the schedule is
-    not legal.
+    backward: no copy would be over in time. Raise InputError for what is no schedule or no collection of stages, ScheduleError for a
+    stage that is not there, and VerifyError if the schedule is not legal.
     """
-    verify(schedule)
-    if unknown := sorted(set(stages or ()) - set(range(schedule.n_stages))):
-        raise ScheduleError(f"there is no stage {unknown[0]}", why=f"stages are 0 to {schedule.n_stages - 1}")
-    wanted = set(range(schedule.n_stages) if stages is None else stages)
-    cells = {cell for row in schedule.rows for cell in _movable(row) if cell[0] in wanted}
-    return _inserted(schedule, cells, [1] * schedule.n_devices)
+    _verified(schedule, None)
+    wanted = frozenset(range(schedule.n_stages)) if stages is None else _checked_stages(stages, schedule.n_stages)
+    return _inserted(schedule, {cell for cell in _movable(schedule) if cell[0] in wanted}, [1] * schedule.n_devices)
 
 
 def offload_to_fit(
@@ -56,30 +54,49 @@ def offload_to_fit(
     """Return the schedule with OFFLOAD and RELOAD for as few cells as the greedy choice needs to fit into `memory_limit`.
 
     `memory_limit` is in bytes, one number or one per device; it counts what `simulate` counts with these costs: what stages save,
-    and parameters. Raise InfeasibleError if no more cell can move, InputError for a cost or a limit that is no number, and
-    VerifyError if the schedule is not legal.
+    and parameters. Raise InfeasibleError if no more cell can move, InputError for what is no schedule and for a cost or a limit that
+    is no number, and VerifyError if the schedule is not legal.
     """
+    _verified(schedule, routes)
     limit = amounts("memory_limit", memory_limit, schedule.n_devices, "device")
-    verify(schedule, routes=checked_routes(routes, schedule.n_stages))
-    if not costs.get("saved_bytes"):
+    if costs.get("saved_bytes") is None:
         raise InputError(
             "saved_bytes is missing", why="without it nothing takes memory", hint="saved_bytes=[...] per stage"
         )
-    cells, ahead = set[Cell](), [1] * schedule.n_devices
+    movable, cells, ahead = _movable(schedule), set[Cell](), [1] * schedule.n_devices
     while True:
         candidate = _inserted(schedule, cells, ahead)
-        curves = simulate(candidate, routes=routes, **costs).memory
-        times = [_first_over(curve, most) for curve, most in zip(curves, limit, strict=True)]
+        timeline = simulate(candidate, routes=routes, **costs)
+        times = [_first_over(curve, most) for curve, most in zip(timeline.memory, limit, strict=True)]
         over = [(device, when) for device, when in enumerate(times) if when is not None]
         if not over:
             return candidate
         for device, when in over:
-            if (cell := _latest_resident(candidate, device, when, routes, costs)) is not None:
+            spans = [span for span in timeline.spans if span.track == "compute" and span.device == device]
+            if (cell := _latest_resident(schedule.rows[device], spans, when, movable - cells)) is not None:
                 cells.add(cell)
             elif ahead[device]:
                 ahead[device] = 0
             else:
-                raise _does_not_fit(device, max(size for _, size in curves[device]), limit[device])
+                raise _does_not_fit(device, timeline.peak_memory[device], limit[device])
+
+
+def _verified(schedule: Schedule, routes: Sequence[Route] | None) -> None:
+    """Raise InputError for what is no schedule, and VerifyError for one that is not legal."""
+    if not isinstance(schedule, Schedule):
+        hint = 'a schedule, such as build_schedule("1f1b", 4, 16)'
+        raise InputError(f"a {type(schedule).__name__} is no Schedule", hint=hint)
+    verify(schedule, routes=checked_routes(routes, schedule.n_stages))
+
+
+def _checked_stages(stages: object, n_stages: int) -> frozenset[int]:
+    """Return a collection of stages as a set. Raise InputError if it is none, and ScheduleError for a stage that is not there."""
+    if not isinstance(stages, Sequence | AbstractSet) or isinstance(stages, str | bytes):
+        raise InputError(f"stages={short(stages)} is no collection of stages", hint="stages=[0, 1]")
+    numbers = frozenset(whole(f"stages[{place}]", stage, 0) for place, stage in enumerate(stages))
+    if unknown := sorted(numbers - set(range(n_stages))):
+        raise ScheduleError(f"there is no stage {unknown[0]}", why=f"stages are 0 to {n_stages - 1}")
+    return numbers
 
 
 def _first_over(curve: Sequence[tuple[float, float]], limit: float) -> float | None:
@@ -88,27 +105,31 @@ def _first_over(curve: Sequence[tuple[float, float]], limit: float) -> float | N
 
 
 def _latest_resident(
-    schedule: Schedule, device: int, when: float, routes: Sequence[Route] | None, costs: CostOptions
+    row: Sequence[Action], spans: Iterable[Span], when: float, movable: Collection[Cell]
 ) -> Cell | None:
-    """Return the cell whose forward ended by `when` and whose backward is the last; None if no cell can move."""
-    movable = set(_movable(schedule.rows[device]))
-    spans = simulate(schedule, routes=routes, **costs).spans
-    times = {span.name: span for span in spans if span.track == "compute" and span.device == device}
+    """Return the movable cell of a device whose forward ended by `when` and whose backward is the last; None if there is none.
+
+    `row` has the actions of the device without the copies, and `spans` those of its timeline.
+    """
+    times = {span.name: span for span in spans}
     later = [
         (times[str(action)].start, (action.stage, action.microbatch))
-        for action in schedule.rows[device]
-        if action.kind in _BACKWARDS and (action.stage, action.microbatch) in movable
+        for action in row
+        if action.kind in BACKWARDS and (action.stage, action.microbatch) in movable
         and times[str(replace(action, kind=Kind.FORWARD))].end <= when < times[str(action)].start
     ]  # fmt: skip
     return max(later)[1] if later else None
 
 
-def _movable(row: Sequence[Action]) -> list[Cell]:
-    """Return the cells of a row that keep what they save on the device, with two actions or more between forward and backward."""
-    fixed = {(a.stage, a.microbatch) for a in row if a.kind in (Kind.RECOMPUTE, Kind.OFFLOAD)}
-    begun = {(a.stage, a.microbatch): place for place, a in enumerate(row) if a.kind is Kind.FORWARD}
-    ends = {(a.stage, a.microbatch): place for place, a in enumerate(row) if a.kind in _BACKWARDS}
-    return [cell for cell, place in ends.items() if cell not in fixed and place - begun[cell] > 2]
+def _movable(schedule: Schedule) -> set[Cell]:
+    """Return the cells that keep what they save on the device, with two actions or more between forward and backward."""
+    cells = set[Cell]()
+    for row in schedule.rows:
+        fixed = {(a.stage, a.microbatch) for a in row if a.kind in (Kind.RECOMPUTE, Kind.OFFLOAD)}
+        begun = {(a.stage, a.microbatch): place for place, a in enumerate(row) if a.kind is Kind.FORWARD}
+        ends = {(a.stage, a.microbatch): place for place, a in enumerate(row) if a.kind in BACKWARDS}
+        cells |= {cell for cell, place in ends.items() if cell not in fixed and place - begun[cell] > 2}
+    return cells
 
 
 def _inserted(schedule: Schedule, cells: Collection[Cell], ahead: Sequence[int]) -> Schedule:
@@ -117,7 +138,7 @@ def _inserted(schedule: Schedule, cells: Collection[Cell], ahead: Sequence[int])
     for device, row in enumerate(schedule.rows):
         before: dict[int, list[Action]] = {}
         for place, action in enumerate(row):
-            if action.kind in _BACKWARDS and (action.stage, action.microbatch) in cells:
+            if action.kind in BACKWARDS and (action.stage, action.microbatch) in cells:
                 before.setdefault(place - ahead[device], []).append(replace(action, kind=Kind.RELOAD))
         rows.append(
             tuple(

@@ -87,8 +87,7 @@ class _TaskBuilder:
     def _copy(self, state: _RowState, action: Action, source: Value, target: Value) -> None:
         """Add the copy of an OFFLOAD or a RELOAD, which begins after it: RELOAD waits for the copy out, and B or I for the copy back."""
         ends = (state.device, HOST) if action.kind is Kind.OFFLOAD else (HOST, state.device)
-        message = state.awaited[target] = self._message((target, *ends), target.name, 0.0)
-        self.tasks.delays[message] = self.costs.offload_seconds(action.stage)
+        message = state.awaited[target] = self._message((target, *ends), self.costs.offload_seconds(action.stage))
         self._add_send(state, message)
         if action.kind is Kind.OFFLOAD:
             state.leaving.setdefault(source, []).append((Anchor.MESSAGE_END, message))
@@ -102,7 +101,7 @@ class _TaskBuilder:
             return
         if value in state.awaited:
             self._task(state, (state.awaited.pop(value),), 0.0)
-        message = self._message((value, state.device, peer), value.name, self.sizes[value.name])
+        message = self._message((value, state.device, peer), self._seconds(value, state.device, peer))
         self._add_send(state, message)
         if self.tasks.delays[message]:
             state.leaving.setdefault(value, []).append((Anchor.MESSAGE_END, message))
@@ -114,7 +113,9 @@ class _TaskBuilder:
         if peer == HOST:
             state.change(size, *state.now)
             return
-        message = state.awaited[value] = self._message((value, peer, state.device), value.name, size)
+        message = state.awaited[value] = self._message(
+            (value, peer, state.device), self._seconds(value, peer, state.device)
+        )
         state.change(size, (Anchor.MESSAGE_START, message))
 
     def _free(self, state: _RowState, value: Value) -> None:
@@ -134,15 +135,19 @@ class _TaskBuilder:
             self._task(state, tuple(self._tied(instruction, tie, peer, state.device) for peer in peers), 0.0)
 
     def _tied(self, instruction: Instruction, tie: Tie, source: int, target: int) -> int:
-        return self._message((str(instruction), source, target), tie.name, tie.nbytes)
+        seconds = self.costs.message(tie.name, tie.nbytes, source, target)
+        return self._message((str(instruction), source, target), seconds)
 
-    def _message(self, key: Message, name: str, nbytes: float) -> int:
+    def _seconds(self, value: Value, source: int, target: int) -> float:
+        """Return the seconds of a message with a value."""
+        return self.costs.message(value.name, self.sizes[value.name], source, target)
+
+    def _message(self, key: Message, seconds: float) -> int:
+        """Return the number of a message, which is added to the graph when it is first met."""
         message = self.messages.setdefault(key, len(self.messages))
         if message == len(self.tasks.links):
-            _, source, target = key
-            self.tasks.links.append((source, target))
-            to_host = HOST in (source, target)
-            self.tasks.delays.append(0.0 if to_host else self.costs.message(name, nbytes, source, target))
+            self.tasks.links.append(key[1:])
+            self.tasks.delays.append(seconds)
         return message
 
     def _task(self, state: _RowState, needs: tuple[int, ...], seconds: float) -> int:

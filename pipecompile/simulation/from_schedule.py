@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipecompile.ir import HOST, Kind, Route, Schedule, Value
+from pipecompile.ir import BACKWARDS, HOST, Kind, Route, Schedule, Value
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.host_copies import HostCopies
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
@@ -82,7 +82,7 @@ def _messages(
     needs: list[dict[Kind, list[int]]] = [{kind: [] for kind in Kind} for _ in range(n_stages)]
     sends: list[dict[Kind, list[int]]] = [{kind: [] for kind in Kind} for _ in range(n_stages)]
     for index, transfer in enumerate(transfers):
-        for kind in (Kind.FORWARD,) if transfer.consumer is None else (Kind.BACKWARD, Kind.INPUT_GRAD):
+        for kind in (Kind.FORWARD,) if transfer.consumer is None else BACKWARDS:
             sends[transfer.stage][kind].append(index * m)
             for reader in transfer.readers:
                 needs[reader][kind].append(index * m)

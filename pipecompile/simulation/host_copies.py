@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipecompile.ir import HOST, Action, Kind, Schedule, held, saved
+from pipecompile.ir import BACKWARDS, HOST, Action, Kind, Schedule, held, saved
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
 __all__ = ["HostCopies"]
-
-_BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class HostCopies:
         """Return the copies that an action waits for."""
         if (out := self.out.get((action.stage, action.microbatch))) is None:
             return ()
-        return (out,) if action.kind is Kind.RELOAD else (out + 1,) if action.kind in _BACKWARDS else ()
+        return (out,) if action.kind is Kind.RELOAD else (out + 1,) if action.kind in BACKWARDS else ()
 
     def sends(self, action: Action) -> tuple[int, ...]:
         """Return the copies that begin after an action."""

@@ -36,8 +36,9 @@ def resident_storages(stage: nn.Module) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A saved tensor: the number of its storage, and how it lies there."""
+    """A saved tensor: its number, the number of its storage, and how it lies there."""
 
+    number: int
     storage: int
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -52,7 +53,8 @@ class SavedTensors:
     resident   addresses of storages that stay on the device
     storages   per storage its bytes on the device; None while the host has them
     host       per storage its bytes on the host
-    versions   tensors of the device with the version that autograd saved
+    versions   per saved tensor, until OFFLOAD, the tensor of the device and the version that autograd saved
+    stale      per saved tensor that was written before OFFLOAD, by its number, the error of its backward
     """
 
     resident: frozenset[int]
@@ -60,6 +62,7 @@ class SavedTensors:
     host: list[torch.Tensor] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
     versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    stale: dict[int, str] = field(default_factory=dict)
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Take a tensor that autograd saves, and return its place. What cannot move is returned as it is."""
@@ -72,14 +75,16 @@ class SavedTensors:
             self.numbers[address] = len(self.storages)
             self.storages.append(_bytes_of(tensor))
         self.versions.append((tensor.detach(), version_of(tensor)))
-        offset = int(tensor.storage_offset())
-        return _Place(self.numbers[address], tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+        storage, offset = self.numbers[address], int(tensor.storage_offset())
+        return _Place(len(self.versions) - 1, storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
 
     def unpack(self, place: Any) -> torch.Tensor:
-        """Return the tensor of a place. Raise RuntimeError if it is on the host."""
+        """Return the tensor of a place. Raise RuntimeError if it is on the host, or was written after autograd saved it."""
         if not isinstance(place, _Place):
             tensor: torch.Tensor = place
             return tensor
+        if place.number in self.stale:
+            raise RuntimeError(self.stale[place.number])
         storage = self.storages[place.storage]
         if storage is None:
             raise RuntimeError("a tensor saved by this forward is on the host: its RELOAD has not run")
@@ -87,10 +92,10 @@ class SavedTensors:
         return empty.set_(storage.untyped_storage(), place.offset, place.size, place.stride)
 
     def offload(self) -> None:
-        """Copy all storages to the host, and let go of them. Raise RuntimeError if one has been written since it was saved."""
-        for tensor, version in self.versions:
+        """Copy all storages to the host, and let go of them."""
+        for number, (tensor, version) in enumerate(self.versions):
             if version_of(tensor) != version:
-                raise RuntimeError(
+                self.stale[number] = (
                     f"a tensor of shape {tuple(tensor.shape)} that autograd saved was modified by an inplace operation: it is "
                     f"at version {version_of(tensor)}, expected version {version}"
                 )

@@ -26,7 +26,7 @@ _KEPT = frozenset(
     "__init__ __init_subclass__ __module__ __new__ __reduce__ __reduce_ex__ __repr__ __setattr__ __sizeof__ __str__ "
     "__subclasshook__ __format__".split()
 )
-"""What every object has, and what says nothing about its items."""
+"""Methods that every object has and that say nothing about its items."""
 
 
 class UnreadPart(Unread):

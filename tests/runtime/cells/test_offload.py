@@ -108,8 +108,27 @@ def test_what_was_written_after_it_was_saved_is_an_error_as_in_eager() -> None:
     tensors, out = saved_by(lambda x: layer(x).exp(), layer)
     with torch.no_grad():
         out.mul_(2)
+    tensors.offload()
+    tensors.reload(torch.device("cpu"))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        tensors.offload()
+        out.sum().backward()
+
+
+def test_what_was_written_and_is_not_read_is_no_error_as_in_eager() -> None:
+    layer = nn.Linear(6, 8)
+    unread = list[torch.Tensor]()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        unread.append(layer(x).exp().mul_(2))
+        return layer(x)
+
+    tensors, out = saved_by(function, layer)
+    tensors.offload()
+    tensors.reload(torch.device("cpu"))
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        unread[0].sum().backward()
+    assert torch.equal(layer.bias.grad, torch.full((8,), 4.0))  # type: ignore[arg-type]
 
 
 def test_a_backward_between_the_copies_names_its_stage() -> None:
