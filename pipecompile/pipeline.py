@@ -245,8 +245,8 @@ class Pipeline(ModelProxy):
     def report(self, path: str | Path = "report.html") -> Path:
         """Write one HTML page that needs no network, and return its path.
 
-        The page has the table of stages, predicted and measured timelines with memory, the cut with its skips, what to improve
-        first, and what other numbers of devices and micro-batches and other schedules would take.
+        The page has the table of stages, predicted beside measured seconds of each and what their difference consists of, both
+        timelines with memory, the cut with its skips, what to improve first, and what other numbers of devices and micro-batches and other schedules would take.
         """
         return self._inspection().write_report(path)
 
@@ -269,6 +269,7 @@ class Pipeline(ModelProxy):
             is_written=isinstance(self._options.schedule, WrittenProgram),
             passes=self._options.passes,
             phases=str(latest.log),
+            dispatch=self.dispatch,
         )
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ _UNSTEADY = "a pass made another program this time: program.txt has the one that
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Everything about a compiled pipeline that can be looked at. `title` is the name of the model's class."""
+    """Everything about a compiled pipeline that can be looked at. `title` is the name of the model's class, `dispatch` that of the last step."""
 
     title: str
     plan: Plan
@@ -51,6 +51,7 @@ class Inspection:
     is_written: bool
     phases: str
     passes: tuple[UserPass, ...] = ()
+    dispatch: str = ""
 
     @property
     def costs(self) -> CostOptions:
@@ -114,4 +115,5 @@ class Inspection:
             advice=advise(self.program, **self.costs),
             what_if=what_if(self.plan, self.problem, self.schedule, seconds),
             title=self.title,
+            dispatch=self.dispatch,
         )

@@ -21,6 +21,7 @@ from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
+from pipecompile.show.stage_comparison import comparison_columns, comparison_remarks
 from pipecompile.show.table import stage_caption, stage_columns
 
 if TYPE_CHECKING:
@@ -46,10 +47,11 @@ def report_html(
     what_if: WhatIf | None = None,
     title: str = "",
     seconds: bool = True,
+    dispatch: str = "",
 ) -> str:
     """Return the page as text, without the parts whose argument is None or empty.
 
-    `seconds` False: times are in the unit of the costs.
+    `seconds` False: times are in the unit of the costs. `dispatch` is that of the measured step.
     """
     timelines = {"predicted": predicted} | ({} if measured is None else {"measured": measured})
     names = plan.devices if plan is not None else ()
@@ -62,6 +64,7 @@ def report_html(
         "copyColour": COPY,
         "devices": [f"{d} · {names[d]}" if d < len(names) else f"device {d}" for d in range(predicted.n_devices)],
         "table": None if plan is None else _table(plan, predicted),
+        "compared": None if measured is None or not seconds else _compared(predicted, measured, dispatch, names),
         "timelines": [_timeline(name, timeline) for name, timeline in timelines.items()],
         "advice": [str(line) for line in advice],
         "cut": None if plan is None or graph is None else _cut(graph, plan),
@@ -101,12 +104,22 @@ def _facts(timelines: dict[str, Timeline], plan: Plan | None, *, seconds: bool) 
 
 
 def _table(plan: Plan, predicted: Timeline) -> dict[str, Any]:
-    columns = [
-        {"name": name, "text": name in ("device", "modules"), "cells": cells, "total": total}
-        for name, (cells, total) in stage_columns(plan.stages).items()
-    ]
     slowest = max(range(plan.n_stages), key=lambda s: plan.stages[s].forward + plan.stages[s].backward)
-    return {"columns": columns, "slowest": slowest, "caption": stage_caption(plan, predicted).plain}
+    caption = stage_caption(plan, predicted).plain
+    return {"columns": _columns(stage_columns(plan.stages)), "slowest": slowest, "caption": caption}
+
+
+def _compared(predicted: Timeline, measured: Timeline, dispatch: str, devices: Sequence[str]) -> dict[str, Any]:
+    remarks = comparison_remarks(predicted, measured, dispatch=dispatch, devices=devices)
+    return {"columns": _columns(comparison_columns(predicted, measured)), "remarks": remarks}
+
+
+def _columns(columns: Mapping[str, tuple[list[str], str]]) -> list[dict[str, Any]]:
+    """Return the columns of a table as the page takes them; those of words are aligned on the left."""
+    return [
+        {"name": name, "text": name in ("device", "modules"), "cells": cells, "total": total}
+        for name, (cells, total) in columns.items()
+    ]
 
 
 # -- timelines ------------------------------------------------------------------------------------------------------

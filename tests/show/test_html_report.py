@@ -38,6 +38,7 @@ told.chosen = document.querySelector("#what-if h3").textContent;
 told.last = rows().at(-1).innerText.split("\\t")[0];
 told.arcs = document.querySelectorAll("#cut path.route").length;
 told.skips = document.querySelectorAll("#cut path.skip").length;
+told.compared = [...document.querySelectorAll("#compared tbody tr")].map((row) => row.cells.length);
 document.body.dataset.told = JSON.stringify(told);
 """
 
@@ -89,6 +90,16 @@ def test_it_has_what_was_planned_predicted_and_measured(pipe, page):
     assert any(cell[5] for row in data["timelines"][0]["rows"] for cell in row), "nothing is critical"
     assert [column["name"] for column in data["table"]["columns"]][:3] == ["stage", "device", "modules"]
     assert len(data["advice"]) == len(pc.advise(pipe.program, forward=1.0))
+
+
+def test_predicted_and_measured_seconds_of_each_stage(pipe, page):
+    compared = data_of(page)["compared"]
+    columns = {column["name"]: column for column in compared["columns"]}
+    assert columns["stage"]["cells"] == ["0", "1", "2", "3"]
+    kinds = {name.split("\n")[0] for name in columns}
+    assert kinds == {"stage", "forward", "backward", "all"}
+    assert compared["remarks"][0].startswith("The step took ")
+    assert data_of(report_html(pipe.schedule, pipe.simulate()))["compared"] is None
 
 
 def test_the_cut_has_all_nodes_in_the_order_of_stages_and_the_skip(pipe, page):
@@ -162,6 +173,7 @@ def test_a_browser_shows_it_and_answers(page, tmp_path):
     assert told["dim"] == 4 * 8 - 4 * 2, "all but the two cells of micro-batch 0 on each device"
     assert {"1f1b", "gpipe", "zbv", "dualpipev"} <= set(told["rows"])
     assert told["chosen"].startswith(f"{told['last']}: ")
+    assert told["compared"] == [10] * 4
     assert told["skips"] >= 1
     assert told["arcs"] > told["skips"]
 

@@ -16,8 +16,7 @@ function shown(id) {
   return section;
 }
 
-function stageTable() {
-  const section = shown("stages"), table = section.querySelector("table"), { columns, slowest, caption } = DATA.table;
+function fillTable(table, columns, marked = -1) {
   const head = html(html(table, "thead"), "tr"), body = html(table, "tbody"), foot = html(html(table, "tfoot"), "tr");
   for (const column of columns) {
     const look = { class: column.text ? "text" : "" };
@@ -25,10 +24,21 @@ function stageTable() {
     html(foot, "td", column.total, look);
   }
   columns[0].cells.forEach((_, i) => {
-    const row = html(body, "tr", null, { class: i === slowest ? "mark" : "" });
+    const row = html(body, "tr", null, { class: i === marked ? "mark" : "" });
     for (const column of columns) html(row, "td", column.cells[i], { class: column.text ? "text" : "" });
   });
+}
+
+function stageTable() {
+  const section = shown("stages"), { columns, slowest, caption } = DATA.table;
+  fillTable(section.querySelector("table"), columns, slowest);
   section.querySelector(".note").textContent = caption;
+}
+
+function compared() {
+  const section = shown("compared"), list = section.querySelector("ul");
+  fillTable(section.querySelector("table"), DATA.compared.columns);
+  for (const line of DATA.compared.remarks) html(list, "li", line);
 }
 
 function scaled(timeline) {
@@ -63,6 +73,7 @@ function whatIf() {
 
 facts();
 if (DATA.table) stageTable();
+if (DATA.compared) compared();
 timelines();
 if (DATA.advice.length) advice();
 if (DATA.cut) new CutGraph(shown("cut"), DATA.cut);
