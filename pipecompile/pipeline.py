@@ -245,8 +245,8 @@ class Pipeline(ModelProxy):
     def report(self, path: str | Path = "report.html") -> Path:
         """Write one HTML page that needs no network, and return its path.
 
-        The page has the table of stages, predicted beside measured seconds of each and what their difference consists of, both
-        timelines with memory, the cut with its skips, what to improve first, and what other numbers of devices and micro-batches and other schedules would take.
+        The page has the table of stages, predicted beside measured seconds of each and what their difference consists of, the
+        memory of each device by kind, both timelines with memory, the cut with its skips, what to improve first, and what other numbers of devices and micro-batches and other schedules would take.
         """
         return self._inspection().write_report(path)
 
@@ -270,6 +270,8 @@ class Pipeline(ModelProxy):
             passes=self._options.passes,
             phases=str(latest.log),
             dispatch=self.dispatch,
+            optimizer_state=self._options.optimizer_state,
+            memory_limit=self._options.memory_limit,
         )
 
     def __str__(self) -> str:

@@ -37,7 +37,10 @@ _UNSTEADY = "a pass made another program this time: program.txt has the one that
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Everything about a compiled pipeline that can be looked at. `title` is the name of the model's class, `dispatch` that of the last step."""
+    """Everything about a compiled pipeline that can be looked at. `title` is the name of the model's class, `dispatch` that of the last step.
+
+    `optimizer_state` is the number of tensors that the optimizer keeps per parameter, `memory_limit` bytes per device.
+    """
 
     title: str
     plan: Plan
@@ -52,6 +55,8 @@ class Inspection:
     phases: str
     passes: tuple[UserPass, ...] = ()
     dispatch: str = ""
+    optimizer_state: int = 0
+    memory_limit: float | tuple[float, ...] | None = None
 
     @property
     def costs(self) -> CostOptions:
@@ -105,10 +110,13 @@ class Inspection:
 
     def report(self) -> str:
         """Return the report: tables, timelines, advice, and what other machines and schedules would take."""
-        seconds = self.links.seconds(self.plan.routes, self.plan.placement)
+        from pipecompile.driver.memory_by_kind import memory_by_kind
+
+        seconds, predicted = self.links.seconds(self.plan.routes, self.plan.placement), self.simulate()
+        limit, count = self.memory_limit, len(self.plan.devices)
         return report_html(
             self.schedule,
-            self.simulate(),
+            predicted,
             self.measured,
             plan=self.plan,
             graph=self.graph,
@@ -116,4 +124,6 @@ class Inspection:
             what_if=what_if(self.plan, self.problem, self.schedule, seconds),
             title=self.title,
             dispatch=self.dispatch,
+            memory=memory_by_kind(self.graph, self.plan, predicted.peak_memory, self.optimizer_state),
+            limits=() if limit is None else limit if isinstance(limit, tuple) else (limit,) * count,
         )

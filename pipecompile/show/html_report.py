@@ -21,6 +21,7 @@ from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
+from pipecompile.show.memory_table import memory_columns, memory_remarks
 from pipecompile.show.stage_comparison import comparison_columns, comparison_remarks
 from pipecompile.show.table import stage_caption, stage_columns
 
@@ -48,10 +49,13 @@ def report_html(
     title: str = "",
     seconds: bool = True,
     dispatch: str = "",
+    memory: Mapping[str, Sequence[float]] | None = None,
+    limits: Sequence[float] = (),
 ) -> str:
     """Return the page as text, without the parts whose argument is None or empty.
 
-    `seconds` False: times are in the unit of the costs. `dispatch` is that of the measured step.
+    `seconds` False: times are in the unit of the costs. `dispatch` is that of the measured step. `memory` is the bytes of
+    each device by kind, and `limits` are the bytes that the devices have.
     """
     timelines = {"predicted": predicted} | ({} if measured is None else {"measured": measured})
     names = plan.devices if plan is not None else ()
@@ -65,6 +69,7 @@ def report_html(
         "devices": [f"{d} · {names[d]}" if d < len(names) else f"device {d}" for d in range(predicted.n_devices)],
         "table": None if plan is None else _table(plan, predicted),
         "compared": None if measured is None or not seconds else _compared(predicted, measured, dispatch, names),
+        "memory": None if memory is None else _memory(names, memory, limits),
         "timelines": [_timeline(name, timeline) for name, timeline in timelines.items()],
         "advice": [str(line) for line in advice],
         "cut": None if plan is None or graph is None else _cut(graph, plan),
@@ -93,7 +98,7 @@ def _facts(timelines: dict[str, Timeline], plan: Plan | None, *, seconds: bool) 
             yield "no schedule below", written(SECONDS, timeline.bound) if seconds else f"{timeline.bound:g}"
             yield f"gap, {name}", f"{timeline.gap:.1%}"
         if any(timeline.peak_memory):
-            yield f"peak memory, {name}", written(BYTES, max(timeline.peak_memory))
+            yield f"peak activations, {name}", written(BYTES, max(timeline.peak_memory))
     if plan is not None:
         yield "slowest stage", written(SECONDS, plan.bottleneck)
         yield "no slowest stage below", written(SECONDS, plan.lower_bound)
@@ -112,6 +117,10 @@ def _table(plan: Plan, predicted: Timeline) -> dict[str, Any]:
 def _compared(predicted: Timeline, measured: Timeline, dispatch: str, devices: Sequence[str]) -> dict[str, Any]:
     remarks = comparison_remarks(predicted, measured, dispatch=dispatch, devices=devices)
     return {"columns": _columns(comparison_columns(predicted, measured)), "remarks": remarks}
+
+
+def _memory(devices: Sequence[str], memory: Mapping[str, Sequence[float]], limits: Sequence[float]) -> dict[str, Any]:
+    return {"columns": _columns(memory_columns(devices, memory, limits)), "remarks": memory_remarks(memory)}
 
 
 def _columns(columns: Mapping[str, tuple[list[str], str]]) -> list[dict[str, Any]]:

@@ -102,6 +102,15 @@ def test_predicted_and_measured_seconds_of_each_stage(pipe, page):
     assert data_of(report_html(pipe.schedule, pipe.simulate()))["compared"] is None
 
 
+def test_memory_is_by_kind_and_device(pipe, page):
+    memory = data_of(page)["memory"]
+    columns = {column["name"].split("\n")[0]: column for column in memory["columns"]}
+    assert list(columns) == ["device", "parameters", "gradients", "optimizer", "buffers", "activations", "all"]
+    assert all(len(column["cells"]) == 4 for column in columns.values())
+    assert memory["remarks"][-1].startswith("No state of an optimizer")
+    assert data_of(report_html(pipe.schedule, pipe.simulate()))["memory"] is None
+
+
 def test_the_cut_has_all_nodes_in_the_order_of_stages_and_the_skip(pipe, page):
     cut = data_of(page)["cut"]
     assert [stage for *_, stage in cut["nodes"]] == sorted(pipe.plan.stage_of.values())

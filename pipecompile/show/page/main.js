@@ -35,10 +35,10 @@ function stageTable() {
   section.querySelector(".note").textContent = caption;
 }
 
-function compared() {
-  const section = shown("compared"), list = section.querySelector("ul");
-  fillTable(section.querySelector("table"), DATA.compared.columns);
-  for (const line of DATA.compared.remarks) html(list, "li", line);
+function tableWithRemarks(id, { columns, remarks }) {
+  const section = shown(id), list = section.querySelector("ul");
+  fillTable(section.querySelector("table"), columns);
+  for (const line of remarks) html(list, "li", line);
 }
 
 function scaled(timeline) {
@@ -73,7 +73,7 @@ function whatIf() {
 
 facts();
 if (DATA.table) stageTable();
-if (DATA.compared) compared();
+for (const id of ["compared", "memory"]) if (DATA[id]) tableWithRemarks(id, DATA[id]);
 timelines();
 if (DATA.advice.length) advice();
 if (DATA.cut) new CutGraph(shown("cut"), DATA.cut);
