@@ -13,6 +13,7 @@ from torch import nn
 
 from pipecompile.distributed.collective_call import CollectiveCall
 from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.data_parallel import Replicas
 from pipecompile.distributed.lockstep import Lockstep
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
@@ -30,19 +31,31 @@ __all__ = ["RankModule"]
 class RankModule(Pipeline):
     """A Pipeline that *is* the part of the model that lives on this rank. All ranks make its calls together."""
 
+    replicas: Replicas
+
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh, copied: CompileCache | None = None) -> None:
         """`copied` is what a pipeline has whose model was copied: its cut, and the homes of its tensors."""
         self._ranks, self._communicator = ranks, Communicator(ranks)
         self._backend = RankBackend(self._communicator)
         super().__init__(model, options, self._backend)
         self._backend.model = model
-        self._shards, self.replicas = self._backend.shards, self._backend.replicas
+        self._shards = self._backend.shards
+        self.__dict__["replicas"] = self._backend.replicas  # the model may have an attribute of this name
         self._lockstep: Lockstep = self._backend.lockstep
         self._state = RankState(model, self._owner, self._communicator)
         if copied is not None:
             self._cache.decision = copied.decision
             tensors = (chain(one.parameters(), one.buffers()) for one in (copied.model, model))
             self._cache.context.homes.take(copied.context.homes, zip(*tensors, strict=True))
+
+    def _of_model(self, name: str, value: Any) -> Any:
+        """Raise AttributeError for what may hold or read weights, if there are other ranks: theirs are not trained here."""
+        if self._ranks.size > 1 and (callable(value) or isinstance(value, torch.Tensor)):
+            raise AttributeError(
+                f"{name!r} of the model is not reached through a pipeline on {self._ranks.size} ranks, since each rank has"
+                f" the weights of its own stages alone; load pipe.full_state_dict() into a model on one process"
+            )
+        return value
 
     @property
     def _is_alone(self) -> bool:

@@ -30,6 +30,27 @@ class ModelProxy(nn.Module):
         object.__setattr__(self, "model", model)
         self.training = model.training
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the model that this object lacks: `pipe.config`, `pipe.generate`, `pipe.fc`."""
+        if "model" not in self.__dict__ or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return self._of_model(name, getattr(self.model, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the model, if the model has it and this object does not. A new layer is the model's as well."""
+        model, is_own = self.__dict__.get("model"), name in self.__dict__ or hasattr(type(self), name)
+        if model is None or is_own or name.startswith("_"):
+            super().__setattr__(name, value)
+        elif isinstance(value, nn.Module | nn.Parameter) or hasattr(model, name):
+            self._of_model(name, value)
+            setattr(model, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _of_model(self, _: str, value: Any) -> Any:
+        """Return the value of the attribute of the model that is called so. Raises AttributeError if it cannot be used here."""
+        return value
+
     def _forget(self) -> None:
         """Drop what depends on the model's tensors, after they were replaced or changed their dtype."""
 

@@ -45,6 +45,19 @@ def test_weights_are_averaged_over_steps() -> None:
     torch.testing.assert_close(average.module.full_state_dict()["weight"], before + 2.0)
 
 
+def test_layers_and_methods_of_the_model_are_not_reached_on_several_ranks() -> None:
+    model = nn.Linear(4, 4)
+    pipe = compiled(model, loss_fn=Square())
+    assert pipe.weight is model.weight
+    with patch.object(RankMesh, "size", 2):
+        assert pipe.in_features == 4
+        for name in ("weight", "reset_parameters"):
+            with pytest.raises(AttributeError, match=f"'{name}' of the model is not reached .* 2 ranks"):
+                getattr(pipe, name)
+        with pytest.raises(AttributeError, match="'extra' of the model is not reached"):
+            pipe.extra = nn.Linear(1, 1)
+
+
 def test_a_pipeline_on_several_ranks_is_not_pickled() -> None:
     pipe = compiled(nn.Linear(4, 4), loss_fn=Square())
     assert pickle.loads(pickle.dumps(pipe)).step(SAMPLES) == pipe.step(SAMPLES)

@@ -112,3 +112,47 @@ def test_without_a_pipeline_there_is_nothing_to_drop_and_no_place() -> None:
     proxy = ModelProxy(model())
     assert proxy._place_names() == ""
     assert proxy.double() is proxy
+
+
+class Configured(nn.Module):
+    """Has what models of transformers have: settings, methods that use the weights, private marks."""
+
+    _marks = ("head",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.fc = {"size": 2}, nn.Linear(2, 2)
+
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) + len(self.config)
+
+
+def test_attributes_and_methods_of_the_model_are_reached() -> None:
+    inner = Configured()
+    proxy, x = Proxy(inner), torch.ones(1, 2)
+    assert proxy.config is inner.config
+    assert proxy.fc is inner.fc
+    assert proxy._marks == ("head",)
+    assert torch.equal(proxy.generate(x), inner.fc(x) + 1)
+    assert not hasattr(proxy, "__rich__")
+    with pytest.raises(AttributeError, match="'Configured' object has no attribute 'head'"):
+        _ = proxy.head
+
+
+def test_what_the_model_has_is_set_on_the_model_and_the_rest_on_the_object() -> None:
+    inner, layer = Configured(), nn.Linear(2, 3)
+    proxy = Proxy(inner)
+    proxy.fc, proxy.config, proxy.extra = layer, {}, nn.ReLU()
+    assert inner.fc is layer
+    assert inner.config == {}
+    assert isinstance(inner.extra, nn.ReLU)
+    assert dict(proxy.named_children()) == {"fc": layer, "extra": inner.extra}
+    inner._last, inner.forgotten = "model", "model"
+    proxy._last, proxy.forgotten, proxy.note = "proxy", 3, "proxy"
+    assert (inner._last, inner.forgotten, hasattr(inner, "note")) == ("model", "model", False)
+    assert (proxy._last, proxy.forgotten, proxy.note) == ("proxy", 3, "proxy")
+
+
+def test_an_object_that_is_not_set_up_has_no_attributes_of_a_model() -> None:
+    with pytest.raises(AttributeError, match="'Proxy' object has no attribute 'config'"):
+        _ = Proxy.__new__(Proxy).config
