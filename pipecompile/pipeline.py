@@ -53,6 +53,7 @@ class Pipeline(ModelProxy):
         self._dispatcher = Dispatcher(options.dispatch, options.devices)
         self._listed = ListedSteps(model, self._cache, self._dispatcher)
         self._last: tuple[Executable, Spans] | None = None
+        self._samples: int | None = None
 
     @property
     def _options(self) -> Options:
@@ -105,7 +106,7 @@ class Pipeline(ModelProxy):
         """
         may_be_listed = microbatches is not None or self._options.split
         if may_be_listed and (listed := self._listed.of_step(args, kwargs, target, microbatches)) is not None:
-            loss, aux, self._last = self._listed.step(listed, scaler, self._last)
+            self._samples, (loss, aux, self._last) = None, self._listed.step(listed, scaler, self._last)
             return (loss, aux) if self._options.has_aux else loss
         if self._options.across_batch == "exact":
             return self._whole_batch_step(self._flatten(args, kwargs), target, scaler)
@@ -124,7 +125,7 @@ class Pipeline(ModelProxy):
         if trains and self._cache.context.backend.holds_model:  # ranks without the last stage get plain losses
             require_gradient(losses)
         if is_whole:
-            self._note_step(executable, frame.spans)
+            self._note_step(executable, frame.spans, batch.whole.samples)
         loss = weighted_loss(losses, weights)
         return (loss, aux) if self._options.has_aux else loss
 
@@ -148,11 +149,12 @@ class Pipeline(ModelProxy):
 
     def _whole_batch_step(self, inputs: FlatInputs, target: Any, scaler: torch.amp.GradScaler | None) -> Any:
         loss, aux, self._last = whole_batch_step(self._cache, inputs, target, scaler, self._last)
+        self._samples = inputs.samples
         return (loss, aux) if self._options.has_aux else loss
 
-    def _note_step(self, executable: Executable, spans: Spans) -> None:
+    def _note_step(self, executable: Executable, spans: Spans, samples: int | None) -> None:
         self._dispatcher.settle(spans)
-        self.__dict__["_last"] = executable, spans  # nn.Module's own way takes 10 us
+        self.__dict__.update(_last=(executable, spans), _samples=samples)  # nn.Module's own way takes 10 us
 
     def reschedule(
         self, schedule: str | Path | Schedule | Program | Builder | None = None, n_microbatches: int | None = None
@@ -272,6 +274,7 @@ class Pipeline(ModelProxy):
             dispatch=self.dispatch,
             optimizer_state=self._options.optimizer_state,
             memory_limit=self._options.memory_limit,
+            samples=self._samples,
         )
 
     def __str__(self) -> str:

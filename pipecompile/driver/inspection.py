@@ -20,6 +20,7 @@ from pipecompile.passes.user_passes import UserPass
 from pipecompile.planning.alternatives import what_if
 from pipecompile.planning.schedule_choice import offload_seconds, simulation_costs
 from pipecompile.show import dump, report_html, write_text
+from pipecompile.show.memory_table import MemoryFigures
 from pipecompile.simulation.advice import advise
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.simulator import simulate
@@ -39,7 +40,8 @@ _UNSTEADY = "a pass made another program this time: program.txt has the one that
 class Inspection:
     """Everything about a compiled pipeline that can be looked at. `title` is the name of the model's class, `dispatch` that of the last step.
 
-    `optimizer_state` is the number of tensors that the optimizer keeps per parameter, `memory_limit` bytes per device.
+    `optimizer_state` is the number of tensors that the optimizer keeps per parameter, `memory_limit` bytes per device,
+    `samples` the samples of the last step, None without a batch dimension.
     """
 
     title: str
@@ -57,6 +59,7 @@ class Inspection:
     dispatch: str = ""
     optimizer_state: int = 0
     memory_limit: float | tuple[float, ...] | None = None
+    samples: int | None = None
 
     @property
     def costs(self) -> CostOptions:
@@ -110,10 +113,10 @@ class Inspection:
 
     def report(self) -> str:
         """Return the report: tables, timelines, advice, and what other machines and schedules would take."""
-        from pipecompile.driver.memory_by_kind import memory_by_kind
+        from pipecompile.driver.run_environment import environment_facts, throughput
 
         seconds, predicted = self.links.seconds(self.plan.routes, self.plan.placement), self.simulate()
-        limit, count = self.memory_limit, len(self.plan.devices)
+        step = 0.0 if self.measured is None else self.measured.makespan
         return report_html(
             self.schedule,
             predicted,
@@ -124,6 +127,14 @@ class Inspection:
             what_if=what_if(self.plan, self.problem, self.schedule, seconds),
             title=self.title,
             dispatch=self.dispatch,
-            memory=memory_by_kind(self.graph, self.plan, predicted.peak_memory, self.optimizer_state),
-            limits=() if limit is None else limit if isinstance(limit, tuple) else (limit,) * count,
+            memory=self._memory(predicted),
+            environment=[*throughput(self.samples, step), *environment_facts(self.plan.devices)],
         )
+
+    def _memory(self, predicted: Timeline) -> MemoryFigures:
+        """Return the bytes of each device by kind at the peak of the predicted step, and the limits."""
+        from pipecompile.driver.memory_by_kind import memory_by_kind
+
+        limit = self.memory_limit
+        limits = () if limit is None else limit if isinstance(limit, tuple) else (limit,) * len(self.plan.devices)
+        return MemoryFigures(memory_by_kind(self.graph, self.plan, predicted.peak_memory, self.optimizer_state), limits)

@@ -8,7 +8,7 @@ Times are whole numbers of a tick, a millionth of the step, which halves the siz
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
-from pipecompile.show.memory_table import memory_columns, memory_remarks
+from pipecompile.show.memory_table import MemoryFigures, memory_columns, memory_remarks
 from pipecompile.show.stage_comparison import comparison_columns, comparison_remarks
 from pipecompile.show.table import stage_caption, stage_columns
 
@@ -49,27 +49,27 @@ def report_html(
     title: str = "",
     seconds: bool = True,
     dispatch: str = "",
-    memory: Mapping[str, Sequence[float]] | None = None,
-    limits: Sequence[float] = (),
+    memory: MemoryFigures | None = None,
+    environment: Iterable[tuple[str, str]] = (),
 ) -> str:
     """Return the page as text, without the parts whose argument is None or empty.
 
-    `seconds` False: times are in the unit of the costs. `dispatch` is that of the measured step. `memory` is the bytes of
-    each device by kind, and `limits` are the bytes that the devices have.
+    `seconds` False: times are in the unit of the costs. `dispatch` is that of the measured step. `environment` has
+    more facts as (name, value).
     """
     timelines = {"predicted": predicted} | ({} if measured is None else {"measured": measured})
     names = plan.devices if plan is not None else ()
     data = {
         "title": " · ".join(filter(None, (title, _counts(schedule)))),
         "seconds": seconds,
-        "facts": list(_facts(timelines, plan, seconds=seconds)),
+        "facts": [*_facts(timelines, plan, seconds=seconds), *environment],
         "palette": {kind.value: shades for kind, shades in SHADES.items()},
         "bands": FILLS,
         "copyColour": COPY,
         "devices": [f"{d} · {names[d]}" if d < len(names) else f"device {d}" for d in range(predicted.n_devices)],
         "table": None if plan is None else _table(plan, predicted),
         "compared": None if measured is None or not seconds else _compared(predicted, measured, dispatch, names),
-        "memory": None if memory is None else _memory(names, memory, limits),
+        "memory": None if memory is None else _memory(names, memory),
         "timelines": [_timeline(name, timeline) for name, timeline in timelines.items()],
         "advice": [str(line) for line in advice],
         "cut": None if plan is None or graph is None else _cut(graph, plan),
@@ -119,8 +119,11 @@ def _compared(predicted: Timeline, measured: Timeline, dispatch: str, devices: S
     return {"columns": _columns(comparison_columns(predicted, measured)), "remarks": remarks}
 
 
-def _memory(devices: Sequence[str], memory: Mapping[str, Sequence[float]], limits: Sequence[float]) -> dict[str, Any]:
-    return {"columns": _columns(memory_columns(devices, memory, limits)), "remarks": memory_remarks(memory)}
+def _memory(devices: Sequence[str], memory: MemoryFigures) -> dict[str, Any]:
+    return {
+        "columns": _columns(memory_columns(devices, memory.kinds, memory.limits)),
+        "remarks": memory_remarks(memory.kinds),
+    }
 
 
 def _columns(columns: Mapping[str, tuple[list[str], str]]) -> list[dict[str, Any]]:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pipecompile.ir.units import BYTES, fit, written
 
-__all__ = ["memory_columns", "memory_remarks"]
+__all__ = ["MemoryFigures", "memory_columns", "memory_remarks"]
 
 _LESS = {
     "activations": "checkpoint='auto', or micro-batches of fewer samples, hold less of them",
     "optimizer": "an optimizer with less state, or more devices, hold less of it",
 }
 _WORDS = {"optimizer": "state of the optimizer"}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Bytes of each device by kind, and the bytes that the devices have; () without a limit."""
+
+    kinds: Mapping[str, Sequence[float]]
+    limits: Sequence[float] = ()
 
 
 def memory_columns(

@@ -111,6 +111,13 @@ def test_memory_is_by_kind_and_device(pipe, page):
     assert data_of(report_html(pipe.schedule, pipe.simulate()))["memory"] is None
 
 
+def test_the_facts_have_samples_per_second_and_the_environment(pipe, page):
+    facts = dict(data_of(page)["facts"])
+    assert facts["torch"] == torch.__version__
+    assert facts["samples per second, measured"] == f"{8 / pipe.measured.makespan:.4g} (8 in a step)"
+    assert "samples per second, measured" not in dict(data_of(report_html(pipe.schedule, pipe.simulate()))["facts"])
+
+
 def test_the_cut_has_all_nodes_in_the_order_of_stages_and_the_skip(pipe, page):
     cut = data_of(page)["cut"]
     assert [stage for *_, stage in cut["nodes"]] == sorted(pipe.plan.stage_of.values())
