@@ -116,7 +116,9 @@ class Inspection:
         from pipecompile.driver.run_environment import environment_facts, throughput
 
         seconds, predicted = self.links.seconds(self.plan.routes, self.plan.placement), self.simulate()
-        step = 0.0 if self.measured is None else self.measured.makespan
+        run = self.measured
+        is_whole = run is not None and all(map(run.compute, self.plan.placement))  # not one rank's row alone
+        step = run.makespan if run is not None and is_whole else 0.0
         return report_html(
             self.schedule,
             predicted,

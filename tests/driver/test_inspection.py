@@ -66,3 +66,10 @@ def test_a_report_is_one_page_with_an_escaped_title(inspection: Inspection, tmp_
     assert text == inspection.report()
     assert "\\u003cNet>" in text
     assert "<Net>" not in text
+
+
+def test_the_samples_per_second_need_the_rows_of_all_devices(inspection: Inspection) -> None:
+    measured = inspection.simulate()
+    own = replace(measured, spans=tuple(measured.compute(0)))
+    assert "samples per second" in replace(inspection, measured=measured, samples=6).report()
+    assert "samples per second" not in replace(inspection, measured=own, samples=6).report()
