@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OLDEST := .venv-oldest
 CLEAN  := .venv-clean
-PIP    := -m pip install --quiet --disable-pip-version-check
+PIP    := -m pip install --quiet --no-compile --disable-pip-version-check
 
 .PHONY: demo test test-full check bench gpu schedules docs wheel zoo adversarial oldest clean
 

@@ -303,7 +303,7 @@ class _Story:
             _seed(6)
             outputs.append(self._run(self.pipe, self.calls["first"]))
         leaves = pytree.tree_leaves(outputs[0])
-        joined = [_joined(leaf, each) for leaf, *each in zip(leaves, *map(pytree.tree_leaves, parts), strict=True)]
+        joined = _joined_leaves(leaves, [pytree.tree_leaves(part) for part in parts])
         made, expected = _outputs(leaves), _outputs(joined)
         if _difference(
             made, expected, self.tolerance
@@ -428,6 +428,13 @@ def _outputs(leaves: list[Any]) -> State:
         else:
             _note(state, f"output {number}", leaf, 4)
     return state
+
+
+def _joined_leaves(leaves: list[Any], parts: list[list[Any]]) -> list[Any]:
+    """Return the leaves of a call, of those of its micro-batches: one after the other where the output is a list with an entry per sample."""
+    if sum(map(len, parts)) == len(leaves):
+        return [leaf for part in parts for leaf in part]
+    return [_joined(leaf, each) for leaf, *each in zip(leaves, *parts, strict=True)]
 
 
 def _joined(leaf: Any, each: list[Any]) -> Any:

@@ -173,7 +173,7 @@ def main() -> None:
             pipe = pc.compile(
                 model, chunks * N_DEVICES, example_args=(x,), n_microbatches=N_MICROBATCHES, schedule=schedule,
                 loss_fn=cross_entropy, devices=["cpu"] * N_DEVICES, gradient_sums="device", cost="analytic",
-                bandwidth=1e10, time_limit=2,
+                bandwidth=1e10, time_limit=options.time_limit,
             )  # fmt: skip
             value, eager_value, difference = train(pipe, eager, x, target, options.steps)
             counts = f"{chunks * N_DEVICES:6d}  {crossings(pipe):9d}  {sent(pipe, False):11d}  {sent(pipe, True):14d}"
@@ -213,6 +213,7 @@ def sent(pipe: pc.Pipeline, gradients: bool) -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps")
+    parser.add_argument("--time-limit", type=float, default=2, help="seconds to look for a cut")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="models to train")
     return parser.parse_args()
 

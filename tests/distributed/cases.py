@@ -80,8 +80,8 @@ def compare(
     torch.manual_seed(1)
     model, inputs = make()
     reference, eager, n_stages = *map(copy.deepcopy, (model, model)), stages_of(schedules[0], mesh.size())
-    options = {"n_microbatches": COUNT, "loss_fn": mean_square, "cost": "analytic", "tied": "apart"} | options
-    options |= {"example_kwargs": inputs, "schedule": schedules[0]}
+    usual = {"n_microbatches": COUNT, "loss_fn": mean_square, "cost": "analytic", "tied": "apart", "time_limit": 0.5}
+    options = usual | options | {"example_kwargs": inputs, "schedule": schedules[0]}
     pipe = pc.compile(model, n_stages, mesh=mesh, **options)
     steps = [(loss, merged(state_of(pipe), mesh.get_group())) for loss in _losses(pipe, inputs, schedules)]
     results = {schedule: {"loss": loss} for schedule, (loss, _) in zip(schedules, steps, strict=True)}

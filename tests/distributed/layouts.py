@@ -26,7 +26,9 @@ from tests.distributed.case_models import SAMPLES, Example, gpt2, mean_square, u
 from tests.distributed.cases import differing, merged, pair_mesh, state_of
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-OPTIONS: dict[str, Any] = {"loss_fn": mean_square, "n_microbatches": 4, "cost": "analytic", "tied": "apart"}
+OPTIONS: dict[str, Any] = {
+    "loss_fn": mean_square, "n_microbatches": 4, "cost": "analytic", "tied": "apart", "time_limit": 0.5,
+}  # fmt: skip
 
 
 def llama() -> Example:

@@ -177,7 +177,8 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_l
 @pytest.mark.parametrize("model", ["attention-residuals", "hyper-connections", "unet++", "densenet"])
 def test_values_and_gradients_of_every_layer_skips_cross_once_per_device(model: str) -> None:
     """Printed are the pairs of a value and a device that reads it, and what is sent forth and back."""
-    script = [sys.executable, str(ROOT / "examples" / "every_layer_skips.py"), "--steps", "1", "--models", model]
+    script = [sys.executable, str(ROOT / "examples" / "every_layer_skips.py"), "--steps", "1", "--time-limit", "0.2"]
+    script += ["--models", model]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
