@@ -160,8 +160,8 @@ def outcome(profile: Profile, effort: float = 1.0) -> Outcome:
 
 
 def _catalogue(profile: Profile, costs: Costs, limit: MemoryLimit | None) -> Iterator[float]:
-    for name, entry in CATALOGUE.items():
-        if name != "forward" and entry.chunks in (None, profile.chunks):
+    for entry in CATALOGUE.values():
+        if entry.compared and entry.chunks in (None, profile.chunks):
             schedule = entry.build(profile.stages, profile.microbatches, profile.devices)
             evaluator = Evaluator(schedule.placement, profile.routes, costs, limit)
             if not any(evaluator.excess(schedule)):

@@ -25,10 +25,13 @@ P is the number of devices, M that of micro-batches, v that of stages on a devic
 micro-batch on all stages of a device, tB = tI + tW, T = tF + tB.
 
 All in one table, simulated for P = {DEVICES} and M = {MICROBATCHES} with T = 3 in three equal parts. *Bubble* is the idle part of the step, *peak* the most
-micro-batches that a device holds until their W, and *slow links* the step when every transfer takes {SLOW}. For other numbers, and for
+micro-batches of which a device holds what their forwards saved, and *slow links* the step when every transfer takes {SLOW}. For other numbers, and for
 the costs of your model, look at the report (`pipe.report()`), or let `auto_schedule` search.
 
-The charts show the same runs: blue are forwards, orange backwards, yellow `I`, green `W`; darker is a device's second stage.
+A search for the fastest schedule, as `schedule="auto"`, compares those above `sequential`. Of the others, most are no faster in as
+much memory, and some recompute or offload, which `checkpoint` and `offload` do for any schedule.
+
+The charts show the same runs: blue are forwards, orange backwards, yellow `I`, green `W`, violet recomputations; darker is a device's second stage.
 """
 
 
@@ -45,19 +48,19 @@ def _table() -> Iterator[str]:
         schedule = _shown(name)
         chunks = schedule.n_stages // DEVICES
         plain, slow = _run(schedule), _run(schedule, SLOW)
-        peak = "" if name == "forward" else f"{max(plain.peak_in_flight):g}"
+        peak = "" if name == "forward" else f"{max(plain.peak_memory):g}"
         dealt = f"{chunks}" if entry.chunks else f"any, here {chunks}"
         yield f"| [{name}](#{name}) | {dealt} | {plain.makespan:g} | {plain.bubble:.1%} | {peak} | {slow.makespan:g} |"
 
 
 def _shown(name: str) -> Schedule:
-    chunks = CATALOGUE[name].chunks or (1 if name in ("gpipe", "forward") else 2)
+    chunks = CATALOGUE[name].chunks or (1 if name in ("gpipe", "sequential", "forward") else 2)
     return build_schedule(name, chunks * DEVICES, MICROBATCHES, n_devices=DEVICES)
 
 
 def _run(schedule: Schedule, transfer: float = 0.0) -> Timeline:
     part = schedule.n_devices / schedule.n_stages
-    return simulate(schedule, forward=part, input_grad=part, weight_grad=part, transfer=transfer)
+    return simulate(schedule, forward=part, input_grad=part, weight_grad=part, transfer=transfer, saved_bytes=part)
 
 
 def charts() -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Schedules: the order of actions on each device. One builder a file; `build_schedule` finds a builder by name.
 
-    stages per device    1       1f1b, eager-1f1b, zb-h1, zb-h2
-                         2       zbv, v-half, v-min, dualpipev: in a V
-                         any     gpipe, interleaved, looped-bfs, interleaved-zb, forward: in a loop
+    stages per device    1       1f1b, eager-1f1b, zb-h1, zb-h2, zb-1p, zb-2p, 2bp, ooo-backprop, gpipe-remat, mario, checkpoint-window
+                         2       zbv, v-half, v-two-thirds, v-min, dualpipev: in a V; po-half: in a loop
+                         any     gpipe, sequential, interleaved, llama3, looped-bfs, interleaved-zb, po-full, forward: in a loop;
+                                 hanayo: to and fro
 
 `auto_schedule` (search/) finds a schedule for given costs and memory. Builders return actions only; passes add communication.
 The text form of a schedule is the CSV of `ir/schedule_csv.py`, its verifier `verifiers/schedule.py`. Open `one_f_one_b.py` first,
@@ -11,7 +12,22 @@ then `catalogue.py`.
 
 from __future__ import annotations
 
-from pipecompile.schedules.catalogue import CATALOGUE, Builder, CatalogueEntry, build_schedule, register_schedule
+from pipecompile.schedules.catalogue import (
+    CATALOGUE,
+    Builder,
+    CatalogueEntry,
+    build_schedule,
+    compared_names,
+    register_schedule,
+)
 from pipecompile.schedules.search.auto import auto_schedule
 
-__all__ = ["CATALOGUE", "Builder", "CatalogueEntry", "auto_schedule", "build_schedule", "register_schedule"]
+__all__ = [
+    "CATALOGUE",
+    "Builder",
+    "CatalogueEntry",
+    "auto_schedule",
+    "build_schedule",
+    "compared_names",
+    "register_schedule",
+]

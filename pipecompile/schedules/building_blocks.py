@@ -10,6 +10,7 @@ every named queue yields its next action, and an empty queue is skipped.
     stage    0 1 2 3 4 5 6 7
     device   0 1 2 3 0 1 2 3      loop, 4 devices: stages go to the devices in turn
     device   0 1 2 3 3 2 1 0      vee, 4 devices: the first device also has the last stage, no transfer at the bottom
+    device   0 1 1 0 0 1 1 0      zigzag, 2 devices: to and fro, no transfer at the turns
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from itertools import count
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind, Schedule
 
-__all__ = ["action_queue", "action_queues", "chain_after", "check_cells", "loop", "merge_queues", "serial", "vee"]
+__all__ = [
+    "action_queue",
+    "action_queues",
+    "chain_after",
+    "check_cells",
+    "loop",
+    "merge_queues",
+    "serial",
+    "vee",
+    "zigzag",
+]
 
 _MOST_CELLS = 50_000_000
 """Cells of a schedule, one per stage and micro-batch."""
@@ -72,6 +83,13 @@ def loop(n_stages: int, n_devices: int) -> tuple[int, ...]:
 def vee(n_devices: int) -> tuple[int, ...]:
     """Return the device of each of 2 * n_devices stages: device d has stages d and 2 * n_devices - 1 - d."""
     return (*range(n_devices), *reversed(range(n_devices)))
+
+
+def zigzag(n_stages: int, n_devices: int) -> tuple[int, ...]:
+    """Return the device of each stage, in waves: to the last device, back to the first, and so on."""
+    there = range(n_devices)
+    ways = (there if turn % 2 == 0 else reversed(there) for turn in range(n_stages // n_devices))
+    return tuple(device for way in ways for device in way)
 
 
 def check_cells(n_stages: int, n_microbatches: int) -> None:

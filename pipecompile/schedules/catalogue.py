@@ -15,16 +15,29 @@ from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.routes import stages_after
 from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import chain_after, check_cells
+from pipecompile.schedules.checkpoint_window import build_checkpoint_window
 from pipecompile.schedules.dualpipev import build_dualpipev
 from pipecompile.schedules.eager_1f1b import build_eager_1f1b
 from pipecompile.schedules.forward import build_forward
 from pipecompile.schedules.gpipe import build_gpipe
+from pipecompile.schedules.gpipe_remat import build_gpipe_remat
+from pipecompile.schedules.hanayo import build_hanayo
 from pipecompile.schedules.interleaved import build_interleaved
 from pipecompile.schedules.interleaved_zb import build_interleaved_zb
+from pipecompile.schedules.llama3 import build_llama3
 from pipecompile.schedules.looped_bfs import build_looped_bfs
+from pipecompile.schedules.mario import build_mario
 from pipecompile.schedules.one_f_one_b import build_one_f_one_b
+from pipecompile.schedules.ooo_backprop import build_ooo_backprop
+from pipecompile.schedules.po_full import build_po_full
+from pipecompile.schedules.po_half import build_po_half
+from pipecompile.schedules.sequential import build_sequential
+from pipecompile.schedules.two_stage_backprop import build_two_stage_backprop
 from pipecompile.schedules.v_half import build_v_half
 from pipecompile.schedules.v_min import build_v_min
+from pipecompile.schedules.v_two_thirds import build_v_two_thirds
+from pipecompile.schedules.zb_1p import build_zb_1p
+from pipecompile.schedules.zb_2p import build_zb_2p
 from pipecompile.schedules.zb_h1 import build_zb_h1
 from pipecompile.schedules.zb_h2 import build_zb_h2
 from pipecompile.schedules.zbv import build_zbv
@@ -32,7 +45,7 @@ from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers.routes import checked_routes
 from pipecompile.verifiers.schedule import schedule_faults
 
-__all__ = ["CATALOGUE", "Builder", "CatalogueEntry", "build_schedule", "register_schedule"]
+__all__ = ["CATALOGUE", "Builder", "CatalogueEntry", "build_schedule", "compared_names", "register_schedule"]
 
 Builder = Callable[..., Schedule]
 """(n_stages, n_microbatches, n_devices) -> schedule. The counts are checked before the call. A builder that goes by depth has a fourth
@@ -44,11 +57,15 @@ argument: per stage, the number of stages on the longest path after it.
 class CatalogueEntry:
     """A builder, the number of stages that it places on a device (None if any number is possible), and whether its warm-up goes by
     the depth of stages in their DAG. The order of other builders is that of a chain, which is legal for every DAG.
+
+    `compared` is False where another entry is as fast in as little memory, or where other options choose what is recomputed and
+    offloaded: searches for the fastest schedule leave such an entry out.
     """
 
     build: Builder
     chunks: int | None = None
     by_depth: bool = False
+    compared: bool = True
 
     def devices(self, n_stages: int) -> int:
         """Return the default number of devices for `n_stages` stages."""
@@ -93,8 +110,26 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "v-half": CatalogueEntry(build_v_half, 2),
     "v-min": CatalogueEntry(build_v_min, 2),
     "dualpipev": CatalogueEntry(build_dualpipev, 2),
-    "forward": CatalogueEntry(build_forward),
+    "sequential": CatalogueEntry(build_sequential, compared=False),
+    "gpipe-remat": CatalogueEntry(build_gpipe_remat, 1, compared=False),
+    "ooo-backprop": CatalogueEntry(build_ooo_backprop, 1, compared=False),
+    "2bp": CatalogueEntry(build_two_stage_backprop, 1, compared=False),
+    "zb-1p": CatalogueEntry(build_zb_1p, 1, compared=False),
+    "zb-2p": CatalogueEntry(build_zb_2p, 1, compared=False),
+    "checkpoint-window": CatalogueEntry(build_checkpoint_window, 1, compared=False),
+    "mario": CatalogueEntry(build_mario, 1, compared=False),
+    "v-two-thirds": CatalogueEntry(build_v_two_thirds, 2, compared=False),
+    "hanayo": CatalogueEntry(build_hanayo, compared=False),
+    "llama3": CatalogueEntry(build_llama3, compared=False),
+    "po-half": CatalogueEntry(build_po_half, 2, compared=False),
+    "po-full": CatalogueEntry(build_po_full, compared=False),
+    "forward": CatalogueEntry(build_forward, compared=False),
 }
+
+
+def compared_names() -> list[str]:
+    """Return the names that searches for the fastest schedule of a training step compare."""
+    return [name for name, entry in CATALOGUE.items() if entry.compared]
 
 
 def register_schedule(name: str, build: Builder, *, chunks: int | None = None) -> None:

@@ -23,7 +23,7 @@ from pipecompile.ir import Action, Schedule
 from pipecompile.schedules.building_blocks import chain_after, loop, merge_queues
 from pipecompile.schedules.rounds import depth_first, microbatch_rounds
 
-__all__ = ["build_interleaved"]
+__all__ = ["build_interleaved", "interleaved_rows"]
 
 
 def build_interleaved(
@@ -32,9 +32,16 @@ def build_interleaved(
     """Return the schedule for any number of micro-batches and stages per device; `n_devices` must divide `n_stages`. `after` is the
     number of stages on the longest path after each stage, by default that of a chain.
     """
-    groups, after = microbatch_rounds(n_microbatches, n_devices), after or chain_after(n_stages)
-    rows = tuple(_row(range(device, n_stages, n_devices), groups, after) for device in range(n_devices))
+    rows = interleaved_rows(n_stages, n_devices, microbatch_rounds(n_microbatches, n_devices), after)
     return Schedule(n_stages, n_microbatches, loop(n_stages, n_devices), rows, "interleaved")
+
+
+def interleaved_rows(
+    n_stages: int, n_devices: int, rounds: tuple[range, ...], after: Sequence[int] | None = None
+) -> tuple[tuple[Action, ...], ...]:
+    """Return the row of each device for these rounds of micro-batches."""
+    after = after or chain_after(n_stages)
+    return tuple(_row(range(device, n_stages, n_devices), rounds, after) for device in range(n_devices))
 
 
 def _row(stages: range, groups: tuple[range, ...], after: Sequence[int]) -> tuple[Action, ...]:

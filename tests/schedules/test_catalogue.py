@@ -14,8 +14,8 @@ from pipecompile.ir import Route, Schedule, chain
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
-from pipecompile.schedules import CATALOGUE, build_schedule, register_schedule
-from pipecompile.schedules.building_blocks import loop, vee
+from pipecompile.schedules import CATALOGUE, build_schedule, compared_names, register_schedule
+from pipecompile.schedules.building_blocks import loop, vee, zigzag
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
 from tests.support.towers import dag
@@ -32,6 +32,11 @@ def sizes(name: str) -> Iterator[tuple[int, int, int]]:
                 yield n_devices * per_device, n_devices, n_microbatches
 
 
+def _sample(name: str, count: int) -> list[tuple[int, int, int]]:
+    """Return some of the sizes; of a schedule that searches leave out a third as many."""
+    return random.Random(name).sample(list(sizes(name)), count if name in compared_names() else count // 3)
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_size_is_legal(name: str) -> None:
     for n_stages, n_devices, n_microbatches in sizes(name):
@@ -41,7 +46,7 @@ def test_every_size_is_legal(name: str) -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_lowered_written_and_simulated(name: str, pytestconfig: pytest.Config) -> None:
     every = list(sizes(name))
-    some = every if pytestconfig.getoption("--full") else random.Random(name).sample(every, 8)
+    some = every if pytestconfig.getoption("--full") else _sample(name, 8)
     for n_stages, n_devices, n_microbatches in some:
         schedule = build_schedule(name, n_stages, n_microbatches, n_devices=n_devices)
         assert Schedule.from_csv(schedule.to_csv()) == schedule
@@ -61,10 +66,21 @@ def test_a_schedule_knows_its_name_and_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_the_placement_is_a_loop_or_a_v_and_can_be_asked_for(name: str) -> None:
+def test_the_placement_is_a_loop_or_a_v_or_to_and_fro_and_can_be_asked_for(name: str) -> None:
     chunks = CATALOGUE[name].chunks or 3
     schedule = build_schedule(name, 4 * chunks, 1, n_devices=4)
-    assert schedule.placement == (vee(4) if chunks == 2 else loop(4 * chunks, 4))
+    if name == "hanayo":
+        assert schedule.placement == zigzag(12, 4) == (0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3)
+    else:
+        assert schedule.placement == (vee(4) if chunks == 2 and name != "po-half" else loop(4 * chunks, 4))
+
+
+def test_the_schedules_that_searches_compare() -> None:
+    """One in as little memory and as fast as each of the others is among them."""
+    assert set(CATALOGUE) - set(compared_names()) == {
+        "sequential", "gpipe-remat", "ooo-backprop", "2bp", "zb-1p", "zb-2p", "checkpoint-window", "mario", "v-two-thirds", "hanayo",
+        "llama3", "po-half", "po-full", "forward",
+    }  # fmt: skip
 
 
 def test_an_unknown_name_lists_those_known() -> None:
@@ -162,7 +178,7 @@ def test_a_device_count_that_is_none_is_refused(n_devices: int) -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_schedule_of_a_dag_of_stages_is_legal_and_holds_no_more_than_that_of_a_chain(name: str) -> None:
     """Lowering verifies the program in all models of communication."""
-    for seed, (n_stages, n_devices, m) in enumerate(random.Random(name).sample(list(sizes(name)), 12)):
+    for seed, (n_stages, n_devices, m) in enumerate(_sample(name, 12)):
         routes = dag(n_stages, seed)
         schedule = build_schedule(name, n_stages, m, n_devices=n_devices, routes=routes)
         lower(schedule, routes)
@@ -173,7 +189,7 @@ def test_every_schedule_of_a_dag_of_stages_is_legal_and_holds_no_more_than_that_
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_routes_of_a_chain_change_nothing(name: str) -> None:
-    for n_stages, n_devices, m in random.Random(name).sample(list(sizes(name)), 8):
+    for n_stages, n_devices, m in _sample(name, 8):
         routes = (*chain(n_stages), *((Route("skip", 0, (n_stages - 1,)),) if n_stages > 1 else ()))
         with_routes = build_schedule(name, n_stages, m, n_devices=n_devices, routes=routes)
         assert with_routes == build_schedule(name, n_stages, m, n_devices=n_devices)

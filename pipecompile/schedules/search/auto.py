@@ -231,8 +231,8 @@ class _AutoSearch:
     def _from_catalogue(self, evaluator: Evaluator) -> Iterator[Schedule]:
         """Yield the catalogue's schedules of this placement."""
         n_stages, n_devices = len(evaluator.placement), max(evaluator.placement) + 1
-        for name, entry in CATALOGUE.items():
-            if name == "forward" or not entry.suits(n_stages, n_devices):
+        for entry in CATALOGUE.values():
+            if not entry.compared or not entry.suits(n_stages, n_devices):
                 continue
             of_dag, of_chain = (
                 entry.schedule(n_stages, self.n_microbatches, n_devices, r) for r in (self.routes, None)

@@ -18,8 +18,9 @@ from typing import Any
 from pipecompile.ir import Action, Kind, Route, Schedule
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.critical_path import critical_path
-from pipecompile.simulation.event_walk import Times, walk
+from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_schedule import tasks_of_schedule
+from pipecompile.simulation.task_graph import Times
 
 __all__ = ["improve"]
 
