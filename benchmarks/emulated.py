@@ -29,7 +29,7 @@ from pipecompile.driver.backend import ProcessBackend
 from pipecompile.graph import backward_split as divided
 from pipecompile.ir import Op, Program
 from pipecompile.runtime.stream_events import Place, launches
-from pipecompile.schedules import CATALOGUE
+from pipecompile.schedules import CATALOGUE, compared_names
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -103,7 +103,7 @@ def piped(
 def timings(
     name: str, model: nn.Module, inputs: dict[str, Any], number: int
 ) -> Iterator[tuple[str, str, str, int, int]]:
-    for schedule in (*(entry for entry in CATALOGUE if entry != "forward"), "auto"):
+    for schedule in (*compared_names(), "auto"):
         for checkpoint in ("never", "except_last", "always"):
             expected = outcome(piped(model, inputs, schedule, checkpoint), inputs)
             equal = 0

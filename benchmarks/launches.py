@@ -20,7 +20,7 @@ import pipecompile as pc
 from pipecompile.ir import Program, Route, chain
 from pipecompile.passes import lower
 from pipecompile.runtime.launch_timeline import simulate_launches
-from pipecompile.schedules import CATALOGUE
+from pipecompile.schedules import CATALOGUE, compared_names
 from pipecompile.simulation.costs import CostOptions
 
 LIMIT = 0.005
@@ -64,7 +64,7 @@ class Result:
 
 
 def cases(devices: tuple[int, ...]) -> Iterator[Case]:
-    for schedule in (name for name in CATALOGUE if name != "forward"):
+    for schedule in compared_names():
         for n in devices:
             for count in (2 * n, 4 * n):
                 for skips in (False, True):

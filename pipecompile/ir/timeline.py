@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipecompile.ir.certificate import relative_gap
 from pipecompile.ir.notebook_html import html_of
@@ -14,8 +15,7 @@ __all__ = ["Span", "Timeline"]
 COMPUTE = "compute"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One bar of the chart. `name` is an action (2F0) on track "compute", or a value on the track of a copy ("to 2").
 
     `start` and `end` are seconds, or units of the costs.

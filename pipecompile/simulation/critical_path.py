@@ -9,19 +9,17 @@ A task or message starts at the moment when the last task or message that it wai
 
 from __future__ import annotations
 
-from pipecompile.simulation.event_walk import NOTHING, Times
-from pipecompile.simulation.task_graph import TaskGraph
+from pipecompile.simulation.task_graph import NOTHING, TaskGraph, Times
 
 __all__ = ["critical_path"]
 
 
 def critical_path(tasks: TaskGraph, times: Times) -> list[int]:
     """Return the path from first to last: t for task t, ~m for message m. Tasks and messages of 0 seconds are left out."""
-    last_task = max(range(len(times.end)), key=times.end.__getitem__, default=NOTHING)
-    last_message = max(range(len(times.message_end)), key=times.message_end.__getitem__, default=None)
-    step = last_task
-    if last_message is not None and (step == NOTHING or times.message_end[last_message] > times.end[step]):
-        step = ~last_message
+    step = times.end.index(max(times.end)) if times.end else NOTHING
+    if times.message_end:
+        last = max(times.message_end)
+        step = ~times.message_end.index(last) if step == NOTHING or last > times.end[step] else step
     path = []
     while step != NOTHING:
         if step >= 0:

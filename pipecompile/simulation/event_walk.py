@@ -8,47 +8,25 @@ Copies occupy their engines first come, first served. O(n log P) for n tasks and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from pipecompile.ir import HOST
 from pipecompile.simulation.costs import Engines
-from pipecompile.simulation.task_graph import TaskGraph
+from pipecompile.simulation.row_walk import walk_rows
+from pipecompile.simulation.task_graph import NEVER, NOTHING, TaskGraph, Times
 
-__all__ = ["NOTHING", "Times", "walk"]
-
-NOTHING = -(1 << 60)
-"""Cause of a task or message that waited for no other."""
-
-NEVER = NOTHING - 1
-"""Cause of a task that has not started."""
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Start and end of tasks and messages in seconds. The cause is what each waited for last: t for task t, ~m for message m, and
-    NOTHING for a launch by the host.
-
-    `order` lists the messages in the order in which they were sent. `is_complete` is False if a row did not run to its end.
-    """
-
-    start: list[float]
-    end: list[float]
-    cause: list[int]
-    message_start: list[float]
-    message_end: list[float]
-    message_cause: list[int]
-    order: list[int]
-    is_complete: bool
-
-    @property
-    def makespan(self) -> float:
-        """Seconds from 0 to the last end of a task or message."""
-        return max(max(self.end, default=0.0), max(self.message_end, default=0.0))
+__all__ = ["walk", "walk_events"]
 
 
 def walk(tasks: TaskGraph, engines: Engines = Engines.PAIR) -> Times:
     """Return the earliest times of all tasks and messages, given the order of tasks in the rows."""
+    if engines is Engines.DEVICE or tasks.issued or tasks.after:
+        return walk_events(tasks, engines)
+    return walk_rows(tasks, lambda: walk_events(tasks).order)
+
+
+def walk_events(tasks: TaskGraph, engines: Engines = Engines.PAIR) -> Times:
+    """Return the times as `walk` does, by events for any resources."""
     return _EventWalk(tasks, engines).run()
 
 
@@ -85,7 +63,7 @@ class _EventWalk:
             self._start_next(device)
         is_complete = all(task == row.stop for task, row in zip(self.next, self.tasks.rows, strict=True))
         return Times(
-            self.start, self.end, self.cause, self.left, self.arrival, self.left_cause, self.order, is_complete
+            self.start, self.end, self.cause, self.left, self.arrival, self.left_cause, lambda: self.order, is_complete
         )
 
     def _start_next(self, device: int) -> None:

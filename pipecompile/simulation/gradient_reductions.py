@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipecompile.simulation.event_walk import Times
-from pipecompile.simulation.task_graph import TaskGraph
+from pipecompile.simulation.task_graph import TaskGraph, Times
 
 __all__ = ["last_ends", "reduced_makespan"]
 

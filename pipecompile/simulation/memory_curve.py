@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from operator import itemgetter
 
-from pipecompile.simulation.event_walk import Times
-from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
+from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph, Times
 
 __all__ = ["Curve", "memory_curves"]
 
@@ -27,11 +26,17 @@ def memory_curves(tasks: TaskGraph, times: Times) -> tuple[Curve, ...]:
 
 
 def _curve(changes: list[Change], moments: dict[Anchor, list[float]], base: float) -> Curve:
-    timed = [(max((moments[anchor][i] for anchor, i in when), default=0.0), size) for when, size in changes]
+    timed = [
+        (moments[when[0][0]][when[0][1]], size)
+        if len(when) == 1
+        else (max((moments[anchor][i] for anchor, i in when), default=0.0), size)
+        for when, size in changes
+    ]
+    timed.sort(key=itemgetter(0))
     curve = [(0.0, base)] if base else []
     total = base
-    for time, group in groupby(sorted(timed, key=itemgetter(0)), key=itemgetter(0)):
-        change = sum(size for _, size in group)
+    for time, group in groupby(timed, key=itemgetter(0)):
+        change = sum([size for _, size in group])
         if change:
             total += change
             if curve and curve[-1][0] == time:

@@ -11,7 +11,7 @@ or the end of its last transfer. What I leaves for W replaces what F saved. Tran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -22,12 +22,12 @@ from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.simulation.costs import CostOptions, Costs, cost_fingerprint, make_costs
 from pipecompile.simulation.critical_path import critical_path
-from pipecompile.simulation.event_walk import Times, walk
+from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_program import tasks_of_program
 from pipecompile.simulation.from_schedule import tasks_of_schedule
 from pipecompile.simulation.host_launches import issue_times, stream_order
 from pipecompile.simulation.memory_curve import memory_curves
-from pipecompile.simulation.task_graph import TaskGraph
+from pipecompile.simulation.task_graph import TaskGraph, Times
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import checked_routes
 
@@ -119,25 +119,47 @@ def run_to_end(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> T
 
 
 def _timeline(subject: Schedule | Program, tasks: TaskGraph, times: Times) -> Timeline:
-    spans: dict[int, Span] = {}
-    for device, row in enumerate(tasks.rows):
-        for task in row:
-            action = tasks.actions[task]
-            if action is not None:
-                spans[task] = Span(device, COMPUTE, str(action), times.start[task], times.end[task])
-    for message in times.order:
-        if tasks.delays[message]:
-            source, target = tasks.links[message]
-            start, end = times.message_start[message], times.message_end[message]
-            device, lane = (target, "from host") if source == HOST else (source, f"to {place(target)}")
-            spans[~message] = Span(device, lane, tasks.label(message), start, end)
+    tracks = _tracks(tasks)
     return Timeline(
         tasks.n_devices,
-        tuple(spans.values()),
+        (*_task_spans(tasks, times), *_message_spans(tasks, times, tracks)),
         memory_curves(tasks, times),
         in_flight(_actions(subject), subject.placement),
-        tuple(spans[step] for step in critical_path(tasks, times)),
+        tuple(_span(step, tasks, times, tracks) for step in critical_path(tasks, times)),
     )
+
+
+def _tracks(tasks: TaskGraph) -> dict[tuple[int, int], tuple[int, str]]:
+    """Return, per (source, target) of a message, the device and the track of its span."""
+    return {
+        (source, target): (target, "from host") if source == HOST else (source, f"to {place(target)}")
+        for source, target in set(tasks.links)
+    }
+
+
+def _task_spans(tasks: TaskGraph, times: Times) -> Iterator[Span]:
+    for device, row in enumerate(tasks.rows):
+        part = slice(row.start, row.stop)
+        for action, start, end in zip(tasks.actions[part], times.start[part], times.end[part], strict=True):
+            if action is not None:
+                yield Span(device, COMPUTE, str(action), start, end)
+
+
+def _message_spans(tasks: TaskGraph, times: Times, tracks: Mapping[tuple[int, int], tuple[int, str]]) -> Iterator[Span]:
+    """Yield the spans of the messages that take time, in the order in which they are sent."""
+    if any(tasks.delays):
+        for message in times.order:
+            if tasks.delays[message]:
+                yield _span(~message, tasks, times, tracks)
+
+
+def _span(step: int, tasks: TaskGraph, times: Times, tracks: Mapping[tuple[int, int], tuple[int, str]]) -> Span:
+    """Return the span of task t, or of message m from ~m."""
+    if step >= 0:
+        device = next(device for device, row in enumerate(tasks.rows) if step in row)
+        return Span(device, COMPUTE, str(tasks.actions[step]), times.start[step], times.end[step])
+    device, track = tracks[tasks.links[~step]]
+    return Span(device, track, tasks.label(~step), times.message_start[~step], times.message_end[~step])
 
 
 def _actions(subject: Schedule | Program) -> list[list[Action]]:

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 from pipecompile.ir import Action
 
-__all__ = ["Anchor", "Change", "TaskGraph"]
+__all__ = ["NEVER", "NOTHING", "Anchor", "Change", "TaskGraph", "Times"]
 
 
 class Anchor(IntEnum):
@@ -63,3 +63,39 @@ class TaskGraph:
     @property
     def n_devices(self) -> int:
         return len(self.rows)
+
+
+NOTHING = -(1 << 60)
+"""Cause of a task or message that waited for no other."""
+
+NEVER = NOTHING - 1
+"""Cause of a task that has not started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Start and end of tasks and messages in seconds. The cause is what each waited for last: t for task t, ~m for message m, and
+    NOTHING for a launch by the host.
+
+    `order` lists the messages in the order in which they were sent; it is found when it is read, from the tasks as they are then.
+    `is_complete` is False if a row did not run to its end.
+    """
+
+    start: list[float]
+    end: list[float]
+    cause: list[int]
+    message_start: list[float]
+    message_end: list[float]
+    message_cause: list[int]
+    find_order: Callable[[], list[int]] = field(repr=False, compare=False)
+    is_complete: bool
+
+    @property
+    def order(self) -> list[int]:
+        """Return the messages in the order in which they were sent."""
+        return self.find_order()
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from 0 to the last end of a task or message."""
+        return max(max(self.end, default=0.0), max(self.message_end, default=0.0))

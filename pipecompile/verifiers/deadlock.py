@@ -64,16 +64,15 @@ def _stuck(
             needs, provides = steps[index]
             for need in needs:
                 if need not in provided and (origin is None or need in origin):
-                    stuck[row] = index, need
+                    stuck[row], position[row] = (index, need), index
                     waiting.setdefault(need, []).append(row)
                     break
-            if row in stuck:
-                position[row] = index
-                break
-            if provides is not None:
+            else:
                 provided.add(provides)
-                if provides in waiting:
+                if provides in waiting and provides is not None:
                     ready += waiting.pop(provides)
+                continue
+            break
     return stuck
 
 

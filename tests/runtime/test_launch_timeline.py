@@ -9,12 +9,12 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Route, Tie, chain
 from pipecompile.passes import lower
 from pipecompile.runtime.launch_timeline import simulate_launches
-from pipecompile.schedules import CATALOGUE
+from pipecompile.schedules import CATALOGUE, compared_names
 
 UNEVEN = (1.0, 0.8, 1.2, 0.9, 1.1, 0.85, 1.15, 1.0)
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name != "forward"])
+@pytest.mark.parametrize("name", compared_names())
 @pytest.mark.parametrize("copy", [0.05, 0.25])
 def test_launches_take_as_long_as_simulated(name: str, copy: float) -> None:
     """Before, a wait of RECV held up computes that read nothing of it: up to 10 % longer than simulated."""

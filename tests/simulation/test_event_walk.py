@@ -3,7 +3,8 @@ from __future__ import annotations
 from task_graphs import graph
 
 from pipecompile.simulation.costs import Engines
-from pipecompile.simulation.event_walk import NOTHING, walk
+from pipecompile.simulation.event_walk import walk
+from pipecompile.simulation.task_graph import NOTHING
 
 
 def test_a_task_starts_when_the_one_before_has_ended_and_its_messages_have_arrived() -> None:

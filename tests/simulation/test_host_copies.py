@@ -5,7 +5,7 @@ import pytest
 from pipecompile.ir import Schedule
 from pipecompile.passes import lower
 from pipecompile.passes.offloading import insert_offload
-from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 from pipecompile.simulation.simulator import simulate
 
 SCHEDULE = Schedule.from_csv("0F0,0OFFLOAD0,0F1,0F2,0B1,0RELOAD0,0B2,0B0\n1F0,1F1,1B1,1F2,1B2,1B0\n")
@@ -35,7 +35,7 @@ def test_copies_of_a_device_in_one_direction_queue() -> None:
         assert [(span.start, span.end) for span in spans if span.track == "to host"] == [(1.0, 4.0), (4.0, 7.0)]
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", [*compared_names(), "forward"])
 @pytest.mark.parametrize("engines", ["pair", "device"])
 def test_a_program_takes_as_long_as_its_schedule(name: str, engines: str) -> None:
     chunks = CATALOGUE[name].chunks or 1
