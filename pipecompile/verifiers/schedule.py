@@ -13,7 +13,7 @@ Actions are encoded as integers, so that a need is at a constant distance from i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -34,7 +34,7 @@ def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
     numbers = _Numbers(schedule.n_microbatches)
     rows = [numbers.row(row) for row in schedule.rows]
     counts = Counter(number for row in rows for number in row)
-    needs = _needs(schedule.n_stages, numbers, routes)
+    needs = _needs(schedule.n_stages, numbers, routes, {LETTERS[number % N_KINDS] for number in counts})
     return [
         *_count_faults(schedule, numbers, counts),
         *_place_faults(schedule),
@@ -139,8 +139,8 @@ Needs = list[dict[int, tuple[int, ...]]]
 """Per stage and index of the kind in LETTERS: the distances from an action to the actions that it waits for."""
 
 
-def _needs(n_stages: int, numbers: _Numbers, routes: Sequence[Route]) -> Needs:
-    """Return the needs of every action: values on the way forward, gradients on the way back."""
+def _needs(n_stages: int, numbers: _Numbers, routes: Sequence[Route], kinds: Collection[Kind]) -> Needs:
+    """Return the needs of every action: values on the way forward, gradients on the way back. Only actions of `kinds` are needed."""
     sources = {(c, r.source) for r in routes for c in r.consumers if r.source >= 0}
     sinks = {(r.source, c) for r in routes for c in r.consumers if r.gradient and c >= 0}
     needs: Needs = []
@@ -148,8 +148,8 @@ def _needs(n_stages: int, numbers: _Numbers, routes: Sequence[Route]) -> Needs:
         before = [a - stage for s, a in sorted(sources) if s == stage]
         after = [c - stage for s, c in sorted(sinks) if s == stage]
         needs_of = {
-            kind: [numbers.step(kind, F), numbers.step(kind, R), numbers.step(kind, RELOAD)]
-            + [numbers.step(kind, other, distance) for distance in after for other in (B, I)]
+            kind: [numbers.step(kind, other) for other in (F, R, RELOAD) if other in kinds]
+            + [numbers.step(kind, other, distance) for distance in after for other in (B, I) if other in kinds]
             for kind in (B, I)
         }
         needs_of[F] = [numbers.step(F, F, distance) for distance in before if distance]
@@ -165,20 +165,18 @@ def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, count
     waits = []
     per_stage = N_KINDS * schedule.n_microbatches
     for device, row in enumerate(rows):
-        position: dict[int, int] = {}
-        for index, number in enumerate(row):
-            position.setdefault(number, index)
+        position = dict(zip(reversed(row), range(len(row) - 1, -1, -1), strict=True))
         steps = []
         for index, number in enumerate(row):
-            elsewhere = []
+            elsewhere: tuple[int, ...] = ()
             for distance in needs[number // per_stage][number % N_KINDS]:
                 need = number + distance
-                if need in position:
-                    if position[need] > position[number] == index:
-                        faults.append(_early(schedule.rows[device], device, index, position[need]))
+                if (at := position.get(need)) is not None:
+                    if at > index and position[number] == index:
+                        faults.append(_early(schedule.rows[device], device, index, at))
                 elif need in counts:
-                    elsewhere.append(need)
-            steps.append((tuple(elsewhere), number))
+                    elsewhere += (need,)
+            steps.append((elsewhere, number))
         waits.append(steps)
     return faults + deadlocks(waits, lambda device, index: schedule.rows[device][index])
 

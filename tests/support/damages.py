@@ -19,7 +19,7 @@ from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.passes.offloading import insert_offload
 from pipecompile.passes.split_backward import split_backward
-from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 from pipecompile.verifiers import verify
 
 Row = list[Instruction]
@@ -29,7 +29,7 @@ Row = list[Instruction]
 
 def random_schedule(rng: Random) -> Schedule:
     """Of the catalogue, split, recomputed and offloaded here and there."""
-    name = rng.choice(list(CATALOGUE))
+    name = rng.choice([*compared_names(), "forward"])
     chunks = CATALOGUE[name].chunks or rng.randint(1, 3)
     n_devices = rng.randint(1, 4 if chunks == 1 else 2)
     schedule = build_schedule(name, n_devices * chunks, rng.randint(1, 4), n_devices=n_devices)

@@ -8,14 +8,14 @@ from random import Random
 from pipecompile.interchange import OrderCell, PipelineOrder
 from pipecompile.interchange.pipeline_order import EMPTY, order_of_schedule
 from pipecompile.interchange.reordering import with_messages
-from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 
 __all__ = ["drawn_layout", "drawn_order", "with_moved_messages", "without_waits"]
 
 
 def drawn_order(random: Random, *, communicates: bool | None = None, plain: bool = False) -> PipelineOrder:
     """A schedule of the catalogue as an order. `plain`: without sharding, overlaps and idle ticks."""
-    name = random.choice(list(CATALOGUE))
+    name = random.choice([*compared_names(), "forward"])
     chunks = CATALOGUE[name].chunks or random.randint(1, 3)
     n_ranks = random.randint(1, 4)
     schedule = build_schedule(name, n_ranks * chunks, random.randint(1, 6), n_devices=n_ranks)

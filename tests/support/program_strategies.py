@@ -9,13 +9,13 @@ from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.passes.split_backward import split_backward
-from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 
 
 @st.composite
 def catalogue_schedules(draw: st.DrawFn, max_stages: int = 8, max_microbatches: int = 12) -> Schedule:
     """Any builder's schedule, with several stages on a device where it can be."""
-    name = draw(st.sampled_from(list(CATALOGUE)))
+    name = draw(st.sampled_from([*compared_names(), "forward"]))
     chunks = CATALOGUE[name].chunks or draw(st.integers(1, 3))
     n_devices = draw(st.integers(1, max(1, max_stages // chunks)))
     return build_schedule(name, n_devices * chunks, draw(st.integers(1, max_microbatches)), n_devices=n_devices)
