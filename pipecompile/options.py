@@ -25,6 +25,7 @@ from pipecompile.ir.plan import Plan
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import sources_of
 from pipecompile.passes.checkpointing import insert_recompute
+from pipecompile.passes.offloading import insert_offload
 from pipecompile.schedules import Builder, build_schedule
 from pipecompile.settings.batch_settings import BatchSettings
 from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints, stage_count
@@ -90,6 +91,10 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         if isinstance(self.checkpoint, tuple) and len(self.checkpoint) != self.n_stages:
             hint = f"checkpoint={[*self.checkpoint, *(False,) * self.n_stages][: self.n_stages]}"
             raise ScheduleError(f"checkpoint has {len(self.checkpoint)} flags for {self.n_stages} stages", hint=hint)
+        if self.offload:
+            from pipecompile.settings.offload_choice import check_offload
+
+            check_offload(self.schedule, self.checkpoint, self.across_batch)
         if isinstance(self.schedule, WrittenProgram):
             self._check_written(self.schedule)
         schedule = self.schedule_for(self._any_count, custom=False)
@@ -251,13 +256,15 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
     def schedule_for(
         self, n_microbatches: int, *, custom: bool = True, routes: Sequence[Route] | None = None
     ) -> Schedule:
-        """Return the schedule of `n_microbatches`, with its recomputation, for the DAG of stages that `routes` make, by default a
+        """Return the schedule of `n_microbatches`, with its recomputation or offloading, for the DAG of stages that `routes` make, by default a
         chain. For "auto", which is searched once costs are known, it is "interleaved".
 
         Raise ScheduleError if a Schedule has another number of micro-batches; not so with `custom=False`.
         """
         checkpoint = "never" if self.checkpoint == "auto" else self.checkpoint  # until there is a plan
         schedule = self._without_recompute(n_microbatches, custom, routes)
+        if self.offload:
+            return insert_offload(schedule)
         return schedule if checkpoint == "never" else insert_recompute(schedule, checkpoint)
 
     def _without_recompute(self, n_microbatches: int, custom: bool, routes: Sequence[Route] | None) -> Schedule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,11 @@ REFUSED: dict[str, list[Bad]] = {
         *[Bad(value, "a flag per stage", SCHEDULE) for value in (True, None, 1, ["never", "always"], [2, 0], [None, None])],
     ],
     "restored": NO_COUNT,
+    "offload": [
+        *NO_FLAG, Bad(True, "recomputed or offloaded", beside=(("checkpoint", "always"),)), Bad(True, "without copies", beside=(("schedule", "auto"),)),
+        Bad(True, "two programs", beside=(("across_batch", "exact"), ("schedule", "gpipe"))),
+        Bad(True, "a Program", beside=(("schedule", lower(build_schedule("1f1b", 2, 4))),)),
+    ],
     "batch_norm": [Bad("sync", "is not known"), Bad("defered", "batch_norm='deferred'"), Bad(True, "is not known")],
     "across_batch": [Bad("all", "is not known"), Bad("exact", 'schedule="gpipe"', error=pc.ScheduleError)],
     "has_aux": [*NO_FLAG, Bad(True, "without a loss_fn", beside=(("loss_fn", None),))],
@@ -178,6 +184,14 @@ REFUSED: dict[str, list[Bad]] = {
 """Per keyword of `compile`, wrong types, values, lengths and names. A keyword without a row fails the first test."""
 
 ROWS = [pytest.param(name, bad, id=f"{name}-{i}") for name, rows in REFUSED.items() for i, bad in enumerate(rows)]
+
+
+def test_offload_is_refused_where_copies_run_on_streams_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "DeviceStreams", lambda devices: SimpleNamespace(overlap=True))
+    with pytest.raises(
+        pc.ScheduleError, match=r"offload=True cannot run on GPUs of one process yet(.|\n)*one rank per GPU"
+    ):
+        build(Net(), offload=True)
 
 
 def test_every_keyword_has_a_row() -> None:

@@ -30,6 +30,7 @@ _AS_TYPED = (
     "gap",
     "tied",
     "restored",
+    "offload",
     "dispatch",
     "gradient_sums",
     "batch_norm",
@@ -76,6 +77,12 @@ class CompileOptions:
             rich_help_panel=_ORDER, help="micro-batches that a waiting device may run again ahead of their gradients"
         ),
     ] = 1
+    offload: Annotated[
+        bool,
+        typer.Option(
+            rich_help_panel=_ORDER, help="hold on the host what forwards saved, for as few as the memory limit demands"
+        ),
+    ] = False
     gradient_sums: Annotated[
         str,
         typer.Option(

@@ -19,7 +19,7 @@ __all__ = ["environment_report"]
 _PACKAGES = {
     "torch": "", "numpy": "", "networkx": "", "highspy": "integer programs", "ortools": "extra exact: proofs of schedules",
     "typer": "", "rich": "", "matplotlib": "pictures", "torchvision": "torchvision:NAME", "timm": "timm:NAME",
-    "transformers": "hf:NAME", "lightning": "",
+    "transformers": "hf:NAME", "accelerate": "", "peft": "", "lightning": "", "pytorch-lightning": "",
 }  # fmt: skip
 _PROVEN = {
     "cpu": "equal to eager bit for bit, or refused, or warned of: one process, and ranks of gloo",

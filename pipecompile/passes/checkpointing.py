@@ -23,7 +23,7 @@ Checkpoint = str | Sequence[bool]
 
 
 def insert_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
-    """Return the schedule with an R for every cell that `checkpoint` selects, unless the cell has one.
+    """Return the schedule with an R for every cell that `checkpoint` selects, unless the cell has one or is offloaded to the host.
 
     Raise ScheduleError for an unknown mode or a wrong number of flags.
     """
@@ -31,12 +31,13 @@ def insert_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     if not any(flags):
         return schedule
     last = schedule.n_microbatches - 1 if checkpoint == "except_last" else None
-    with_recompute = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
+    kinds = (Kind.RECOMPUTE, Kind.OFFLOAD)
+    freed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind in kinds}
 
     def expand(row: Sequence[Action]) -> Iterator[Action]:
         for action in row:
             is_backward = action.kind in BACKWARDS
-            needs_recompute = action.microbatch != last and (action.stage, action.microbatch) not in with_recompute
+            needs_recompute = action.microbatch != last and (action.stage, action.microbatch) not in freed
             if is_backward and needs_recompute and flags[action.stage]:
                 yield replace(action, kind=Kind.RECOMPUTE)
             yield action

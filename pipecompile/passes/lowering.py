@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipecompile.errors import ScheduleError, VerifyError
+from pipecompile.errors import VerifyError
 from pipecompile.ir import Kind, Program, Route, Schedule, Tie, chain
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.pass_manager import Hook, Pass, PassManager, Step, watch
@@ -22,6 +22,7 @@ from pipecompile.passes.communication_order import order_meetings
 from pipecompile.passes.copy_lifetimes import let_linger
 from pipecompile.passes.liveness import insert_frees
 from pipecompile.passes.lower_actions import lower_actions
+from pipecompile.passes.offloading import refused_on_streams
 from pipecompile.passes.tied_parameters import insert_exchanges
 from pipecompile.passes.transfers import insert_transfers
 from pipecompile.verifiers import Level, verify, verify_program
@@ -57,11 +58,7 @@ def lower(
     all_routes = chain(schedule.n_stages) if routes is None else tuple(routes)
     verify(schedule, routes=all_routes)
     if overlap and any(action.kind is Kind.OFFLOAD for row in schedule.rows for action in row):
-        raise ScheduleError(
-            "a schedule with OFFLOAD cannot run on GPUs of one process yet",
-            why="its copies would need streams and buffers of their own, beside those between devices",
-            hint="one rank per GPU, or checkpoint='always' instead",
-        )
+        raise refused_on_streams("a schedule with OFFLOAD")
     manager = lowering(
         all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap, sums=sums
     )

@@ -26,7 +26,7 @@ from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import checked_routes
 
-__all__ = ["insert_offload", "offload_to_fit"]
+__all__ = ["insert_offload", "offload_to_fit", "refused_on_streams"]
 
 Cell = tuple[int, int]
 """(stage, micro-batch)."""
@@ -79,6 +79,15 @@ def offload_to_fit(
                 ahead[device] = 0
             else:
                 raise _does_not_fit(device, timeline.peak_memory[device], limit[device])
+
+
+def refused_on_streams(what: str) -> ScheduleError:
+    """Return the error of an offload where copies between the GPUs of one process run on streams of their own."""
+    return ScheduleError(
+        f"{what} cannot run on GPUs of one process yet",
+        why="its copies would need streams and buffers of their own, beside those between devices",
+        hint="one rank per GPU, or checkpoint='always' instead",
+    )
 
 
 def _verified(schedule: Schedule, routes: Sequence[Route] | None) -> None:

@@ -83,7 +83,7 @@ def _catalogue(n_devices: int, n_microbatches: int) -> tuple[Order, ...]:
     orders = []
     for name, entry in CATALOGUE.items():
         chunks = entry.chunks or (1 if name == "gpipe" else 2)
-        if name == "forward":
+        if not entry.compared:
             continue
         try:
             orders.append(_order(build_schedule(name, chunks * n_devices, n_microbatches, n_devices=n_devices)))

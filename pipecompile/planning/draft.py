@@ -189,12 +189,12 @@ def by_depth(
     count: int,
     samples: int | None,
 ) -> Draft:
-    """Return the draft with the micro-batches in flight of its DAG of stages; of a chain, the same draft. The cut was solved for as
-    many as a chain holds, which are no fewer.
+    """Return the draft with the micro-batches in flight of its DAG of stages, or of a schedule that offloads no more than it must; of
+    another chain, the same draft. The cut was solved for as many as a chain holds, which are no fewer.
     """
-    if stages_after(options.n_stages, draft.routes) == chain_after(options.n_stages):
+    if not options.offload and stages_after(options.n_stages, draft.routes) == chain_after(options.n_stages):
         return draft
-    if options.schedule == "auto" or isinstance(options.schedule, Schedule):
+    if options.schedule == "auto" or (isinstance(options.schedule, Schedule) and not options.offload):
         return draft
     schedule = make_schedule(options, draft.stages, draft.routes, draft.placement, count)
     problem = replace(draft.problem, in_flight=peak_in_flight(schedule, options))

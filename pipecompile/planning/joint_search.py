@@ -108,7 +108,7 @@ def _schedule_names(options: Options) -> list[str | Schedule | Builder]:
     if options.schedule != "auto":
         return [options.schedule]
     counts = options.n_stages, len(options.devices)
-    return [name for name, entry in CATALOGUE.items() if name != "forward" and entry.suits(*counts)]
+    return [name for name, entry in CATALOGUE.items() if entry.compared and entry.suits(*counts)]
 
 
 def _best_rows(rows: Sequence[Evaluated]) -> list[Evaluated]:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from math import inf
 
 from pipecompile.costs.device_specs import PCIE4, Links
+from pipecompile.errors import InfeasibleError
 from pipecompile.ir import HOST, Action, Kind, Route, Schedule
 from pipecompile.ir.plan import StageSummary
 from pipecompile.ir.routes import stages_after
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.options import Options
 from pipecompile.passes.early_recompute import advance_recompute
+from pipecompile.passes.offloading import insert_offload, offload_to_fit
 from pipecompile.schedules import auto_schedule
 from pipecompile.schedules.building_blocks import chain_after
 from pipecompile.schedules.search.evaluate import Evaluator
@@ -63,11 +65,35 @@ def make_schedule(
     """
     if options.schedule == "auto":
         return search_schedule(options, stages, routes, n_microbatches, placement, exact=exact)
+    if options.offload:
+        return _offloaded(options, stages, routes, placement, n_microbatches)
     schedule = _schedule_of_dag(options, stages, routes, placement, n_microbatches)
     if options.checkpoint == "never" or options.restored == 1:
         return schedule
     costs = simulation_costs(stages, routes, options.links, placement)
     return advance_recompute(schedule, options.restored, routes=routes, **costs)
+
+
+def _offloaded(
+    options: Options,
+    stages: Sequence[StageSummary],
+    routes: Sequence[Route],
+    placement: Sequence[int],
+    n_microbatches: int,
+) -> Schedule:
+    """Return the schedule with as few copies to the host as the memory limit demands; with all where that is not enough, for which
+    the cut was solved, or where there is no limit.
+    """
+    if options.memory_limit is None:
+        return _schedule_of_dag(options, stages, routes, placement, n_microbatches)
+    resident = _schedule_of_dag(replace(options, offload=False), stages, routes, placement, n_microbatches)
+    costs = simulation_costs(stages, routes, options.links, placement)
+    costs |= {"parameter_bytes": [stage.state_bytes for stage in stages]}
+    costs |= {"offload": offload_seconds(stages, options.links)}
+    try:
+        return offload_to_fit(resident, options.memory_limit, routes=routes, **costs)
+    except InfeasibleError:
+        return insert_offload(resident)
 
 
 def _schedule_of_dag(

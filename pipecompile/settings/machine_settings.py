@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -21,14 +22,20 @@ __all__ = ["MachineSettings", "default_device_count", "optimizer_copies", "resol
 
 _PER_DEVICE = ("memory_limit", "speeds")
 
+_NO_LIMIT = float(2**60)
+"""Bytes of a device without a limit, beside devices that have one."""
+
 
 def _memory_limit(name: str, value: Any) -> float | tuple[float, ...] | None:
+    """Return bytes, or bytes per device; an infinite number of bytes is no limit, which is None for all devices."""
     if value is None:
         return None
     check = number(16e9, finite=False)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return entries(name, value, check, "a number of bytes above 0 per device", f"{name}=16 * 2**30")
-    return check(name, value)  # type: ignore[no-any-return]
+        limits = entries(name, value, check, "a number of bytes above 0 per device", f"{name}=16 * 2**30")
+        return tuple(min(limit, _NO_LIMIT) for limit in limits)
+    limit = check(name, value)
+    return None if math.isinf(limit) else limit
 
 
 def _speeds(name: str, value: Any) -> tuple[float, ...] | None:

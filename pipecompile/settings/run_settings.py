@@ -1,4 +1,4 @@
-"""Options of a run: its schedule, recomputation, dispatch and caches."""
+"""Options of a run: its schedule, recomputation, offloading, dispatch and caches."""
 
 from __future__ import annotations
 
@@ -95,11 +95,12 @@ def _backend(name: str, value: Any) -> bool | str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Group):
-    """Schedule, recomputation, dispatch, sums of gradients, passes, compilation of stages, number of recordings, and initial values of a model on meta."""
+    """Schedule, recomputation, offloading, dispatch, sums of gradients, passes, compilation of stages, number of recordings, and initial values of a model on meta."""
 
     schedule: Annotated[str | Schedule | Builder, _schedule]
     checkpoint: Annotated[Checkpoint, _checkpoint]
     restored: Annotated[int, whole_number(2)]
+    offload: Annotated[bool, flag]
     dispatch: Annotated[str, choice("auto", "inline", "threads")]
     gradient_sums: Annotated[Sums, choice("eager", "device")]
     compile_stages: Annotated[bool | str, _backend]

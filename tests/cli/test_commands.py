@@ -41,6 +41,7 @@ def test_plan_passes_every_option_on(cli, compiler):
     steered = ["--split-before", "1", "--keep-together", "0,1", "--keep-together", "Linear", "--pin", "2=1"]
     solved = ["--balance", "2,1", "--time-limit", "2.5", "--gap", "0.01"]
     trained = [
+        "--offload",
         "--restored",
         "2",
         "--gradient-sums",
@@ -73,7 +74,7 @@ def test_plan_passes_every_option_on(cli, compiler):
         "memory_limit": 2 * 2**30, "devices": ["cpu", "cpu"], "tied": "apart", "optimizer": "adam",
         "speeds": [1.0, 0.5], "bandwidth": 16_000_000_000, "checkpoint": "auto", "split_before": ["1"],
         "keep_together": [["0", "1"], nn.Linear], "pin": {"2": 1}, "balance": [2, 1], "time_limit": 2.5, "gap": 0.01, "plan": None,
-        "restored": 2, "dispatch": "inline", "gradient_sums": "device", "batch_norm": "each", "across_batch": "exact", "compile_stages": "eager", "cuda_graphs": True, "progress": False,
+        "restored": 2, "offload": True, "dispatch": "inline", "gradient_sums": "device", "batch_norm": "each", "across_batch": "exact", "compile_stages": "eager", "cuda_graphs": True, "progress": False,
     }  # fmt: skip
 
 

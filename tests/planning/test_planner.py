@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -141,3 +142,11 @@ def test_a_stage_that_recomputes_holds_what_it_saves_once_for_each_that_it_resto
         inputs = sum(way.nbytes for way in pipe.plan.routes if stage.stage in way.consumers and way.source >= 0)
         assert stage.memory - stage.state_bytes == times * stage.saved_bytes + 8 * inputs
         assert held <= stage.memory - stage.state_bytes + (32 + 2 * 4) * 64 * 4  # the mini-batch, what comes and goes
+
+
+@pytest.mark.parametrize("limit", [inf, [inf, 1e9], [inf, inf]])
+def test_an_infinite_memory_limit_is_none(limit: float | list[float]) -> None:
+    model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), torch.randn(8, 8)
+    options = {"example_args": (x,), "loss_fn": torch.sum, "cost": "analytic", "devices": ["cpu"] * 2}
+    limited, unlimited = (pc.compile(model, 2, memory_limit=each, **options) for each in (limit, None))
+    assert limited.plan.stage_of == unlimited.plan.stage_of

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import pipecompile as pc
 from pipecompile.costs.device_specs import Links
@@ -13,6 +16,7 @@ from pipecompile.ir import HOST, Kind, Route
 from pipecompile.ir.plan import StageSummary
 from pipecompile.planning.schedule_choice import _room, make_schedule, search_schedule, simulation_costs
 from tests.support.compilations import options_of
+from tests.support.eager import accumulate, assert_same, square_loss
 
 STAGE = StageSummary(0, "cpu", "a", "b", 1, 1, 4.0, forward=1.0, backward=2.0, saved_bytes=10.0, sent_bytes=0.0, skips_in=0,
                      skips_out=0, state_bytes=100.0)  # fmt: skip
@@ -103,3 +107,61 @@ def test_a_dag_warms_up_by_depth_unless_that_is_slower() -> None:
 
     assert [row[:11] for row in rows(0.0)[:3]] == ["0F0,0F1,0B0", "1F0,1F1,1B0", "2F0,2F1,2B0"]
     assert [row[:11] for row in rows(3.0)[:3]] == ["0F0,0F1,0F2", "1F0,1F1,1F2", "2F0,2F1,2B0"]
+
+
+# -- offloading -------------------------------------------------------------------------------------------------------
+
+
+def offloaded_counts(schedule: pc.Schedule) -> list[int]:
+    return [sum(action.kind is Kind.OFFLOAD for action in row) for row in schedule.rows]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)))
+
+
+def offloading(model: nn.Module, x: torch.Tensor, **options: Any) -> pc.Pipeline:
+    return pc.compile(
+        model, 3, example_args=(x,), n_microbatches=8, loss_fn=square_loss, cost="analytic",
+        **({"devices": ["cpu"] * 3, "schedule": "gpipe", "offload": True} | options),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("held", "counts"), [(8, [0, 0, 0]), (5, [3, 3, 3]), (1e6, [0, 0, 0]), (None, [8, 8, 8])])
+def test_as_few_as_the_memory_limit_demands_are_offloaded_and_gradients_are_those_of_eager(
+    held: float | None, counts: list[int]
+) -> None:
+    """The limit is `held` micro-batches of the largest stage beside its parameters; where copies take no time, no more move."""
+    x, reference, model = torch.randn(64, 64), net(), net()
+    stages = offloading(net(), x, offload=False).plan.stages
+    each, state = max(stage.held_bytes for stage in stages), max(stage.state_bytes for stage in stages)
+    pipe = offloading(model, x, memory_limit=None if held is None else state + held * each)
+    loss = pipe.step(x)
+    torch.testing.assert_close(loss, accumulate(reference, x, 8, square_loss), rtol=0, atol=0)
+    assert_same(model, reference, 0.0)
+    assert offloaded_counts(pipe.schedule) == counts
+    assert held is None or max(pipe.simulate().peak_memory) <= held * each + sum(r.nbytes for r in pipe.program.routes)
+
+
+def test_a_limit_that_no_cut_keeps_without_offloading_is_kept_with_it() -> None:
+    x = torch.randn(64, 64)
+    stage = max(offloading(net(), x).plan.stages, key=lambda stage: stage.state_bytes)
+    limit = stage.state_bytes + 3 * stage.held_bytes
+    with pytest.raises(pc.InfeasibleError):
+        offloading(net(), x, memory_limit=limit, offload=False)
+    assert offloaded_counts(offloading(net(), x, memory_limit=limit).schedule) == [5, 5, 5]
+    with pytest.raises(pc.InfeasibleError):
+        offloading(net(), x, memory_limit=stage.state_bytes)
+
+
+def test_a_schedule_by_name_and_one_of_the_user_are_offloaded() -> None:
+    x = torch.randn(64, 64)
+    for schedule, n_stages in (("1f1b", 3), ("zbv", 6), (pc.build_schedule("interleaved", 6, 8, n_devices=3), 6)):
+        pipe = pc.compile(
+            net(), n_stages, example_args=(x,), n_microbatches=8, loss_fn=square_loss, cost="analytic", offload=True,
+            schedule=schedule, devices=["cpu"] * 3,
+        )  # fmt: skip
+        pipe.step(x)
+        resident = schedule if isinstance(schedule, pc.Schedule) else pc.build_schedule(schedule, n_stages, 8)
+        assert pipe.schedule == pc.insert_offload(resident)

@@ -30,6 +30,8 @@ def test_values_per_device_become_tuples_of_numbers() -> None:
     limits = settings(memory_limit=[np.float32(2), 3])
     assert limits.memory_limit == (2.0, 3)
     assert settings(memory_limit=5).memory_limit == 5
+    assert settings(memory_limit=float("inf")).memory_limit is None
+    assert settings(memory_limit=[1e9, float("inf")]).memory_limit == (1e9, 2.0**60)
     assert settings(speeds=np.array([1.0, 0.5])).speeds == (1.0, 0.5)
 
 
