@@ -137,9 +137,18 @@ class Executable:
     def explained(self, failure: InstructionFailure, frame: Frame) -> BaseException:
         """Return the error to raise for a failure, with the line of the micro-batch's recording."""
         cell, microbatch = self.cells[0], microbatch_of(failure, self.program)
-        is_listed = isinstance(cell, VariantCell) and bool(frame.recordings)
-        graph = cell.graphs[frame.recordings[microbatch]] if is_listed else self.graph  # type: ignore[union-attr]
-        return run_error(failure, self.program, graph, self.peaks)
+        number = frame.recordings[microbatch] if isinstance(cell, VariantCell) and frame.recordings else None
+        graph = self.graph if number is None else cell.graphs[number]  # type: ignore[union-attr]
+        return run_error(failure, self.program, graph, self.peaks, self._stage_graph(failure, number))
+
+    def _stage_graph(self, failure: InstructionFailure, number: int | None) -> fx.Graph | None:
+        """Return the graph of the stage that failed, in recording `number`; None if no stage did."""
+        action = self.program.rows[failure.device][failure.index].action
+        if action is None:
+            return None
+        cell = self.cells[action.stage]
+        module = (cell.variants[number or 0] if isinstance(cell, VariantCell) else cell).module
+        return module.graph if isinstance(module, fx.GraphModule) else None
 
 
 def _first_backward(row: Sequence[Instruction]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 import torch
@@ -42,11 +43,16 @@ Peaks = Callable[[], Sequence[float]]
 
 
 def run_error(
-    failure: InstructionFailure, program: Program, graph: fx.GraphModule, peaks: Peaks | None = None
+    failure: InstructionFailure,
+    program: Program,
+    graph: fx.GraphModule,
+    peaks: Peaks | None = None,
+    stage_graph: fx.Graph | None = None,
 ) -> BaseException:
     """Return the error to raise for a failure; its cause is the original. KeyboardInterrupt and the like are returned as they are.
 
-    An error for lack of memory names the peak that was predicted, from `peaks`.
+    An error for lack of memory names the peak that was predicted, from `peaks`. An error of a kernel in a backward names the line
+    of the forward, from the graph of the stage.
     """
     error = failure.error
     if not isinstance(error, Exception):
@@ -54,18 +60,28 @@ def run_error(
     instruction = program.rows[failure.device][failure.index]
     subject, stage, microbatch = _subject(instruction, failure.device)
     where = _user_line(error.__traceback__, {node.name: facts(node).source for node in graph.graph.nodes})
+    where = where or raiser(error) or ("" if stage_graph is None else _line_of_forward(error, stage_graph))
     what = f"{subject} of micro-batch {microbatch}: {type(error).__name__}: {error}"
     why, hint = _advice(error, failure.device, peaks)
     result = RunError(
         what,
         stage=stage,
         microbatch=microbatch,
-        where=where or raiser(error) or f"device {failure.device}, {instruction}",
+        where=where or f"device {failure.device}, {instruction}",
         why=why,
         hint=hint,
     )
     result.__cause__ = error
     return result
+
+
+def _line_of_forward(error: Exception, stage_graph: fx.Graph) -> str:
+    """Return the line whose backward failed. The search must never hide the error that it is about."""
+    from pipecompile.runtime.failed_backward import forward_line
+
+    with suppress(Exception):
+        return forward_line(error, stage_graph)
+    return ""
 
 
 def _advice(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, str]:

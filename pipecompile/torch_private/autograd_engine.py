@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ __all__ = [
     "other_users",
     "raw_saved_names",
     "saved_tensor_hooks",
+    "sequence_number",
     "unpacked_name",
 ]
 
@@ -61,6 +62,10 @@ hooks_registered: Callable[[], int] = partial(getattr, RemovableHandle, "next_id
 
 input_metadata: Callable[[Any], Sequence[Any]] = attrgetter("_input_metadata")
 """Return shape, dtype and device of the gradients that a node receives. 2.11."""
+
+
+sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
+"""Return the number of a node, which grows with each node that a thread makes. 2.11."""
 
 
 def gradient_hook_tables(tensor: torch.Tensor) -> list[dict[int, Any]]:

@@ -15,6 +15,7 @@ from pipecompile.torch_private.autograd_engine import (
     other_users,
     raw_saved_names,
     saved_tensor_hooks,
+    sequence_number,
     unpacked_name,
 )
 
@@ -89,3 +90,8 @@ def test_other_users_of_a_memory_are_counted() -> None:
     assert other_users(tensor) == len(views)
     del views
     assert other_users(tensor) == 0
+
+
+def test_sequence_numbers_grow() -> None:
+    x = torch.ones(1, requires_grad=True).sin()
+    assert sequence_number(x.grad_fn) < sequence_number(x.cos().grad_fn)

@@ -26,7 +26,7 @@ from pipecompile.graph.backward_split import (
 )
 from pipecompile.torch_private.autograd_engine import accumulate, hooks_of_tensor, raw_saved_names, unpacked_name
 
-__all__ = ["DividedBackward", "Remainder"]
+__all__ = ["DividedBackward", "Remainder", "run_division"]
 
 Gradients = list[torch.Tensor | None]
 
@@ -74,7 +74,7 @@ class DividedBackward:
             self._undivided.add(shapes)
         if division.is_whole or any(hooks_of_tensor(nodes[index].variable) for index in division.early):
             return _whole(leaves, roots, gradients), Remainder()
-        return _divided(division, nodes, leaves, list(zip(roots, gradients, strict=True)))
+        return run_division(division, nodes, leaves, list(zip(roots, gradients, strict=True)))
 
     @staticmethod
     def weight_half(remainder: Remainder) -> None:
@@ -93,7 +93,7 @@ def _whole(
     return [leaf.grad for leaf in leaves]
 
 
-def _divided(
+def run_division(
     division: BackwardDivision,
     nodes: Sequence[Any],
     leaves: Sequence[torch.Tensor],
