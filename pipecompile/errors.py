@@ -41,11 +41,27 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
+_MOST = 4000
+"""Characters of a line of a message. A file may have a word of any length, and the message quotes it."""
+
+
+def _bounded(text: str) -> str:
+    """Return a text that can be written anywhere, without the middle of lines that are longer than `_MOST` characters."""
+    if len(text) > _MOST:
+        text = "\n".join(map(_shortened, text.split("\n")))
+    return encodable(text)
+
+
+def _shortened(line: str) -> str:
+    left_out = len(line) - _MOST
+    return line if left_out <= 0 else f"{line[: _MOST // 2]} [{left_out:,} characters] {line[-_MOST // 2 :]}"
+
+
 class PipecompileError(Exception):
     """Root of all errors of this library. `what` is a sentence; the other parts may be empty."""
 
     def __init__(self, what: str, *, where: str = "", why: str = "", hint: str = "") -> None:
-        what, where, why, hint = map(encodable, (what, where, why, hint))
+        what, where, why, hint = map(_bounded, (what, where, why, hint))
         self.what, self.where, self.why, self.hint = what, where, why, hint
         parts = (("where", where), ("why", why), ("try", hint))
         super().__init__("\n".join([what, *(f"  {label:<6} {text}" for label, text in parts if text)]))

@@ -65,6 +65,12 @@ def test_a_message_with_a_lone_surrogate_can_be_written() -> None:
     assert str(error).encode() == b"file \\udc80\n  where  \\ud800.py:3\n  try    gr\xc3\xb6\xc3\x9fe"
 
 
+def test_a_message_leaves_out_the_middle_of_a_long_line() -> None:
+    text = str(InputError("x" * 100_000 + "\nshort", where="y" * 4000))
+    assert text.startswith("x" * 2000 + " [96,000 characters] " + "x" * 2000 + "\nshort\n")
+    assert text.endswith("y" * 4000)
+
+
 def test_a_run_error_has_its_stage_and_micro_batch() -> None:
     error = RunError("stage 2 failed", stage=2, microbatch=5, where="model.py:3 in forward")
     assert (error.stage, error.microbatch) == (2, 5)

@@ -153,7 +153,7 @@ class Plan:
         """Return the plan whose `to_json` is `text`. Raise PlanError naming the place in the file; execute nothing."""
         try:
             plan = msgspec.json.decode(without_mark(text), type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise PlanError(
                 "this is not a plan", where=where, why=str(error), hint="write one with pipe.plan.save(path)"
             ) from None

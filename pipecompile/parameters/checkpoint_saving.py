@@ -81,12 +81,16 @@ def _save(state: dict[str, Any], path: Path, keep: int | None, group: Any) -> Pa
         shutil.rmtree(path)
     try:
         save(state, checkpoint_id=path, process_group=group, no_dist=not dist.is_initialized())
+        _seal(path, _gathered(path, group), keep, group)
     except CheckpointException as error:  # derives from BaseException
-        raise InputError(
-            f"the checkpoint {path} cannot be written", why=str(error), hint="the one before is as it was"
-        ) from error
-    _seal(path, _gathered(path, group), keep, group)
+        raise _unwritten(path, str(error)) from error
+    except RuntimeError as error:  # of a collective of torch
+        raise _unwritten(path, f"a rank has ended or did not come to it: {error}") from error
     return path
+
+
+def _unwritten(path: Path, why: str) -> InputError:
+    return InputError(f"the checkpoint {path} cannot be written", why=why, hint="the one before is as it was")
 
 
 def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, group: Any) -> None:

@@ -122,7 +122,7 @@ class Problem:
         try:
             problem = msgspec.json.decode(text, type=cls)
             keys = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise PartitionError(
                 "the text is not a partition problem", where=where, why=str(error), hint=_HINT
             ) from None
