@@ -26,7 +26,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.driver.programs import step_executable
-from pipecompile.schedules import CATALOGUE
+from pipecompile.schedules import CATALOGUE, compared_names
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -67,7 +67,7 @@ def state() -> tuple[int, float, int]:
 
 def endure(steps: int) -> list[str]:
     torch.manual_seed(0)
-    names = [name for name in CATALOGUE if name != "forward"]
+    names = compared_names()
     model = Net().double()
     eager = copy.deepcopy(model)
     pipes = [piped(model, *each) for each in product(names, MODES, ("inline", "threads"))]

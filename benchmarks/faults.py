@@ -21,13 +21,13 @@ from pathlib import Path
 
 import torch
 
-from pipecompile.schedules import CATALOGUE
+from pipecompile.schedules import compared_names
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.distributed.faults import KINDS, STEPS, Ended, Fault, Job, Trial, faults_of, warm
 
-TRAINING = [name for name in CATALOGUE if name != "forward"]
+TRAINING = compared_names()
 MOST = 10_000
 
 Losses = list[dict[int, float]]

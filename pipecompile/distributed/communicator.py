@@ -174,7 +174,7 @@ class Communicator:
             if (report := self.board.failed()) is not None:
                 return RankLost(report, is_posted=True)
         rank, name = self.board.root_of_wait(self.ranks.rank_of(peer), name)
-        return RankLost(FailureReport(rank, what, awaited=name), is_posted=False)
+        return RankLost(FailureReport(rank, self.board.cause(rank, what), awaited=name), is_posted=False)
 
     # -- while this rank waits ----------------------------------------------------------------------------------------
 

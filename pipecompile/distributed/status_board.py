@@ -126,12 +126,18 @@ class StatusBoard:
     def _look_for_ended(self) -> None:
         """Raise RankLost for a member whose process, on this host, has ended."""
         for rank in self.members:
-            with suppress(RuntimeError):
-                if self.store.check([PROCESS.at(rank)]) and has_ended(self.store.get(PROCESS.at(rank)).decode()):
-                    sleep(POLL)  # time for a report of its own
-                    posted = self.failed()
-                    report = posted or FailureReport(rank, "its process has ended", action="before an exchange")
-                    raise RankLost(report, is_posted=posted is not None)
+            if cause := self.cause(rank, ""):
+                sleep(POLL)  # time for a report of its own
+                posted = self.failed()
+                report = posted or FailureReport(rank, cause, action="before an exchange")
+                raise RankLost(report, is_posted=posted is not None)
+
+    def cause(self, rank: int, otherwise: str) -> str:
+        """Return that the process of a rank has ended, if it is of this host and has, and `otherwise` if not."""
+        with suppress(RuntimeError):
+            if self.store.check([PROCESS.at(rank)]) and has_ended(self.store.get(PROCESS.at(rank)).decode()):
+                return "its process has ended, and reported no error: it was killed, or its script ended"
+        return otherwise
 
     # -- failures -----------------------------------------------------------------------------------------------------
 

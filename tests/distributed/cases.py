@@ -25,7 +25,7 @@ from pipecompile.driver.backend import ProcessBackend
 from pipecompile.errors import PlanError
 from pipecompile.graph import backward_split as divided
 from pipecompile.pipeline import Pipeline
-from pipecompile.schedules import CATALOGUE
+from pipecompile.schedules import CATALOGUE, compared_names
 from tests.distributed import torch_cases
 from tests.distributed.case_models import Example, distance, gpt2, mean_square, mixed, resnet18, t5, towers, unet
 from tests.support.eager import looped, off
@@ -37,7 +37,7 @@ ProcessBackend.memories = lambda _, devices, placement: placement  # one process
 
 COUNT = 5
 FULL = "CASES_FULL" in os.environ
-TRAINING = [name for name in CATALOGUE if name != "forward"]
+TRAINING = compared_names()
 
 
 def pair_mesh() -> DeviceMesh:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -102,6 +103,30 @@ def killed(rank: int) -> Any:
     return pipe.step(x[0], target=y[0]).item()
 
 
+def ended(call: Callable[[Any], Any], *, steps: int) -> Callable[[int], Any]:
+    """Return a mistake: rank 1 ends without an error after so many steps, and rank 0 goes on with a call."""
+
+    def run(rank: int) -> Any:
+        pipe, (x, y) = compiled(), batches(1)
+        for _ in range(steps):
+            pipe.step(x[0], target=y[0])
+        if rank == 1:
+            sys.exit()
+        return call(pipe)
+
+    return run
+
+
+def stepped(pipe: Any) -> Any:
+    x, y = batches(1)
+    return pipe.step(x[0], target=y[0]).item()
+
+
+def saved(pipe: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return pc.save_checkpoint({"model": pipe.state_dict()}, folder, 1).result()
+
+
 MISTAKES: dict[str, Callable[[int], Any]] = {
     "batch of another size": another_size,
     "sampler over all ranks": world_sampler,
@@ -114,6 +139,9 @@ MISTAKES: dict[str, Callable[[int], Any]] = {
     "clip_grad_norm_": lambda rank: alone(rank, lambda pipe: pipe.clip_grad_norm_(1.0)),
     "uncaught exception": uncaught,
     "killed in compile": killed,
+    "ended before compile": ended(stepped, steps=0),
+    "ended before a step": ended(stepped, steps=1),
+    "ended before saving": ended(saved, steps=1),
     "full_state_dict": lambda rank: alone(rank, lambda pipe: pipe.full_state_dict()),
 }
 

@@ -197,3 +197,20 @@ def test_a_rank_that_is_killed_while_it_plans_is_noticed_before_the_timeout(mist
     assert killed == "no end"
     assert other.startswith("RunError: rank 0 failed before an exchange: its process has ended")
     assert float(other.splitlines()[-1]) < TIMEOUT - 2
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ended before compile", "RunError: rank 1 failed before an exchange: its process has ended, and reported no error"),
+        ("ended before a step", "RunError: rank 1 failed before its next call: its process has ended, and reported no error"),
+        ("ended before saving", "00000001 cannot be written\n  why    a rank has ended or did not come to it: "),
+    ],
+)  # fmt: skip
+def test_a_rank_that_ends_early_is_named(mistakes: dict[str, list[str]], name: str, said: str) -> None:
+    """Blame on a connection, or an error of torch's that named no rank, before."""
+    other, ended = mistakes[name]
+    assert said in other
+    assert ended == "no end"
+    assert float(other.splitlines()[-1]) < 8.0

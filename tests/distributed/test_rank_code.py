@@ -18,7 +18,7 @@ from pipecompile.ir import HOST, LOSS, Instruction, Op, Program, Route, chain
 from pipecompile.passes import lower
 from pipecompile.passes.lowering import lowering
 from pipecompile.runtime.stream_events import Launch, row_launches
-from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 from tests.support.nccl_rules import BOTH_WAYS, Deadlock, FakeWorld, Queue, add_collectives, directed, execute
 from tests.support.rank_programs import check, drawn_program, launches_of
 
@@ -46,7 +46,7 @@ def is_message(instruction: Instruction) -> bool:
     return instruction.op in (Op.SEND, Op.RECV) and instruction.peer != HOST
 
 
-@pytest.mark.parametrize("schedule", CATALOGUE)
+@pytest.mark.parametrize("schedule", [*compared_names(), "forward"])
 def test_random_programs_end_under_every_rule_and_compute_what_they_should(schedule: str) -> None:
     """benchmarks/rank_launches.py checks 10,000 of them."""
     for seed in range(5):
@@ -62,7 +62,7 @@ def test_a_step_of_zero_bubble_under_the_strictest_rule() -> None:
 @pytest.mark.parametrize("is_first_step", [False, True])
 def test_hosts_may_wait_for_each_of_their_launches(is_first_step: bool) -> None:
     """A host that allocates memory of the device, or reads a number from it, waits for all that it has launched."""
-    for schedule in CATALOGUE:
+    for schedule in [*compared_names(), "forward"]:
         rows = launches_of(drawn_program(1, schedule))
         for is_buffered in (False, True):
             execute(rows, Queue.DEVICE, is_buffered=is_buffered, is_first_step=is_first_step, is_synchronous=True)
@@ -104,7 +104,7 @@ def test_one_fifo_for_both_directions_is_caught() -> None:
 
 
 def test_the_order_of_meetings_is_proven_for_one_fifo_as_well() -> None:
-    for schedule in CATALOGUE:
+    for schedule in [*compared_names(), "forward"]:
         world = FakeWorld(built(schedule, 4, 6), [2] * 6)
         for queue in Queue:
             assert execute(world.rows, queue, is_buffered=False, communicators=BOTH_WAYS)

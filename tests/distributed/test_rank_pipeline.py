@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 import pipecompile as pc
 from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.errors import InputError, RunError
+from tests.runtime.test_failed_backward import Spoilt, place
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -133,3 +134,9 @@ def test_wrapped_models_are_refused() -> None:
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("pp",))
     with pytest.raises(InputError, match="fully_shard has been called on the model"):
         pc.compile(fully_shard(layers(), mesh=mesh), 1, mesh=mesh)
+
+
+def test_an_error_of_a_kernel_in_a_backward_names_the_line_of_the_forward() -> None:
+    with pytest.raises(RunError) as caught:
+        compiled(Spoilt()).step(SAMPLES)
+    assert caught.value.where == f"{place(Spoilt)} (in SinBackward0)"

@@ -11,7 +11,7 @@ from pipecompile.ir.gc_pause import without_collection
 from pipecompile.passes import lower
 from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.passes.split_backward import split_backward
-from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 from tests.support.nccl_rules import FakeWorld, Launched, Queue, add_collectives, add_departures, add_ties, execute
 
 __all__ = ["RankProgram", "check", "drawn_program", "launches_of"]
@@ -44,7 +44,7 @@ class RankProgram:
 def drawn_program(seed: int, schedule: str | None = None) -> RankProgram:
     """Return a program of a schedule of the catalogue on 2 to 8 ranks. Equal seeds give equal programs."""
     random = Random(seed)
-    name = schedule or random.choice(list(CATALOGUE))
+    name = schedule or random.choice([*compared_names(), "forward"])
     n_devices = random.randint(2, 8)
     is_looped = "interleaved" in name or "looped" in name
     chunks = CATALOGUE[name].chunks or (random.randint(2, 3) if is_looped else 1)
