@@ -19,7 +19,8 @@ from pipecompile.passes import lower
 from pipecompile.passes.user_passes import UserPass
 from pipecompile.planning.alternatives import what_if
 from pipecompile.planning.schedule_choice import offload_seconds, simulation_costs
-from pipecompile.show import dump, report_html, write_text
+from pipecompile.show import StagePicture, dump, report_html, stage_picture, write_text
+from pipecompile.show.html_report import ReportSetting
 from pipecompile.show.memory_table import MemoryFigures
 from pipecompile.simulation.advice import advise
 from pipecompile.simulation.costs import CostOptions
@@ -111,9 +112,16 @@ class Inspection:
         with task("writing the report"):
             return write_text(target, self.report())
 
+    def draw(self, path: str | Path | None = None) -> StagePicture:
+        """Return the picture of stages and devices, and write its SVG to `path`. Raises InputError if the file cannot be written."""
+        picture = stage_picture(self.plan)
+        if path is not None:
+            write_text(file_path("path", path), str(picture))
+        return picture
+
     def report(self) -> str:
         """Return the report: tables, timelines, advice, and what other machines and schedules would take."""
-        from pipecompile.driver.run_environment import environment_facts, throughput
+        from pipecompile.driver.run_environment import environment_facts, lines_again, throughput
 
         seconds, predicted = self.links.seconds(self.plan.routes, self.plan.placement), self.simulate()
         run = self.measured
@@ -130,7 +138,11 @@ class Inspection:
             title=self.title,
             dispatch=self.dispatch,
             memory=self._memory(predicted),
-            environment=[*throughput(self.samples, step), *environment_facts(self.plan.devices)],
+            setting=ReportSetting(
+                tuple(throughput(self.samples, step)),
+                tuple(environment_facts(self.plan.devices)),
+                lines_again(self.plan.devices, self.schedule, has_run=run is not None),
+            ),
         )
 
     def _memory(self, predicted: Timeline) -> MemoryFigures:

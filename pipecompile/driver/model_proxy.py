@@ -28,13 +28,31 @@ class ModelProxy(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         object.__setattr__(self, "model", model)
-        self.training = model.training
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is in training mode. Setting it sets that of the model alone, not of its layers, as in nn.Module."""
+        return self.model.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if (model := self.__dict__.get("model")) is not None:  # nn.Module sets it before there is a model
+            model.training = mode
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the model that this object lacks: `pipe.config`, `pipe.generate`, `pipe.fc`."""
         if "model" not in self.__dict__ or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        return self._of_model(name, getattr(self.model, name))
+        try:
+            value = getattr(self.model, name)
+        except AttributeError:
+            if hasattr(type(self.model), name):  # a property of the model says why
+                raise
+            text = (
+                f"neither {type(self).__name__} nor its model, {type(self.model).__name__}, has the attribute {name!r}"
+            )
+            raise AttributeError(text, name=name, obj=self) from None
+        return self._of_model(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the model, if the model has it and this object does not. A new layer is the model's as well."""
@@ -47,8 +65,30 @@ class ModelProxy(nn.Module):
         else:
             super().__setattr__(name, value)
 
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute of this object, or else of the model."""
+        if name in self.__dict__:
+            super().__delattr__(name)
+        else:
+            delattr(self.model, name)
+
+    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+        """Register a buffer of the model."""
+        self._of_model(name, tensor)
+        self.model.register_buffer(name, tensor, persistent)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter of the model."""
+        self._of_model(name, param)
+        self.model.register_parameter(name, param)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Register a layer of the model."""
+        self._of_model(name, module)
+        self.model.add_module(name, module)
+
     def _of_model(self, _: str, value: Any) -> Any:
-        """Return the value of the attribute of the model that is called so. Raises AttributeError if it cannot be used here."""
+        """Return the value of an attribute of the model. Raise AttributeError if a pipeline of this kind cannot pass it on."""
         return value
 
     def _forget(self) -> None:
@@ -85,7 +125,6 @@ class ModelProxy(nn.Module):
 
     def train(self, mode: bool = True) -> Self:
         self.model.train(mode)
-        self.training = mode
         return self
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Self:

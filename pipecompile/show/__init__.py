@@ -1,7 +1,7 @@
 """Views of plans, schedules, programs and timelines: tables, text grids, charts, traces, graphs and HTML pages.
 
     terminal   table.py, candidate_table.py, grid.py
-    notebook   notebook.py, which registers the HTML forms of plans, schedules, programs and timelines
+    notebook   stage_picture.py (SVG); notebook.py, which registers the HTML forms of plans, schedules, programs and timelines
     files      dump.py writes all; gantt.py (SVG), perfetto.py (trace), graphviz.py (DOT), html_report.py (page/)
 
 Data below do not import their views. matplotlib is imported only when a chart is drawn. Open `table.py` first.
@@ -16,14 +16,17 @@ from pipecompile.show.grid import timeline_grid
 from pipecompile.show.html_report import report_html
 from pipecompile.show.notebook import pipeline_html
 from pipecompile.show.perfetto import timeline_trace
+from pipecompile.show.stage_picture import StagePicture, stage_picture
 from pipecompile.show.table import render, stage_table
 
 __all__ = [
+    "StagePicture",
     "dump",
     "graph_dot",
     "pipeline_html",
     "render",
     "report_html",
+    "stage_picture",
     "stage_table",
     "timeline_grid",
     "timeline_svg",

@@ -8,7 +8,8 @@ Times are whole numbers of a tick, a millionth of the step, which halves the siz
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,23 @@ if TYPE_CHECKING:
 
     from pipecompile.ir.what_if import WhatIf
 
-__all__ = ["report_html"]
+__all__ = ["ReportSetting", "report_html"]
 
 _SCRIPTS = ("draw.js", "simulate.js", "gantt.js", "cut.js", "what_if.js", "main.js")
 _TICKS = 1_000_000
 """Ticks per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSetting:
+    """Facts as (name, value): `figures` of the step, `environment` of the place where it ran. `again`: lines that make the report again."""
+
+    figures: tuple[tuple[str, str], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    again: str = ""
+
+
+_NOWHERE = ReportSetting()
 
 
 def report_html(
@@ -50,19 +63,19 @@ def report_html(
     seconds: bool = True,
     dispatch: str = "",
     memory: MemoryFigures | None = None,
-    environment: Iterable[tuple[str, str]] = (),
+    setting: ReportSetting = _NOWHERE,
 ) -> str:
     """Return the page as text, without the parts whose argument is None or empty.
 
-    `seconds` False: times are in the unit of the costs. `dispatch` is that of the measured step. `environment` has
-    more facts as (name, value).
+    `seconds` False: times are in the unit of the costs. `dispatch` is that of the measured step. `setting`
+    has more facts.
     """
     timelines = {"predicted": predicted} | ({} if measured is None else {"measured": measured})
     names = plan.devices if plan is not None else ()
     data = {
         "title": " · ".join(filter(None, (title, _counts(schedule)))),
         "seconds": seconds,
-        "facts": [*_facts(timelines, plan, seconds=seconds), *environment],
+        "facts": [*_facts(timelines, plan, seconds=seconds), *setting.figures],
         "palette": {kind.value: shades for kind, shades in SHADES.items()},
         "bands": FILLS,
         "copyColour": COPY,
@@ -73,7 +86,8 @@ def report_html(
         "timelines": [_timeline(name, timeline) for name, timeline in timelines.items()],
         "advice": [str(line) for line in advice],
         "cut": None if plan is None or graph is None else _cut(graph, plan),
-        "whatIf": None if what_if is None else _what_if(what_if),
+        "environment": {"facts": setting.environment, "again": setting.again} if setting != _NOWHERE else None,
+        "whatIf": None if what_if is None else _what_if(what_if, names),
     }
     text = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     page = _read("page.html").replace("/*STYLE*/", _read("style.css"))
@@ -232,16 +246,17 @@ def _cut_routes(
 _NOTE = (
     "Simulated in this page, over a chain: stage s sends all its outputs to stage s + 1. For another number of stages the graph "
     "was cut again. The last column is the time for the same number of samples, relative to the schedule, devices and "
-    "micro-batches of this report. Select a row of the table to see its timeline."
+    "micro-batches of this report. Select a row of the table to see its timeline, and the line of Python that makes it."
 )
 
 
-def _what_if(what_if: WhatIf) -> dict[str, Any]:
+def _what_if(what_if: WhatIf, devices: Sequence[str]) -> dict[str, Any]:
     own = {"schedule": what_if.own.name, "devices": what_if.own.devices, "microbatches": what_if.own.microbatches}
     return {
         "own": own,
         "microbatches": what_if.microbatches,
         "costs": {str(count): msgspec.to_builtins(costs) for count, costs in what_if.costs.items()},
         "orders": msgspec.to_builtins(what_if.orders),
+        "type": devices[0].partition(":")[0] if devices else "",
         "note": _NOTE,
     }

@@ -11,6 +11,7 @@ import torch
 from pipecompile.costs.device_specs import Links
 from pipecompile.driver.inspection import Inspection
 from pipecompile.driver.programs import step_executable, step_schedule
+from pipecompile.errors import InputError
 from tests.support.compilations import specialized
 
 
@@ -73,3 +74,10 @@ def test_the_samples_per_second_need_the_rows_of_all_devices(inspection: Inspect
     own = replace(measured, spans=tuple(measured.compute(0)))
     assert "samples per second" in replace(inspection, measured=measured, samples=6).report()
     assert "samples per second" not in replace(inspection, measured=own, samples=6).report()
+
+
+def test_a_drawing_is_returned_and_written(inspection: Inspection, tmp_path: Path) -> None:
+    picture = inspection.draw(tmp_path / "stages.svg")
+    assert (tmp_path / "stages.svg").read_text(encoding="utf-8") == str(picture) == str(inspection.draw())
+    with pytest.raises(InputError, match="cannot be written"):
+        inspection.draw(tmp_path / "missing" / "stages.svg")

@@ -126,6 +126,10 @@ class Configured(nn.Module):
     def generate(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc(x) + len(self.config)
 
+    @property
+    def scores(self) -> torch.Tensor:
+        raise AttributeError("generate first")
+
 
 def test_attributes_and_methods_of_the_model_are_reached() -> None:
     inner = Configured()
@@ -135,8 +139,10 @@ def test_attributes_and_methods_of_the_model_are_reached() -> None:
     assert proxy._marks == ("head",)
     assert torch.equal(proxy.generate(x), inner.fc(x) + 1)
     assert not hasattr(proxy, "__rich__")
-    with pytest.raises(AttributeError, match="'Configured' object has no attribute 'head'"):
+    with pytest.raises(AttributeError, match="neither Proxy nor its model, Configured, has the attribute 'head'"):
         _ = proxy.head
+    with pytest.raises(AttributeError, match="'Configured' object has no attribute 'scores'"):
+        _ = proxy.scores
 
 
 def test_what_the_model_has_is_set_on_the_model_and_the_rest_on_the_object() -> None:
@@ -156,3 +162,33 @@ def test_what_the_model_has_is_set_on_the_model_and_the_rest_on_the_object() -> 
 def test_an_object_that_is_not_set_up_has_no_attributes_of_a_model() -> None:
     with pytest.raises(AttributeError, match="'Proxy' object has no attribute 'config'"):
         _ = Proxy.__new__(Proxy).config
+
+
+def test_the_mode_is_that_of_the_model() -> None:
+    inner = Configured()
+    proxy = Proxy(inner)
+    inner.eval()
+    assert not proxy.training
+    proxy.training = True
+    assert inner.training
+    assert not inner.fc.training
+    assert not proxy.eval().training
+    assert not inner.training
+
+
+def test_what_is_registered_or_deleted_is_that_of_the_model() -> None:
+    inner = Configured()
+    proxy = Proxy(inner)
+    proxy.register_buffer("mask", torch.ones(2))
+    proxy.register_buffer("cache", torch.ones(2), persistent=False)
+    proxy.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    proxy.register_module("norm", nn.LayerNorm(2))
+    assert inner.norm is proxy.norm
+    assert {"mask", "scale", "norm.weight"} <= {*proxy.state_dict()}
+    assert "cache" not in proxy.state_dict()
+    assert "cache" in dict(inner.named_buffers())
+    del proxy.scale
+    assert "scale" not in inner.state_dict()
+    proxy.note = 1
+    del proxy.note
+    assert not hasattr(proxy, "note")

@@ -100,7 +100,7 @@ def predicted(schedule: Schedule) -> Timeline:
 @pytest.fixture
 def measured(predicted: Timeline) -> Timeline:
     """A fifth slower, and on a clock that did not start at zero."""
-    spans = tuple(replace(s, start=5 + 1.2 * s.start, end=5 + 1.2 * s.end) for s in predicted.spans)
+    spans = tuple(Span(s.device, s.track, s.name, 5 + 1.2 * s.start, 5 + 1.2 * s.end) for s in predicted.spans)
     memory = tuple(tuple((5 + 1.2 * moment, 1.1 * size) for moment, size in curve) for curve in predicted.memory)
     return replace(predicted, spans=spans, memory=memory)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from inspect import signature
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,8 +38,13 @@ told.fewer = document.querySelector("#what-if svg").querySelectorAll("text").len
 rows().at(-1).click();
 told.chosen = document.querySelector("#what-if h3").textContent;
 told.last = rows().at(-1).innerText.split("\\t")[0];
+told.line = document.querySelector("#what-if pre").textContent;
 told.arcs = document.querySelectorAll("#cut path.route").length;
 told.skips = document.querySelectorAll("#cut path.skip").length;
+told.pictures = [...document.querySelectorAll("svg")].map((svg) => svg.getAttribute("aria-label"));
+told.again = document.querySelector("#environment pre").textContent;
+told.wide = document.documentElement.scrollWidth <= innerWidth;
+told.legend = document.querySelector("#timelines .legend").innerText;
 told.compared = [...document.querySelectorAll("#compared tbody tr")].map((row) => row.cells.length);
 document.body.dataset.told = JSON.stringify(told);
 """
@@ -112,10 +119,27 @@ def test_memory_is_by_kind_and_device(pipe, page):
 
 
 def test_the_facts_have_samples_per_second_and_the_environment(pipe, page):
-    facts = dict(data_of(page)["facts"])
-    assert facts["torch"] == torch.__version__
+    facts, environment = dict(data_of(page)["facts"]), data_of(page)["environment"]
+    assert dict(environment["facts"])["torch"] == torch.__version__
+    assert data_of(report_html(pipe.schedule, pipe.simulate()))["environment"] is None
     assert facts["samples per second, measured"] == f"{8 / pipe.measured.makespan:.4g} (8 in a step)"
     assert "samples per second, measured" not in dict(data_of(report_html(pipe.schedule, pipe.simulate()))["facts"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_lines_of_the_environment_make_the_report_again(pipe, page, tmp_path, monkeypatch):
+    again = (
+        data_of(page)["environment"]["again"].replace("example_args=..., ", "").replace("loss_fn=...", "loss_fn=loss")
+    )
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    x = torch.randn(8, 8)
+    names = {"pc": pc, "pipe": pipe, "model": Skipping(), "loss": nn.functional.mse_loss, "x": x, "y": x}
+    exec(again, names)
+    data, expected = data_of((tmp_path / "report.html").read_text()), data_of(page)
+    for key in ("title", "cut", "devices"):
+        assert data[key] == expected[key], key
+    assert data["timelines"][0]["rows"] == expected["timelines"][0]["rows"]
 
 
 def test_the_cut_has_all_nodes_in_the_order_of_stages_and_the_skip(pipe, page):
@@ -139,6 +163,8 @@ def test_the_page_simulates_as_we_do():
     """Every schedule of the catalogue under unequal costs, in the browser's code and in ours: makespan, bubble, peaks."""
     cases, expected = [], []
     for name, entry in CATALOGUE.items():
+        if not entry.compared and name != "forward":
+            continue
         chunks = entry.chunks or 2
         for devices, microbatches in ((1, 3), (3, 4), (4, 9)):
             n = chunks * devices
@@ -169,6 +195,26 @@ def test_the_page_simulates_as_we_do():
         assert our_peaks is None or peaks == pytest.approx(our_peaks)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_line_of_an_order_makes_its_schedule(pipe, page):
+    """Every fifth order of the report: compiled on devices of the type of the report, and built without a model."""
+    given = data_of(page)["whatIf"]
+    orders = [order for order in given["orders"][1::5] if order["devices"] <= 4]
+    calls = f"{json.dumps(orders)}.map((o) => [lineOf(o, '{given['type']}'), lineOf(o, ''), lineOf(o, 'cuda')])"
+    source = (scripts() / "what_if.js").read_text()
+    lines = run_script(f"{source}\nconsole.log(JSON.stringify({calls}));")
+    assert len(lines) > 5
+    for order, (compiled, built, on_gpus) in zip(orders, lines, strict=True):
+        assert eval(built, {"pc": pc}).to_csv() == order["csv"]
+        assert f'devices=[f"cuda:{{i}}" for i in range({order["devices"]})]' in on_gpus
+        seen = {"pc": SimpleNamespace(compile=lambda *args, **options: (args, options)), "model": pipe.model}
+        (_, n_stages), options = eval(compiled, seen)
+        assert n_stages == len(order["placement"])
+        assert options["devices"] == ["cpu"] * order["devices"]
+        assert (options["schedule"], options["n_microbatches"]) == (order["name"], order["microbatches"])
+        assert options.keys() <= signature(pc.compile).parameters.keys()
+
+
 def test_an_order_that_waits_for_ever_has_no_timeline():
     source = (scripts() / "simulate.js").read_text()
     costs = {key: [1, 1] for key in ("forward", "input", "weight", "saved", "transfer")}
@@ -189,7 +235,15 @@ def test_a_browser_shows_it_and_answers(page, tmp_path):
     assert told["dim"] == 4 * 8 - 4 * 2, "all but the two cells of micro-batch 0 on each device"
     assert {"1f1b", "gpipe", "zbv", "dualpipev"} <= set(told["rows"])
     assert told["chosen"].startswith(f"{told['last']}: ")
+    assert f'schedule="{told["last"]}"' in told["line"]
     assert told["compared"] == [10] * 4
+    assert told["wide"]
+    assert [label.split(":")[0] for label in told["pictures"]] == [
+        "Timeline, predicted", "Timeline, measured", "The cut", f"Timeline, {told['last']}",
+    ]  # fmt: skip
+    assert "memory of 3 · cpu" in told["legend"]
+    assert "on the critical path" in told["legend"]
+    assert told["again"].endswith('pipe.report("report.html")')
     assert told["skips"] >= 1
     assert told["arcs"] > told["skips"]
 

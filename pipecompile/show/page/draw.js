@@ -8,6 +8,26 @@ function svg(parent, tag, attributes = {}, text = null) {
   return made;
 }
 
+// The picture fills the width of the page; printed on another width, it is scaled.
+function picture(parent, height, label) {
+  return svg(parent, "svg", { height, role: "img", "aria-label": label });
+}
+function fresh(element, height) {
+  element.replaceChildren();
+  element.setAttribute("viewBox", `0 0 ${Math.max(element.clientWidth, 1)} ${height}`);
+}
+
+// Entries of a legend: [colour, text, form], where the form is "" for an area, "line" or "box".
+function legendOf(line, entries) {
+  for (const [colour, text, form] of entries) {
+    const style = form === "box" ? "" : form === "line" ? `border-color: ${colour}` : `background: ${colour}`;
+    html(html(line, "span"), "i", null, { class: form ?? "", style }).after(text);
+  }
+}
+
+const isLarge = () => matchMedia("(min-width: 2400px)").matches;
+const glyph = () => (isLarge() ? 9.5 : 7); // pixels of a digit
+
 function html(parent, tag, text = null, attributes = {}) {
   const made = document.createElement(tag);
   if (text !== null) made.textContent = text;

@@ -1,17 +1,17 @@
 // A timeline: a row per device with its copies below, and the memory of all devices under it, on one axis.
 
-const LEFT = 84, RIGHT = 12, ROW = 26, COPY = 5, MEMORY = 110;
-const KINDS = { F: "forward", R: "recompute", B: "backward", I: "input gradient", W: "weight gradient" };
+const LEFT = 84, RIGHT = 22, ROW = 26, COPY = 5, MEMORY = 110;
+const KINDS = { F: "forward", R: "recompute", B: "backward", I: "input gradient", W: "weight gradient", OFFLOAD: "offload", RELOAD: "reload" };
 
 class Gantt {
-  constructor(parent, timeline, view, devices) {
+  constructor(parent, timeline, view, devices, name) {
     Object.assign(this, { timeline, view, devices, microbatch: null });
     this.stages = timeline.rows.map((row) => [...new Set(row.map((s) => s[0]))].sort((a, b) => a - b));
     this.copies = timeline.rows.map((_, d) => timeline.copies.filter((c) => c[0] === d));
     this.hasMemory = timeline.memory.some((curve) => curve.some((step) => step[1] > 0));
     this.rowHeight = ROW + (timeline.copies.length ? COPY + 3 : 0);
     this.height = timeline.rows.length * this.rowHeight + 22 + (this.hasMemory ? MEMORY + 14 : 0);
-    this.element = svg(parent, "svg", { height: this.height, role: "img" });
+    this.element = picture(parent, this.height, described(timeline, devices, name));
     handle(this.element, view, LEFT, () => this.width());
     this.element.addEventListener("pointermove", (event) => this.point(event));
     this.element.addEventListener("pointerleave", (event) => { this.light(null); hint(event, ""); });
@@ -23,9 +23,9 @@ class Gantt {
   x(moment) { return LEFT + ((moment - this.view.start) / (this.view.end - this.view.start)) * this.width(); }
 
   draw() {
-    this.element.replaceChildren();
+    fresh(this.element, this.height);
     const bottom = this.timeline.rows.length * this.rowHeight;
-    for (const at of ticks(this.view.start, this.view.end, 10)) {
+    for (const at of ticks(this.view.start, this.view.end, Math.min(10, Math.max(2, Math.floor(this.width() / 70))))) {
       svg(this.element, "line", { class: "axis", x1: this.x(at), x2: this.x(at), y1: 0, y2: this.height - 4 });
       svg(this.element, "text", { class: "soft", x: this.x(at), y: bottom + 14, "text-anchor": "middle" }, time(at));
     }
@@ -58,9 +58,8 @@ class Gantt {
     const shade = Math.min(this.stages[device].indexOf(stage), 3);
     const look = { class: `cell${critical ? " critical" : ""}`, fill: DATA.palette[kind][shade], "data-mb": mb };
     svg(this.element, "rect", { x, width, y, height: ROW - 4, ...look });
-    if (width > 7 * String(mb).length + 2) {
-      const colour = shade > 1 ? "fill: white" : "";
-      svg(this.element, "text", { x: x + width / 2, y: y + 15, "text-anchor": "middle", style: colour, "pointer-events": "none" }, mb);
+    if (width > glyph() * String(mb).length + 2) {
+      svg(this.element, "text", { x: x + width / 2, y: y + 15, "text-anchor": "middle", class: shade > 1 ? "on-dark-cell" : "on-cell", "pointer-events": "none" }, mb);
     }
   }
 
@@ -77,7 +76,7 @@ class Gantt {
         before = size;
       }
       points.push(`${(LEFT + this.width()).toFixed(1)},${y(before).toFixed(1)}`);
-      svg(this.element, "polyline", { points: points.join(" "), fill: "none", stroke: lineColour(device, this.devices.length), "stroke-width": 1.3 });
+      svg(this.element, "polyline", { points: points.join(" "), fill: "none", style: `stroke: ${lineColour(device, this.devices.length)}`, "stroke-width": 1.3 });
     });
   }
 
@@ -112,7 +111,7 @@ class Gantt {
   }
 }
 
-const lineColour = (device, count) => `hsl(${250 - (190 * device) / Math.max(count - 1, 1)} 60% 42%)`;
+const lineColour = (device, count) => `hsl(${250 - (190 * device) / Math.max(count - 1, 1)} 60% var(--line))`;
 const under = (spans, at) => spans.find((s) => s[3] <= at && at < s[3] + s[4]);
 
 function cellText([stage, kind, mb, start, seconds, critical]) {
@@ -120,9 +119,21 @@ function cellText([stage, kind, mb, start, seconds, critical]) {
   return `${head}\n${time(start)} to ${time(start + seconds)}, ${time(seconds)}${critical ? "\non the critical path" : ""}`;
 }
 
-function legend(parent, timeline) {
-  const used = new Set(timeline.rows.flat().map((s) => s[1])), line = html(parent, "div", null, { class: "legend" });
+// The text alternative of a timeline.
+function described(timeline, devices, name) {
+  const rows = timeline.rows.map((row, d) => {
+    const busy = timeline.makespan ? row.reduce((total, span) => total + span[4], 0) / timeline.makespan : 0, peak = timeline.peaks[d];
+    return `${devices[d] ?? `device ${d}`}: ${row.length} actions, busy ${share(busy)}${peak ? `, peak memory ${bytes(peak)}` : ""}`;
+  });
+  return `Timeline, ${name}: ${time(timeline.makespan)}, bubble ${share(timeline.bubble)}. ${rows.join("; ")}.`;
+}
+
+function legend(parent, timeline, devices) {
+  const cells = timeline.rows.flat(), used = new Set(cells.map((s) => s[1])), line = html(parent, "div", null, { class: "legend" });
   const entries = Object.keys(KINDS).filter((kind) => used.has(kind)).map((kind) => [DATA.palette[kind][0], KINDS[kind]]);
   if (timeline.copies.length) entries.push([DATA.copyColour, "copy"]);
-  for (const [colour, text] of entries) html(html(line, "span"), "i", null, { style: `background: ${colour}` }).after(text);
+  if (cells.some((s) => s[5])) entries.push(["", "on the critical path", "box"]);
+  if (timeline.memory.some((curve) => curve.some((step) => step[1] > 0)))
+    timeline.rows.forEach((_, d) => entries.push([lineColour(d, timeline.rows.length), `memory of ${devices[d] ?? `device ${d}`}`, "line"]));
+  legendOf(line, entries);
 }

@@ -3,11 +3,22 @@
 function facts() {
   document.title = DATA.title;
   document.getElementById("title").textContent = DATA.title;
-  for (const [name, value] of DATA.facts) {
-    const pair = html(document.getElementById("facts"), "div");
+  pairs(document.getElementById("facts"), DATA.facts);
+}
+
+function pairs(list, rows) {
+  for (const [name, value] of rows) {
+    const pair = html(list, "div");
     html(pair, "dt", name);
     html(pair, "dd", value);
   }
+}
+
+function environment() {
+  const section = shown("environment"), { facts, again } = DATA.environment;
+  pairs(section.querySelector("dl"), facts);
+  section.querySelector("pre").textContent = again;
+  if (!again) for (const part of section.querySelectorAll("pre, .note")) part.remove();
 }
 
 function shown(id) {
@@ -55,8 +66,8 @@ function timelines() {
   for (const timeline of all) {
     const view = timeline.makespan * 3 > longest ? shared : new View(timeline.makespan);
     html(section, "h3", `${timeline.name}: ${time(timeline.makespan)}, bubble ${share(timeline.bubble)}`);
-    legend(section, timeline);
-    new Gantt(section, timeline, view, DATA.devices);
+    legend(section, timeline, DATA.devices);
+    new Gantt(section, timeline, view, DATA.devices, timeline.name);
   }
 }
 
@@ -78,4 +89,5 @@ timelines();
 if (DATA.advice.length) advice();
 if (DATA.cut) new CutGraph(shown("cut"), DATA.cut);
 if (DATA.whatIf) whatIf();
+if (DATA.environment) environment();
 addEventListener("resize", () => View.all.forEach((view) => view.show(view.start, view.end)));

@@ -1,5 +1,13 @@
 // Other numbers of devices and micro-batches, other schedules: all of the catalogue, simulated as one looks.
 
+// The line of Python that makes an order: a pipeline on devices of this type ("cpu", "cuda"), or without a type its schedule.
+function lineOf(order, type) {
+  const stages = order.placement.length, count = order.devices;
+  if (!type) return `pc.build_schedule("${order.name}", ${stages}, ${order.microbatches}, n_devices=${count})`;
+  const devices = type === "cpu" ? `["cpu"] * ${count}` : `[f"${type}:{i}" for i in range(${count})]`;
+  return `pc.compile(model, ${stages}, devices=${devices}, n_microbatches=${order.microbatches}, schedule="${order.name}", example_args=..., loss_fn=...)`;
+}
+
 class WhatIf {
   constructor(section, given) {
     Object.assign(this, { section, given, schedule: given.own.schedule });
@@ -53,10 +61,12 @@ class WhatIf {
     this.chart.replaceChildren();
     if (!chosen) { html(this.chart, "p", "No schedule of the catalogue is here for these numbers."); return; }
     html(this.chart, "h3", `${chosen.order.name}: ${time(chosen.run.makespan)}, bubble ${share(chosen.run.bubble)}`);
+    if (chosen.order !== this.given.orders[0]) html(this.chart, "pre", lineOf(chosen.order, this.given.type)); // the first is that of the report
     const names = chosen.run.rows.map((_, d) => `device ${d}`);
     View.all.delete(this.view);
     this.view = new View(chosen.run.makespan);
-    new Gantt(this.chart, chosen.run, this.view, names);
+    legend(this.chart, chosen.run, names);
+    new Gantt(this.chart, chosen.run, this.view, names, chosen.order.name);
   }
 
   // The step of what the report is about, under the same model.
