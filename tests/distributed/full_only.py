@@ -1,3 +1,10 @@
 """Cases of the ranks that run with `--full` alone: the same as others, with another model. This module imports nothing, as pytest imports it."""
 
-FULL_ONLY = ("initialised llama", "resumed unet", "direct emulated looped", "direct listed")
+FULL_ONLY = (
+    "initialised llama",
+    "resumed unet",
+    "direct emulated looped",
+    "direct listed",
+    "direct tied on four",
+    "sums on four",
+)

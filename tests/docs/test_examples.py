@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.torchrun import torchrun
+
 ROOT = Path(__file__).parents[2]
 FILES = {
     "graph.dot",
@@ -27,11 +29,18 @@ FILES = {
 STEP = re.compile(r"^ *(\d+) +(\S+) +(\S+) +(\S+)$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module", params=["quickstart", "unet"])
-def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What one example prints in two small steps on CPU, and the directory of its files."""
-    out = tmp_path_factory.mktemp(request.param)
-    script = ROOT / "examples" / f"{request.param}.py"
+@pytest.mark.parametrize("name", ["quickstart", "unet"])
+def test_an_example_equals_eager_and_writes_what_it_names(name: str, tmp_path: Path) -> None:
+    """In two small steps on CPU. One test, since two workers would both run the example for the tests that they share."""
+    printed = print_of(name, tmp_path)
+    check_that_steps_equal_eager(printed)
+    check_table_and_bubbles(printed)
+    check_files(printed, tmp_path)
+    check_skips(printed)
+
+
+def print_of(name: str, out: Path) -> str:
+    script = ROOT / "examples" / f"{name}.py"
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
@@ -42,33 +51,31 @@ def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     options = ["--steps", "2", "--image-size", "32", "--batch", "17"]
     done = subprocess.run([sys.executable, str(script), "--out", str(out), *options], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout, out
+    return done.stdout
 
 
-def test_every_step_equals_eager(printed: tuple[str, Path]) -> None:
-    steps = [(int(step), *map(float, rest)) for step, *rest in STEP.findall(printed[0])]
+def check_that_steps_equal_eager(printed: str) -> None:
+    steps = [(int(step), *map(float, rest)) for step, *rest in STEP.findall(printed)]
     assert [step for step, *_ in steps] == [0, 1]
     for _, loss, eager_loss, difference in steps:
         assert loss == eager_loss
         assert difference <= 1e-6
 
 
-def test_a_table_and_both_bubbles_are_printed(printed: tuple[str, Path]) -> None:
-    assert re.search(r"^4 stages on 4 devices", printed[0], re.MULTILINE)
-    bubbles = re.search(r"bubble: ([\d.]+)% simulated, ([\d.]+)% measured", printed[0])
+def check_table_and_bubbles(printed: str) -> None:
+    assert re.search(r"^4 stages on 4 devices", printed, re.MULTILINE)
+    bubbles = re.search(r"bubble: ([\d.]+)% simulated, ([\d.]+)% measured", printed)
     assert bubbles is not None
     assert all(0 < float(bubble) < 100 for bubble in bubbles.groups())
 
 
-def test_the_files_that_are_named_exist(printed: tuple[str, Path]) -> None:
-    text, out = printed
-    named = {Path(line.strip()) for line in text.partition("wrote:\n")[2].splitlines()}
+def check_files(printed: str, out: Path) -> None:
+    named = {Path(line.strip()) for line in printed.partition("wrote:\n")[2].splitlines()}
     assert {path.name for path in named} >= FILES
     assert all(path.parent == out and path.stat().st_size > 0 for path in named)
 
 
-def test_the_skips_of_the_unet_are_shown(printed: tuple[str, Path]) -> None:
-    text, _ = printed
+def check_skips(text: str) -> None:
     shown = re.findall(r"stage (\d) to stage (\d)", text)
     if "skips, each copied once" in text:
         assert shown
@@ -86,14 +93,10 @@ def test_training_on_two_ranks_and_on_from_there_on_one(tmp_path: Path) -> None:
         "--batch",
         "9",
     ]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     losses = {}
     for ranks, steps in ((2, 3), (1, 4)):
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *script]
-        done = subprocess.run([*launch, "--steps", str(steps), "--every", "2"], env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False)  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        losses |= {int(line.split()[0]): (float(line.split()[1]), ranks) for line in done.stdout.splitlines()}
+        printed = torchrun(ranks, *script, "--steps", str(steps), "--every", "2", timeout=120)
+        losses |= {int(line.split()[0]): (float(line.split()[1]), ranks) for line in printed.splitlines()}
     assert [ranks for _, ranks in losses.values()] == [2, 2, 2, 1]
     assert losses[3][0] < losses[2][0] < losses[0][0]
     assert {path.name: len([*path.glob("*.distcp")]) for path in tmp_path.iterdir()} == {
@@ -103,13 +106,7 @@ def test_training_on_two_ranks_and_on_from_there_on_one(tmp_path: Path) -> None:
 
 def train_copies(ranks: int, *options: str) -> list[str]:
     """Return the lines that examples/train_copies.py prints on so many ranks."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*launch, str(ROOT / "examples" / "train_copies.py"), "--epochs", "2", *options]
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return torchrun(ranks, ROOT / "examples" / "train_copies.py", "--epochs", "2", *options).splitlines()
 
 
 @pytest.mark.timeout(1000)
@@ -124,7 +121,9 @@ def test_copies_and_stages_train_as_one_process_does(tmp_path: Path) -> None:
     assert [*state] == [f"{layer}.{name}" for layer in (0, 2, 3, 5) for name in ("weight", "bias")]
 
 
-def test_copies_train_in_mixed_precision() -> None:
+def test_copies_train_in_mixed_precision(pytestconfig: pytest.Config) -> None:
+    if not pytestconfig.getoption("--full"):
+        pytest.skip("with --full")
     first, second = (float(line.split()[3]) for line in train_copies(2, "--copies", "2", "--amp"))
     assert second < first
 
@@ -175,15 +174,18 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_l
 
 
 @pytest.mark.parametrize("model", ["attention-residuals", "hyper-connections", "unet++", "densenet"])
-def test_values_and_gradients_of_every_layer_skips_cross_once_per_device(model: str) -> None:
+def test_values_and_gradients_of_every_layer_skips_cross_once_per_device(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Printed are the pairs of a value and a device that reads it, and what is sent forth and back."""
-    script = [sys.executable, str(ROOT / "examples" / "every_layer_skips.py"), "--steps", "1", "--time-limit", "0.2"]
-    script += ["--models", model]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    arguments = ["every_layer_skips.py", "--steps", "1", "--time-limit", "0.2", "--models", model]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    n_threads = torch.get_num_threads()
+    with torch.random.fork_rng():
+        runpy.run_path(str(ROOT / "examples" / arguments[0]), run_name="__main__")
+    torch.set_num_threads(n_threads)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [(name, schedule, stages) for name, schedule, stages, *_ in rows] == [
         (model, "1f1b", "4"), (model, "interleaved", "8"), (model, "zbv", "8"),
     ]  # fmt: skip
