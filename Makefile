@@ -7,6 +7,9 @@ OLDEST := .venv-oldest
 CLEAN  := .venv-clean
 PIP    := -m pip install --quiet --no-compile --disable-pip-version-check
 
+# Each module is compiled once, by the first process that imports it, and not by every process of the tests.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-full check bench gpu schedules docs wheel zoo adversarial oldest clean
 
 demo: $(VENV)/ready
