@@ -31,6 +31,11 @@ the costs of your model, look at the report (`pipe.report()`), or let `auto_sche
 A search for the fastest schedule, as `schedule="auto"`, compares those above `sequential`. Of the others, most are no faster in as
 much memory, and some recompute or offload, which `checkpoint` and `offload` do for any schedule.
 
+Two actions overlap where a cell of the row is `(0F2;3B0)OVERLAP_F_B`, as torch writes it: a forward and a backward at the same time, each hiding the
+communication within the stages of the other, such as the all-to-all of experts. `pc.insert_overlap(schedule)` pairs all neighbours that can overlap.
+`simulate(forward_communication=, backward_communication=)` says what of a forward and of a backward is communication: a pair takes the time of
+the busier of the two resources, or `overlap=` seconds. In one process and on ranks the two run one after the other, with the same gradients.
+
 The charts show the same runs: blue are forwards, orange backwards, yellow `I`, green `W`, violet recomputations; darker is a device's second stage.
 """
 

@@ -76,6 +76,7 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "simulate": (pc.simulate, {"subject": SCHEDULE}),
     "advise": (pc.advise, {"subject": SCHEDULE}),
     "insert_offload": (pc.insert_offload, {"schedule": SCHEDULE, "stages": None}),
+    "insert_overlap": (pc.insert_overlap, {"schedule": SCHEDULE, "routes": None}),
     "offload_to_fit": (pc.offload_to_fit, {"schedule": SCHEDULE, "memory_limit": 8.0, "saved_bytes": 3.0}),
     "plan_for": (pc.plan_for, {"model": net(), "cluster": "2xH100", "example_args": (X,)}),
     "simulate_launches": (pc.simulate_launches, {"program": lower(SCHEDULE)}),

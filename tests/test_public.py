@@ -51,6 +51,7 @@ EXPECTED = [
     "compile",
     "explain",
     "insert_offload",
+    "insert_overlap",
     "is_recomputing",
     "latest_checkpoint",
     "offload_to_fit",

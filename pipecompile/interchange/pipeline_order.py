@@ -11,13 +11,14 @@ OP   := F B I W R, SEND_F RECV_F SEND_B RECV_B WAIT_SEND_F WAIT_SEND_B, UNSHARD 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Action, Kind, Schedule
 from pipecompile.ir.input_checks import file_path
+from pipecompile.ir.overlap import grouped
 
 __all__ = ["COMPUTE_OPS", "EMPTY", "OrderCell", "PipelineOrder", "as_order", "order_of_schedule"]
 
@@ -95,8 +96,8 @@ class PipelineOrder:
 
     @property
     def schedule(self) -> Schedule:
-        """The computations alone. Raise ScheduleError if a stage is on two ranks or on none."""
-        return Schedule.from_rows(([action for cell in row for action in cell.actions] for row in self.rows), self.name)
+        """The computations alone, those of OVERLAP_F_B as a pair. Raise ScheduleError if a stage is on two ranks or on none."""
+        return Schedule.from_rows(([cell.actions for cell in row] for row in self.rows), self.name)
 
     def cells(self) -> Iterator[tuple[int, int, OrderCell]]:
         """Yield rank, index in the row, and cell, for all cells."""
@@ -126,8 +127,14 @@ def order_of_schedule(
     schedule: Schedule, name: str = "", source: str = "pipecompile", weights: tuple[float, ...] = ()
 ) -> PipelineOrder:
     """Return the order of a schedule's computations. `weights[s]` is the relative time of a forward of stage s."""
-    rows = tuple(tuple(OrderCell(a.stage, a.kind.value, a.microbatch) for a in row) for row in schedule.rows)
-    return PipelineOrder(rows, name or schedule.name, source, weights)
+    rows = (tuple(map(_cell_of, grouped(row, schedule.overlaps))) for row in schedule.rows)
+    return PipelineOrder(tuple(rows), name or schedule.name, source, weights)
+
+
+def _cell_of(actions: Sequence[Action]) -> OrderCell:
+    """Return the cell of an action, or of a pair that overlaps."""
+    cells = tuple(OrderCell(a.stage, a.kind.value, a.microbatch) for a in actions)
+    return cells[0] if len(cells) == 1 else OrderCell(-1, "OVERLAP_F_B", None, cells)
 
 
 def as_order(order: object) -> PipelineOrder:

@@ -8,7 +8,8 @@
 Open `schedule.py` first. Routes, which a plan decides and a program serves, are in `routes.py`. Verifiers are in
 `verifiers`, passes in `passes`. Grammar of a schedule and of a program:
 
-    schedule := row per device                       row     := action ("," action)*
+    schedule := row per device                       row     := cell ("," cell)*
+    cell     := action | "(" action ";" action ")OVERLAP_F_B"               F with B or I, at the same time
     action   := STAGE KIND MICROBATCH                KIND    := "F" | "R" | "B" | "I" | "W" | "OFFLOAD" | "RELOAD"     2F0
 
     program  := header route* tie* (device instruction*)*     one per line
@@ -17,7 +18,7 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
                                                      "@s.o" for OFFLOAD, and "@s.h", on the host, for RELOAD
               | NAME "'" CONSUMER "#" MICROBATCH     the gradient of NAME that stage CONSUMER (or "host") computes
     operand  := value [ "[" SLOT "]" ]               SLOT numbers the buffers of one NAME on one device
-    instruction := action operand* "->" operand*     compute
+    instruction := ["OVERLAP"] action operand* "->" operand*     compute; OVERLAP: at the same time as the next instruction
                  | "SEND" operand "to" PEER          PEER is a device, or "host", where inputs and outputs live
                  | "RECV" operand "from" PEER
                  | "FREE" operand                    after the last use

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 
 from pipecompile.ir.action import Action
 from pipecompile.ir.notebook_html import html_of
+from pipecompile.ir.overlap import Pair
 from pipecompile.ir.routes import Route, Tie, place
 
 __all__ = [
@@ -67,7 +69,8 @@ class Instruction:
     """One line of a device's program.
 
     COMPUTE has an `action`. SEND and FREE read one operand, RECV writes one. SEND and RECV have a `peer`: a device or
-    HOST. BROADCAST and REDUCE have the name of a `tie`.
+    HOST. BROADCAST and REDUCE have the name of a `tie`. With `overlaps`, the action runs at the same time as that of the next
+    instruction.
     """
 
     op: Op
@@ -76,12 +79,14 @@ class Instruction:
     action: Action | None = None
     peer: int | None = None
     tie: str | None = None
+    overlaps: bool = False
 
     def __str__(self) -> str:
         reads, writes = " ".join(map(str, self.reads)), " ".join(map(str, self.writes))
         match self.op:
             case Op.COMPUTE:
-                return f"{self.action} {reads}{' ' * bool(reads)}->{' ' * bool(writes)}{writes}"
+                mark = "OVERLAP " if self.overlaps else ""
+                return f"{mark}{self.action} {reads}{' ' * bool(reads)}->{' ' * bool(writes)}{writes}"
             case Op.SEND:
                 return f"SEND {reads} to {place(self.peer)}"
             case Op.RECV:
@@ -106,6 +111,16 @@ class Program:
     @property
     def n_devices(self) -> int:
         return len(self.rows)
+
+    @property
+    def overlaps(self) -> frozenset[Pair]:
+        """The actions that run at the same time, as those of a Schedule."""
+        return frozenset(
+            (one.action, after.action)
+            for row in self.rows
+            for one, after in pairwise(row)
+            if one.overlaps and one.action is not None and after.action is not None
+        )
 
     def __repr__(self) -> str:
         counts = f"n_stages={self.n_stages}, n_microbatches={self.n_microbatches}, n_devices={self.n_devices}"

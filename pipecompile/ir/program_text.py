@@ -112,9 +112,10 @@ def parse_instruction(line: str) -> Instruction:
     if line.startswith(("BROADCAST ", "REDUCE ")):
         match = _match(_COLLECTIVE, line, "REDUCE embedding")
         return Instruction(Op(match[1]), tie=match[2])
-    match = _match(_COMPUTE, line, "1F0 v0#0 -> v1#0 @1#0")
+    overlaps = line.startswith("OVERLAP ")
+    match = _match(_COMPUTE, line.removeprefix("OVERLAP ").lstrip(), "1F0 v0#0 -> v1#0 @1#0")
     reads, writes = (tuple(map(_operand, side.split())) for side in match.group(2, 3))
-    return Instruction(Op.COMPUTE, reads, writes, Action.parse(match[1]))
+    return Instruction(Op.COMPUTE, reads, writes, Action.parse(match[1]), overlaps=overlaps)
 
 
 def _operand(text: str) -> Operand:

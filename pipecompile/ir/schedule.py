@@ -2,6 +2,7 @@
 
     0F0,0F1,0B0,0B1         device 0
     1F0,1B0,1F1,1B1         device 1       text form: CSV, also that of torch.distributed.pipelining
+    (1F2;0B1)OVERLAP_F_B                   a forward and a backward that run at the same time (`overlap.py`)
 
 The verifier is `verifiers/schedule.py`; the builders are in `schedules`.
 """
@@ -17,6 +18,7 @@ from pipecompile.ir.action import Action, Kind
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.input_checks import checked_count
 from pipecompile.ir.notebook_html import html_of
+from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
 
 __all__ = ["Schedule"]
 
@@ -26,7 +28,8 @@ class Schedule:
     """Per device, the ordered list of its actions. `placement[s]` is the device of stage s.
 
     `certificate` has the lower bound that the search of `auto_schedule` proved; None for other schedules. It holds for these rows
-    only. `name` and `certificate` do not count for equality.
+    only. `name` and `certificate` do not count for equality. `overlaps` has the neighbours of a row that run at the same time: a
+    forward with a backward.
     """
 
     n_stages: int
@@ -35,6 +38,7 @@ class Schedule:
     rows: tuple[tuple[Action, ...], ...]
     name: str = field(default="custom", compare=False)
     certificate: Certificate | None = field(default=None, compare=False)
+    overlaps: frozenset[Pair] = field(default=frozenset(), repr=False)
 
     @property
     def n_devices(self) -> int:
@@ -59,7 +63,7 @@ class Schedule:
         """Return one row per device, one cell per action: the compute-only form of torch.distributed.pipelining. The row of a
         device without actions is a comma.
         """
-        return "".join((",".join(map(str, row)) or ",") + "\n" for row in self.rows)
+        return "".join((",".join(written_cells(row, self.overlaps)) or ",") + "\n" for row in self.rows)
 
     __str__ = to_csv
 
@@ -82,18 +86,20 @@ class Schedule:
         return cls.from_csv(text, Path(path).stem)
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Iterable[Action | str]], name: str = "custom") -> Schedule:
+    def from_rows(cls, rows: Iterable[Iterable[Cell]], name: str = "custom") -> Schedule:
         """Return the schedule with these rows of actions or of their texts: `from_rows([["0F0", "0B0"], ["1F0",
-        "1B0"]])`.
+        "1B0"]])`. A text `(0F1;1B0)OVERLAP_F_B`, or a pair of actions, is a forward and a backward at the same time.
 
         Placement, number of stages and number of micro-batches follow from the rows. Raise ScheduleError if a stage is
         on two devices, or on none, or if there are fewer actions than micro-batches.
         """
-        actions = tuple(tuple(Action.parse(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
+        cells = [[_parts(cell) for cell in row] for row in rows]
+        actions = tuple(tuple(action for parts in row for action in parts) for row in cells)
+        overlaps = frozenset((parts[0], parts[1]) for row in cells for parts in row if is_pair(parts))
         placement = _placement(actions)
         most = max(action.microbatch for row in actions for action in row) + 1
         n_microbatches = checked_count(most, sum(map(len, actions)), "micro-batches")
-        return cls(len(placement), n_microbatches, placement, actions, name)
+        return cls(len(placement), n_microbatches, placement, actions, name, overlaps=overlaps)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> Schedule:
@@ -105,6 +111,15 @@ class Schedule:
         from pipecompile.ir.schedule_csv import read_rows
 
         return cls.from_rows(read_rows(text), name)
+
+
+Cell = Action | str | Sequence[Action]
+"""An action, its text, or the actions of a cell of OVERLAP_F_B."""
+
+
+def _parts(cell: Cell) -> Sequence[Action]:
+    """Return the actions of a cell: one, or those that overlap."""
+    return (cell,) if isinstance(cell, Action) else in_order(parse_cell(cell) if isinstance(cell, str) else cell)
 
 
 def _placement(rows: Sequence[Sequence[Action]]) -> tuple[int, ...]:

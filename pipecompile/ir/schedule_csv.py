@@ -3,7 +3,7 @@
     0F0,,0F1                                a row per device, a cell per action; an empty cell is an idle tick
     ,                                       a device without actions
     0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0     torch, with communication: skipped; computation keeps its order
-    (0F2;1B0)OVERLAP_F_B                    torch, two actions that may overlap: one after the other
+    (0F2;1B0)OVERLAP_F_B                    a forward and a backward at the same time; other kinds: one after the other
 
 Blank lines at the end and a byte-order mark are skipped. A blank line before another row is refused, and so are B and W of one
 stage and micro-batch: torch 2.5 and older wrote B where I is meant.
@@ -17,22 +17,23 @@ from collections.abc import Iterator
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action, Kind
 from pipecompile.ir.input_checks import without_mark
+from pipecompile.ir.overlap import parse_cell
 
 __all__ = ["csv_lines", "read_rows"]
 
-Rows = list[list[Action]]
+Rows = list[list[tuple[Action, ...]]]
+"""Per row its cells, each with one action, or with all actions that overlap."""
 
 _SHOWN = 8
 """Number of unreadable cells listed after the first. A file that is no schedule has thousands."""
 
-_OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _COMMUNICATION = re.compile(
     r"[0-9]{1,9}(?:(?:SEND_[FB]|RECV_[FB]|WAIT_SEND_[FB])[0-9]{1,9}|UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD)"
 )
 
 
 def read_rows(text: str) -> Rows:
-    """Return the actions of every line. Raise ScheduleError naming row and column of every cell that cannot be read."""
+    """Return the cells of every line. Raise ScheduleError naming row and column of every cell that cannot be read."""
     lines = csv_lines(text)
     faults: list[tuple[str, ScheduleError]] = []
     rows = [list(_row(line, number, faults)) for number, line in enumerate(lines)]
@@ -61,28 +62,20 @@ def csv_lines(text: str) -> list[str]:
     return lines
 
 
-def _row(line: str, row: int, faults: list[tuple[str, ScheduleError]]) -> Iterator[Action]:
+def _row(line: str, row: int, faults: list[tuple[str, ScheduleError]]) -> Iterator[tuple[Action, ...]]:
     for column, cell in enumerate(line.split(",")):
         try:
-            yield from _cell(cell.strip())
+            if (text := cell.strip()) and _COMMUNICATION.fullmatch(text) is None:
+                yield parse_cell(text)
         except ScheduleError as error:
             faults.append((f"row {row}, column {column}", error))
 
 
-def _cell(cell: str) -> Iterator[Action]:
-    overlap = _OVERLAP.fullmatch(cell)
-    if overlap is not None:
-        for part in overlap[1].split(";"):
-            yield from _cell(part.strip())
-    elif cell and _COMMUNICATION.fullmatch(cell) is None:
-        yield Action.parse(cell)
-
-
 def _check_backwards(rows: Rows) -> None:
     """Raise ScheduleError for the first W of a stage and micro-batch that has a B."""
-    whole = {(a.stage, a.microbatch) for row in rows for a in row if a.kind is Kind.BACKWARD}
+    whole = {(a.stage, a.microbatch) for row in rows for parts in row for a in parts if a.kind is Kind.BACKWARD}
     for number, row in enumerate(rows):
-        for action in row:
+        for action in (each for parts in row for each in parts):
             if action.kind is Kind.WEIGHT_GRAD and (action.stage, action.microbatch) in whole:
                 both = f"{action.stage}B{action.microbatch}"
                 raise ScheduleError(

@@ -45,7 +45,7 @@ class WrittenProgram(Schedule):
         name = Path(source).stem if numbers else "written"
         lines = tuple(numbers) or tuple(range(1, len(str(program).splitlines()) + 1))
         counts = program.n_stages, program.n_microbatches, program.placement
-        return cls(*counts, rows, name, program=program, source=source, numbers=lines)
+        return cls(*counts, rows, name, overlaps=program.overlaps, program=program, source=source, numbers=lines)
 
     @classmethod
     def load(cls, path: str | Path) -> WrittenProgram:
@@ -66,7 +66,8 @@ class WrittenProgram(Schedule):
     @property
     def plain(self) -> Schedule:
         """The order of the actions alone."""
-        return Schedule(self.n_stages, self.n_microbatches, self.placement, self.rows, self.name)
+        counts = self.n_stages, self.n_microbatches, self.placement
+        return Schedule(*counts, self.rows, self.name, overlaps=self.overlaps)
 
     @property
     def has_target(self) -> bool:
@@ -141,6 +142,8 @@ def type_faults(subject: Program | Schedule) -> Iterator[str]:
     for name, of in (("routes", Route), ("ties", Tie)) if isinstance(subject, Program) else ():
         if not _are(getattr(subject, name), of):
             yield f"{name} is not a tuple of {of.__name__}"
+    if isinstance(subject, Schedule) and (fault := _overlaps_fault(subject.overlaps)):
+        yield fault
     if _are(subject.rows, tuple):
         check = _instruction_fault if isinstance(subject, Program) else _action_fault
         steps = ((device, index, one) for device, row in enumerate(subject.rows) for index, one in enumerate(row))
@@ -148,6 +151,12 @@ def type_faults(subject: Program | Schedule) -> Iterator[str]:
         yield from (f"{step}: {fault}" for step, fault in faults if fault)
     else:
         yield "rows is not a tuple with a tuple per device"
+
+
+def _overlaps_fault(overlaps: Any) -> str:
+    is_set = isinstance(overlaps, frozenset)
+    is_right = is_set and all(_are(p, Action) and len(p) == 2 and not any(map(_action_fault, p)) for p in overlaps)
+    return "" if is_right else f"overlaps is {overlaps!r:.60}, not a frozenset of pairs of Action"
 
 
 def _are(values: object, kind: type) -> bool:
@@ -166,6 +175,8 @@ def _instruction_fault(one: Any) -> str:
         return f"op is {one.op!r}, not an Op"
     if one.action is not None and (fault := _action_fault(one.action)):
         return fault
+    if not isinstance(one.overlaps, bool):
+        return f"overlaps is {one.overlaps!r}, not True or False"
     if not (isinstance(one.peer, int | None) and isinstance(one.tie, str | None)):
         return f"peer {one.peer!r} is no device, or tie {one.tie!r} no name"
     if not (_are(one.reads, Operand) and _are(one.writes, Operand)):

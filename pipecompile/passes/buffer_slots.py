@@ -52,7 +52,8 @@ def _row(row: Sequence[Instruction]) -> tuple[Instruction, ...]:
             pool = pools.setdefault((value.name, value.consumer), _SlotPool())
             placed_at[value] = Operand(value, pool.take())
         reads, writes = (tuple([placed_at[o.value] for o in side]) for side in (instruction.reads, instruction.writes))
-        result.append(Instruction(instruction.op, reads, writes, instruction.action, instruction.peer, instruction.tie))
+        others = instruction.action, instruction.peer, instruction.tie, instruction.overlaps
+        result.append(Instruction(instruction.op, reads, writes, *others))
         if instruction.op is Op.FREE:
             (operand,) = reads
             assert operand.slot is not None

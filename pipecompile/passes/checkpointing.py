@@ -4,7 +4,7 @@
                                                         0F0 0F1 0R0 0B0 0B1          "except_last"
 
 R stands directly before B or I and therefore before the receive of their gradients, since a later pass inserts receives
-before their first reader. Linear. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; the modes are
+before their first reader. If B or I overlaps with a forward, R stands before both. Linear. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; the modes are
 those of torchgpipe.
 """
 
@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import BACKWARDS, Action, Kind, Schedule
+from pipecompile.ir.overlap import grouped
 
 __all__ = ["Checkpoint", "insert_recompute"]
 
@@ -35,12 +36,13 @@ def insert_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     freed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind in kinds}
 
     def expand(row: Sequence[Action]) -> Iterator[Action]:
-        for action in row:
-            is_backward = action.kind in BACKWARDS
-            needs_recompute = action.microbatch != last and (action.stage, action.microbatch) not in freed
-            if is_backward and needs_recompute and flags[action.stage]:
-                yield replace(action, kind=Kind.RECOMPUTE)
-            yield action
+        for cell in grouped(row, schedule.overlaps):
+            for action in cell:
+                is_backward = action.kind in BACKWARDS
+                needs_recompute = action.microbatch != last and (action.stage, action.microbatch) not in freed
+                if is_backward and needs_recompute and flags[action.stage]:
+                    yield replace(action, kind=Kind.RECOMPUTE)
+            yield from cell
 
     return replace(schedule, rows=tuple(tuple(expand(row)) for row in schedule.rows), certificate=None)
 

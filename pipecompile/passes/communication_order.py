@@ -191,13 +191,18 @@ def _advanced(row: Sequence[Instruction], device: int, sent_at: dict[Key, int], 
             if len(unread) > ahead and index != send and deadlines[posted] > index:
                 break
             receive = queue[posted][1]
-            moved.setdefault(index, []).append(receive)
+            moved.setdefault(_begin(row, index), []).append(receive)
             unread.add(row[receive].writes[0].value)
             posted += 1
         if index == send:
             send = next(sends, len(row))
         unread.difference_update([operand.value for operand in instruction.reads])
     return moved
+
+
+def _begin(row: Sequence[Instruction], index: int) -> int:
+    """Return the index of an instruction, or that of the action with which it overlaps."""
+    return index - 1 if index and row[index - 1].overlaps else index
 
 
 def _reader(row: Sequence[Instruction], receive: int) -> int:

@@ -44,7 +44,7 @@ def _row(row: Sequence[Instruction], routes: dict[str, Route]) -> Iterator[Instr
         else:
             yield instruction
         yield from delayed_frees.pop(index, ())
-        if instruction.op is Op.COMPUTE:
+        if instruction.op is Op.COMPUTE and not instruction.overlaps:
             yield from sent_frees
             sent_frees.clear()
     yield from sent_frees

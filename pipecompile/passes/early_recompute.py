@@ -43,6 +43,9 @@ def advance_recompute(
         for tasks_of_row, row in zip(tasks.rows, schedule.rows, strict=True):
             ends = [0.0, *(times.end[task] for task in tasks_of_row)]
             waits = [times.start[task] - ends[index] for index, task in enumerate(tasks_of_row)]
+            for index in range(1, len(row)):
+                if (row[index - 1], row[index]) in schedule.overlaps:
+                    waits[index] = 0.0  # nothing comes between two actions that overlap
             rows.append(_filled(row, waits, [tasks.seconds[task] for task in tasks_of_row], restored))
         if tuple(rows) == schedule.rows:
             break

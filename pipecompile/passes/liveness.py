@@ -6,7 +6,8 @@
                                                        FREE v0#0
 
 A use is a read or a send; a value without a use is freed after its write. `@s#m` is therefore freed after B or I, and
-`@s.w#m` after W. One walk from the end of each row: the first occurrence of a value is its last use. Linear.
+`@s.w#m` after W. What the first of two actions that overlap uses last is freed after both. One walk from the end of each row: the
+first occurrence of a value is its last use. Linear.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ def insert_frees(program: Program) -> Program:
 def _row(row: Sequence[Instruction]) -> tuple[Instruction, ...]:
     freed: set[Value] = set()
     backwards: list[Instruction] = []
+    second: Instruction | None = None
     for instruction in reversed(row):
         last_used: dict[Value, Operand] = {}
         for operand in (*instruction.reads, *instruction.writes):
             if operand.value not in freed:
                 last_used[operand.value] = operand
         freed.update(last_used)
-        backwards += (Instruction(Op.FREE, reads=(operand,)) for operand in reversed(last_used.values()))
+        frees = [Instruction(Op.FREE, reads=(operand,)) for operand in reversed(last_used.values())]
+        if instruction.overlaps and second is not None:
+            backwards[-1:] = [*frees, second]
+        else:
+            backwards += frees
         backwards.append(instruction)
+        second = instruction
     return tuple(reversed(backwards))

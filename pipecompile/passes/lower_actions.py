@@ -6,6 +6,8 @@
     after    0B0 @0#0 v0'1#0 ->                  0I0 @0#0 v0'1#0 -> @0.w#0    0W0 @0.w#0 ->
     before   0F0 0R0 0B0
     after    0F0 x#0 -> v0#0 @0.r#0    0R0 @0.r#0 x#0 -> @0#0    0B0 @0#0 v0'1#0 ->
+    before   (0F1;0B0)OVERLAP_F_B
+    after    OVERLAP 0F1 x#1 -> v0#1 @0#1    0B0 @0#0 v0'1#0 ->
     before   0F0 0OFFLOAD0 0RELOAD0 0B0
     after    0F0 x#0 -> v0#0 @0.o#0    0OFFLOAD0 @0.o#0 -> @0.h#0    0RELOAD0 @0.h#0 -> @0#0    0B0 @0#0 v0'1#0 ->
 
@@ -15,6 +17,7 @@ Linear in the number of actions times the routes of their stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pipecompile.ir import (
     Action,
@@ -33,6 +36,7 @@ from pipecompile.ir import (
     saved,
     weight_saved,
 )
+from pipecompile.ir.overlap import firsts
 
 __all__ = ["lower_actions"]
 
@@ -54,6 +58,9 @@ def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Ti
         )
         for row in schedule.rows
     )
+    if schedule.overlaps:
+        begins = firsts(schedule.overlaps)
+        rows = tuple(tuple(replace(i, overlaps=True) if i.action in begins else i for i in row) for row in rows)
     return Program(schedule.n_stages, schedule.n_microbatches, schedule.placement, tuple(routes), rows, tuple(ties))
 
 

@@ -10,9 +10,9 @@ A reason is read off the programs before and after the pass; a cycle of waits is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from pipecompile.ir import HOST, Instruction, Op, Program, Value, place, saved, weight_saved
+from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Value, place, saved, weight_saved
 from pipecompile.passes.communication_order import broken_cycles
 
 __all__ = ["free_reasons", "lingering_reasons", "meeting_reasons", "transfer_reasons"]
@@ -23,9 +23,9 @@ def transfer_reasons(_before: Program, after: Program) -> Iterator[str]:
     for device, row in enumerate(after.rows):
         for index, one in enumerate(row):
             if one.op is Op.SEND:
-                yield _line(device, one, f"after {_computation(row, range(index, -1, -1))}, which computes it")
+                yield _line(device, one, f"after {_computation(row[index::-1], one.reads[0])}, which computes it")
             elif one.op is Op.RECV:
-                yield _line(device, one, f"before {_computation(row, range(index, len(row)))}, its first reader")
+                yield _line(device, one, f"before {_computation(row[index:], one.writes[0])}, its first reader")
 
 
 def meeting_reasons(before: Program, after: Program, ahead: int = 0) -> Iterator[str]:
@@ -42,14 +42,21 @@ def meeting_reasons(before: Program, after: Program, ahead: int = 0) -> Iterator
 def free_reasons(_before: Program, after: Program) -> Iterator[str]:
     """Yield a line per FREE."""
     for device, row in enumerate(after.rows):
-        last = None
+        last = before = None
         for one in row:
             if one.op is not Op.FREE:
-                last = one
+                last, before = one, last
             elif last is not None:
-                is_read = one.reads[0].value in [operand.value for operand in last.reads]
-                role = "its last use" if is_read else "which writes it: nothing reads it"
-                yield _line(device, one, f"after {_bare(last)}, {role}")
+                yield _line(device, one, f"after {_bare(last)}, {_role(one.reads[0], last, before)}")
+
+
+def _role(operand: Operand, last: Instruction, before: Instruction | None) -> str:
+    """Return what the last instruction before a FREE, or the one with which it overlaps, has to do with the value."""
+    if operand in last.reads:
+        return "its last use"
+    if operand in last.writes or before is None or not before.overlaps:
+        return "which writes it: nothing reads it"
+    return f"which overlaps with {_bare(before)}, {_role(operand, before, None)}"
 
 
 def lingering_reasons(before: Program, after: Program) -> Iterator[str]:
@@ -110,9 +117,10 @@ def _ends(row: Sequence[Instruction]) -> dict[Value, list[str]]:
     return ends
 
 
-def _computation(row: Sequence[Instruction], indices: range) -> str:
-    """Return the first action at one of these indices."""
-    return next((str(row[i].action) for i in indices if row[i].action is not None), "its computation")
+def _computation(row: Iterable[Instruction], operand: Operand) -> str:
+    """Return the first action of these instructions that reads or writes an operand."""
+    actions = (str(one.action) for one in row if one.action is not None and operand in (*one.reads, *one.writes))
+    return next(actions, "its computation")
 
 
 def _bare(one: Instruction) -> str:

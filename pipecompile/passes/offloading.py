@@ -10,7 +10,7 @@ longest. `offload_to_fit` takes of all cells in memory at a peak the one whose b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from reprlib import repr as short
@@ -19,6 +19,7 @@ from typing import Unpack
 from pipecompile.errors import InfeasibleError, InputError, ScheduleError
 from pipecompile.ir import BACKWARDS, Action, Kind, Route, Schedule
 from pipecompile.ir.input_checks import amounts, whole
+from pipecompile.ir.overlap import grouped
 from pipecompile.ir.timeline import Span
 from pipecompile.ir.units import BYTES, written
 from pipecompile.simulation.costs import CostOptions
@@ -142,24 +143,32 @@ def _movable(schedule: Schedule) -> set[Cell]:
 
 
 def _inserted(schedule: Schedule, cells: Collection[Cell], ahead: Sequence[int]) -> Schedule:
-    """Return the schedule with both actions of the cells; a RELOAD stands `ahead` actions of its device before the backward."""
+    """Return the schedule with both actions of the cells; a RELOAD stands `ahead` actions of its device before the backward. Neither
+    comes between two actions that overlap.
+    """
     rows = []
     for device, row in enumerate(schedule.rows):
         before: dict[int, list[Action]] = {}
         for place, action in enumerate(row):
             if action.kind in BACKWARDS and (action.stage, action.microbatch) in cells:
                 before.setdefault(place - ahead[device], []).append(replace(action, kind=Kind.RELOAD))
-        rows.append(
-            tuple(
-                each for place, action in enumerate(row) for each in _with_copies(action, before.get(place, []), cells)
-            )
-        )
+        rows.append(tuple(_with_copies(grouped(row, schedule.overlaps), before, cells)))
     return schedule if not cells else replace(schedule, rows=tuple(rows), certificate=None)
 
 
-def _with_copies(action: Action, reloads: Sequence[Action], cells: Collection[Cell]) -> tuple[Action, ...]:
-    is_moved = action.kind is Kind.FORWARD and (action.stage, action.microbatch) in cells
-    return (*reloads, action, *([replace(action, kind=Kind.OFFLOAD)] if is_moved else []))
+def _with_copies(
+    groups: Iterable[Sequence[Action]], reloads: Mapping[int, Sequence[Action]], cells: Collection[Cell]
+) -> Iterator[Action]:
+    """Yield the actions of a row with the RELOADs before and the OFFLOADs after them. `reloads` maps places of the row."""
+    place = 0
+    for group in groups:
+        for each in range(place, place + len(group)):
+            yield from reloads.get(each, ())
+        yield from group
+        for action in group:
+            if action.kind is Kind.FORWARD and (action.stage, action.microbatch) in cells:
+                yield replace(action, kind=Kind.OFFLOAD)
+        place += len(group)
 
 
 def _does_not_fit(device: int, peak: float, limit: float) -> InfeasibleError:

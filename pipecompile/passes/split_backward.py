@@ -4,34 +4,39 @@
     after    0F0 0F1 0I0 0W0 0I1 0W1            delay 0
              0F0 0F1 0I0 0I1 0W0 0W1            delay 1: one more action of the row goes before each W
 
-A W beyond the end of the row comes at its end. Linear.
+A W beyond the end of the row comes at its end, and none comes between two actions that overlap. Linear.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir.overlap import firsts
 
 __all__ = ["split_backward"]
 
 
 def split_backward(schedule: Schedule, delay: int = 0) -> Schedule:
     """Return the same order with I in place of B, and W after another `delay` actions of the row."""
-    rows = tuple(tuple(_row(row, delay)) for row in schedule.rows)
-    return replace(schedule, rows=rows, name=f"{schedule.name} split", certificate=None)
+    begins = firsts(schedule.overlaps)
+    rows = tuple(tuple(_row(row, delay, begins)) for row in schedule.rows)
+    overlaps = frozenset((first, _halved(second)) for first, second in schedule.overlaps)
+    return replace(schedule, rows=rows, name=f"{schedule.name} split", certificate=None, overlaps=overlaps)
 
 
-def _row(row: Sequence[Action], delay: int) -> Iterator[Action]:
+def _halved(action: Action) -> Action:
+    return replace(action, kind=Kind.INPUT_GRAD) if action.kind is Kind.BACKWARD else action
+
+
+def _row(row: Sequence[Action], delay: int, begins: Collection[Action]) -> Iterator[Action]:
     waiting: deque[tuple[int, Action]] = deque()
     for index, action in enumerate(row):
+        yield _halved(action)
         if action.kind is Kind.BACKWARD:
-            yield replace(action, kind=Kind.INPUT_GRAD)
             waiting.append((index + delay, replace(action, kind=Kind.WEIGHT_GRAD)))
-        else:
-            yield action
-        while waiting and waiting[0][0] <= index:
+        while waiting and waiting[0][0] <= index and action not in begins:
             yield waiting.popleft()[1]
     yield from (action for _, action in waiting)

@@ -5,7 +5,8 @@
                         SEND v0#0 to 1                    1F0 v0#0 ->
 
 A value is sent directly from its source to each device that needs it, once per device. Two stages on one device read
-the same copy; a stage on the source's device reads the original. The host is a peer like any device. Linear.
+the same copy; a stage on the source's device reads the original. The host is a peer like any device. What two actions that overlap
+read is received before both, and what they compute is sent after both. Linear.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Route
+from pipecompile.passes.overlapping import grouped_by_overlap
 
 __all__ = ["insert_transfers"]
 
@@ -45,15 +47,15 @@ def _paths(routes: Sequence[Route], placement: Sequence[int]) -> dict[tuple[str,
 
 def _row(row: Sequence[Instruction], device: int, paths: dict[tuple[str, int | None], Path]) -> Iterator[Instruction]:
     received: set[Operand] = set()
-    for instruction in row:
-        for operand in instruction.reads:
+    for together in grouped_by_overlap(row):
+        for operand in (operand for instruction in together for operand in instruction.reads):
             value = operand.value
             producer, _ = paths.get((value.name, value.consumer), (device, ()))
             if producer != device and operand not in received:
                 received.add(operand)
                 yield Instruction(Op.RECV, writes=(operand,), peer=producer)
-        yield instruction
-        for operand in instruction.writes:
+        yield from together
+        for operand in (operand for instruction in together for operand in instruction.writes):
             _, ends = paths.get((operand.value.name, operand.value.consumer), (device, ()))
             for end in ends:
                 yield Instruction(Op.SEND, reads=(operand,), peer=end)

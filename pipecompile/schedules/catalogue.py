@@ -17,6 +17,7 @@ from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import chain_after, check_cells
 from pipecompile.schedules.checkpoint_window import build_checkpoint_window
 from pipecompile.schedules.dualpipev import build_dualpipev
+from pipecompile.schedules.dualpipev_overlap import build_dualpipev_overlap
 from pipecompile.schedules.eager_1f1b import build_eager_1f1b
 from pipecompile.schedules.forward import build_forward
 from pipecompile.schedules.gpipe import build_gpipe
@@ -59,7 +60,7 @@ class CatalogueEntry:
     the depth of stages in their DAG. The order of other builders is that of a chain, which is legal for every DAG.
 
     `compared` is False where another entry is as fast in as little memory, or where other options choose what is recomputed and
-    offloaded: searches for the fastest schedule leave such an entry out.
+    offloaded, or where actions overlap: searches for the fastest schedule leave such an entry out.
     """
 
     build: Builder
@@ -121,6 +122,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "v-two-thirds": CatalogueEntry(build_v_two_thirds, 2, compared=False),
     "hanayo": CatalogueEntry(build_hanayo, compared=False),
     "llama3": CatalogueEntry(build_llama3, compared=False),
+    "dualpipev-overlap": CatalogueEntry(build_dualpipev_overlap, 2, compared=False),
     "po-half": CatalogueEntry(build_po_half, 2, compared=False),
     "po-full": CatalogueEntry(build_po_full, compared=False),
     "forward": CatalogueEntry(build_forward, compared=False),

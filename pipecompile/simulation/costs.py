@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import TypedDict
 
 from pipecompile.errors import InputError
-from pipecompile.ir import Kind, Route, Tie
+from pipecompile.ir import Action, Kind, Route, Tie
 from pipecompile.ir.input_checks import amount, amounts, known_names, whole
 from pipecompile.ir.units import counted
 
@@ -22,6 +22,9 @@ PerStage = float | Sequence[float]
 
 PerLink = float | Mapping[tuple[int, int], float]
 """One number for all pairs of devices, or one per pair (source, target)."""
+
+PerPair = float | Mapping[tuple[int, int], float]
+"""One number for all pairs of actions that overlap, or one per pair (stage of the forward, stage of the backward)."""
 
 
 class Engines(Enum):
@@ -49,6 +52,9 @@ class CostOptions(TypedDict, total=False):
     backward: PerStage | None
     recompute: PerStage | None
     offload: PerStage
+    overlap: PerPair | None
+    forward_communication: PerStage
+    backward_communication: PerStage
     transfer: float | Mapping[str, float]
     latency: PerLink
     bandwidth: PerLink
@@ -69,7 +75,8 @@ class Costs:
     `seconds[kind][stage]` is the time of an action; `transfer[name]` the seconds of a message of the route or tie `name`,
     `latency` in seconds and `bandwidth` in bytes/s come on top. `launch[stage]` is the seconds of the host for an action,
     `streams[device]` the stream that a device computes on; () if each has its own. `offload[stage]` is the seconds of a copy of what
-    its forward saved to the host, or back; () if all are 0. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
+    its forward saved to the host, or back; () if all are 0. `overlap` is the seconds of a pair of actions that overlap; None if they
+    follow from `communication[stage]`, the seconds that F, and B or I, spend on communication within the stage, () for none. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
     """
 
     seconds: Mapping[Kind, tuple[float, ...]]
@@ -85,10 +92,28 @@ class Costs:
     hosts: Hosts = Hosts.ONE
     streams: tuple[int, ...] = ()
     offload: tuple[float, ...] = field(default=(), repr=False)
+    overlap: PerPair | None = field(default=None, repr=False)
+    communication: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
     def offload_seconds(self, stage: int) -> float:
         """Return the seconds of a copy of what the forward of a stage saved, to the host or back."""
         return self.offload[stage] if self.offload else 0.0
+
+    def overlap_seconds(self, first: Action, second: Action) -> float:
+        """Return the seconds of two actions that overlap.
+
+        Unless they are given, the two share two resources, compute and communication, each of which serves one at a time: the pair
+        takes the seconds of the busier resource, and no less than either action.
+        """
+        if isinstance(self.overlap, Mapping):
+            if (pair := (first.stage, second.stage)) not in self.overlap:
+                raise InputError(f"overlap has no entry for stages {pair}", why=f"{first} overlaps with {second}")
+            return self.overlap[pair]
+        forward, backward = self.seconds[first.kind][first.stage], self.seconds[second.kind][second.stage]
+        if self.overlap is not None or not self.communication:
+            return forward + backward if self.overlap is None else self.overlap
+        communication = self.communication[first.stage][0] + self.communication[second.stage][1]
+        return max(forward, backward, communication, forward + backward - communication)
 
     def message(self, name: str, nbytes: float, source: int, target: int) -> float:
         """Return the seconds that a message of route or tie `name` with `nbytes` bytes takes from device `source` to `target`."""
@@ -100,7 +125,9 @@ class Costs:
 
 def cost_fingerprint(costs: Costs, routes: Iterable[Route]) -> str:
     """Return a hash of costs and routes: equal for equal ones."""
-    parts = (costs, tuple(routes), costs.offload) if costs.offload else (costs, tuple(routes))
+    has_overlap = costs.overlap is not None or bool(costs.communication)
+    later = (costs.offload, costs.overlap, costs.communication) if has_overlap else (costs.offload,)
+    parts = (costs, tuple(routes), *(later if any(later) or has_overlap else ()))
     return sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -116,6 +143,9 @@ def make_costs(
     backward: PerStage | None = None,
     recompute: PerStage | None = None,
     offload: PerStage = 0.0,
+    overlap: PerPair | None = None,
+    forward_communication: PerStage = 0.0,
+    backward_communication: PerStage = 0.0,
     transfer: float | Mapping[str, float] = 0.0,
     latency: PerLink = 0.0,
     bandwidth: PerLink = math.inf,
@@ -139,8 +169,9 @@ def make_costs(
     known_names("the cost", unknown, CostOptions.__annotations__)
     _check_names(engines=(engines, "pair"), hosts=(hosts, "one"))
     saved = stages("saved_bytes", saved_bytes)
+    seconds = _seconds(n_stages, forward, input_grad, weight_grad, backward, recompute)
     return Costs(
-        _seconds(n_stages, forward, input_grad, weight_grad, backward, recompute),
+        seconds,
         _per_route(transfer, [route.value for route in routes], [tie.name for tie in ties]),
         _per_link("latency", latency, n_devices),
         _per_link("bandwidth", bandwidth, n_devices),
@@ -153,6 +184,12 @@ def make_costs(
         Hosts(hosts),
         _shared_streams(streams, n_devices),
         copies if any(copies := stages("offload", offload)) else (),
+        None if overlap is None else _per_pair(overlap, n_stages),
+        _communication(
+            seconds,
+            stages("forward_communication", forward_communication),
+            stages("backward_communication", backward_communication),
+        ),
     )
 
 
@@ -180,6 +217,33 @@ def _seconds(
         Kind.OFFLOAD: (0.0,) * n_stages,
         Kind.RELOAD: (0.0,) * n_stages,
     }
+
+
+def _per_pair(overlap: PerPair, n_stages: int) -> PerPair:
+    if not isinstance(overlap, Mapping):
+        return amount("overlap", overlap)
+    stages = range(n_stages)
+    for pair in overlap:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] in stages and pair[1] in stages):
+            raise InputError(
+                f"overlap has an entry for {pair!r:.40}",
+                why=f"its keys are (stage of the forward, stage of the backward), both from 0 to {n_stages - 1}",
+            )
+    return {pair: amount(f"overlap[{pair}]", value) for pair, value in overlap.items()}
+
+
+def _communication(
+    seconds: Mapping[Kind, tuple[float, ...]], forward: tuple[float, ...], backward: tuple[float, ...]
+) -> tuple[tuple[float, float], ...]:
+    """Return the seconds of communication within F, and within B or I, per stage; () for none. They are part of these actions."""
+    for kind, parts in ((Kind.FORWARD, forward), (Kind.BACKWARD, backward), (Kind.INPUT_GRAD, backward)):
+        for stage, (part, whole_time) in enumerate(zip(parts, seconds[kind], strict=True)):
+            if part > whole_time:
+                raise InputError(
+                    f"stage {stage} communicates for {part:g} s within {kind.value}, which takes {whole_time:g} s",
+                    hint="forward and input_grad count what forward_communication and backward_communication take",
+                )
+    return tuple(zip(forward, backward, strict=True)) if any(forward) or any(backward) else ()
 
 
 def _check_names(**names: tuple[str, str]) -> None:

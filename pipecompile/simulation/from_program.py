@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Program, Tie, Value, part_of
 from pipecompile.simulation.costs import Costs
+from pipecompile.simulation.overlapped_tasks import overlap_tasks
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
 __all__ = ["Message", "tasks_and_messages", "tasks_of_program"]
@@ -28,6 +29,8 @@ def tasks_and_messages(program: Program, costs: Costs) -> tuple[TaskGraph, list[
     builder = _TaskBuilder(program, costs, _sizes(program, costs))
     for device, row in enumerate(program.rows):
         builder.row(device, row)
+    if pairs := program.overlaps:
+        overlap_tasks(builder.tasks, pairs, costs)
     messages = list(builder.messages)
     builder.tasks.label = lambda number: str(messages[number][0])
     return builder.tasks, messages
@@ -80,9 +83,11 @@ class _TaskBuilder:
         if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
             self._copy(state, action, instruction.reads[0].value, instruction.writes[0].value)
             return
+        begin = task - 1 if state.overlaps else task
         for operand in instruction.writes:
-            anchor = Anchor.TASK_START if part_of(operand.value) is None else Anchor.TASK_END
-            state.change(self.sizes[operand.value.name], (anchor, task))
+            anchor = (Anchor.TASK_START, begin) if part_of(operand.value) is None else (Anchor.TASK_END, task)
+            state.change(self.sizes[operand.value.name], anchor)
+        state.overlaps = instruction.overlaps
 
     def _copy(self, state: _RowState, action: Action, source: Value, target: Value) -> None:
         """Add the copy of an OFFLOAD or a RELOAD, which begins after it: RELOAD waits for the copy out, and B or I for the copy back."""
@@ -170,10 +175,11 @@ class _TaskBuilder:
 @dataclass(slots=True)
 class _RowState:
     """The position in a row: `now` is the end of the previous task, `awaited` has the messages received and not yet read,
-    `leaving` the ends of the sends of each value.
+    `leaving` the ends of the sends of each value. `overlaps`: the next action overlaps with the previous one.
     """
 
     device: int
+    overlaps: bool = False
     now: tuple[tuple[Anchor, int], ...] = ()
     awaited: dict[Value, int] = field(default_factory=dict)
     leaving: dict[Value, list[tuple[Anchor, int]]] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipecompile.ir import BACKWARDS, HOST, Kind, Route, Schedule, Value
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.host_copies import HostCopies
+from pipecompile.simulation.overlapped_tasks import overlap_tasks
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
 __all__ = ["DeviceTransfer", "device_transfers", "tasks_of_schedule"]
@@ -68,6 +69,8 @@ def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs)
         tasks.changes = _changes(schedule, costs)
     if any(action.kind is Kind.OFFLOAD for row in schedule.rows for action in row):
         HostCopies.of(schedule, len(tasks.delays)).add_to(tasks, schedule, costs)
+    if schedule.overlaps:
+        overlap_tasks(tasks, schedule.overlaps, costs)
     return tasks
 
 

@@ -55,6 +55,10 @@ def simulate(
     Seconds per stage of a copy of what its forward saved to the host by OFFLOAD, or back by RELOAD: `offload` (default 0). It runs
     beside the device, one copy in each direction at a time.
 
+    Seconds per stage that are communication within a stage, such as the all-to-all of experts, and part of F (`forward_communication`,
+    default 0) or of B and I (`backward_communication`): F and B that overlap take the seconds of the busier of compute and communication,
+    and no less than either. Or `overlap`: the seconds of a pair, one number or a dict by (stage of F, stage of B).
+
     Bytes per stage, default 0: `saved_bytes` per micro-batch until the backward, `weight_saved_bytes` of these until W (default:
     all), `recipe_bytes` that a recomputed forward keeps beside its inputs, `parameter_bytes` all the time. The bytes of values
     are those of the routes.

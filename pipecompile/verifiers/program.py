@@ -55,7 +55,7 @@ def program_faults(program: Program, level: Level, models: frozenset[MessageMode
 
 def _schedule_of(program: Program) -> Schedule:
     rows = tuple(tuple(i.action for i in row if i.action is not None) for row in program.rows)
-    return Schedule(program.n_stages, program.n_microbatches, program.placement, rows)
+    return Schedule(program.n_stages, program.n_microbatches, program.placement, rows, overlaps=program.overlaps)
 
 
 _FORM = {Op.SEND: (1, 0), Op.RECV: (0, 1), Op.FREE: (1, 0), Op.BROADCAST: (0, 0), Op.REDUCE: (0, 0)}
@@ -67,6 +67,8 @@ def _form_faults(program: Program) -> Iterator[str]:
         for index, instruction in enumerate(row):
             for fault in _instruction_faults(instruction, device, program.n_devices):
                 yield f"device {device}, step {index}: {instruction}: {fault}"
+            if instruction.overlaps and not (instruction.action and index + 1 < len(row) and row[index + 1].action):
+                yield f"device {device}, step {index}: {instruction}: an action overlaps with that of the next instruction"
 
 
 def _instruction_faults(instruction: Instruction, device: int, n_devices: int) -> Iterator[str]:

@@ -5,7 +5,9 @@
 2. An action is on the device of its stage.
 3. On its own device R and OFFLOAD come after F, RELOAD after OFFLOAD, B and I after F, R and RELOAD, W after I, and a stage
    after the stages that it reads from.
-4. Between devices no waits form a cycle.
+4. Two actions that overlap are neighbours in a row, F and then B or I, and neither needs the other: a pair begins when all that
+   both need is there.
+5. Between devices no waits form a cycle.
 
 Actions are encoded as integers, so that a need is at a constant distance from its action: every check is linear.
 """
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.ir.overlap import is_pair
 from pipecompile.verifiers.deadlock import deadlocks
 
 __all__ = ["schedule_faults", "shape_faults"]
@@ -38,6 +41,7 @@ def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
     return [
         *_count_faults(schedule, numbers, counts),
         *_place_faults(schedule),
+        *_overlap_faults(schedule),
         *_order_faults(schedule, rows, needs, counts),
     ]
 
@@ -135,6 +139,26 @@ def _place_faults(schedule: Schedule) -> Iterator[str]:
                 yield f"{action} is on device {device}, stage {action.stage} is placed on device {placement[action.stage]}"
 
 
+def _overlap_faults(schedule: Schedule) -> Iterator[str]:
+    """Yield the pairs that are no neighbours or no forward with a backward, and the actions of two pairs."""
+    begins = _pair_begins(schedule)
+    found = {row[index : index + 2] for row, own in zip(schedule.rows, begins, strict=True) for index in own}
+    for first, second in sorted(schedule.overlaps, key=str):
+        if (first, second) not in found:
+            yield f"{first} overlaps with {second}, which is not the next action of a row"
+        elif not is_pair((first, second)):
+            yield f"{first} overlaps with {second}: the first has to be F, and the other B or I"
+
+
+def _pair_begins(schedule: Schedule) -> list[frozenset[int]]:
+    """Return, per device, the indices of actions that overlap with the next."""
+    overlaps = schedule.overlaps
+    places = (range(len(row) - 1) if overlaps else () for row in schedule.rows)
+    return [
+        frozenset(i for i in own if row[i : i + 2] in overlaps) for row, own in zip(schedule.rows, places, strict=True)
+    ]
+
+
 Needs = list[dict[int, tuple[int, ...]]]
 """Per stage and index of the kind in LETTERS: the distances from an action to the actions that it waits for."""
 
@@ -164,18 +188,21 @@ def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, count
     faults: list[str] = []
     waits = []
     per_stage = N_KINDS * schedule.n_microbatches
-    for device, row in enumerate(rows):
+    for device, (row, begins) in enumerate(zip(rows, _pair_begins(schedule), strict=True)):
         position = dict(zip(reversed(row), range(len(row) - 1, -1, -1), strict=True))
-        steps = []
+        steps: list[tuple[tuple[int, ...], int]] = []
         for index, number in enumerate(row):
             elsewhere: tuple[int, ...] = ()
+            begin = index - 1 if index - 1 in begins else index
             for distance in needs[number // per_stage][number % N_KINDS]:
                 need = number + distance
                 if (at := position.get(need)) is not None:
-                    if at > index and position[number] == index:
+                    if at >= begin and position[number] == index:
                         faults.append(_early(schedule.rows[device], device, index, at))
                 elif need in counts:
                     elsewhere += (need,)
+            if begin < index:
+                steps[-1], elsewhere = (steps[-1][0] + elsewhere, steps[-1][1]), ()
             steps.append((elsewhere, number))
         waits.append(steps)
     return faults + deadlocks(waits, lambda device, index: schedule.rows[device][index])
@@ -183,4 +210,6 @@ def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, count
 
 def _early(row: Sequence[Action], device: int, index: int, late: int) -> str:
     action, need = row[index], row[late]
+    if late < index:
+        return f"{action} overlaps with {need}, which it needs"
     return f"{action} runs before {need}, which it needs\n      device {device} │ … {action} … {need} …"

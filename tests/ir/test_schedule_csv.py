@@ -45,12 +45,23 @@ def test_what_cannot_be_read_is_named_with_its_place(text: str, message: str) ->
         Schedule.from_csv(text)
 
 
-def test_communication_in_a_file_is_left_out_and_what_overlaps_follows_each_other() -> None:
+def test_communication_in_a_file_is_left_out_and_what_overlaps_stays_together() -> None:
     text = """\
 0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD
 1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1B1,1SEND_B1,1WAIT_SEND_B1
 """
-    assert Schedule.from_csv(text).to_csv().splitlines() == ["0F0,0F1,0B0,0B1", "1F0,1F1,1B0,1B1"]
+    assert Schedule.from_csv(text).to_csv().splitlines() == [
+        "0F0,0F1,0B0,0B1",
+        "1F0,(1F1;1B0)OVERLAP_F_B,1B1",
+    ]
+
+
+def test_a_forward_with_a_backward_is_a_pair_and_other_cells_run_one_after_the_other() -> None:
+    pair = Schedule.from_csv("0F0,(0B0;0F1)OVERLAP_F_B,0B1\n")
+    assert [(str(a), str(b)) for a, b in pair.overlaps] == [("0F1", "0B0")]
+    assert pair == Schedule.from_rows([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]]) == Schedule.from_csv(str(pair))
+    assert pair != Schedule.from_csv("0F0,0F1,0B0,0B1\n")
+    assert not Schedule.from_csv("0F0,0I0,(0F1;0W0)OVERLAP_F_B,0B1\n").overlaps
 
 
 def test_b_and_w_of_one_cell_are_refused() -> None:
@@ -75,7 +86,11 @@ def test_a_blank_line_is_no_device() -> None:
 
 
 def test_a_comma_is_a_device_without_actions() -> None:
-    assert [[str(action) for action in row] for row in read_rows("0F0,\n,\n1F0\n")] == [["0F0"], [], ["1F0"]]
+    assert [[str(action) for cell in row for action in cell] for row in read_rows("0F0,\n,\n1F0\n")] == [
+        ["0F0"],
+        [],
+        ["1F0"],
+    ]
 
 
 def test_counts_that_no_text_can_have_are_refused_at_once() -> None:

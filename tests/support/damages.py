@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 from program_executor import MODELS, ExecutionError, execute
 
 from pipecompile.errors import VerifyError
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Tie, Value
+from pipecompile.ir.overlap import Pair, is_pair
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.passes.offloading import insert_offload
+from pipecompile.passes.overlapping import insert_overlap
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 from pipecompile.verifiers import verify
@@ -28,11 +31,14 @@ Row = list[Instruction]
 
 
 def random_schedule(rng: Random) -> Schedule:
-    """Of the catalogue, split, recomputed and offloaded here and there."""
+    """Of the catalogue, overlapped, split, recomputed and offloaded here and there."""
     name = rng.choice([*compared_names(), "forward"])
     chunks = CATALOGUE[name].chunks or rng.randint(1, 3)
     n_devices = rng.randint(1, 4 if chunks == 1 else 2)
     schedule = build_schedule(name, n_devices * chunks, rng.randint(1, 4), n_devices=n_devices)
+    if rng.random() < 0.4:
+        pairs = sorted(insert_overlap(schedule).overlaps, key=str)
+        schedule = replace(schedule, overlaps=frozenset(pair for pair in pairs if rng.random() < 0.7))
     if rng.random() < 0.3:
         schedule = split_backward(schedule, rng.choice([0, 1, 3]))
     if rng.random() < 0.4:
@@ -197,9 +203,18 @@ def retie(rng: Random, row: Row, program: Program) -> Row:
     return row
 
 
+def overlap(rng: Random, row: Row, program: Program) -> Row:
+    """Let an action overlap with what comes after it, or no longer."""
+    found = [index for index, i in enumerate(row) if i.op is Op.COMPUTE or rng.random() < 0.1]
+    if found:
+        index = rng.choice([i for i in found if row[i].overlaps] or found) if rng.random() < 0.5 else rng.choice(found)
+        row[index] = replace(row[index], overlaps=not row[index].overlaps)
+    return row
+
+
 DAMAGES = (
     drop, duplicate, swap, move, move_message, early_free, retarget, reslot, reslot_value, revalue, lose_operand, react,
-    retie,
+    retie, overlap,
 )  # fmt: skip
 
 
@@ -234,7 +249,7 @@ def random_action(rng: Random, action: Action, n_stages: int, n_microbatches: in
     return replace(action, microbatch=rng.randint(0, n_microbatches))
 
 
-SCHEDULE_DAMAGES = ("drop", "duplicate", "swap", "move", "react", "elsewhere")
+SCHEDULE_DAMAGES = ("drop", "duplicate", "swap", "move", "react", "elsewhere", "overlap")
 
 
 def damaged_schedule(rng: Random, schedule: Schedule, how: str) -> Schedule:
@@ -255,7 +270,19 @@ def damaged_schedule(rng: Random, schedule: Schedule, how: str) -> Schedule:
         case "elsewhere":
             target = rng.choice(rows)
             target.insert(rng.randint(0, len(target)), row.pop(index))
+        case "overlap":
+            return replace(schedule, overlaps=_other_overlaps(rng, schedule, row))
     return replace(schedule, rows=tuple(map(tuple, rows)))
+
+
+def _other_overlaps(rng: Random, schedule: Schedule, row: list[Action]) -> frozenset[Pair]:
+    """One pair more: of neighbours, mostly a forward with a backward, or of any two actions."""
+    pairs = [pair for pair in pairwise(row) if pair not in schedule.overlaps]
+    likely = [pair for pair in pairs if is_pair(pair)]
+    what = rng.random()
+    if what < 0.7 and likely:
+        return schedule.overlaps | {rng.choice(likely)}
+    return schedule.overlaps | {rng.choice(pairs) if what < 0.9 and pairs else (rng.choice(row), rng.choice(row))}
 
 
 # -- judgement ---------------------------------------------------------------------------------------------------------
@@ -282,16 +309,7 @@ def is_legal(subject: Program | Schedule, models: tuple[str, ...] = MODELS) -> b
 def schedule_works(schedule: Schedule) -> bool:
     """By running it over a chain, each device as far as it gets: what an action needs must have run, and all once."""
     ran: Counter[str] = Counter()
-    at = [0] * schedule.n_devices
-    moved = True
-    while moved:
-        moved = False
-        for device, row in enumerate(schedule.rows):
-            while at[device] < len(row) and _may_run(schedule, device, row[at[device]], ran):
-                ran[str(row[at[device]])] += 1
-                at[device] += 1
-                moved = True
-    if at != [len(row) for row in schedule.rows]:
+    if not _runs(schedule, ran) or any(f.kind.value + b.kind.value not in ("FB", "FI") for f, b in schedule.overlaps):
         return False
     trained = any(name.strip("0123456789") != "F" for name in ran)
     for s in range(schedule.n_stages):
@@ -307,6 +325,28 @@ def schedule_works(schedule: Schedule) -> bool:
             ):
                 return False
     return not ran
+
+
+def _runs(schedule: Schedule, ran: Counter[str]) -> bool:
+    """Run all rows, and say whether they end, every pair at once."""
+    at, paired, moved = [0] * schedule.n_devices, 0, True
+    while moved:
+        moved = False
+        for device, row in enumerate(schedule.rows):
+            while at[device] < len(row):
+                together = _together(schedule, row[at[device] : at[device] + 2])
+                if not all(_may_run(schedule, device, action, ran) for action in together):
+                    break
+                ran.update(map(str, together))
+                paired += len(together) > 1
+                at[device] += len(together)
+                moved = True
+    return at == [len(row) for row in schedule.rows] and paired == len(schedule.overlaps)
+
+
+def _together(schedule: Schedule, here: tuple[Action, ...]) -> tuple[Action, ...]:
+    """The next action of a row, or two that overlap."""
+    return here if here in schedule.overlaps else here[:1]
 
 
 def _may_run(schedule: Schedule, device: int, action: Action, ran: Counter[str]) -> bool:

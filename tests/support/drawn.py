@@ -1,11 +1,13 @@
 """Draws a schedule as the docstrings of the builders do: a row per device, three characters per unit of time.
 
 device 0 │ F0 F1       B0 B0           F, I, W and R take one unit, B two; small letters on the device's second stage
+device 0 │ F1+b0 b0                    + overlaps with what follows
 """
 
 from __future__ import annotations
 
 from pipecompile.ir import Action, Schedule
+from pipecompile.ir.overlap import firsts
 from pipecompile.simulation.simulator import simulate
 
 
@@ -26,4 +28,4 @@ def _cell(schedule: Schedule, action: Action) -> str:
     """`F0`, or `f0` for the second stage that lives on the device."""
     chunk = sum(home == schedule.placement[action.stage] for home in schedule.placement[: action.stage])
     letter = action.kind.value.lower() if chunk else action.kind.value
-    return f"{letter}{action.microbatch}"
+    return f"{letter}{action.microbatch}{'+' * (action in firsts(schedule.overlaps))}"

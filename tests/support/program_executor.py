@@ -77,10 +77,23 @@ class _Execution:
             raise ExecutionError("deadlock: " + ", ".join(str(row[0]) for row in self.rows if row))
         self.check_end()
 
+    def check_pair(self, device: int, first: Action) -> None:
+        """The next instruction runs at the same time: it computes, and all that it reads is there now."""
+        second = self.rows[device][1]
+        kinds = first.kind.value + (second.action.kind.value if second.action else "")
+        if second.op is not Op.COMPUTE or kinds not in ("FB", "FI"):
+            raise ExecutionError(f"{first} overlaps with {second}")
+        for operand in second.reads:
+            self.read(device, operand)
+
     def step(self, device: int, instruction: Instruction) -> bool:
+        if instruction.overlaps and instruction.op is not Op.COMPUTE:
+            raise ExecutionError(f"{instruction} cannot overlap")
         match instruction.op:
             case Op.COMPUTE:
                 assert instruction.action is not None
+                if instruction.overlaps:
+                    self.check_pair(device, instruction.action)
                 self.compute(device, instruction, instruction.action)
             case Op.SEND:
                 return self.send(device, instruction)

@@ -8,6 +8,7 @@ from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
+from pipecompile.passes.overlapping import insert_overlap
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 
@@ -23,8 +24,10 @@ def catalogue_schedules(draw: st.DrawFn, max_stages: int = 8, max_microbatches: 
 
 @st.composite
 def schedules(draw: st.DrawFn, max_stages: int = 6, max_microbatches: int = 8) -> Schedule:
-    """A schedule of the catalogue, its backwards split and its forwards recomputed at random."""
+    """A schedule of the catalogue, overlapped, its backwards split and its forwards recomputed at random."""
     schedule = draw(catalogue_schedules(max_stages, max_microbatches))
+    if draw(st.booleans()):
+        schedule = insert_overlap(schedule)
     if draw(st.booleans()):
         schedule = split_backward(schedule, draw(st.sampled_from([0, 1, 3, 100])))
     flags = draw(st.sampled_from(["never", "always", "except_last", None]))
@@ -73,7 +76,7 @@ _SIDES = st.lists(_OPERANDS, max_size=3).map(tuple)
 _ONE = _OPERANDS.map(lambda operand: (operand,))
 _ACTIONS = st.builds(Action, st.integers(0, 99), st.sampled_from(Kind), st.integers(0, 99))
 _INSTRUCTIONS = (
-    st.builds(Instruction, st.just(Op.COMPUTE), _SIDES, _SIDES, _ACTIONS)
+    st.builds(Instruction, st.just(Op.COMPUTE), _SIDES, _SIDES, _ACTIONS, overlaps=st.booleans())
     | st.builds(Instruction, st.just(Op.SEND), _ONE, st.just(()), st.none(), _ENDS)
     | st.builds(Instruction, st.just(Op.RECV), st.just(()), _ONE, st.none(), _ENDS)
     | st.builds(Instruction, st.just(Op.FREE), _ONE)

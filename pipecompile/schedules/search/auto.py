@@ -229,7 +229,7 @@ class _AutoSearch:
                 break
 
     def _from_catalogue(self, evaluator: Evaluator) -> Iterator[Schedule]:
-        """Yield the catalogue's schedules of this placement."""
+        """Yield the catalogue's schedules of this placement. Leave out those with actions that overlap: swaps would part them."""
         n_stages, n_devices = len(evaluator.placement), max(evaluator.placement) + 1
         for entry in CATALOGUE.values():
             if not entry.compared or not entry.suits(n_stages, n_devices):
@@ -238,7 +238,8 @@ class _AutoSearch:
                 entry.schedule(n_stages, self.n_microbatches, n_devices, r) for r in (self.routes, None)
             )
             for schedule in (of_dag,) if of_dag == of_chain else (of_dag, of_chain):
-                if schedule.placement == evaluator.placement and (self.split or not schedule.is_split):
+                is_allowed = not schedule.overlaps and (self.split or not schedule.is_split)
+                if schedule.placement == evaluator.placement and is_allowed:
                     yield schedule
 
     def _fitting(self, schedule: Schedule, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:
