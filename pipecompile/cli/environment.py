@@ -13,6 +13,7 @@ from rich.table import Table
 from pipecompile import __version__
 from pipecompile.cli.command_report import CommandReport
 from pipecompile.ir.units import BYTES, written
+from pipecompile.torch_private.accelerators import accelerator_indices, accelerator_type, device_memory, device_name
 
 __all__ = ["environment_report"]
 
@@ -23,7 +24,7 @@ _PACKAGES = {
 }  # fmt: skip
 _PROVEN = {
     "cpu": "equal to eager bit for bit, or refused, or warned of: one process, and ranks of gloo",
-    "cuda": "not seen yet: written, and tested on emulated devices",
+    "accelerator": "not seen yet: written, and tested on emulated devices",
 }
 
 
@@ -62,10 +63,10 @@ def _devices() -> list[dict[str, Any]]:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices: list[dict[str, Any]] = [{"device": "cpu", "name": f"{cores} cores", "proven": _PROVEN["cpu"]}]
-    for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        name = f"{facts.name}, {written(BYTES, facts.total_memory)}"
-        devices.append({"device": f"cuda:{index}", "name": name, "proven": _PROVEN["cuda"]})
+    for index in accelerator_indices():
+        device = torch.device(str(accelerator_type()), index)
+        name = f"{device_name(device)}, {written(BYTES, device_memory(device))}"
+        devices.append({"device": str(device), "name": name, "proven": _PROVEN["accelerator"]})
     return devices
 
 

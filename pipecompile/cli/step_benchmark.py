@@ -14,6 +14,7 @@ from rich.table import Table
 from pipecompile.cli.command_report import CommandReport
 from pipecompile.cli.training_trial import eager_step
 from pipecompile.ir.units import SECONDS, written
+from pipecompile.torch_private.accelerators import synchronize_all
 
 if TYPE_CHECKING:
     from pipecompile.pipeline import Pipeline
@@ -50,9 +51,7 @@ def _timed(run: Callable[[], object]) -> float:
     """Return the seconds of a run, until all GPUs are done."""
     start = time.perf_counter()
     run()
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(index)
+    synchronize_all()
     return time.perf_counter() - start
 
 

@@ -12,6 +12,7 @@ import torch
 
 from pipecompile.costs.optimizer_bytes import optimizer_state
 from pipecompile.errors import InputError
+from pipecompile.torch_private.accelerators import random_state
 
 if TYPE_CHECKING:
     from pipecompile.pipeline import Pipeline
@@ -110,9 +111,9 @@ def _together(fast: _Side, slow: _Side, steps: int, seed: int, device: torch.dev
     for step in range(steps):
         ours = fast.run(seed + step)
         torch.manual_seed(seed + step)
-        before = _random_state(device)
+        before = random_state(device)
         theirs = slow.run(seed + step)
-        random = random or not torch.equal(before, _random_state(device))
+        random = random or not torch.equal(before, random_state(device))
         runs.append((*ours, *theirs))
         differences.append(_gradient_difference(fast.model, slow.model))
         fast.optimizer.step()
@@ -149,10 +150,6 @@ def _leaves(output: Any) -> Iterator[torch.Tensor]:
     elif isinstance(output, Mapping | tuple | list):
         for part in output.values() if isinstance(output, Mapping) else output:
             yield from _leaves(part)
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _gradient_difference(ours: torch.nn.Module, theirs: torch.nn.Module) -> tuple[float, float]:

@@ -24,6 +24,7 @@ from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, SavedLedger, tensors_in
 from pipecompile.costs.sweep import Clock, Seconds, Sums, sweep
 from pipecompile.ir.progress import Task
+from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.device_functions import keep_busy
 from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
 
@@ -166,8 +167,8 @@ def _entry(clock: Clock, tensors: Sequence[Tensor]) -> float:
 
 
 def _clock(tensors: Sequence[Tensor]) -> Clock:
-    """Return a clock by events on the first CUDA device in use, else by the processor's clock."""
-    card = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    """Return a clock by events on the first accelerator in use, else by the processor's clock."""
+    card = next((tensor.device for tensor in tensors if is_accelerator(tensor.device)), None)
     return _processor_time if card is None else StreamClock(card)
 
 
@@ -187,9 +188,9 @@ class StreamClock:
         self.card, self.launching = card, LAUNCH_SECONDS
 
     def __call__(self, work: Callable[[], None]) -> float:
-        with torch.cuda.device(self.card):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize(self.card)
+        with torch.accelerator.device_index(self.card.index):
+            start, end = (torch.Event(self.card, enable_timing=True) for _ in range(2))
+            torch.accelerator.synchronize(self.card)
             keep_busy(2 * self.launching)
             start.record()
             begun = perf_counter()

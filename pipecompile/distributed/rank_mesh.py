@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipecompile.errors import InputError
+from pipecompile.torch_private.accelerators import accelerator_type, is_accelerator
 from pipecompile.torch_private.process_groups import default_store, flattened, timeout_of
 
 __all__ = ["RankMesh"]
@@ -50,7 +51,7 @@ class RankMesh:
         members = tuple(range(dist.get_world_size()))
         group = dist.group.WORLD
         assert group is not None
-        has_nccl = "nccl" in dist.get_backend_config(group) and torch.cuda.is_available()
+        has_nccl = "nccl" in dist.get_backend_config(group) and accelerator_type() == "cuda"
         return cls(
             group, dist.get_rank(), len(members), members, device_type="cuda" if has_nccl else "cpu", copy=members
         )
@@ -82,7 +83,8 @@ class RankMesh:
     def devices(self) -> tuple[torch.device, ...]:
         """The torch device of every pipeline device, as this rank uses it: always the device of this rank."""
         kind = self.device_type
-        here = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+        here = torch.device(kind)
+        here = torch.device(kind, torch.accelerator.current_device_index()) if is_accelerator(here) else here
         return (here,) * self.size
 
     @property

@@ -11,6 +11,7 @@ import torch
 
 from pipecompile.ir import HOST
 from pipecompile.runtime.streams import CopyStream, DeviceStreams, HostStream, Stream
+from pipecompile.torch_private.accelerators import is_accelerator
 
 __all__ = ["RankStreams"]
 
@@ -24,7 +25,7 @@ class RankStreams(DeviceStreams):
 
     def apart(self, source: int, target: int) -> bool:  # noqa: ARG002 each rank has a device of its own
         """Return whether copies have a stream of their own: always between ranks, and from the host to a GPU."""
-        return source != HOST or self.device.type == "cuda"
+        return source != HOST or is_accelerator(self.device)
 
     def _copies(self, source: int, target: int) -> Stream:  # noqa: ARG002 both directions are copies on this device
-        return CopyStream((self.device,)) if self.device.type == "cuda" else HostStream()
+        return CopyStream((self.device,)) if is_accelerator(self.device) else HostStream()

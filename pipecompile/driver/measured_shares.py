@@ -19,6 +19,7 @@ from pipecompile.batching.merging import MergeKind, gather, ungather
 from pipecompile.batching.microbatches import Weights, loss_weights
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.ir import TARGET
+from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.state.random_states import python_sources, random_states_restored
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
@@ -102,7 +103,7 @@ class MeasuredShares:
         """Restore what the loss function writes, and turn gradients on."""
         owner = self.loss_fn if isinstance(self.loss_fn, nn.Module) else getattr(self.loss_fn, "__self__", None)
         stack.enter_context(random_states_restored(python_sources()))
-        stack.enter_context(torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []))
+        stack.enter_context(forked_generators([self.device]))
         if isinstance(owner, nn.Module):
             stack.enter_context(tensors_restored(owner))
         stack.enter_context(contents_restored(places_of(self.loss_fn)))

@@ -14,6 +14,7 @@ from torch import nn
 
 from pipecompile.errors import InputError
 from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
+from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.device_functions import requested_device
 from pipecompile.torch_private.modules import apply_to_tensors
 
@@ -218,8 +219,8 @@ def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
-    if device.type == "cuda" and device.index is None and tensor.is_cuda:
-        return tensor.device.index == torch.cuda.current_device()
+    if is_accelerator(device) and device.index is None and tensor.device.type == device.type:
+        return tensor.device.index == torch.accelerator.current_device_index()
     return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
 

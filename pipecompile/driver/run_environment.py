@@ -16,6 +16,7 @@ import torch
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.torch_private.accelerators import accelerator_type, device_name, is_accelerator
 
 __all__ = ["environment_facts", "lines_again", "throughput"]
 
@@ -28,8 +29,8 @@ def environment_facts(devices: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield "threads of torch", f"{torch.get_num_threads()} on {cores} core{'s' * (cores != 1)}"
     for name in dict.fromkeys(devices):
         device = torch.device(name)
-        if device.type == "cuda" and torch.cuda.is_available():
-            yield name, torch.cuda.get_device_name(device)
+        if is_accelerator(device) and device.type == accelerator_type():
+            yield name, device_name(device)
 
 
 def throughput(samples: int | None, seconds: float) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,7 @@ from torch import nn
 from pipecompile.errors import InputError
 from pipecompile.parameters.checkpoint_files import check_readable, read_checkpoint
 from pipecompile.parameters.uninitialized import UninitializedTensors, temporary_memory, tensor_names
+from pipecompile.torch_private.accelerators import forked_generators, initialized_devices
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.tracing.state.preserved_run import preserved
 
@@ -235,8 +236,7 @@ def _in_place(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _seeded(seed: int, name: str) -> Iterator[None]:
     """Seed the random number generators for the module `name`; restore their states afterwards."""
-    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(gpus):
+    with forked_generators(initialized_devices()):
         torch.manual_seed(int.from_bytes(sha256(f"{seed} {name}".encode()).digest()[:7], "big"))
         yield
 

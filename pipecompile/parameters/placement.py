@@ -18,6 +18,7 @@ from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import Stage
 from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule, Mirrors
 from pipecompile.parameters.uninitialized import UninitializedTensors
+from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 
 __all__ = ["Homes", "move_model", "place_stages", "tensor_uses"]
@@ -35,7 +36,7 @@ def move_model(model: nn.Module, device: torch.device) -> Callable[[], None]:
             tensor.data = tensor.data.to(home)
 
     try:
-        for tensor in (*model.parameters(), *model.buffers()) if device.type == "cuda" else ():
+        for tensor in (*model.parameters(), *model.buffers()) if is_accelerator(device) else ():
             if not tensor.is_meta and tensor.device != device:
                 here, tensor.data = tensor.device, tensor.data.to(device)
                 moved.append((tensor, here))

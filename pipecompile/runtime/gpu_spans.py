@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pipecompile.runtime.registers import Frame, Run, Spans
+from pipecompile.torch_private.accelerators import is_accelerator
 
 __all__ = ["GpuMoment", "mark_origins", "on_gpu", "seconds_of", "timed_on_gpu"]
 
@@ -43,12 +44,12 @@ def mark_origins(frame: Frame, devices: Sequence[torch.device]) -> None:
     first = None
     frame.events["begun"] = perf_counter()
     for device in dict.fromkeys(devices):
-        if device.type == "cuda":
-            stream = frame.events.get(("clock", device)) or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if is_accelerator(device):
+            stream = frame.events.get(("clock", device)) or torch.Stream(device)
             frame.events["clock", device] = stream
             if first is not None:
                 stream.wait_event(first)
-            origin = frame.events.get(("origin", device)) or _timing_event()
+            origin = frame.events.get(("origin", device)) or _timing_event(device)
             frame.events["origin", device] = origin
             origin.record(stream)
             first = first or origin
@@ -58,7 +59,7 @@ def on_gpu(run: Run, device: torch.device) -> Run:
     """Return the function of a cell with `device` as the current GPU."""
 
     def run_there(frame: Frame) -> None:
-        with torch.cuda.device(device):
+        with torch.accelerator.device_index(device.index):
             run(frame)
 
     return run_there
@@ -68,8 +69,8 @@ def timed_on_gpu(run: Run, index: int, name: str, device: torch.device) -> Run:
     """Return the function of a cell on pipeline device `index`, with events before and after it on the current stream of its GPU."""
 
     def timed(frame: Frame) -> None:
-        stream = torch.cuda.current_stream(device)
-        start, end = frame.events.setdefault((index, name), None) or (_timing_event(), _timing_event())
+        stream = torch.accelerator.current_stream(device)
+        start, end = frame.events.setdefault((index, name), None) or (_timing_event(device), _timing_event(device))
         frame.events[index, name] = start, end
         start.record(stream)
         run(frame)
@@ -89,5 +90,5 @@ def _seconds(moment: Any) -> float:
     return moment.seconds if isinstance(moment, GpuMoment) else moment
 
 
-def _timing_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _timing_event(device: torch.device) -> Any:
+    return torch.Event(device, enable_timing=True)

@@ -43,6 +43,7 @@ from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import Launch, Place, launches
 from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched, released_to
 from pipecompile.runtime.transport import Link, copy_into, take_from, then_free, upload_into
+from pipecompile.torch_private.accelerators import is_accelerator
 
 __all__ = ["Code", "CodeBuilder", "bind"]
 
@@ -200,7 +201,7 @@ class CodeBuilder:
 
             return _timed(copy_cell(action.kind, registers, self.devices[device]), device, str(action))
         run = (self.forward if is_forward else self.backward)(action, registers, self.devices[device])
-        if self.devices[device].type != "cuda":
+        if not is_accelerator(self.devices[device]):
             return _timed(run, device, str(action))
         measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else _timed
         return on_gpu(measure(run, device, str(action)), self.devices[device])

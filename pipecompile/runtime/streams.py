@@ -11,7 +11,6 @@ first, or until the end of the run, since the next run forks first: so the memor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from pipecompile.runtime.gpu_spans import mark_origins
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.stream_events import Lane, Launch, Place
 from pipecompile.runtime.transport import ABORT, Aborted, Link, Upload, link
+from pipecompile.torch_private.accelerators import OnStreams, is_accelerator
 from pipecompile.torch_private.autograd_engine import other_users
 
 __all__ = [
@@ -131,8 +131,8 @@ def released_to(device: torch.device) -> Callable[[torch.Tensor], None]:
     """Return a function after which the memory of a tensor, once free, is reused when the compute of `device` is over."""
 
     def release(tensor: torch.Tensor) -> None:
-        if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(device))
+        if is_accelerator(tensor.device):
+            tensor.record_stream(torch.accelerator.current_stream(device))
 
     return release
 
@@ -166,19 +166,19 @@ class DeviceStreams:
     @property
     def overlap(self) -> bool:
         """Whether any copies between devices run beside compute."""
-        return len({device for device in self.devices if device.type == "cuda"}) > 1
+        return len({device for device in self.devices if is_accelerator(device)}) > 1
 
     @property
     def is_asynchronous(self) -> bool:
         """Whether any device works beside the host."""
-        return any(device.type == "cuda" for device in self.devices)
+        return any(map(is_accelerator, self.devices))
 
     def apart(self, source: int, target: int) -> bool:
         """Return whether these are two different GPUs, or the host and a GPU."""
         if source == HOST:
-            return self.devices[target].type == "cuda"
+            return is_accelerator(self.devices[target])
         one, other = self.devices[source], self.devices[target]
-        return one != other and one.type == other.type == "cuda"
+        return one != other and is_accelerator(one) and is_accelerator(other)
 
     def stream(self, lane: Lane) -> Stream:
         """Return the stream of a lane, a new one at the first request."""
@@ -189,7 +189,7 @@ class DeviceStreams:
 
     def _compute(self, index: int) -> Stream:
         device = self.devices[index]
-        return _ComputeStream(device) if device.type == "cuda" else HostStream()
+        return _ComputeStream(device) if is_accelerator(device) else HostStream()
 
     def _copies(self, source: int, target: int) -> Stream:
         ends = (target,) if source == HOST else (source, target)
@@ -209,8 +209,8 @@ class DeviceStreams:
 
     def finish(self) -> None:
         for device in dict.fromkeys(self.devices):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            if is_accelerator(device):
+                torch.accelerator.synchronize(device)
 
 
 class HostStream:
@@ -236,10 +236,10 @@ class _ComputeStream:
         task.run(frame)
 
     def record(self, event: Any) -> Any:
-        return torch.cuda.current_stream(self.device).record_event(event)
+        return torch.accelerator.current_stream(self.device).record_event(event)
 
     def wait(self, event: Any) -> None:
-        torch.cuda.current_stream(self.device).wait_event(event)
+        torch.accelerator.current_stream(self.device).wait_event(event)
 
 
 class CopyStream:
@@ -247,12 +247,10 @@ class CopyStream:
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = tuple(devices)
-        self.ends = tuple(torch.cuda.Stream(device) for device in devices)  # type: ignore[no-untyped-call]
+        self.ends = tuple(torch.Stream(device) for device in devices)
 
     def run(self, task: StreamTask, frame: Frame) -> None:
-        with ExitStack() as stack:
-            for end in self.ends:
-                stack.enter_context(torch.cuda.stream(end))
+        with OnStreams(*self.ends):
             task.run(frame)
 
     def record(self, event: Any) -> Any:
@@ -266,4 +264,4 @@ class CopyStream:
         """Wait for what the devices at the ends compute now."""
         for end in self.ends:
             for device in self.devices:
-                end.wait_stream(torch.cuda.current_stream(device))
+                end.wait_stream(torch.accelerator.current_stream(device))

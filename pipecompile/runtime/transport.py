@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pipecompile.runtime.registers import Frame, Run
+from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.pytree import tree_map_only
 
@@ -91,7 +92,7 @@ def link(source: torch.device, target: torch.device) -> Link:
     """Return the link from one device to another."""
     if source == target:
         return Link()
-    return PeerCopy(target) if source.type == target.type == "cuda" else BlockingCopy(target)
+    return PeerCopy(target) if is_accelerator(source) and is_accelerator(target) else BlockingCopy(target)
 
 
 # -- between two devices ----------------------------------------------------------------------------------------------

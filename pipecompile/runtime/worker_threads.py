@@ -24,6 +24,7 @@ from pipecompile.runtime.interpreter import Code
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import InstructionFailure
 from pipecompile.runtime.transport import ABORT, Aborted
+from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.tracing.ambient_modes import contained
 
 __all__ = ["ThreadState", "WorkerThreads"]
@@ -42,12 +43,12 @@ class ThreadState:
     @classmethod
     def of_caller(cls, n_workers: int, devices: tuple[torch.device, ...]) -> ThreadState:
         """Return the state of this thread; intra-op threads are shared out among the workers."""
-        gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
-        kinds = ("cpu", "cuda") if gpus else ("cpu",)
+        gpus = [device for device in dict.fromkeys(devices) if is_accelerator(device)]
+        kinds = ("cpu", *dict.fromkeys(device.type for device in gpus))
         autocast = tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
         threads = max(1, torch.get_num_threads() // n_workers)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        return cls(*modes, autocast, threads, tuple(map(torch.cuda.current_stream, gpus)))
+        return cls(*modes, autocast, threads, tuple(map(torch.accelerator.current_stream, gpus)))
 
     def enter(self, stack: ExitStack) -> None:
         """Adopt the state in this thread until `stack` closes; streams and the number of threads stay."""
@@ -60,7 +61,7 @@ class ThreadState:
             if enabled != torch.is_autocast_enabled(kind) or enabled:
                 stack.enter_context(torch.autocast(kind, dtype, enabled))
         for stream in self.streams:
-            torch.cuda.set_stream(stream)
+            torch.accelerator.set_stream(stream)
 
 
 Job = Callable[[], None]

@@ -16,6 +16,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
 from pipecompile.schedules import CATALOGUE, Builder
 from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, shown
+from pipecompile.torch_private.accelerators import accelerator_indices, accelerator_type
 
 __all__ = ["MachineSettings", "default_device_count", "optimizer_copies", "resolve_devices"]
 
@@ -139,8 +140,8 @@ def resolve_devices(
     """
     if devices is None:
         count = default_device_count(schedule, n_stages)
-        gpus = min(torch.cuda.device_count(), count)
-        return tuple(torch.device("cuda", i * gpus // count) if gpus else torch.device("cpu") for i in range(count))
+        gpus = _accelerators()[:count]
+        return tuple(gpus[i * len(gpus) // count] if gpus else torch.device("cpu") for i in range(count))
     if not isinstance(devices, (list, tuple)) or not devices:
         hint = f'devices=["cpu"] * {default_device_count(schedule, n_stages)}, one entry per pipeline device'
         raise refusal("devices", devices, "a list of devices", hint=hint)
@@ -149,7 +150,7 @@ def resolve_devices(
 
 def _device(place: int, device: Any) -> torch.device:
     """Return entry `place` of `devices` with its index. Raise InputError unless the machine has it."""
-    here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    here = ["cpu", *map(str, _accelerators())]
     try:
         known = torch.device(device) if isinstance(device, (str, torch.device)) else None
         why = ""
@@ -161,9 +162,14 @@ def _device(place: int, device: Any) -> torch.device:
     if known.type == "cpu":
         return torch.device("cpu")
     index = known.index or 0
-    if known.type != "cuda" or index >= len(here) - 1:
+    if f"{known.type}:{index}" not in here:
         raise InputError(
             f"devices: there is no device {device!s} here", where=f"entry {place}",
             why=f"the devices here are {', '.join(here)}", hint=f"{here[-1]!r} in its place; repeats are allowed",
         )  # fmt: skip
     return torch.device(known.type, index)
+
+
+def _accelerators() -> list[torch.device]:
+    """Return the GPUs of the machine."""
+    return [torch.device(str(accelerator_type()), index) for index in accelerator_indices()]

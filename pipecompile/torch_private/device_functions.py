@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
+from pipecompile.torch_private.accelerators import accelerator_type
 from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = ["device_constructors", "device_identity", "end_allocations", "keep_busy", "requested_device", "to_device"]
@@ -38,8 +39,12 @@ def device_identity(device: torch.device) -> str:
 
 
 def keep_busy(seconds: float) -> None:
-    """Launch a kernel that does nothing for about so many seconds on the current stream of the current GPU. 2.11."""
-    torch.cuda._sleep(int(seconds * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
+    """Launch a kernel that does nothing for about so many seconds on the current stream of the current GPU. 2.11.
+
+    Accelerators other than CUDA's have no such kernel: there nothing is launched.
+    """
+    if accelerator_type() in (None, "cuda"):
+        torch.cuda._sleep(int(seconds * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
 
 
 CYCLES_PER_SECOND = 2e9

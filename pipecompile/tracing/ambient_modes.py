@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pipecompile.torch_private.accelerators import accelerator_type
+
 __all__ = ["Ambient", "autocast_kinds", "contained"]
 
 
@@ -40,8 +42,8 @@ def autocast_kinds() -> Kinds:
 
 @functools.cache
 def _kinds() -> tuple[str, ...]:
-    """Return the types of the devices of this machine, looked up once."""
-    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    """Return the types of devices that autocast is about, looked up once."""
+    return "cpu", accelerator_type() or "cuda"
 
 
 def _autocast_dtype(kind: str) -> str | None:
@@ -57,7 +59,7 @@ def _nesting() -> int:
 def contained() -> Iterator[None]:
     """Close the regions that the block entered and did not leave: code that raises inside a region leaves the region open."""
     grad, depth = torch.is_grad_enabled(), _nesting()
-    kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _kinds()]
     try:
         yield
     except BaseException:

@@ -151,5 +151,5 @@ def cli(compiler):
 @pytest.fixture
 def real(monkeypatch):
     """The command line with the compiler itself, and no GPUs."""
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("pipecompile.settings.machine_settings.accelerator_indices", lambda: range(0))
     return call

@@ -195,7 +195,7 @@ class Card:
     def run(self, seconds: float) -> None:
         self.free = max(self.free, perf_counter()) + seconds
 
-    def event(self, **_: Any) -> Any:
+    def event(self, *_: Any, **__: Any) -> Any:
         card = self
 
         class Event:
@@ -214,9 +214,9 @@ class Card:
 def test_seconds_of_a_gpu_have_no_part_in_which_the_host_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, events surrounded a node on an empty stream: here 8 ms of launching beside 1 ms of kernels."""
     card = Card()
-    monkeypatch.setattr(torch.cuda, "Event", card.event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: sleep(max(0.0, card.free - perf_counter())))
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch, "Event", card.event)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: sleep(max(0.0, card.free - perf_counter())))
+    monkeypatch.setattr(torch.accelerator, "device_index", lambda _: nullcontext())
     monkeypatch.setattr(profile, "keep_busy", card.run)
 
     def node() -> None:

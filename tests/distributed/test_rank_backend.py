@@ -129,7 +129,7 @@ def test_ranks_use_the_newest_recording_that_all_can_use(
 
 def test_the_device_type_of_the_mesh_chooses_how_values_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, values of ranks on GPUs went through the CPU, whatever the mesh."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     ranks: Any = SimpleNamespace(index=0, size=2, device_type="cuda", devices=(torch.device("cuda:0"),) * 2)
     communicator: Any = SimpleNamespace(ranks=ranks, breakers=[])
     values = values_of(communicator)

@@ -25,7 +25,7 @@ def test_without_a_mesh_all_ranks_run_the_pipeline() -> None:
 
 
 def test_the_device_of_a_mesh_is_the_one_it_was_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
     assert replace(mesh_of("pp"), device_type="cuda").devices == (torch.device("cuda:3"),)
     assert mesh_of("pp").device_type == "cpu"
 
@@ -39,7 +39,8 @@ def test_all_ranks_use_gpus_where_they_have_nccl(
 ) -> None:
     """Before, the backend of the default `init_process_group()` was "undefined", and the pipeline ran on the CPU beside idle GPUs."""
     monkeypatch.setattr(dist, "get_backend_config", lambda _: config)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     assert RankMesh.of(None).device_type == kind
 
 

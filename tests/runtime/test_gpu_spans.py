@@ -26,7 +26,7 @@ class Stream:
 
 
 class Event:
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.stream: Stream | None = None
         self.waited = 0
 
@@ -46,9 +46,9 @@ class Event:
 def test_spans_of_all_gpus_are_on_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, `pipe.measured` had the host's time: that of launching."""
     streams = {GPUS[0]: Stream(GPUS[0], 5.0), GPUS[1]: Stream(GPUS[1], 2.0)}
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[device])
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: streams[device])
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch, "Event", Event)
 
     def cell(device: int, seconds: float) -> Any:
         def run(_: Frame) -> None:

@@ -61,7 +61,7 @@ def test_an_output_that_is_a_view_of_an_input_gets_memory_of_its_own() -> None:
 
 
 class Pretended:
-    """A CUDA stream that notes what it waits for."""
+    """A stream that notes what it waits for."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.notes = device, list[Any]()
@@ -79,8 +79,8 @@ class Pretended:
 def test_before_a_run_copies_wait_for_what_their_ends_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of the buffers of the run before is free again: what read it there is launched, and may not be over."""
     current = {gpu: f"compute of {gpu}" for gpu in GPUS}
-    monkeypatch.setattr(torch.cuda, "Stream", Pretended)
-    monkeypatch.setattr(torch.cuda, "current_stream", current.__getitem__)
+    monkeypatch.setattr(torch, "Stream", Pretended)
+    monkeypatch.setattr(torch.accelerator, "current_stream", current.__getitem__)
     streams = DeviceStreams(GPUS)
     between, upload = streams.stream((0, 1)), streams.stream((HOST, 1))
     monkeypatch.setattr("pipecompile.runtime.streams.mark_origins", lambda *_: None)

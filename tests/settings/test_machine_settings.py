@@ -97,6 +97,11 @@ def test_without_devices_there_are_as_many_as_the_schedule_takes(schedule: str, 
     assert default_device_count(schedule, 6) == count
 
 
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr("pipecompile.settings.machine_settings.accelerator_type", lambda: "cuda")
+    monkeypatch.setattr("pipecompile.settings.machine_settings.accelerator_indices", lambda: range(count))
+
+
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
@@ -109,12 +114,12 @@ def test_without_devices_there_are_as_many_as_the_schedule_takes(schedule: str, 
 def test_neighbouring_stages_share_a_gpu_if_there_are_few(
     gpus: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    pretend_gpus(monkeypatch, gpus)
     assert list(map(str, resolve_devices(None, 4))) == expected
 
 
 def test_devices_have_their_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    pretend_gpus(monkeypatch, 2)
     devices = resolve_devices(["cpu:0", "cuda", torch.device("cuda:1")], 3)
     assert list(map(str, devices)) == ["cpu", "cuda:0", "cuda:1"]
     with pytest.raises(InputError, match=r"(?s)no device cuda:2 here.*entry 1.*cpu, cuda:0, cuda:1"):

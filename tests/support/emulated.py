@@ -216,7 +216,13 @@ ALONE = 2
 class EmulatedExecutable(Executable):
     """A program on emulated devices; a run ends when everything that was launched is over, and leaves nothing behind."""
 
-    def __init__(self, pipe: pc.Pipeline, count: int, damage: Callable[[Program], Program] | None = None) -> None:
+    def __init__(
+        self,
+        pipe: pc.Pipeline,
+        count: int,
+        damage: Callable[[Program], Program] | None = None,
+        streams: EmulatedStreams | None = None,
+    ) -> None:
         build = pipe._cache.latest
         ways = training_routes(build.routes, len(build.stages), with_target=False)
         sound = lower(step_schedule(build, count), ways, overlap=True)
@@ -224,7 +230,7 @@ class EmulatedExecutable(Executable):
         self.was_harmed = program != sound
         cells = loss_cells(build.stages, build.codes, ways, build.outputs, pipe._options.loss_fn)
         super().__init__(ProgramBinding(program, cells, pipe.devices, build.graph, build.mirrors))
-        self.streams, self.key = EmulatedStreams(), ("step", count, False)
+        self.streams, self.key = streams or EmulatedStreams(), ("step", count, False)
         build.executables[self.key] = self
         self.n_runs = self.n_threaded_runs = 0
         self.bind(launches(program, self.streams.apart))

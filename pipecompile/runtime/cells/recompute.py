@@ -24,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph
 from pipecompile.runtime.registers import Frame, Run
+from pipecompile.torch_private.accelerators import random_state, set_random_state
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modes import enter_autocast, is_any_autocast_enabled
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
@@ -258,14 +259,13 @@ def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> N
 
 
 def _random_state(device: torch.device, effects: SideEffects) -> _Random:
-    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return state, RandomStates(effects.generators)
+    return random_state(device), RandomStates(effects.generators)
 
 
 def _set_random_state(random: _Random | None, device: torch.device) -> None:
     if random is not None:
         state, generators = random
-        torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
+        set_random_state(state, device)
         generators.restore()
 
 

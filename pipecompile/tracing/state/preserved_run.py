@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.state.leftover_state import effects_muted
@@ -51,12 +52,12 @@ def _attributes_untouched(model: nn.Module) -> Iterator[None]:
     undos = [_attributes(module) for module in model.modules()]
     undos += [_flags(tensor) for tensor in tensors]
     undos += [_autocast(), partial(random.setstate, random.getstate())]
-    cards = sorted({t.get_device() for t in tensors if t.is_cuda})
+    cards = dict.fromkeys(tensor.device for tensor in tensors)
     grad = torch.is_grad_enabled()  # read before leaving inference mode, which turns it on
     with (
         torch.inference_mode(False),
         torch.set_grad_enabled(grad),
-        torch.random.fork_rng(devices=cards, device_type="cuda"),
+        forked_generators(cards),
     ):
         try:
             yield

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from pipecompile.torch_private.accelerators import default_generator, is_accelerator
+
 __all__ = [
     "CPU_RANDOM",
     "RandomSource",
@@ -60,8 +62,8 @@ def random_sources(generators: Iterable[Any], devices: Iterable[torch.device] = 
     """Return the default generators, those of GPUs among `devices`, and these generator objects as sources."""
     default = RandomSource("torch", torch.get_rng_state, torch.set_rng_state, lambda: torch.rand(()))
     sources = [default, *python_sources()]
-    cards = {device.index or 0 for device in devices if device.type == "cuda"}
-    sources += [_of_torch(torch.cuda.default_generators[card], f"torch on cuda:{card}") for card in sorted(cards)]
+    found = {torch.device(device.type, device.index or 0) for device in devices if is_accelerator(device)}
+    sources += [_of_torch(default_generator(device), f"torch on {device}") for device in sorted(found, key=str)]
     return [*sources, *map(_of_object, generators)]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.modes import TorchDispatchMode
 from pipecompile.torch_private.operators import HigherOrderOperator, schema_of
 from pipecompile.torch_private.storages import preserve_versions, storage_key
@@ -33,9 +34,9 @@ def tensors_restored(model: nn.Module) -> Iterator[None]:
         copies = [(tensor, tensor.clone()) for tensor in others]
     memory = [(tensor, tensor.detach()) for tensor in (*parameters, *others) if tensor.layout is torch.strided]
     guard = _CopyBeforeWrite(parameters)
-    cards = sorted({tensor.get_device() for tensor in parameters if tensor.is_cuda})
+    cards = dict.fromkeys(tensor.device for tensor in parameters)
     versions = preserve_versions((*parameters, *others))
-    with torch.random.fork_rng(devices=cards, device_type="cuda"), versions:
+    with forked_generators(cards), versions:
         try:
             with guard:
                 yield
