@@ -213,7 +213,7 @@ _TABLE = (
               "torch.autograd.grad(...) returns gradients and accumulates none; code that must read .grad belongs after the step"),
     ErrorCode("PC114", "a call depends on state that an earlier call left on the model",
               "one call is recorded, and the recording runs for every call",
-              "keep the state in a buffer, or in a submodule, which is kept whole"),
+              "keep the state in a buffer of one shape, or in a submodule, which is kept whole"),
     ErrorCode("PC115", "an operator that takes functions, such as flex_attention or torch.cond",
               "torch compiles the functions with the operator, so there are no single calls to record",
               "make the call in a statement or a submodule of its own, which is kept whole"),

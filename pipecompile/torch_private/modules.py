@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 __all__ = [
+    "BUFFER_TABLE",
     "CALL_MACHINERY",
     "GLOBAL_FORWARD_HOOKS",
     "HOOK_ATTRIBUTES",
@@ -47,6 +48,9 @@ NormBase = _NormBase
 
 STATE_TABLES = ("_parameters", "_buffers", "_modules")
 """Attributes of a module that hold its parameters, buffers and children. 2.11."""
+
+BUFFER_TABLE = "_buffers"
+"""The attribute of a module that holds its buffers. 2.11."""
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
 """Attributes of a module that hold the hooks that its call runs. 2.11."""

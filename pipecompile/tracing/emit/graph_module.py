@@ -7,7 +7,7 @@ A buffer that `forward` replaces is written back: the graph writes the new value
                                      new = f(before)
                                      mean.copy_(new.detach())
 
-A buffer that is replaced by a tensor of another shape or dtype is a cache, which each run computes again.
+A buffer that is replaced by a tensor of another shape or dtype, or by None, is state that the call leaves (`state/leftover_state`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
 from pipecompile.torch_private.modules import buffers_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_writer import Regions
-from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
+from pipecompile.tracing.emit.value_nodes import ValueNodes, is_written_back, storages
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.graph_facts import GraphFacts
@@ -118,7 +118,7 @@ def write_back_buffers(values: ValueNodes, ambient: Ambient) -> None:
 def _replaced(values: ValueNodes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for module, key, twin in values.buffers:
         new = buffers_of(module).get(key)
-        if new is not None and new is not twin and (new.shape, new.dtype) == (twin.shape, twin.dtype):
+        if new is not None and new is not twin and is_written_back(twin, new):
             yield twin, new
 
 

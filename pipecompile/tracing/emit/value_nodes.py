@@ -78,6 +78,13 @@ def _is_written(value: Any) -> bool:
     return isinstance(value, PLAIN) and not (isinstance(value, str) and not is_code_text(value))
 
 
+def is_written_back(before: Any, value: Any) -> bool:
+    """Return whether a graph writes the new value of a buffer into the tensor that the model owns."""
+    if not (isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor)):
+        return before is value
+    return (before.shape, before.dtype) == (value.shape, value.dtype)
+
+
 class ValueNodes:
     """Nodes of tensors by the tensors' ids. Each tensor is kept alive, so that no two tensors ever share an id.
 
@@ -110,7 +117,8 @@ class ValueNodes:
 
     @contextmanager
     def original_buffers(self) -> Iterator[None]:
-        """Put the first fake buffers back into the model inside the block, and let fake tensors stand for the model's attributes.
+        """Put the first fake buffers back into the model inside the block, but for those that are of another shape now, and let fake
+        tensors stand for the model's attributes.
 
         A call such as `weight.float()` may return its own argument, which then stands for the result of the call.
         """
@@ -118,7 +126,8 @@ class ValueNodes:
         nodes, self._nodes = self._nodes, self._nodes | self._attributes
         try:
             for module, key, twin in self.buffers:
-                buffers_of(module)[key] = twin
+                if is_written_back(twin, buffers_of(module).get(key)):
+                    buffers_of(module)[key] = twin
             yield
         finally:
             self._nodes = nodes

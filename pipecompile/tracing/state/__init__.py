@@ -4,7 +4,8 @@
     tensor_contents       contents of tensors, restored after a run of the real model
     preserved_run         the same for runs of nodes, by the cost models and the initialization from meta
 
-    leftover_state        differences that a call leaves; whether two calls are recorded alike; effect nodes
+    leftover_state        differences that a call leaves; effect nodes
+    call_comparison       whether two calls are recorded alike
     recording_leftovers   those differences for one recording, without what leaf modules do themselves; whether a module
                           still is what it was when the recording began
     second_call           the decision: effect nodes, or PC114 because the model reads what the call before left

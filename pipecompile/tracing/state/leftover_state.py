@@ -4,6 +4,7 @@
     self.seen.append(h)          ──►   extend(h)
     self.heads[0] = h            ──►   keep(h)
     self.calls += 1              ──►   advance()
+    self.table = grid(n)         ──►   keep(table)          a buffer of another shape, dtype or None; others are written back
     h * self.scale_of_last_call  ──►   PC114                in a submodule: an opaque call
 
 A second call, in the state that the first call left, decides whether the state is read: both calls must be recorded alike
@@ -16,18 +17,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import active_fake_mode
-from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, STATE_TABLES, forward_hooks_of
-from pipecompile.tracing.emit.value_nodes import PLAIN
-from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.torch_private.modules import BUFFER_TABLE, GLOBAL_FORWARD_HOOKS, STATE_TABLES, forward_hooks_of
+from pipecompile.tracing.emit.value_nodes import PLAIN, is_written_back
 from pipecompile.tracing.recompute_flag import is_recomputing
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 
@@ -35,12 +36,10 @@ __all__ = [
     "StateChange",
     "StateWatch",
     "change_keys",
-    "constant_nodes",
     "effect_function",
     "effects_muted",
     "hooks_of",
     "put_value",
-    "recorded_alike",
     "without_keys",
 ]
 
@@ -70,7 +69,8 @@ class StateChange:
     @property
     def name(self) -> str:
         """The path by which the user's code reaches the container, for messages."""
-        where = (self.place.owner, self.place.name, "" if self.key is None else str(self.key))
+        inside = "" if self.is_buffer else self.place.name
+        where = (self.place.owner, inside, "" if self.key is None else str(self.key))
         return ".".join(filter(None, where)) or "a list"
 
     @property
@@ -80,6 +80,11 @@ class StateChange:
     @property
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether the container is a module's table of buffers."""
+        return self.place.name == BUFFER_TABLE
 
     @property
     def is_count(self) -> bool:
@@ -94,11 +99,17 @@ class StateChange:
 
 
 class StateWatch:
-    """The contents of all containers reachable from the roots (models, hooks) at the time of construction."""
+    """The contents of all containers reachable from the roots (models, hooks) at the time of construction.
 
-    def __init__(self, *roots: Any) -> None:
+    `kept` are keys of buffers that are no longer written back (`change_keys`): an earlier call replaced them by another shape.
+    """
+
+    def __init__(self, *roots: Any, kept: AbstractSet[tuple[int, Any]] = frozenset()) -> None:
+        self._kept = kept
         modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
-        self._tables = {id(vars(module).get(name)) for module in modules for name in STATE_TABLES}
+        self._tables = {
+            id(vars(module).get(name)) for module in modules for name in STATE_TABLES if name != BUFFER_TABLE
+        }
         self._layers = {id(vars(module)) for module in modules if type(module).__module__.startswith("torch.nn.")}
         self._then = [(place, content_of(place.container)) for place in places_of(*roots)]
 
@@ -109,14 +120,19 @@ class StateWatch:
         return frozenset(id(container) for container in places if isinstance(container, (list, dict, deque, set)))
 
     def changes(self) -> list[StateChange]:
-        """Return what differs now. Tables of modules are left out: buffers are written back as such. Of layers of torch, only the mode
-        counts: their nodes do the rest.
+        """Return what differs now. Parameters, children and buffers of the same shape and dtype are left out: such buffers are written
+        back. Of layers of torch, only the mode counts: their nodes do the rest.
         """
         places = [(place, then) for place, then in self._then if id(place.container) not in self._tables]
         changes = [change for place, then in places for change in _differences(place, then)]
+        changes = [change for change in changes if not (change.is_buffer and self._is_written_back(change))]
         return [
             change for change in changes if change.key == "training" or id(change.place.container) not in self._layers
         ]
+
+    def _is_written_back(self, change: StateChange) -> bool:
+        kept = (id(change.place.container), change.key) in self._kept
+        return not kept and is_written_back(change.before, change.value)
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
@@ -231,50 +247,3 @@ def _effect(name: str, act: Any) -> Any:
 
     write.__name__ = write.__qualname__ = name
     return write
-
-
-def recorded_alike(first: Sequence[fx.Node], second: Sequence[fx.Node], constants: set[fx.Node]) -> bool:
-    """Return whether the second call has the nodes of the first, with the same arguments.
-
-    It may leave out `constants` of the first call, and use their results instead.
-    """
-    same: dict[fx.Node, fx.Node] = {}
-    remaining = iter(first)
-    for node in second:
-        counterpart = next((old for old in remaining if old not in constants or _equal(old, node, same)), None)
-        if counterpart is None or not _equal(counterpart, node, same):
-            return False
-        same[node] = counterpart
-    used = {source for node in second for source in node.all_input_nodes if source in set(first)}
-    return used <= constants and all(old in constants for old in remaining)
-
-
-def constant_nodes(nodes: Sequence[fx.Node], *, training: bool) -> set[fx.Node]:
-    """Return the nodes computed from constants alone that write nothing and draw no random numbers.
-
-    Parameters count as constants in evaluation mode.
-    """
-    constants: set[fx.Node] = set()
-    for node in nodes:
-        sources = [source for source in node.all_input_nodes if not facts(source).is_size]
-        is_constant = all(source in constants or _is_constant_attribute(source, training) for source in sources)
-        if is_constant and not (training and node.op == "call_module") and not _has_effects(node):
-            constants.add(node)
-    return constants
-
-
-def _has_effects(node: fx.Node) -> bool:
-    return bool(facts(node).mutates) or facts(node).draws
-
-
-def _is_constant_attribute(node: fx.Node, training: bool) -> bool:
-    value = value_of(node)
-    return node.op == "get_attr" and not (training and isinstance(value, torch.Tensor) and value.requires_grad)
-
-
-def _equal(old: fx.Node, new: fx.Node, same: dict[fx.Node, fx.Node]) -> bool:
-    """Return whether two nodes make the same call; `same` maps nodes of the second call to those of the first."""
-    if (old.op, old.target) != (new.op, new.target):
-        return False
-    arguments = fx.node.map_arg((new.args, new.kwargs), lambda source: same.get(source, source))
-    return repr(arguments) == repr((old.args, old.kwargs))

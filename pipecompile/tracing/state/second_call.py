@@ -26,13 +26,13 @@ from pipecompile.tracing.fakes.lifted_numbers import examples
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import Role, facts
 from pipecompile.tracing.recomputed_region import RecomputedRegion
+from pipecompile.tracing.state.call_comparison import constant_nodes, recorded_alike
 from pipecompile.tracing.state.counters import adds_a_constant, counters_watched, warn_of_decisions
 from pipecompile.tracing.state.leftover_state import (
     StateChange,
     StateWatch,
-    constant_nodes,
+    change_keys,
     effect_function,
-    recorded_alike,
 )
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
@@ -134,24 +134,25 @@ def _later_changes(
     A call that does not run with stand-ins for the counters is recorded with the numbers.
     """
     model, graph = recording.model, recording.values.graph
+    kept = change_keys([change for change in changes if change.is_buffer])
     if not any(change.is_count for change in changes):
-        return _record_again(recording, inputs)
+        return _record_again(recording, inputs, kept)
     later: list[StateChange] | None = None
     with contents_restored(places_of(model)), counters_watched(changes) as comparisons, suppress(Exception):
-        later = _record_again(recording, inputs)
+        later = _record_again(recording, inputs, kept)
     if later is None:
         _erase_second_call(graph, set(first))
-        return _record_again(recording, inputs)
+        return _record_again(recording, inputs, kept)
     if not all(adds_a_constant(one.value) for one in later):
         raise CarriedStateError(changes, model)
     warn_of_decisions(comparisons, model)
     return [replace(one, value=examples(one.value)) for one in later]
 
 
-def _record_again(recording: RecordedCall, inputs: FlatInputs) -> list[StateChange]:
+def _record_again(recording: RecordedCall, inputs: FlatInputs, kept: set[tuple[int, Any]]) -> list[StateChange]:
     """Record a second call on new fake inputs, bound to the same placeholders, and return its changes.
 
-    Its buffers are those that the first call began with.
+    Its buffers are those that the first call began with, but for those that the first call has replaced by another shape.
     """
     placeholders = [node for node in recording.values.graph.nodes if node.op == "placeholder"]
     with recording.paused():
@@ -161,7 +162,7 @@ def _record_again(recording: RecordedCall, inputs: FlatInputs) -> list[StateChan
             recording.values.bind(twin, node)
     args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
     with recording.values.original_buffers(), recording.call_counts_restored():
-        since = StateWatch(recording.model)
+        since = StateWatch(recording.model, kept=kept)
         recording.model(*args, **kwargs)
         recording.regions.close()
         return recording.leftovers.changes(since)
@@ -214,7 +215,8 @@ def _record_changes(
         if lost and not change.tensors and not change.is_count:
             lost.append(change)
         else:
-            recording.leftovers.note_written(change)
+            if not (change.tensors and _is_constant(change, recording.values, constants)):
+                recording.leftovers.note_written(change)  # of a table that is made once, guards see that it is there
             recording.write_effect(effect, () if change.is_count else (change.value,))
     return lost
 
@@ -223,7 +225,7 @@ def _effect(change: StateChange, later: Sequence[StateChange], values: ValueNode
     """Return the function of a node that makes the change, `_MADE_ANYWAY`, or None if no node can make it."""
     if not all(map(values.has_node_for, change.tensors)):
         return None
-    if change.tensors and _is_constant(change, values, constants):
+    if change.tensors and not change.is_buffer and _is_constant(change, values, constants):
         return _MADE_ANYWAY
     same = (c.value for c in later if c.place.container is change.place.container and c.key == change.key)
     return effect_function(change, next(same, None))

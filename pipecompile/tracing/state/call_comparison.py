@@ -1,0 +1,69 @@
+"""Comparison of two calls of a model by their nodes: whether the second is recorded as the first was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from pipecompile.tracing.node_facts import facts, value_of
+
+__all__ = ["constant_nodes", "recorded_alike"]
+
+
+def recorded_alike(first: Sequence[fx.Node], second: Sequence[fx.Node], constants: set[fx.Node]) -> bool:
+    """Return whether the second call has the nodes of the first, with the same arguments.
+
+    It may leave out `constants` of the first call, and use their results instead, and call what returns such a result as it is.
+    """
+    same: dict[fx.Node, fx.Node] = {}
+    start = 0
+    for node in second:
+        remaining = enumerate(first[start:], start)
+        place = next((at for at, old in remaining if old not in constants or _equal(old, node, same)), None)
+        if place is not None and _equal(first[place], node, same):
+            same[node], start = first[place], place + 1
+        elif (source := _returned_argument(node)) is not None:
+            same[node] = same.get(source, source)
+        else:
+            return False
+    used = {source for node in second for source in node.all_input_nodes if source in set(first)}
+    return used <= constants and all(old in constants for old in first[start:])
+
+
+def _returned_argument(node: fx.Node) -> fx.Node | None:
+    """Return the argument that the call returned as it is, as `table.to(dtype)` does if the table has been converted before."""
+    sources = node.all_input_nodes
+    return next((source for source in sources if value_of(source) is value_of(node)), None)
+
+
+def constant_nodes(nodes: Sequence[fx.Node], *, training: bool) -> set[fx.Node]:
+    """Return the nodes computed from constants alone that write nothing and draw no random numbers.
+
+    Parameters count as constants in evaluation mode.
+    """
+    constants: set[fx.Node] = set()
+    for node in nodes:
+        sources = [source for source in node.all_input_nodes if not facts(source).is_size]
+        is_constant = all(source in constants or _is_constant_attribute(source, training) for source in sources)
+        if is_constant and not (training and node.op == "call_module") and not _has_effects(node):
+            constants.add(node)
+    return constants
+
+
+def _has_effects(node: fx.Node) -> bool:
+    return bool(facts(node).mutates) or facts(node).draws
+
+
+def _is_constant_attribute(node: fx.Node, training: bool) -> bool:
+    value = value_of(node)
+    return node.op == "get_attr" and not (training and isinstance(value, torch.Tensor) and value.requires_grad)
+
+
+def _equal(old: fx.Node, new: fx.Node, same: dict[fx.Node, fx.Node]) -> bool:
+    """Return whether two nodes make the same call; `same` maps nodes of the second call to those of the first."""
+    if (old.op, old.target) != (new.op, new.target):
+        return False
+    arguments = fx.node.map_arg((new.args, new.kwargs), lambda source: same.get(source, source))
+    return repr(arguments) == repr((old.args, old.kwargs))
