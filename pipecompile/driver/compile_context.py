@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -19,6 +19,7 @@ from pipecompile.parameters.placement import Homes
 from pipecompile.partitioners import Problem
 from pipecompile.planning.planner import Planned
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
+from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["CompileContext", "Decision", "CompileRequest"]
@@ -79,7 +80,7 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class CompileContext:
     """The state that a pipeline keeps between compilations: its model, the homes of tensors, the warnings already given, and
-    which values of the model change.
+    which values of the model change. `kept` has the pieces that the last recording kept whole, in training and in evaluation.
     """
 
     model: nn.Module
@@ -88,6 +89,7 @@ class CompileContext:
     meta_init: MetaInit
     warnings: WarningsOnce
     changing: ChangingValues
+    kept: dict[bool, tuple[OpaqueReason, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, options: Options, backend: Backend) -> CompileContext:

@@ -50,6 +50,7 @@ from pipecompile.planning.joint_search import search_plan
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_norms
 from pipecompile.tracing.node_facts import has_regions
+from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_plan
@@ -114,16 +115,24 @@ def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
 
 def _record_part(part: FlatInputs, request: CompileRequest, context: CompileContext) -> TracedGraph:
     """Record a micro-batch. Numbers that change between steps are read at every run; those for which this fails are constants."""
+    graph = _record_lifted(part, request, context, context.kept.get(context.model.training, ()))
+    context.kept[context.model.training] = graph.facts.kept
+    return graph
+
+
+def _record_lifted(
+    part: FlatInputs, request: CompileRequest, context: CompileContext, kept: Sequence[OpaqueReason]
+) -> TracedGraph:
     lifted, device = request.lifted, context.meta_init.device
     while lifted.holders:
         try:
-            graph = record(context.model, part, device, lifted)
+            graph = record(context.model, part, device, lifted, kept)
         except TraceError as error:
             lifted = context.changing.refuse(lifted, error)
         else:
             context.changing.note_kept(graph)
             return graph
-    return record(context.model, part, device)
+    return record(context.model, part, device, kept=kept)
 
 
 def _check_division(graph: TracedGraph, request: CompileRequest, options: Options, context: CompileContext) -> None:

@@ -47,7 +47,7 @@ from pipecompile.tracing.interception.randomness import draw_refused, draws_loca
 from pipecompile.tracing.interception.user_functions import builtin_calls_redirected, caches_bypassed, caches_purged
 from pipecompile.tracing.model_pieces import piece_calls_intercepted
 from pipecompile.tracing.node_facts import NodeFacts, set_facts
-from pipecompile.tracing.opaque.attempts import OpaquePieces, record_with_retries
+from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason, record_with_retries
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
@@ -85,37 +85,40 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
 
 
 def record(
-    model: nn.Module, inputs: FlatInputs, device: torch.device | None = None, lifted: LiftedState = NOTHING_LIFTED
+    model: nn.Module,
+    inputs: FlatInputs,
+    device: torch.device | None = None,
+    lifted: LiftedState = NOTHING_LIFTED,
+    kept: Sequence[OpaqueReason] = (),
 ) -> TracedGraph:
     """Record a model on flat inputs, as `trace` does.
 
     A batch of 1 sample is recorded with a size that no other dimension has, so that no tensor is broadcast that would not be in a
     larger batch. If the model branches on the single sample, the recording is for 1 sample alone. `device` is the device of the
     fake tensors, by default that of the model. One thread of the process records at a time, because a recording patches classes.
-    The graph reads the numbers of `lifted` at every run.
+    The graph reads the numbers of `lifted` at every run. The recording begins with the pieces `kept`, which an earlier one kept whole.
     """
     with _lock:
         device = device or recording_device(model, inputs.leaves)
-        attempt = _Attempt(model, inputs, device, lifted)
+        attempt = _Attempt(model, inputs, device, lifted, kept)
         with task(attempt.line):
             return _recorded(attempt)
 
 
 def _recorded(attempt: _Attempt) -> TracedGraph:
     """Return the recording that is right for most batch sizes."""
-    model, inputs = attempt.model, attempt.inputs
+    inputs = attempt.inputs
     if inputs.lists:
-        return record_with_retries(model, inputs, partial(attempt.record, inputs.samples or 1, fixed=True))
-    alone = partial(attempt.record, 1, fixed=True)
+        return attempt.with_retries(inputs.samples or 1, fixed=True)
     if inputs.samples != 1:
-        return record_with_retries(model, inputs, partial(attempt.record, inputs.samples or 2))
+        return attempt.with_retries(inputs.samples or 2)
     try:
-        graph = record_with_retries(model, inputs, partial(attempt.record, _unseen_size(inputs.leaves)))
+        graph = attempt.with_retries(_unseen_size(inputs.leaves))
     except TraceError:
         if sum(isinstance(dim, int) for dim in inputs.dims) > 1:
             raise
-        return record_with_retries(model, inputs, alone)
-    return graph if all(guard.holds(1) for guard in graph.facts.guards) else record_with_retries(model, inputs, alone)
+        return attempt.with_retries(1, fixed=True)
+    return graph if all(guard.holds(1) for guard in graph.facts.guards) else attempt.with_retries(1, fixed=True)
 
 
 def another_size(
@@ -129,7 +132,7 @@ def another_size(
         return None
     for size in (2 * inputs.samples, inputs.samples + 1):
         with suppress(TraceError), torch.inference_mode(False):
-            other = record(model, inputs.resized(size), device)
+            other = record(model, inputs.resized(size), device, kept=graph.facts.kept)
             if other.facts.batch_size == size:
                 return other
     return None
@@ -149,6 +152,7 @@ class _Attempt:
     inputs: FlatInputs
     device: torch.device
     lifted: LiftedState
+    kept: Sequence[OpaqueReason]
     graphs: list[fx.Graph] = field(default_factory=list)
 
     def line(self) -> str:
@@ -156,6 +160,10 @@ class _Attempt:
         operations = f": {len(self.graphs[-1].nodes)} operations" if self.graphs else ""
         again = f", attempt {len(self.graphs)}" if len(self.graphs) > 1 else ""
         return f"recording {type(self.model).__name__}{operations}{again}"
+
+    def with_retries(self, size: int, *, fixed: bool = False) -> TracedGraph:
+        """Return the recording for a batch of `size` samples, with as few opaque pieces as possible beside those of `kept`."""
+        return record_with_retries(self.model, self.inputs, partial(self.record, size, fixed=fixed), self.kept)
 
     def record(self, size: int, opaque: OpaquePieces, *, fixed: bool = False) -> TracedGraph:
         """Return the recording for a batch of `size` samples, in which the pieces of `opaque` are opaque nodes.

@@ -8,7 +8,7 @@ record ──► fails ──► the smallest piece that the exception passed th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -72,6 +72,12 @@ class OpaquePieces:
         self.rejected: dict[Piece, str] = {}
         self.is_batch_fixed = bool(inputs.lists)
         self.has_grad = self.has_blocks = True
+
+    def begin_with(self, kept: Iterable[OpaqueReason]) -> OpaquePieces:
+        """Make modules and methods opaque that an earlier recording kept whole. Raise an exception if one cannot be any more."""
+        self.reasons = {reason.piece: reason for reason in kept if reason.piece.is_part}
+        self.result_specs = self._infer(self.reasons) if self.reasons else {}
+        return self
 
     def grow(self, error: Exception) -> None:
         """Make one more piece opaque, because a recording failed with `error`. Raise TraceError if no piece is left."""
@@ -253,16 +259,24 @@ class OpaquePieces:
             return run_trial(self.model, args, kwargs, pieces, reseed=seed)
 
 
-def record_with_retries(model: nn.Module, inputs: FlatInputs, attempt: Callable[[OpaquePieces], T]) -> T:
-    """Return what `attempt` records, with as few opaque pieces as possible. Raise TraceError if nothing helps."""
-    opaque = OpaquePieces(model, inputs)
+def record_with_retries(
+    model: nn.Module, inputs: FlatInputs, attempt: Callable[[OpaquePieces], T], kept: Sequence[OpaqueReason] = ()
+) -> T:
+    """Return what `attempt` records, with few opaque pieces beside those of `kept`. Raise TraceError if nothing helps."""
+    if kept:
+        with suppress(Exception):  # a piece is gone, or returns another kind of result now
+            return _with_retries(OpaquePieces(model, inputs).begin_with(kept), attempt)
+    return _with_retries(OpaquePieces(model, inputs), attempt)
+
+
+def _with_retries(opaque: OpaquePieces, attempt: Callable[[OpaquePieces], T]) -> T:
     for _ in range(_ATTEMPTS):
         try:
             with _fake_tensor_log_disabled():
                 return attempt(opaque)
         except Exception as error:
             opaque.grow(error)
-    raise TraceError(what=f"cannot trace: the model was recorded {_ATTEMPTS} times, and still has parts that cannot be recorded")  # fmt: skip
+    raise TraceError(what=f"cannot trace: the model was recorded {_ATTEMPTS} times, and parts still cannot be recorded")
 
 
 def _third_size(size: int | None, other: int | None) -> int:

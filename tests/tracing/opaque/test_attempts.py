@@ -12,7 +12,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import pipecompile as pc
+from pipecompile.batching.call_inputs import flatten
 from pipecompile.tracing import trace
+from pipecompile.tracing.opaque import attempts
+from pipecompile.tracing.recording import record
 
 
 def names(graph: Any) -> list[str]:
@@ -488,3 +491,17 @@ def test_a_part_that_reads_gradients_of_its_buffers_is_kept_whole():
     model = Around(Codebook())
     same_step(model, torch.randn(8, 6), n_stages=3, parts=2)
     assert [reason.piece.name for reason in trace(model, torch.randn(4, 6)).facts.kept] == ["part"]
+
+
+def test_a_later_recording_begins_with_the_modules_of_the_first(monkeypatch):
+    runs, plain = [], attempts.run_trial
+    monkeypatch.setattr(attempts, "run_trial", lambda *args, **options: runs.append(1) or plain(*args, **options))
+    model = nn.Sequential(Around(Branch()), nn.Linear(3, 6), Around(Items()), nn.Linear(3, 6), Around(Numpy()))
+    inputs = flatten(model.forward, (torch.randn(4, 6),), {}, None)
+    first = record(model, inputs)
+    alone, _ = len(runs), runs.clear()
+    second = record(model, inputs, kept=first.facts.kept)
+    assert names(second) == names(first) == ["0.part", "2.part", "4.part"]
+    assert len(runs) * 3 <= alone
+    model[0] = nn.Linear(6, 3)  # one of them is gone: the recording begins without any
+    assert names(record(model, inputs, kept=first.facts.kept)) == ["2.part", "4.part"]
