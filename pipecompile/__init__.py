@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from pipecompile.passes.user_passes import UserPass as UserPass
     from pipecompile.pipeline import Pipeline as Pipeline
     from pipecompile.runtime.launch_timeline import simulate_launches as simulate_launches
+    from pipecompile.runtime.partitions import CardPartition as CardPartition
+    from pipecompile.runtime.partitions import partitions as partitions
     from pipecompile.schedules import auto_schedule as auto_schedule
     from pipecompile.schedules import build_schedule as build_schedule
     from pipecompile.schedules import register_schedule as register_schedule
@@ -100,6 +102,7 @@ _HOMES = {
     "ir.plan": ("Plan",),
     "tracing.recompute_flag": ("is_recomputing",),
     "runtime.launch_timeline": ("simulate_launches",),
+    "runtime.partitions": ("CardPartition", "partitions"),
     "schedules": ("auto_schedule", "build_schedule", "register_schedule"),
     "simulation.advice": ("Advice", "advise"),
     "simulation.simulator": ("simulate",),

@@ -30,7 +30,7 @@ from pipecompile.passes.user_passes import UserPass
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells.torch_compiled import check_backend
 from pipecompile.runtime.malloc import keep_freed_memory
-from pipecompile.runtime.streams import DeviceStreams
+from pipecompile.runtime.partitions import CardPartition
 from pipecompile.schedules import Builder
 from pipecompile.settings.batch_settings import example_inputs
 from pipecompile.settings.value_checks import refusal
@@ -50,7 +50,7 @@ def compile(
     batch_dims: BatchDims | None = None,
     split: Splits | None = None,
     schedule: str | Path | Schedule | Program | Builder = "1f1b",
-    devices: Sequence[str | torch.device] | None = None,
+    devices: Sequence[str | torch.device | CardPartition] | None = None,
     mesh: DeviceMesh | None = None,
     loss_fn: Callable[..., Any] | None = None,
     loss_reduction: str = "mean",
@@ -129,6 +129,7 @@ def compile(
 
     - `devices`: one entry per pipeline device, repeats allowed. Default: one per stage, or half as many for a schedule in a V, on
       the GPUs of the machine, else on the CPU. With fewer devices than stages, the schedule deals several stages to each.
+      `pc.partitions("cuda:0", 4)` are parts of one GPU.
     - `mesh`: the ranks of `torch.distributed` to run on, with a dimension "pp" of one rank per pipeline device. Further dimensions:
       "dp" for copies on parts of the batch, "dp_shard" for copies that shard parameters, "tp" for layers in parts. Default: all
       ranks, if there are several and no `devices` (docs/distributed.md).
@@ -184,7 +185,7 @@ def compile(
     options = Options.of(model, n_stages, devices=devices if ranks is None else ranks.devices, **keywords)
     if options.compile_stages:
         check_backend(options.compile_stages)
-    if options.offload and ranks is None and DeviceStreams(options.devices).overlap:
+    if options.offload and ranks is None and options.overlap:
         raise refused_on_streams("offload=True")
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, _on_rank(options), ranks)
     if (args or kwargs) and not options.split and "microbatches" not in kwargs:

@@ -31,9 +31,11 @@ from pipecompile.settings.batch_settings import BatchSettings
 from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints, stage_count
 from pipecompile.settings.machine_settings import (
     MachineSettings,
+    check_graphs,
     default_device_count,
     optimizer_copies,
     resolve_devices,
+    resolve_partitions,
 )
 from pipecompile.settings.run_settings import RunSettings, load_schedule
 from pipecompile.settings.value_checks import shown
@@ -71,6 +73,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
             n_stages=n_stages,
             schedule=schedule,
             devices=resolve_devices(devices, n_stages, schedule),
+            partitions=resolve_partitions(devices),
             optimizer_state=optimizer_copies(optimizer),
             steering=resolve_constraints(
                 model, n_stages, split_before=split_before, keep_together=keep_together, pin=pin, balance=balance
@@ -88,6 +91,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         super().__post_init__()
         self._check_plan()
         self._check_open_count()
+        check_graphs(self.partitions, cuda_graphs=self.cuda_graphs)
         if isinstance(self.checkpoint, tuple) and len(self.checkpoint) != self.n_stages:
             hint = f"checkpoint={[*self.checkpoint, *(False,) * self.n_stages][: self.n_stages]}"
             raise ScheduleError(f"checkpoint has {len(self.checkpoint)} flags for {self.n_stages} stages", hint=hint)

@@ -9,8 +9,9 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Route
+from pipecompile.torch_private.accelerators import is_accelerator
 
-__all__ = ["Bandwidth", "DEVICES", "DeviceSpec", "Links", "PCIE4", "spec_for"]
+__all__ = ["Bandwidth", "DEVICES", "DeviceSpec", "Links", "PCIE4", "part_of", "spec_for"]
 
 
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
@@ -171,6 +172,12 @@ def _scaled(device: torch.device, name: str) -> DeviceSpec:
     )
 
 
+def part_of(spec: DeviceSpec, count: int) -> DeviceSpec:
+    """Return the rates of one of `count` partitions of a card. Memory and its bandwidth are not divided, but shared."""
+    flops = {dtype: rate / count for dtype, rate in spec.flops.items()}
+    return replace(spec, name=f"1/{count} of {spec.name}", flops=flops, tf32=spec.tf32 / count)
+
+
 def _unlisted(device: torch.device, name: str) -> DeviceSpec:
     """Return the spec of a GPU without a data sheet: its own memory and the rates of an A100.
 
@@ -201,9 +208,17 @@ class Links:
         device.
         """
         places = {device: index for index, device in enumerate(dict.fromkeys(devices))}
-        is_shared = len(places) < len(devices) and devices[0].type == "cuda"
+        is_shared = len(places) < len(devices) and is_accelerator(devices[0])
         streams = tuple(places[device] for device in devices) if is_shared else None
         return replace(cls._between(devices, bandwidth), streams=streams)
+
+    @classmethod
+    def within(cls, device: torch.device, bandwidth: Bandwidth | None) -> Links:
+        """Return the links between partitions of one card: a copy reads and writes the memory of the card."""
+        spec = spec_for(device)
+        if bandwidth is not None:
+            return cls._between([device], bandwidth)
+        return cls(2.0 / spec.bandwidth, spec.launch_overhead)
 
     @classmethod
     def _between(cls, devices: Sequence[torch.device], bandwidth: Bandwidth | None) -> Links:

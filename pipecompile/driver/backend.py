@@ -123,7 +123,13 @@ class ProcessBackend:
         homes: Homes,
     ) -> Mirrors:
         devices = [options.devices[device] for device in plan.placement]
-        mirrors = place_stages(graph, stages, devices, self.memories(devices, plan.placement), homes)
+        mirrors = place_stages(
+            graph,
+            stages,
+            devices,
+            self.memories(devices if not options.partitions else plan.placement, plan.placement),
+            homes,
+        )
         homes.move_unused(model, options.devices[0])
         return mirrors
 

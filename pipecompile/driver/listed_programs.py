@@ -166,7 +166,8 @@ class _Bound:
             self.executable.mirrors, self.executable.norms = mirrors, norms
             return
         program = self.form.lower(first, self.form.schedule(first, self.routes), self.routes)
-        binding = ProgramBinding(program, self.cells, first.options.devices, first.graph, mirrors, norms)
+        devices, parts = first.options.devices, first.options.partitions
+        binding = ProgramBinding(program, self.cells, devices, first.graph, mirrors, norms, partitions=parts)
         self.executable = context.backend.executable(first.plan, mirrors)(binding)
 
 

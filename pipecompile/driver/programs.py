@@ -156,7 +156,9 @@ def _graphed(specialization: Specialization, cells: Sequence[Cell]) -> Sequence[
 def _bind(specialization: Specialization, program: Program, cells: Sequence[Cell]) -> Executable:
     devices, norms = specialization.options.devices, specialization.norms
     mirrors, peaks = specialization.mirrors, partial(_predicted_peaks, specialization, program)
-    binding = ProgramBinding(program, cells, devices, specialization.graph, mirrors, norms, peaks)
+    binding = ProgramBinding(
+        program, cells, devices, specialization.graph, mirrors, norms, peaks, specialization.options.partitions
+    )
     return specialization.executable(binding)
 
 

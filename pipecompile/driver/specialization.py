@@ -32,7 +32,6 @@ from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.runtime.cells.torch_compiled import stage_codes
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.results import Outputs, own_loss
-from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
@@ -124,7 +123,7 @@ class Specialization:
     @property
     def is_overlapped(self) -> bool:
         """Whether copies run beside compute, on streams of their own."""
-        return self.overlaps or DeviceStreams(self.options.devices).overlap
+        return self.overlaps or self.options.overlap
 
     def accepts(self, signature: Signature, sizes: Sequence[int]) -> bool:
         """Return whether this recording is right for a call with this signature in micro-batches of these sizes, now."""

@@ -19,6 +19,7 @@ from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.interpreter import Code, bind
+from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import InstructionFailure, Peaks, microbatch_of, run_error
 from pipecompile.runtime.worker_threads import WorkerThreads
@@ -31,7 +32,8 @@ __all__ = ["Executable", "ProgramBinding"]
 class ProgramBinding:
     """A program, with the cells and devices that it runs on, and the tensors that runs share.
 
-    `peaks` returns the predicted peak of each pipeline device in bytes; None if there is no prediction.
+    `peaks` returns the predicted peak of each pipeline device in bytes; None if there is no prediction. `partitions` are the parts
+    of one card that the devices are; () if they are whole devices.
     """
 
     program: Program
@@ -41,6 +43,7 @@ class ProgramBinding:
     mirrors: Mirrors
     norms: DeferredNorms = field(default_factory=DeferredNorms)
     peaks: Peaks | None = None
+    partitions: Sequence[CardPartition] = ()
 
 
 class Executable:
@@ -49,18 +52,22 @@ class Executable:
     def __init__(self, binding: ProgramBinding) -> None:
         self.program, self.cells, self.devices = binding.program, binding.cells, tuple(binding.devices)
         self.graph, self.mirrors, self.norms = binding.graph, binding.mirrors, binding.norms
-        self.peaks = binding.peaks
+        self.peaks, self.partitions = binding.peaks, tuple(binding.partitions)
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
 
     @cached_property
     def inline(self) -> Code:
         """The code for one thread."""
-        return bind(self.program, self.cells, self.devices, threaded=False)
+        return self._bound(threaded=False)
 
     @cached_property
     def threaded(self) -> Code:
         """The code for a thread per device."""
-        return bind(self.program, self.cells, self.devices, threaded=True)
+        return self._bound(threaded=True)
+
+    def _bound(self, *, threaded: bool) -> Code:
+        streams = PartitionStreams(self.partitions) if self.partitions else None
+        return bind(self.program, self.cells, self.devices, threaded=threaded, streams=streams)
 
     @cached_property
     def halves(self) -> tuple[Code, Code]:
@@ -116,6 +123,8 @@ class Executable:
                 code.streams.fork(frame)
             with contained():
                 run_inline(code, frame) if workers is None else workers.run(code, frame)
+            if code.streams is not None:
+                code.streams.join()
         except InstructionFailure as failure:
             error = self.explained(failure, frame)
             self._abandon(code, frame)

@@ -41,7 +41,7 @@ from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import on_gpu, timed_on_gpu
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import Launch, Place, launches
-from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched, released_to
+from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched
 from pipecompile.runtime.transport import Link, copy_into, take_from, then_free, upload_into
 from pipecompile.torch_private.accelerators import is_accelerator
 
@@ -174,7 +174,7 @@ class CodeBuilder:
         if buffer is not None:
             buffer = self.registers.setdefault(("buffer", buffer), len(self.registers))
         if launch.lane is None and buffer is None:
-            return StreamTask(place, op, free_received(reads[0], released_to(self.devices[device])), reads, writes)
+            return StreamTask(place, op, free_received(reads[0], self.streams.release(device)), reads, writes)
         if buffer is None:
             received = tuple(self.received.intersection(reads))
             return StreamTask(place, op, self.run(instruction, device), reads, writes, received)

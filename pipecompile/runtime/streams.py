@@ -33,7 +33,6 @@ __all__ = [
     "Streams",
     "free_received",
     "launched",
-    "released_to",
 ]
 
 
@@ -80,8 +79,14 @@ class Streams(Protocol):
     def fork(self, frame: Frame) -> None:
         """Let copies launched from now on begin after what the devices compute now, and times count from now: before a run."""
 
+    def join(self) -> None:
+        """Let what the caller launches from now on begin after the run: after a run that succeeded."""
+
     def finish(self) -> None:
         """Return when everything launched is over: after a run that failed."""
+
+    def release(self, index: int) -> Callable[[torch.Tensor], None]:
+        """Return a function after which the memory of a tensor, once free, is reused when the compute of a device is over."""
 
 
 def launched(
@@ -206,6 +211,13 @@ class DeviceStreams:
         for stream in self._lanes.values():
             if isinstance(stream, CopyStream):
                 stream.fork()
+
+    def join(self) -> None:
+        """Nothing to wait for: devices compute on the streams of the caller."""
+
+    def release(self, index: int) -> Callable[[torch.Tensor], None]:
+        """Return the release of memory that the compute of device `index` reads."""
+        return released_to(self.devices[index])
 
     def finish(self) -> None:
         for device in dict.fromkeys(self.devices):

@@ -21,7 +21,7 @@ from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = [
-    "ABORT", "Aborted", "BlockingCopy", "Link", "PeerCopy", "Upload", "arrive", "copy_into", "depart", "depart_gradient", "link",
+    "ABORT", "Aborted", "BlockingCopy", "CardCopy", "Link", "PeerCopy", "Upload", "arrive", "copy_into", "depart", "depart_gradient", "link",
     "receive", "send", "take_from", "then_free", "upload_into",
 ]  # fmt: skip
 
@@ -81,6 +81,13 @@ class PeerCopy(Link):
         if not isinstance(value, torch.Tensor):
             return value
         return _copied_leaf(value, lambda tensor: tensor.to(self.target, non_blocking=True))
+
+
+class CardCopy(Link):
+    """Transfer between two pipeline devices on one GPU: a copy by the sender within the memory of the card."""
+
+    def send(self, value: Any) -> Any:
+        return _copied_leaf(value, torch.clone) if isinstance(value, torch.Tensor) else value
 
 
 def _copied_leaf(value: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

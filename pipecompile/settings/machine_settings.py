@@ -9,16 +9,25 @@ from typing import Annotated, Any
 
 import torch
 
-from pipecompile.costs.device_specs import Bandwidth, Links
+from pipecompile.costs.device_specs import Bandwidth, DeviceSpec, Links, part_of, spec_for
 from pipecompile.costs.optimizer_bytes import optimizer_state
 from pipecompile.costs.user_costs import UserCosts
 from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
+from pipecompile.runtime.partitions import CardPartition, PartitionStreams
+from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.schedules import CATALOGUE, Builder
 from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, shown
 from pipecompile.torch_private.accelerators import accelerator_indices, accelerator_type
 
-__all__ = ["MachineSettings", "default_device_count", "optimizer_copies", "resolve_devices"]
+__all__ = [
+    "MachineSettings",
+    "check_graphs",
+    "default_device_count",
+    "optimizer_copies",
+    "resolve_devices",
+    "resolve_partitions",
+]
 
 
 _PER_DEVICE = ("memory_limit", "speeds")
@@ -81,7 +90,7 @@ def _costs(name: str, value: Any) -> UserCosts | None:
 @dataclass(frozen=True, kw_only=True)
 class MachineSettings(Group):
     """Devices, one per pipeline device, and what is known of them. `optimizer_state` is the number of copies of a parameter that
-    the optimizer keeps.
+    the optimizer keeps. `partitions` are the parts of one card that the devices are; () if they are whole devices.
     """
 
     devices: tuple[torch.device, ...]
@@ -89,6 +98,7 @@ class MachineSettings(Group):
     optimizer_state: int
     speeds: Annotated[tuple[float, ...] | None, _speeds]
     bandwidth: Annotated[Bandwidth | None, _bandwidth]
+    partitions: tuple[CardPartition, ...] = ()
     cost: Annotated[str, choice("auto", "analytic", "profile")]
     costs: Annotated[UserCosts | None, _costs]
 
@@ -107,7 +117,22 @@ class MachineSettings(Group):
     @property
     def links(self) -> Links:
         """Seconds per byte and latency between the devices."""
+        if self.partitions and self.partitions[0].multiprocessors:
+            return Links.within(self.devices[0], self.bandwidth)
         return Links.of(self.devices, self.bandwidth)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether copies between pipeline devices of this process run beside compute, on streams of their own."""
+        return PartitionStreams(self.partitions).overlap if self.partitions else DeviceStreams(self.devices).overlap
+
+    @property
+    def cost_device(self) -> torch.device | DeviceSpec:
+        """The device that costs are computed for: the first one, or as large a part of its data sheet as a partition is."""
+        device, count = self.devices[0], len(self.partitions)
+        if not count or not self.partitions[0].multiprocessors:
+            return device
+        return part_of(spec_for(device), self.partitions[0].count)
 
     @property
     def has_unequal_devices(self) -> bool:
@@ -148,8 +173,40 @@ def resolve_devices(
     return tuple(_device(place, device) for place, device in enumerate(devices))
 
 
+def resolve_partitions(devices: Any) -> tuple[CardPartition, ...]:
+    """Return `devices` if they are parts of one card, () if there are none among them. Raise InputError for a mixture, or a part twice."""
+    parts = (
+        [device for device in devices or () if isinstance(device, CardPartition)]
+        if isinstance(devices, (list, tuple))
+        else []
+    )
+    if not parts:
+        return ()
+    if len(parts) < len(devices) or len({part.device for part in parts}) > 1 or len(set(map(id, parts))) < len(parts):
+        what = "parts of one card, each once, or whole devices"
+        raise refusal(
+            "devices",
+            [str(device) for device in devices],
+            what,
+            hint=f'devices=pc.partitions("{parts[0].device}", {len(devices)})',
+        )
+    return tuple(parts)
+
+
+def check_graphs(partitions: Sequence[CardPartition], *, cuda_graphs: bool) -> None:
+    """Raise InputError for CUDA graphs on partitions."""
+    if partitions and cuda_graphs:
+        what, why = (
+            "cuda_graphs=True is given together with partitions of a card",
+            "a graph is captured on all its multiprocessors",
+        )
+        raise InputError(what, why=why, hint="cuda_graphs=False")
+
+
 def _device(place: int, device: Any) -> torch.device:
     """Return entry `place` of `devices` with its index. Raise InputError unless the machine has it."""
+    if isinstance(device, CardPartition):
+        return device.device
     here = ["cpu", *map(str, _accelerators())]
     try:
         known = torch.device(device) if isinstance(device, (str, torch.device)) else None

@@ -8,6 +8,7 @@ PACKAGE = Path(__file__).parents[2] / "pipecompile"
 CUDA_ONLY = {
     "costs/device_specs.py": "data sheets of NVIDIA's cards, found by name, memory and number of multiprocessors",
     "runtime/cuda_graphs/capture.py": "CUDA graphs",
+    "runtime/green_contexts.py": "parts of the multiprocessors of a card",
     "torch_private/device_functions.py": "what only CUDA has: pools of failed captures, an idle kernel, the identity of a card",
 }
 

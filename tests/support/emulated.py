@@ -117,6 +117,12 @@ class EmulatedStreams:
         if self.errors:
             raise self.errors[0]
 
+    def join(self) -> None:
+        """Nothing: a run ends with `finish`."""
+
+    def release(self, index: int) -> Callable[[torch.Tensor], None]:
+        return lambda tensor: None
+
     def close(self) -> None:
         for stream in self.lanes.values():
             stream.queue.put(None)

@@ -48,7 +48,7 @@ class Runtime:
 def test_streams_are_current_within_and_restored_after_also_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime(monkeypatch)
     ends = [runtime.stream(0, "out"), runtime.stream(1, "in")]
-    with pytest.raises(KeyError), OnStreams(*ends):
+    with pytest.raises(KeyError), OnStreams(*ends):  # noqa: PT012
         assert runtime.now() == (1, "out", "in")
         with OnStreams(ends[0]):
             assert runtime.now() == (0, "out", "in")
