@@ -10,7 +10,7 @@ Times are in forwards of a stage: F, I and W take 1, B takes 2, messages take no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -144,13 +144,16 @@ def _faults(order: PipelineOrder) -> Iterator[str]:
     except ScheduleError as error:
         yield f"{error.what}{f' ({error.where})' if error.where else ''}"
         return
-    if faults := schedule_faults(schedule, checked_routes(None, schedule.n_stages)):
+    routes = checked_routes(None, schedule.n_stages)
+    if faults := schedule_faults(replace(schedule, overlaps=frozenset()), routes):
         yield from faults
         return
     graph = graph_without_messages(order)
     if cycle := graph.cycle(graph.times()):
         yield "computations wait for one another:\n  " + "\n  ".join(_witness(order, cycle))
         return
+    if schedule.overlaps:
+        yield from schedule_faults(schedule, routes)
     yield from message_faults(order)
 
 

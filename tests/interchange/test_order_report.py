@@ -111,6 +111,7 @@ def test_a_gap_is_the_share_that_another_order_could_save() -> None:
         ("0B0,0F0\n", "0B0 runs before 0F0"),
         ("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", "deadlock"),
         ("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1\n", "computations wait for one another"),
+        ("0F0,(1F0;1B0)OVERLAP_F_B,0B0\n", "1B0 overlaps with 1F0, which it needs"),
     ],
 )
 def test_faults_of_computations_are_found(text: str, fault: str) -> None:
