@@ -1,11 +1,13 @@
 """A daemon thread that checks, for every communicator of the process, whether its current wait can still end.
 
-The thread ends before the interpreter does: Python would stop it inside c10d otherwise, and the process would abort.
+The thread ends before the interpreter does: Python would stop it inside c10d otherwise, and the process would abort. No thread
+survives a fork, so a forked process begins without one.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event, Thread
@@ -13,7 +15,9 @@ from time import monotonic, sleep
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ["POLL", "PendingWait", "await_report", "watch"]
+from pipecompile.distributed.interrupts import Interrupts
+
+__all__ = ["POLL", "PendingWait", "await_report", "has_ended", "watch"]
 
 POLL = 0.5
 """Seconds between two checks. A failure elsewhere is noticed after at most twice this time."""
@@ -24,21 +28,25 @@ _EXIT_TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingWait:
-    """A wait for value `name`, to or from `peer`, since the time `since` of the monotonic clock, in seconds."""
+    """A wait for value `name`, to or from `peer`, since the time `since` of the monotonic clock, in seconds. `is_main`: of the main thread."""
 
     peer: int
     name: str
     since: float
+    is_main: bool = False
 
 
 class Waiting(Protocol):
-    """An object whose current wait is checked."""
+    """An object whose current wait is checked, and is ended by Ctrl-C."""
 
     def check_wait(self) -> None: ...
+
+    def interrupt(self) -> None: ...
 
 
 _WATCHED: WeakSet[Waiting] = WeakSet()
 _THREADS: list[Thread] = []
+_INTERRUPTS: list[Interrupts] = []
 _ENDED = Event()
 
 
@@ -46,9 +54,9 @@ def watch(waiting: Waiting) -> None:
     """Check the waits of an object every `POLL` seconds for as long as other code holds a reference to it."""
     _WATCHED.add(waiting)
     if not _THREADS:
-        _THREADS.append(Thread(target=_check_all, name="pipecompile-watch", daemon=True))
+        _INTERRUPTS.append(Interrupts())
+        _THREADS.append(Thread(target=_check_all, args=_INTERRUPTS, name="pipecompile-watch", daemon=True))
         _THREADS[0].start()
-        atexit.register(_end)
 
 
 def await_report(check: Callable[[], None], seconds: float, pause: float = POLL) -> None:
@@ -59,13 +67,33 @@ def await_report(check: Callable[[], None], seconds: float, pause: float = POLL)
         sleep(pause)
 
 
-def _check_all() -> None:
-    while not _ENDED.wait(POLL):
+def has_ended() -> bool:
+    """Return whether the interpreter is about to end: waits are not checked any more."""
+    return _ENDED.is_set()
+
+
+def _check_all(interrupts: Interrupts) -> None:
+    while not _ENDED.is_set():
+        is_interrupted = interrupts.wait(POLL)
         for waiting in list(_WATCHED):
-            waiting.check_wait()
+            waiting.interrupt() if is_interrupted else waiting.check_wait()
             del waiting
 
 
 def _end() -> None:
     _ENDED.set()
-    _THREADS[0].join(_EXIT_TIMEOUT)
+    for interrupts, thread in zip(_INTERRUPTS, _THREADS, strict=True):
+        interrupts.wake()
+        thread.join(_EXIT_TIMEOUT)
+
+
+def _begin_child() -> None:
+    _WATCHED.clear()
+    _THREADS.clear()
+    while _INTERRUPTS:
+        _INTERRUPTS.pop().leave()
+
+
+atexit.register(_end)  # at the import: what a script registers later runs earlier
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)

@@ -11,15 +11,15 @@ the waits of its peers for this rank.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from threading import Lock
+from threading import Lock, current_thread, main_thread
 from time import monotonic, sleep
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -27,12 +27,12 @@ import torch.distributed as dist
 from pipecompile.distributed.board_watch import POLL, PendingWait, watch
 from pipecompile.distributed.failure_report import Disagreement, FailureReport, RankLost
 from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
-from pipecompile.distributed.process_end import report_uncaught
+from pipecompile.distributed.message_groups import drop_message_group, message_backend
+from pipecompile.distributed.process_end import report_uncaught, require_process
 from pipecompile.distributed.protocol import ABORT
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.status_board import StatusBoard
 from pipecompile.errors import RunError
-from pipecompile.torch_private.process_groups import cpu_backend
 
 __all__ = ["Communicator"]
 
@@ -45,9 +45,6 @@ _POLL_WORK = 0.0001
 _CREATED: Counter[tuple[int, ...]] = Counter()
 """Number of communicators that this process has created, per members: all ranks create them in the same order."""
 
-_GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-"""Per process group of a pipeline, the group that its messages go through: breaking it harms no other traffic."""
-
 
 class Communicator:
     """The communicator of one pipeline, as one rank has it. A peer is a pipeline device, `rank` a rank of `torchrun`.
@@ -58,6 +55,7 @@ class Communicator:
     def __init__(self, ranks: RankMesh) -> None:
         self.ranks, self.rank, self.timeout = ranks, ranks.rank, ranks.timeout
         self.number = _CREATED[ranks.members] = _CREATED[ranks.members] + 1
+        self._process = os.getpid()
         self.board = StatusBoard(ranks.store(self.number), ranks.members, self.rank, self.timeout, ranks.copy)
         self.action = ""
         self._broken: RunError | None = None
@@ -86,15 +84,12 @@ class Communicator:
             watch(self)
 
     def _open(self) -> tuple[Any, Mapping[int, int]]:
-        """Return the c10d backend for messages, and the number that each peer has in it."""
-        members = [self.ranks.rank_of(peer) for peer in range(self.ranks.size)]
-        if self.ranks.group not in _GROUPS:
-            new_group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-            assert isinstance(new_group, dist.ProcessGroup)
-            _GROUPS[self.ranks.group] = new_group
-        group, here = _GROUPS[self.ranks.group], self.ranks.index
-        addresses = {p: dist.get_group_rank(group, rank) for p, rank in enumerate(members) if p != here}
-        return cpu_backend(group), addresses
+        """Return the c10d backend for messages, and the number that each peer has in it. Raises RankLost."""
+        try:
+            return message_backend(self.ranks)
+        except RuntimeError:
+            self.board.look_for_ended()
+            raise
 
     def expect(self, source: int, names: Iterable[str]) -> None:
         """Append names to the values that will come from `source`, in this order. Raises RankLost."""
@@ -137,7 +132,7 @@ class Communicator:
 
     def wait(self, peer: int, work: dist.Work, name: str) -> None:
         """Wait inside c10d for the end of a send or receive. A failure elsewhere ends the wait with RuntimeError."""
-        self._waiting = PendingWait(peer, name, monotonic())
+        self._waiting = PendingWait(peer, name, monotonic(), current_thread() is main_thread())
         try:
             work.wait(_WAIT_TIMEOUT)
         finally:
@@ -190,11 +185,18 @@ class Communicator:
         try:
             self.check()
             self._post_wait(wait)
+            if cause := self.board.cause(self.ranks.rank_of(wait.peer), ""):
+                raise self._lost(wait.peer, cause, wait.name)  # a child of it may hold its connections open
             if monotonic() - wait.since > self.timeout:
                 raise self._lost(wait.peer, f"it has been silent for {self.timeout:.3g} s", wait.name)
         except RankLost as lost:
             if self._waiting is wait:
                 self.give_up(lost)
+
+    def interrupt(self) -> None:
+        """End a wait of the main thread, which raises KeyboardInterrupt after it."""
+        if (wait := self._waiting) is not None and wait.is_main:
+            self.give_up(RankLost(FailureReport(self.rank, "KeyboardInterrupt"), is_posted=False))
 
     def give_up(self, lost: RankLost) -> None:
         """End all waits of this rank, which raise `lost`."""
@@ -221,7 +223,7 @@ class Communicator:
 
     def _break(self) -> None:
         """End all waits in the connections of this rank: gloo closes all of them when one receive times out."""
-        _GROUPS.pop(self.ranks.group, None)
+        drop_message_group(self.ranks)
         for breaker in self.breakers:
             breaker()
         channel = next((inbox.channel for inbox in self._inboxes.values()), None)
@@ -234,6 +236,7 @@ class Communicator:
 
     def begin(self, *, in_copy: bool = False) -> None:
         """Begin a run of all members, or of this copy alone. Raises RunError after a failure: what was under way is lost."""
+        require_process(self._process, self.rank)
         if self._broken is not None:
             raise RunError(
                 "this pipeline failed before",
@@ -259,15 +262,12 @@ class Communicator:
     @contextmanager
     def starting(self) -> Iterator[None]:
         """Wait inside the block for ranks that start the same run; others may be ahead, in an exchange of this run."""
+        require_process(self._process, self.rank)
         self._is_starting = True
         try:
             yield
         finally:
             self._is_starting = False
-
-    def awaited_from(self, rank: int, own: str) -> set[str]:
-        """Return the names of the values that ranks await from `rank` in the earliest step; this rank awaits `own`."""
-        return self.board.awaited_from(rank, own)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -282,18 +282,18 @@ class Communicator:
             self._broken = report.error()
             self._break()
             raise self._broken from None
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C and sys.exit as well
             self._fail(error)
             raise
         finally:
             self.action = ""
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Post the failure of this rank, unless another rank failed first."""
         report = FailureReport.of(error, self.rank, self.action)
         self._broken = report.error()
         if self.board.post_failure(report) == report:
-            self.board.wait_for_readers()
+            self.board.wait_for_readers(error)
         else:
             self.board.confirm_read()
         self._break()

@@ -99,6 +99,9 @@ class DirectValues:
                 if self.is_launching:
                     self.communicator.give_up(lost)
 
+    def interrupt(self) -> None:
+        """Return at once: the communicator ends its own waits."""
+
     def expect(self, source: int, names: Iterable[str]) -> None:
         """Return at once: receives are launched in the order of the program."""
 

@@ -34,12 +34,12 @@ class FailureReport:
     awaited: str = ""
 
     @classmethod
-    def of(cls, error: Exception, rank: int, action: str = "") -> FailureReport:
+    def of(cls, error: BaseException, rank: int, action: str = "") -> FailureReport:
         """Return the report of an error that this rank raised."""
         if isinstance(error, RunError):
             return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
         what = error.what if isinstance(error, PipecompileError) else encodable(str(error))
-        return cls(rank, f"{type(error).__name__}: {what}", getattr(error, "where", ""), action)
+        return cls(rank, f"{type(error).__name__}: {what}".removesuffix(": "), getattr(error, "where", ""), action)
 
     def error(self) -> RunError:
         """Return the error that another rank raises."""

@@ -1,20 +1,26 @@
 """The end of a process, as other ranks notice it: a process of this host that is gone, and an exception that nothing catches.
 
 A rank that waits for an exchange reads, from the status board, which process each rank is. It looks up those of its own host, every
-half second. An uncaught exception, in a data loader or an optimizer as well, is posted as the failure of its rank.
+half second. An uncaught exception, in a data loader or an optimizer as well, is posted as the failure of its rank, and so
+is Ctrl-C. A script that ends leaves a note: a process that is gone without a note was killed. A forked process reports nothing.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ["has_ended", "identity", "report_uncaught"]
+from pipecompile.distributed import board_watch
+from pipecompile.errors import InputError, RunError
+
+__all__ = ["has_ended", "identity", "note_end", "report_uncaught", "require_process"]
 
 _START, _STATE = 19, 0
 """Places of the start time and of the state among the fields of /proc/PID/stat that follow the name of the process."""
@@ -42,11 +48,12 @@ def has_ended(process: str) -> bool:
 class Reporting(Protocol):
     """An object that posts an exception for other ranks."""
 
-    def report_outside(self, error: Exception) -> None: ...
+    def report_outside(self, error: BaseException) -> None: ...
 
 
 _REPORTING: WeakSet[Reporting] = WeakSet()
 _HOOKS: list[Callable[..., object]] = []
+_NOTES: list[Callable[[str], object]] = []
 
 
 def report_uncaught(reporting: Reporting) -> None:
@@ -62,9 +69,56 @@ def _reporting_before(hook: Callable[..., object]) -> Callable[..., object]:
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         hook(kind, error, trace)
-        if isinstance(error, Exception):
+        if isinstance(error, (Exception, KeyboardInterrupt)):
             for reporting in list(_REPORTING):
                 with suppress(Exception):
                     reporting.report_outside(error)
 
     return report
+
+
+def note_end(note: Callable[[str], object]) -> None:
+    """Call `note` with the reason when the script of this process ends, in a process of `multiprocessing` as well."""
+    if not _NOTES:
+        Finalize(None, _note, exitpriority=0)
+    _NOTES.append(note)
+
+
+def _note() -> None:
+    error = sys.exc_info()[1]
+    reason = (
+        "its script has ended"
+        if error is None
+        else f"its script has ended by {type(error).__name__}: {error}".removesuffix(": ")
+    )
+    for note in _NOTES:
+        with suppress(Exception):
+            note(reason)
+
+
+def require_process(pid: int, rank: int) -> None:
+    """Raise InputError in a process forked from rank `rank`, which is process `pid`; RunError while the interpreter ends."""
+    if os.getpid() != pid:
+        raise InputError(
+            f"a pipeline of rank {rank} is called in a process forked from it",
+            where=f"process {os.getpid()}, forked from {pid}",
+            why="the connections to the other ranks are those of the process that compiled the pipeline",
+            hint="the call in the process of the rank; in a DataLoader's worker or a child, load pipe.full_state_dict() into a model",
+        )
+    if board_watch.has_ended():
+        raise RunError(
+            f"a pipeline of rank {rank} is called while the interpreter ends",
+            stage=None,
+            microbatch=0,
+            why="no rank can notice any more that another one has failed",
+            hint="the call at the end of the script, not in an atexit handler that is older than `import pipecompile`",
+        )
+
+
+def _begin_child() -> None:
+    _REPORTING.clear()
+    _NOTES.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)

@@ -13,6 +13,7 @@ __all__ = [
     "ABORT",
     "CHANGED",
     "CREDIT",
+    "ENDED",
     "EXCHANGE",
     "EXCHANGE_BEGUN",
     "FAILED",
@@ -144,6 +145,7 @@ WAITS = StoreKey("waits/{rank}", "the rank", "AwaitedMessage, or empty")
 
 
 PROCESS = StoreKey("process/{rank}", "the rank", "boot, namespace, number and start time of its process, or empty")
+ENDED = StoreKey("ended/{rank}", "the rank", "how its script has ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,5 +189,7 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
 
 
 PROTOCOL = Protocol(
-    (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT), CREDIT, (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS)
+    (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT),
+    CREDIT,
+    (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS, ENDED),
 )

@@ -160,7 +160,7 @@ class RankExecutable(Executable):
 
     def _blamed(self, report: FailureReport, is_begun: bool) -> FailureReport:
         """Name the first action of the lost rank whose result a rank awaits. A rank of another replica has no row here."""
-        awaited = {name.partition(" ")[0] for name in self.communicator.awaited_from(report.rank, report.awaited)}
+        awaited = {name.partition(" ")[0] for name in self.communicator.board.awaited_from(report.rank, report.awaited)}
         rows = enumerate(self.program.rows)
         row = next((row for device, row in rows if self.communicator.ranks.rank_of(device) == report.rank), ())
         action = sending_action(row, awaited, is_begun=is_begun)

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, sleep
 
 from torch.distributed.distributed_c10d import Store
 
 from pipecompile.distributed.board_watch import POLL
 from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
-from pipecompile.distributed.process_end import has_ended, identity
-from pipecompile.distributed.protocol import EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, WAITS
+from pipecompile.distributed.process_end import has_ended, identity, note_end
+from pipecompile.distributed.protocol import ENDED, EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, WAITS
 from pipecompile.errors import PlanError
 
 __all__ = ["StatusBoard"]
@@ -58,6 +59,7 @@ class StatusBoard:
         self._all, self._own = _Exchanges(self.members, _ALL), _Exchanges(self.copy, min(self.copy))
         with suppress(RuntimeError):
             self.store.set(PROCESS.at(rank), identity())
+        note_end(partial(store.set, ENDED.at(rank)))
 
     def begin(self, *, in_copy: bool = False) -> None:
         """Count a new run: of all members, or `in_copy`, of this copy of the pipeline alone."""
@@ -113,7 +115,7 @@ class StatusBoard:
             if (report := self.failed()) is not None:
                 raise RankLost(report, is_posted=True)
             if monotonic() - looked > POLL:
-                self._look_for_ended()
+                self.look_for_ended(key)
                 looked = monotonic()
             if monotonic() - start > self.timeout:
                 what = f"it did not take part in the exchange before a program within {self.timeout:.3g} s"
@@ -123,20 +125,24 @@ class StatusBoard:
         entry: bytes = self.store.get(key)
         return entry.decode()
 
-    def _look_for_ended(self) -> None:
-        """Raise RankLost for a member whose process, on this host, has ended."""
+    def look_for_ended(self, awaited: str = "") -> None:
+        """Raise RankLost for a member that has ended, unless the `awaited` key is there meanwhile."""
         for rank in self.members:
             if cause := self.cause(rank, ""):
                 sleep(POLL)  # time for a report of its own
                 posted = self.failed()
+                if awaited and posted is None and self.store.check([awaited]):
+                    return
                 report = posted or FailureReport(rank, cause, action="before an exchange")
                 raise RankLost(report, is_posted=posted is not None)
 
     def cause(self, rank: int, otherwise: str) -> str:
-        """Return that the process of a rank has ended, if it is of this host and has, and `otherwise` if not."""
+        """Return how the script or, on this host, the process of a rank has ended; `otherwise` if neither has, as far as is known."""
         with suppress(RuntimeError):
+            if self.store.check([ENDED.at(rank)]):
+                return self.store.get(ENDED.at(rank)).decode()
             if self.store.check([PROCESS.at(rank)]) and has_ended(self.store.get(PROCESS.at(rank)).decode()):
-                return "its process has ended, and reported no error: it was killed, or its script ended"
+                return "its process has ended, and reported no error: it was killed, or left by os._exit"
         return otherwise
 
     # -- failures -----------------------------------------------------------------------------------------------------
@@ -170,12 +176,12 @@ class StatusBoard:
         except RuntimeError:
             return report
 
-    def report_outside(self, error: Exception) -> None:
+    def report_outside(self, error: BaseException) -> None:
         """Post an exception outside all calls of the pipeline, unless a rank failed before or all ranks raise it."""
         if not isinstance(error, Disagreement):
             report = FailureReport.of(error, self.rank, "outside a step")
             if self.post_failure(report) == report:
-                self.wait_for_readers()
+                self.wait_for_readers(error)
             else:
                 self.confirm_read()
 
@@ -184,9 +190,10 @@ class StatusBoard:
         with suppress(RuntimeError):
             self.store.add(READERS.at(), 1)
 
-    def wait_for_readers(self) -> None:
-        """Wait until all other members have read the report, at most `_READ_TIMEOUT` seconds."""
-        end = monotonic() + min(_READ_TIMEOUT, self.timeout)
+    def wait_for_readers(self, error: BaseException | None = None) -> None:
+        """Wait until all other members have read the report, for a limited time; after Ctrl-C and sys.exit for a short one."""
+        limit = _READ_TIMEOUT if error is None or isinstance(error, Exception) else 2 * POLL
+        end = monotonic() + min(limit, self.timeout)
         with suppress(RuntimeError):
             while monotonic() < end and self.store.add(READERS.at(), 0) < len(self.members) - 1:
                 sleep(0.05)

@@ -76,8 +76,8 @@ class Dispatcher:
     @property
     def workers(self) -> WorkerThreads | None:
         """The threads, started at the first use; None to run in the caller's thread."""
-        if self.threaded and self._workers is None:
-            self._workers = WorkerThreads(self.devices)
+        if self.threaded and (self._workers is None or self._workers.process != os.getpid()):
+            self._workers = WorkerThreads(self.devices)  # no thread survives a fork
         return self._workers if self.threaded else None
 
     def settle(self, spans: Spans) -> None:

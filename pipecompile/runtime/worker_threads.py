@@ -7,6 +7,7 @@ worker 1        └► RECV ... 1F0 ... │ idle
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -68,10 +69,10 @@ Job = Callable[[], None]
 
 
 class WorkerThreads:
-    """The threads of one pipeline. They wait between steps, and end when this object is collected."""
+    """The threads of one pipeline, in `process`. They wait between steps, and end when this object is collected."""
 
     def __init__(self, devices: tuple[torch.device, ...]) -> None:
-        self.devices = devices
+        self.devices, self.process = devices, os.getpid()
         self.jobs: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in devices]
         self._latest: ThreadedRun | None = None
         for index, queue in enumerate(self.jobs):

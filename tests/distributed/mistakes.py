@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import torch
@@ -127,6 +128,65 @@ def saved(pipe: Any) -> Any:
         return pc.save_checkpoint({"model": pipe.state_dict()}, folder, 1).result()
 
 
+def forked(rank: int) -> Any:
+    """Call the pipeline in a child of rank 1, and end the child; then step on both ranks. Return what the child said."""
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    said = ""
+    if rank == 1:
+        reading, writing = os.pipe()
+        if not (child := os.fork()):
+            os.write(writing, "; ".join([error_of(lambda: stepped(pipe)), error_of(lambda: evaluated(pipe))]).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        said = os.read(reading, 1 << 16).decode()
+    return said, stepped(pipe)
+
+
+def evaluated(pipe: Any) -> Any:
+    x, y = batches(1)
+    return pipe.evaluate([(x[0], y[0])])
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        return f"no error: {call()}"
+    except pc.PipecompileError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def with_workers(_: int) -> Any:
+    """Load samples in workers that inherit the pipeline."""
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    samples = [*zip(x[0], y[0], strict=True)]
+    loader = torch.utils.data.DataLoader(samples, 4, num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type]
+    return [pipe.step(x, target=y).item() for x, y in loader]
+
+
+def killed_with_child(rank: int) -> Any:
+    """Kill a rank whose child has its connections, too."""
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    if rank == 1:
+        if not os.fork():
+            time.sleep(PATIENCE / 4)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return stepped(pipe)
+
+
+def interrupted(rank: int) -> Any:
+    """Press Ctrl-C on rank 0 while it waits for rank 1, which sleeps."""
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    if rank == 1:
+        time.sleep(6)
+    else:
+        Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return stepped(pipe)
+
+
 MISTAKES: dict[str, Callable[[int], Any]] = {
     "batch of another size": another_size,
     "sampler over all ranks": world_sampler,
@@ -142,6 +202,10 @@ MISTAKES: dict[str, Callable[[int], Any]] = {
     "ended before compile": ended(stepped, steps=0),
     "ended before a step": ended(stepped, steps=1),
     "ended before saving": ended(saved, steps=1),
+    "forked child": forked,
+    "workers of a loader": with_workers,
+    "killed with a child": killed_with_child,
+    "interrupted": interrupted,
     "full_state_dict": lambda rank: alone(rank, lambda pipe: pipe.full_state_dict()),
 }
 
@@ -172,9 +236,9 @@ def _rank(name: str, rank: int, world: int, line: Connection, folder: Path) -> N
         said = f"result: {MISTAKES[name](rank)}"
     except pc.PipecompileError as error:
         said = f"{type(error).__name__}: {error}"
-    except ValueError as error:
+    except (ValueError, KeyboardInterrupt) as error:
         sys.excepthook(type(error), error, error.__traceback__)  # a child of multiprocessing does not
-        said = str(error)
+        said = str(error) or type(error).__name__
     (folder / f"{name}.{rank}").write_text(f"{said}\n{time.monotonic() - start:.1f}")
     dist.destroy_process_group()
 

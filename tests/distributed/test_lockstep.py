@@ -203,8 +203,8 @@ def test_a_rank_that_is_killed_while_it_plans_is_noticed_before_the_timeout(mist
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("ended before compile", "RunError: rank 1 failed before an exchange: its process has ended, and reported no error"),
-        ("ended before a step", "RunError: rank 1 failed before its next call: its process has ended, and reported no error"),
+        ("ended before compile", "RunError: rank 1 failed before an exchange: its script has ended by SystemExit"),
+        ("ended before a step", "RunError: rank 1 failed before its next call: its script has ended by SystemExit"),
         ("ended before saving", "00000001 cannot be written\n  why    a rank has ended or did not come to it: "),
     ],
 )  # fmt: skip
@@ -214,3 +214,31 @@ def test_a_rank_that_ends_early_is_named(mistakes: dict[str, list[str]], name: s
     assert said in other
     assert ended == "no end"
     assert float(other.splitlines()[-1]) < 8.0
+
+
+@pytest.mark.timeout(700)
+def test_a_forked_child_is_refused_at_once_and_harms_no_rank(mistakes: dict[str, list[str]]) -> None:
+    """The child waited for ever, and its messages broke the connection of its parent, before."""
+    other, parent = mistakes["forked child"]
+    assert parent.count("InputError: a pipeline of rank 1 is called in a process forked from it") == 2
+    assert parent.splitlines()[-2].rpartition(", ")[2] == other.splitlines()[-2].rpartition(", ")[2]
+    assert "result: " in other
+    assert all("result: [" in text for text in mistakes["workers of a loader"])
+
+
+@pytest.mark.timeout(700)
+def test_a_killed_rank_whose_children_hold_its_connections_is_noticed(mistakes: dict[str, list[str]]) -> None:
+    """After the timeout only, before."""
+    other, killed = mistakes["killed with a child"]
+    assert killed == "no end"
+    assert "RunError: rank 1 failed before its next call: its process has ended, and reported no error" in other
+    assert float(other.splitlines()[-1]) < 8.0
+
+
+@pytest.mark.timeout(700)
+def test_ctrl_c_ends_the_wait_for_another_rank_and_is_told(mistakes: dict[str, list[str]]) -> None:
+    """Python raised it when the wait was over, after the timeout, before."""
+    interrupted, other = mistakes["interrupted"]
+    assert interrupted.startswith("KeyboardInterrupt")
+    assert float(interrupted.splitlines()[-1]) < 5.0
+    assert other.startswith("RunError: rank 0 failed: KeyboardInterrupt")

@@ -62,5 +62,5 @@ def test_an_uncaught_exception_is_shown_and_posted(monkeypatch: pytest.MonkeyPat
     sys.excepthook(ValueError, error, None)
     assert posted == [error]
     sys.excepthook(KeyboardInterrupt, interrupt := KeyboardInterrupt(), None)
-    assert posted == [error]
+    assert posted == [error, interrupt]
     assert shown == [error, interrupt]

@@ -30,6 +30,7 @@ failed                                 first failing rank   FailureReport
 readers                                each other rank      number of ranks that have read FAILED
 waits/{rank}                           the rank             AwaitedMessage, or empty
 process/{rank}                         the rank             boot, namespace, number and start time of its process, or empty
+ended/{rank}                           the rank             how its script has ended
 """
 
 

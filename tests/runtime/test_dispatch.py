@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -68,3 +72,22 @@ def test_workers_take_over_autocast_and_share_the_cores() -> None:
     Ambient.seen.clear()
     pipe.step(torch.randn(8, 4))
     assert set(Ambient.seen) == {(False, True, torch.float32)}
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    """It waited for ever for those of the process that it was forked from, before."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x = torch.randn(4, 4)
+    pipe = pc.compile(model, 2, devices=["cpu"] * 2, example_args=(x,), loss_fn=torch.mean, cost="analytic", dispatch="threads")  # fmt: skip
+    with torch.no_grad():
+        expected = pipe.step(x).item()
+    if not (child := os.fork()):
+        with torch.no_grad():
+            os._exit(int(pipe.step(x).item() != expected))
+    end = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
