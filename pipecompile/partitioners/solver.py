@@ -14,6 +14,7 @@ from pipecompile.partitioners.clusters import Clusters, coarsen, singleton_clust
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
 from pipecompile.partitioners.dp.strategy import SHORT_ORDER, cut_all_down_sets, cut_candidate_orders, polish
 from pipecompile.partitioners.dp.target_programs import cut_chain_with_copies, fill_between
+from pipecompile.partitioners.ilp.anchored_stages import cut_bound
 from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
 from pipecompile.partitioners.ilp.target_search import close_gap
 from pipecompile.partitioners.incumbent import GAP, GOOD, ProgressCallback, SolverState
@@ -127,12 +128,18 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
     if method != "ilp" and state.has_gap:
         cut_all_down_sets(state)
     state.tolerance = max(GAP, gap)
+    if method != "dp" and state.has_gap:
+        _raise_bound_by_anchors(state, early_deadline)
     if state.has_gap:
         cut_chain_with_copies(state, state.begin + time_limit / 2)
         polish(state, early_deadline)
         fill_between(state, state.deadline - FILL_SHARE * state.seconds_left)
     if method != "dp" and state.has_gap:
         close_gap(state)
+
+
+def _raise_bound_by_anchors(state: SolverState, deadline: float) -> None:
+    state.raise_bound(cut_bound(state.clusters, state.machine, state.lower_bound, state.bottleneck, deadline), "ilp")
 
 
 def _result(state: SolverState) -> Partition:

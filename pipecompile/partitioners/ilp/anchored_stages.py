@@ -3,8 +3,11 @@
     before  |  here  |  after          three stages, v is here, only the load of `here` counts;
             |   v    |                 however many stages there are, that of v is one of these
 
-Expensive tensors make this bound strong: closing a stage around a heavy cluster costs more than the average load. Each anchor
-is an integer program with windows of at most three stages, where ancestors of v are not after and descendants not before.
+Where a cluster alone, with its tensors, takes longer than the bound, this bound is strong: closing a stage around it costs more than
+the average load. `cut_bound` asks for the set around an anchor of least work and crossing tensors, whatever the precedence: a
+minimum cut (Picard, "Maximal closure of a graph", 1976), so its linear program has an integer optimum, in hundredths of a second.
+`anchor_bound` adds precedence: an integer program with windows of at most three stages, where ancestors of v are not after and
+descendants not before.
 """
 
 from __future__ import annotations
@@ -17,13 +20,55 @@ from pipecompile.partitioners.ilp.step_variables import StepVariables
 from pipecompile.partitioners.ilp.traffic_rows import add_send_variable
 from pipecompile.partitioners.machine import Machine
 
-__all__ = ["anchor_bound"]
+__all__ = ["anchor_bound", "cut_bound"]
 
 N_ANCHORS = 4
-"""Anchors that are tried: the cluster with the most work, then those with the largest load if alone in a stage."""
+"""Anchors that are tried with precedence: the cluster with the most work, then those with the largest load if alone in a stage."""
 
 MAX_CLUSTERS = 2000
 """Clusters up to which anchors are tried."""
+
+
+def cut_bound(clusters: Clusters, machine: Machine, low: float, target: float, deadline: float) -> float:
+    """Return the largest minimum cut around an anchor, in seconds, at least `low`; `target` if one proves that no cut is below it."""
+    if not machine.min_link_factor or len(clusters) > MAX_CLUSTERS:
+        return low
+    alone, program = _loads_alone(clusters, machine), None
+    for anchor in sorted(range(len(clusters)), key=lambda v: -alone[v]):
+        if alone[anchor] <= low or low >= target or monotonic() > deadline:
+            break
+        program = program or _CutProgram(clusters, machine, target)
+        low = max(low, min(program.least_load(anchor, deadline - monotonic()), target))
+    return low
+
+
+class _CutProgram:
+    """The program of one set of clusters at the highest speed and the least link factor: work inside and tensors that cross."""
+
+    def __init__(self, clusters: Clusters, machine: Machine, target: float) -> None:
+        self.mip, self.target = Mip(), target
+        self.inside = [self.mip.add_variable() for _ in range(len(clusters))]
+        parts = work, sent, received = LinearExpr(), LinearExpr(), LinearExpr()
+        for v, time in enumerate(clusters.time):
+            work.add(self.inside[v], time / max(machine.speed) / target)
+        for flow in clusters.flows:
+            here, there = self.inside[flow.source], [self.inside[consumer] for consumer in flow.consumers]
+            time = flow.time * machine.min_link_factor / target
+            sent.add(self.mip.add_maximum(here - consumer for consumer in there), time)
+            received.add(self.mip.add_maximum(consumer - here for consumer in there), time)
+        self.load = work.add(sent).add(received)
+        if machine.overlap:
+            self.load = self.mip.add_variable(0.0, float("inf"))
+            for part in parts:
+                self.mip.add_row(self.load, part)
+
+    def least_load(self, anchor: int, seconds: float) -> float:
+        """Return the least load of a set with the anchor, in seconds."""
+        (column,) = self.inside[anchor].terms
+        self.mip.lower[column] = 1.0
+        (bound,) = self.mip.minimise_relaxed([self.load], seconds)
+        self.mip.lower[column] = 0.0
+        return bound * self.target * (1 - 1e-9)
 
 
 def anchor_bound(clusters: Clusters, machine: Machine, target: float, deadline: float) -> float:
@@ -32,7 +77,7 @@ def anchor_bound(clusters: Clusters, machine: Machine, target: float, deadline: 
     if not machine.min_link_factor or len(clusters) > MAX_CLUSTERS:
         return best
     closure = transitive_closure(clusters)
-    for anchor in _anchors(clusters):
+    for anchor in _anchors(clusters, machine):
         earliest, latest = closure[anchor].astype(int).tolist(), (2 - closure[:, anchor].astype(int)).tolist()
         best = max(best, _least_load(clusters, machine, earliest, latest, target, deadline - monotonic()))
         if best >= target or monotonic() > deadline:
@@ -40,14 +85,19 @@ def anchor_bound(clusters: Clusters, machine: Machine, target: float, deadline: 
     return best
 
 
-def _anchors(clusters: Clusters) -> list[int]:
-    load_alone = list(clusters.time)
+def _anchors(clusters: Clusters, machine: Machine) -> list[int]:
+    alone, indices = _loads_alone(clusters, machine), range(len(clusters))
+    ranked = [max(indices, key=lambda v: clusters.time[v]), *sorted(indices, key=lambda v: -alone[v])]
+    return list(dict.fromkeys(ranked))[:N_ANCHORS]
+
+
+def _loads_alone(clusters: Clusters, machine: Machine) -> list[float]:
+    """Return, per cluster, the load of a stage with no other one, in seconds."""
+    loads = [time / max(machine.speed) for time in clusters.time]
     for flow in clusters.flows:
         for end in (flow.source, *flow.consumers):
-            load_alone[end] += flow.time
-    indices = range(len(clusters))
-    ranked = [max(indices, key=lambda v: clusters.time[v]), *sorted(indices, key=lambda v: -load_alone[v])]
-    return list(dict.fromkeys(ranked))[:N_ANCHORS]
+            loads[end] += flow.time * machine.min_link_factor
+    return loads
 
 
 def _least_load(
