@@ -129,7 +129,7 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
         cut_all_down_sets(state)
     state.tolerance = max(GAP, gap)
     if method != "dp" and state.has_gap:
-        _raise_bound_by_anchors(state, early_deadline)
+        _raise_bound_by_anchors(state, state.begin + time_limit / 2)
     if state.has_gap:
         cut_chain_with_copies(state, state.begin + time_limit / 2)
         polish(state, early_deadline)
@@ -154,8 +154,8 @@ def _result(state: SolverState) -> Partition:
     tracker = LoadTracker(state.clusters, state.machine, assignment)
     return Partition(
         stage_of=state.clusters.stage_by_node(assignment),
-        bottleneck=state.bottleneck,
-        lower_bound=bound,
+        bottleneck=float(state.bottleneck),
+        lower_bound=float(bound),
         status=status,
         method=state.method,
         seconds=monotonic() - state.begin,
