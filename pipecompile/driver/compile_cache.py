@@ -241,7 +241,7 @@ class CompileCache:
         return next((entry for entry in self.entries if entry.number == number), None)
 
     def _compile(self, batch: MiniBatch, signature: Signature) -> Specialization:
-        alike = [entry for entry in self.entries if entry.signature == signature]
+        alike = [entry for entry in self.entries if entry.is_of(signature)]
         guard = alike[-1].broken_guard(batch.sizes[:1]) if alike else None
         self.context.warnings.anew(signature, guard, batch.sizes[0], self.options.cache_size)
         changes = alike[-1].state_changes() if alike else ()

@@ -33,7 +33,7 @@ from pipecompile.costs import CostError
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.specialization import Specialization
-from pipecompile.errors import PlanError, TraceError
+from pipecompile.errors import InputError, PlanError, TraceError
 from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.graph.cross_sample import check_batch_first, check_sync_batchnorm, cross_sample_lines, norms_by_node
 from pipecompile.graph.cut_transfer import transfer_cut
@@ -49,6 +49,7 @@ from pipecompile.planning.cost_table import CostTable, MeasuredCosts, hint_at_sm
 from pipecompile.planning.joint_search import search_plan
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_norms
+from pipecompile.tracing.ambient_modes import INFERENCE_MODE
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.recording import record
@@ -97,9 +98,10 @@ def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
     """Record one micro-batch. If that fails, the error names the inputs that may have no batch dimension."""
     whole, part = request.batch.whole, request.batch.first
     with_grad = torch.is_grad_enabled()  # read first: leaving inference mode turns gradients on
+    is_inference = torch.is_inference_mode_enabled()
     try:
         with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
-            return _record_part(part, request, context)
+            graph = _record_part(part, request, context)
     except TraceError as error:
         is_divided = whole.samples != part.samples
         hints = [error.hint]
@@ -111,6 +113,11 @@ def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
             raise
         hint = "; or ".join(hints)
         raise TraceError(error.what, code=error.code, where=error.where, why=error.why, hint=hint) from error
+    if is_inference and graph.facts.reads and (place := graph.facts.reads.asked.get(INFERENCE_MODE)):
+        why = "a model is recorded and compared outside of inference mode"
+        hint = "torch.no_grad() around the call, and torch.is_grad_enabled() in the model"
+        raise InputError("the forward asks whether inference mode is on", where=place, why=why, hint=hint)
+    return graph
 
 
 def _record_part(part: FlatInputs, request: CompileRequest, context: CompileContext) -> TracedGraph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,15 +10,17 @@ import torch
 from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs, first_difference
+from pipecompile.batching.input_layouts import layout_of
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import InputError
 from pipecompile.torch_private.modules import children_of
-from pipecompile.tracing.ambient_modes import autocast_kinds
+from pipecompile.tracing.ambient_modes import INFERENCE_MODE, LAYOUTS, autocast_kinds
 
-__all__ = ["Signature", "signature_of", "signatures_of"]
+__all__ = ["Signature", "is_served", "signature_of", "signatures_of"]
 
 Signature = tuple[Any, ...]
-"""Structure of the inputs, modes of all modules, autocast, the default dtype, then per input leaf its shape without the batch and its dtype, or its plain value."""
+"""Structure of the inputs, modes of all modules, autocast, the default dtype, then per input leaf its shape without the batch and its dtype, or its plain value.
+The last entry has what few models ask for: whether inference mode is on, and the layouts of the inputs."""
 
 
 def signature_of(model: nn.Module, batch: MiniBatch) -> Signature:
@@ -27,7 +29,7 @@ def signature_of(model: nn.Module, batch: MiniBatch) -> Signature:
     Raises InputError if micro-batches of lists with an entry per sample differ in shapes or plain values.
     """
     if not batch.calls:
-        return _signature(model, batch.whole)
+        return _signature(model, batch.whole, parts=[values[0] for values in batch.values])
     first, *others = (_signature(model, share) for share in batch.calls)
     for m, other in enumerate(others, start=1):
         if other != first:
@@ -46,10 +48,22 @@ def signatures_of(model: nn.Module, calls: Sequence[FlatInputs]) -> list[Signatu
     return [_signature(model, call, modes) for call in calls]
 
 
-def _signature(model: nn.Module, inputs: FlatInputs, modes: tuple[bool, ...] | None = None) -> Signature:
+def is_served(wanted: Signature, recorded: Signature, asked: Mapping[str, str]) -> bool:
+    """Return whether a recording that asks for these details, by name, serves calls of a signature."""
+    if wanted == recorded or wanted[:-1] != recorded[:-1]:
+        return wanted == recorded
+    inference, layouts = (now == then for now, then in zip(wanted[-1], recorded[-1], strict=True))
+    return (inference or INFERENCE_MODE not in asked) and (layouts or LAYOUTS not in asked)
+
+
+def _signature(
+    model: nn.Module, inputs: FlatInputs, modes: tuple[bool, ...] | None = None, parts: Sequence[Any] = ()
+) -> Signature:
+    """Return the signature of a call; `parts` are the leaves of its first micro-batch, if they differ from the call's."""
     modes = training_modes(model) if modes is None else modes
     leaves = [_leaf_signature(leaf, dim) for leaf, dim in zip(inputs.leaves, inputs.dims, strict=True)]
-    return (inputs.spec, modes, autocast_kinds(), torch.get_default_dtype(), *leaves)
+    details = torch.is_inference_mode_enabled(), tuple(map(layout_of, parts or inputs.leaves))
+    return (inputs.spec, modes, autocast_kinds(), torch.get_default_dtype(), *leaves, details)
 
 
 def training_modes(model: nn.Module) -> tuple[bool, ...]:

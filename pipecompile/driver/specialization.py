@@ -17,7 +17,7 @@ from pipecompile.batching.microbatches import LossDivisor, MiniBatch, Weights, l
 from pipecompile.driver.cache_report import Recording
 from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.phase_log import PhaseLog
-from pipecompile.driver.signature import Signature
+from pipecompile.driver.signature import Signature, is_served
 from pipecompile.errors import InputError
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.cross_sample import single_value_norm
@@ -127,11 +127,20 @@ class Specialization:
 
     def accepts(self, signature: Signature, sizes: Sequence[int]) -> bool:
         """Return whether this recording is right for a call with this signature in micro-batches of these sizes, now."""
-        if signature != self.signature or self.facts.grad_mode not in (None, torch.is_grad_enabled()):
+        if not self.is_of(signature) or self.facts.grad_mode not in (None, torch.is_grad_enabled()):
             return False
         if self.broken_guard(sizes) is not None:
             return False
         return self.guards is None or self.guards.fetch.is_unchanged() or self.guards.hold()
+
+    def is_of(self, signature: Signature) -> bool:
+        """Return whether this recording is for calls with this signature."""
+        return signature == self.signature or is_served(signature, self.signature, self.asked)
+
+    @property
+    def asked(self) -> Mapping[str, str]:
+        """What the model asks for beside its state, the layouts of inputs or inference mode, and the user's line."""
+        return self.facts.reads.asked if self.facts.reads else {}
 
     def state_changes(self) -> tuple[ReadChange, ...]:
         """Return what has changed of the state that the recording read."""

@@ -11,7 +11,11 @@ import torch
 
 from pipecompile.torch_private.accelerators import accelerator_type
 
-__all__ = ["Ambient", "autocast_kinds", "contained"]
+__all__ = ["INFERENCE_MODE", "LAYOUTS", "Ambient", "autocast_kinds", "contained"]
+
+LAYOUTS = "layouts of tensors"
+INFERENCE_MODE = "inference mode"
+"""What a model may ask for beside its state, and what a recording then depends on."""
 
 
 Kinds = tuple[tuple[str, str | None, bool], ...]

@@ -21,7 +21,7 @@ from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import DataDependentOutputException, FakeTensorMode, set_grad_enabled
 from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.torch_private.storages import version_of
-from pipecompile.tracing.ambient_modes import Ambient
+from pipecompile.tracing.ambient_modes import LAYOUTS, Ambient
 from pipecompile.tracing.emit.call_description import (
     NodeCall,
     accesses_gradient,
@@ -30,6 +30,7 @@ from pipecompile.tracing.emit.call_description import (
     graph_path,
     is_metadata_query,
     node_call,
+    reads_layout,
     undeclared_writes,
 )
 from pipecompile.tracing.emit.node_writer import NodeWriter, Regions
@@ -76,6 +77,7 @@ class CallRecorder(TorchFunctionMode):
         self.draws = RandomDrawCounter()
         self.is_paused = self.asked_grad_mode = self.has_lifted = False
         self.is_grad_enabled = grad
+        self.asked: dict[str, str] = {}
         self.thread = get_ident()
 
     # -- calls of torch -------------------------------------------------------------------------------------------
@@ -90,6 +92,8 @@ class CallRecorder(TorchFunctionMode):
         if func is set_grad_enabled:
             self.is_grad_enabled = args[0]
         self.asked_grad_mode |= self.is_listening and depends_on_grad_mode(func, args)
+        if self.is_listening and reads_layout(func):
+            self.note_read(LAYOUTS)
         if not self.is_listening or is_metadata_query(func):
             return func(*args, **kwargs)
         if accesses_gradient(func):
@@ -260,6 +264,10 @@ class CallRecorder(TorchFunctionMode):
     def note_grad_mode_read(self) -> None:
         """Note that the model reads whether gradients are on."""
         self.asked_grad_mode = True
+
+    def note_read(self, what: str) -> None:
+        """Note that the model asks for `LAYOUTS` or `INFERENCE_MODE`."""
+        self.asked.setdefault(what, caller())
 
     def refuse_gradient_read(self, *, is_of_state: bool = False) -> None:
         """Raise TraceError, because the model reads `.grad` or runs a backward.

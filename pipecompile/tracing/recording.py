@@ -234,7 +234,9 @@ class Recorder(CallRecorder):
                 if changes := self.leftovers.changes():
                     record_state_changes(self, inputs, changes)
             graph = assemble_graph(self, inputs, output)
-            graph.facts = replace(graph.facts, reads=RecordedReads(self.model, self.reads, self.leftovers.written))
+            graph.facts = replace(
+                graph.facts, reads=RecordedReads(self.model, self.reads, self.leftovers.written, asked=self.asked)
+            )
             return graph
         except Exception as error:
             raise as_trace_error(error, self.model) from error

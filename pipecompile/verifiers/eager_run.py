@@ -16,6 +16,7 @@ from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.containers import flatten_containers
+from pipecompile.batching.input_layouts import copy_of
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables
 from pipecompile.torch_private.storages import storage_key
@@ -128,7 +129,7 @@ def _observed(
 def _copied(leaf: Any, device: torch.device) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return leaf.detach().clone().to(device).requires_grad_(leaf.requires_grad)
+    return copy_of(leaf).to(device).requires_grad_(leaf.requires_grad)
 
 
 def _kept(value: Any, owned: set[int]) -> Any:

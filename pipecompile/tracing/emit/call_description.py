@@ -43,6 +43,7 @@ __all__ = [
     "model_path",
     "node_call",
     "printable",
+    "reads_layout",
     "undeclared_writes",
 ]
 
@@ -202,6 +203,14 @@ _STATISTICS: dict[Any, tuple[int, str, bool]] = {
     torch.instance_norm: (3, "use_input_stats", True),
 }
 """Per function: the position of the running mean, before the variance; the name of the flag, argument 5 in all four, and its default."""
+
+
+_OF_LAYOUT = frozenset([torch.Tensor.is_contiguous, torch.Tensor.stride])
+
+
+def reads_layout(func: Any) -> bool:
+    """Return whether the call reads how the memory of a tensor is laid out."""
+    return func in _OF_LAYOUT
 
 
 def is_metadata_query(func: Any) -> bool:

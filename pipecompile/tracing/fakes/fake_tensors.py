@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.batching.input_layouts import layout_of, strides_of
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensorMode, disable_current_modes, unset_fake_temporarily
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
@@ -65,14 +66,14 @@ class Twins:
         return twin.requires_grad_(tensor.requires_grad)
 
     def of_input(self, leaf: torch.Tensor, dim: Any, size: Any) -> torch.Tensor:
-        """Return a new twin of an input, with `size` samples along its batch dimension `dim`."""
+        """Return a new twin of an input in the layout of `leaf`, with `size` samples along its batch dimension `dim`."""
         shape = tuple(size if index == dim else length for index, length in enumerate(leaf.shape))
-        is_channels_last = (
-            leaf.dim() == 4 and not leaf.is_contiguous() and leaf.is_contiguous(memory_format=torch.channels_last)
-        )
-        layout = torch.channels_last if is_channels_last else torch.contiguous_format
+        layout = layout_of(leaf)
         with self.fake:
-            twin = torch.empty(shape, dtype=leaf.dtype, device=self.device, memory_format=layout)
+            if layout is None:
+                twin = torch.empty(shape, dtype=leaf.dtype, device=self.device)
+            else:
+                twin = torch.empty_strided(shape, strides_of(layout, shape), dtype=leaf.dtype, device=self.device)
         self._classes[id(twin)] = type(leaf)
         return twin.requires_grad_(leaf.requires_grad)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -23,7 +23,8 @@ __all__ = ["ReadChange", "RecordedReads", "StateGuards"]
 class RecordedReads:
     """The reads of one recording of `model`, (container, key) of the state that its graph writes, and what it reads at every run.
 
-    `others` are objects beside the model, by label, whose reads count too.
+    `others` are objects beside the model, by label, whose reads count too. `asked` has the user's line
+    that first asked for `LAYOUTS` or for `INFERENCE_MODE`.
     """
 
     model: nn.Module
@@ -31,6 +32,7 @@ class RecordedReads:
     written: frozenset[tuple[int, Any]] = frozenset()
     lifted: LiftedState = NOTHING_LIFTED
     others: tuple[tuple[str, Any], ...] = ()
+    asked: Mapping[str, str] = field(default_factory=dict)
 
     def guards(self) -> StateGuards:
         """Return guards on the present state of the model."""

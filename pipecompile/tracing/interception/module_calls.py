@@ -38,6 +38,7 @@ from pipecompile.torch_private.interception_points import (
     VALIDATE_ARGUMENTS,
     scripted_source,
 )
+from pipecompile.tracing.ambient_modes import INFERENCE_MODE
 from pipecompile.tracing.interception.checkpoint_calls import (
     RegionListener,
     record_reentrant_region,
@@ -75,6 +76,9 @@ class CallListener(RegionListener, Protocol):
 
     def note_grad_mode_read(self) -> None:
         """Note that the model reads whether gradients are on."""
+
+    def note_read(self, what: str) -> None:
+        """Note that the model asks for `INFERENCE_MODE`."""
 
     def refuse_saved_tensor_hooks(self) -> None:
         """Raise TraceError, because the model passes what autograd saves through hooks."""
@@ -203,6 +207,15 @@ def _grad_mode(listener: CallListener, original: Any) -> Any:
     return enabled
 
 
+def _inference_mode(listener: CallListener, original: Any) -> Any:
+    def enabled() -> bool:
+        if listener.is_listening and not is_foreign(sys._getframe(1)):
+            listener.note_read(INFERENCE_MODE)
+        return bool(original())
+
+    return enabled
+
+
 def _backward(listener: CallListener, original: Any) -> Any:
     def backward(*args: Any, **kwargs: Any) -> Any:
         if listener.is_listening:
@@ -242,6 +255,7 @@ _INTERCEPTED: tuple[tuple[Any, str, Callable[[CallListener, Any], Any]], ...] = 
     (Function, "apply", _function),
     (*SCRIPT_CALL, _script),
     (torch, "is_grad_enabled", _grad_mode),
+    (torch, "is_inference_mode_enabled", _inference_mode),
     (torch.autograd, "backward", _backward),
     (torch.autograd.graph.saved_tensors_hooks, "__enter__", _saved_tensor_hooks),
     *((owner, name, _seeds) for owner in (torch, torch.random) for name in RNG_FUNCTIONS),
