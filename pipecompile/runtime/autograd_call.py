@@ -3,13 +3,17 @@
     x ──► forward half ──► y        y is an ordinary tensor with a grad_fn
     x.grad ◄── backward half ◄── dy parameters get their .grad as from any backward
 
+A plain `backward` lets the stages add to `.grad`. Where parameters have hooks, or only some gradients are asked for (`torch.autograd.grad`,
+`backward(inputs=)`), the gradients of all micro-batches are collected first and returned, so that autograd treats them as the model's.
+
 The backward half runs inline on the calling autograd thread: a worker thread that called autograd on the same GPU would wait
 for the calling thread for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +26,7 @@ from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.results import Outputs, input_gradients
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.autograd_engine import gradient_hook_tables, will_run
 
 __all__ = ["PipelineCall", "run_with_autograd"]
 
@@ -96,14 +101,17 @@ class PipelineCall(AutogradCall):
 def run_with_autograd(call: AutogradCall) -> Any:
     """Run the forward and return the results, attached to autograd."""
     trigger = torch.empty(0, requires_grad=True)  # a backward is due also when only parameters require gradients
-    leaves = _PipelinedCall.apply(call, trigger, *call.tensors)
+    parameters = [own for own in call.executable.parameters if own.requires_grad]
+    leaves = _PipelinedCall.apply(call, parameters, trigger, *call.tensors, *parameters)
     return pytree.tree_unflatten(list(leaves), call.spec)
 
 
 class _PipelinedCall(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: AutogradCall, *_tensors: torch.Tensor) -> tuple[Any, ...]:
-        ctx.call = call
+    def forward(
+        ctx: Any, call: AutogradCall, parameters: Sequence[torch.Tensor], *_tensors: torch.Tensor
+    ) -> tuple[Any, ...]:
+        ctx.call, ctx.parameters = call, parameters
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
             frame = call.frame = call.begin()
@@ -132,10 +140,38 @@ class _PipelinedCall(torch.autograd.Function):
             )
         frame, call.frame = call.frame, None
         call.accept(frame, pytree.tree_unflatten(list(gradients), call.spec))
-        call.executable.run(call.executable.halves[1], frame)
-        requested = call.input_gradients(frame)
-        call.executable.finished(frame)
-        return (None, None, *requested)
+        with _collected(ctx) as collected:
+            call.executable.run(call.executable.halves[1], frame)
+            requested = call.input_gradients(frame)
+            call.executable.finished(frame)
+        return (None, None, None, *requested, *collected)
+
+
+@contextmanager
+def _collected(ctx: Any) -> Iterator[list[torch.Tensor | None]]:
+    """Yield a list that has the gradients of the parameters after the block, in place of `.grad`, if autograd is to get them.
+
+    `.grad` and hooks are as before then. In a plain backward, which reaches the trigger, the stages add to `.grad` themselves.
+    """
+    parameters, (trigger, _) = ctx.parameters, ctx.next_functions[0]
+    collected: list[torch.Tensor | None] = [None] * len(parameters)
+    tables = [table for own in parameters for table in gradient_hook_tables(own)]
+    if not tables and will_run(trigger):
+        yield collected
+        return
+    before, hooks = [own.grad for own in parameters], [dict(table) for table in tables]
+    try:
+        for table in tables:
+            table.clear()
+        for own in parameters:
+            own.grad = None
+        yield collected
+        collected[:] = [own.grad for own in parameters]
+    finally:
+        for own, gradient in zip(parameters, before, strict=True):
+            own.grad = gradient
+        for table, entries in zip(tables, hooks, strict=True):
+            table.update(entries)
 
 
 def _requires_grad(parts: Sequence[Any]) -> bool:

@@ -18,6 +18,7 @@ from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.dispatch import run_inline
+from pipecompile.runtime.hooked_updates import HookedUpdates
 from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.registers import Frame
@@ -53,6 +54,9 @@ class Executable:
         self.program, self.cells, self.devices = binding.program, binding.cells, tuple(binding.devices)
         self.graph, self.mirrors, self.norms = binding.graph, binding.mirrors, binding.norms
         self.peaks, self.partitions = binding.peaks, tuple(binding.partitions)
+        graphs = [graph for cell in self.cells if isinstance(cell, VariantCell) for graph in cell.graphs.values()]
+        self.parameters = tuple(dict.fromkeys(own for graph in (self.graph, *graphs) for own in graph.parameters()))
+        self.updates = HookedUpdates(self.parameters, self.program)
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
 
     @cached_property
@@ -118,6 +122,7 @@ class Executable:
 
     def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:
         """Run code on a frame, in this thread or in workers. Raise RunError with stage, micro-batch and the user's line."""
+        samples = self.updates.samples()
         try:
             if code.streams is not None:
                 code.streams.fork(frame)
@@ -132,6 +137,8 @@ class Executable:
             self.norms.forget()
             raise
         else:
+            if samples:
+                self.updates.check(samples)
             return
         raise error
 
@@ -148,7 +155,8 @@ class Executable:
         cell, microbatch = self.cells[0], microbatch_of(failure, self.program)
         number = frame.recordings[microbatch] if isinstance(cell, VariantCell) and frame.recordings else None
         graph = self.graph if number is None else cell.graphs[number]  # type: ignore[union-attr]
-        return run_error(failure, self.program, graph, self.peaks, self._stage_graph(failure, number))
+        stage_graph, has_hooks = self._stage_graph(failure, number), self.updates.has_hooks
+        return run_error(failure, self.program, graph, self.peaks, stage_graph, has_hooks=has_hooks)
 
     def _stage_graph(self, failure: InstructionFailure, number: int | None) -> fx.Graph | None:
         """Return the graph of the stage that failed, in recording `number`; None if no stage did."""

@@ -13,6 +13,7 @@ from torch import fx
 from pipecompile.errors import RunError
 from pipecompile.ir import Instruction, Kind, Program
 from pipecompile.ir.units import BYTES, written
+from pipecompile.runtime.hooked_updates import ADVICE
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.user_source import raiser
 
@@ -48,11 +49,13 @@ def run_error(
     graph: fx.GraphModule,
     peaks: Peaks | None = None,
     stage_graph: fx.Graph | None = None,
+    *,
+    has_hooks: bool = False,
 ) -> BaseException:
     """Return the error to raise for a failure; its cause is the original. KeyboardInterrupt and the like are returned as they are.
 
     An error for lack of memory names the peak that was predicted, from `peaks`. An error of a kernel in a backward names the line
-    of the forward, from the graph of the stage.
+    of the forward, from the graph of the stage. `has_hooks`: gradients of parameters have hooks.
     """
     error = failure.error
     if not isinstance(error, Exception):
@@ -62,7 +65,8 @@ def run_error(
     where = _user_line(error.__traceback__, {node.name: facts(node).source for node in graph.graph.nodes})
     where = where or raiser(error) or ("" if stage_graph is None else _line_of_forward(error, stage_graph))
     what = f"{subject} of micro-batch {microbatch}: {type(error).__name__}: {error}"
-    why, hint = _advice(error, failure.device, peaks)
+    is_hooked = has_hooks and "modified by an inplace operation" in str(error)
+    why, hint = ADVICE if is_hooked else _advice(error, failure.device, peaks)
     result = RunError(
         what,
         stage=stage,

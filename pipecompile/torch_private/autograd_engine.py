@@ -25,6 +25,7 @@ __all__ = [
     "saved_tensor_hooks",
     "sequence_number",
     "unpacked_name",
+    "will_run",
 ]
 
 
@@ -71,6 +72,10 @@ sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
 def gradient_hook_tables(tensor: torch.Tensor) -> list[dict[int, Any]]:
     """Return the tables of hooks that run when a tensor gets its gradient, and when that is accumulated. 2.11."""
     return [table for table in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks) if table]
+
+
+will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
+"""Return whether the backward that runs now will run a node, too. 2.11."""
 
 
 def raw_saved_names(node: Any) -> list[str]:

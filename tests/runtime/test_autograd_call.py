@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -54,3 +55,47 @@ def test_gradients_of_gradients_are_refused(models: tuple[pc.Pipeline, nn.Module
 def test_without_gradients_nothing_waits_for_a_backward(models: tuple[pc.Pipeline, nn.Module]) -> None:
     with torch.no_grad():
         assert models[0](torch.randn(4, 3)).grad_fn is None
+
+
+def _chunked(eager: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([eager(part) for part in x.chunk(4)]).square().mean()
+
+
+def _gradients(model: nn.Module) -> list[torch.Tensor | None]:
+    return [None if own.grad is None else own.grad.clone() for own in model.parameters()]
+
+
+ASKED = {
+    "the input": lambda loss, x, model: torch.autograd.grad(loss, x),
+    "parameters": lambda loss, x, model: torch.autograd.grad(loss, list(model.parameters())),
+    "both": lambda loss, x, model: torch.autograd.grad(loss, [x, *model.parameters()]),
+    "the input, by backward": lambda loss, x, model: loss.backward(inputs=[x]),
+    "a parameter, by backward": lambda loss, x, model: loss.backward(inputs=[next(model.parameters())]),
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_only_the_gradients_that_are_asked_for(kind: str, models: tuple[pc.Pipeline, nn.Module]) -> None:
+    """`torch.autograd.grad(pipe(x), x)` added to `.grad` of all parameters, and gave none for parameters."""
+    pipe, eager = models
+    results = []
+    for model, loss_of in ((pipe.model, lambda x: pipe(x).square().mean()), (eager, partial(_chunked, eager))):
+        x = torch.ones(4, 3, requires_grad=True)
+        for own in model.parameters():
+            own.grad = torch.ones_like(own)
+        results.append((ASKED[kind](loss_of(x), x, model), x.grad, _gradients(model)))
+    torch.testing.assert_close(*results)
+
+
+def test_hooks_of_parameters_get_the_whole_gradient_once(models: tuple[pc.Pipeline, nn.Module]) -> None:
+    """Hooks ran once per micro-batch, on its part of the gradient: what clips is then another gradient."""
+    pipe, eager = models
+    counts = []
+    for model, loss_of in ((pipe.model, lambda x: pipe(x).square().mean()), (eager, partial(_chunked, eager))):
+        calls: list[torch.Tensor] = []
+        for own in model.parameters():
+            own.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+            own.register_post_accumulate_grad_hook(calls.append)
+        loss_of(torch.ones(4, 3)).backward()
+        counts.append((len(calls), _gradients(model)))
+    torch.testing.assert_close(*counts)

@@ -1,0 +1,74 @@
+"""Hooks on gradients that change parameters within a step, as an optimizer in the backward does.
+
+A loop over micro-batches runs the forward of the next micro-batch on the changed parameters. A schedule with several micro-batches in
+flight has run it before, on the old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from pipecompile.errors import RecordingWarning
+from pipecompile.ir import Kind, Program
+from pipecompile.torch_private.autograd_engine import gradient_hook_tables
+from pipecompile.tracing.user_source import warn
+
+__all__ = ["ADVICE", "HookedUpdates", "is_loop"]
+
+_SAMPLED = 64
+"""Elements of a parameter that are compared: an update changes nearly all."""
+
+ADVICE = (
+    "hooks on gradients change parameters during the step, while micro-batches are in flight",
+    "n_microbatches=1, or change the parameters after the step",
+)
+"""Why a backward may find that a tensor was changed, and what to try."""
+
+Sample = tuple[torch.Tensor, torch.Tensor]
+"""A parameter and some of its elements."""
+
+
+def is_loop(program: Program) -> bool:
+    """Return whether each stage runs the backward of a micro-batch before the forward of the next, as a loop does."""
+    open_stages: set[int] = set()
+    ends = {Kind.BACKWARD, Kind.WEIGHT_GRAD}
+    for action in (one.action for row in program.rows for one in row if one.action is not None):
+        if action.kind is Kind.FORWARD and action.stage in open_stages:
+            return False
+        open_stages = open_stages | {action.stage} if action.kind is Kind.FORWARD else open_stages
+        open_stages = open_stages - {action.stage} if action.kind in ends else open_stages
+    return True
+
+
+class HookedUpdates:
+    """Notices, with one warning, that a parameter with hooks on its gradient has changed during a run."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], program: Program) -> None:
+        self._parameters = () if is_loop(program) else tuple(parameters)
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether a parameter has hooks on its gradient now."""
+        return any(map(gradient_hook_tables, self._parameters))
+
+    def samples(self) -> Sequence[Sample]:
+        """Return some elements of each parameter that has hooks."""
+        return [(one, _elements(one)) for one in self._parameters if gradient_hook_tables(one)]
+
+    def check(self, samples: Sequence[Sample]) -> None:
+        """Warn if a parameter has changed since."""
+        if all(torch.equal(_elements(parameter), before) for parameter, before in samples):
+            return
+        self._parameters = ()
+        warn(
+            f"{ADVICE[0]}: a micro-batch whose forward had run before the change used the old values, unlike in a loop over"
+            f" micro-batches. Try {ADVICE[1]}",
+            RecordingWarning,
+        )
+
+
+def _elements(parameter: torch.Tensor) -> torch.Tensor:
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // _SAMPLED)].clone()

@@ -1,0 +1,75 @@
+"""An optimizer in the backward: exact where a schedule is a loop, warned of or refused where micro-batches are in flight."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.runtime.hooked_updates import is_loop
+from tests.support.eager import accumulate
+
+
+def _descend(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.data.add_(parameter.grad, alpha=-0.5)
+    parameter.grad = None
+
+
+@torch.no_grad()
+def _add(parameter: torch.Tensor) -> None:
+    parameter.add_(1.0)
+
+
+def _models(schedule: str, n_microbatches: int, n_stages: int = 2) -> tuple[pc.Pipeline, nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    eager = copy.deepcopy(model)
+    for own in (*model.parameters(), *eager.parameters()):
+        own.register_post_accumulate_grad_hook(_descend)
+    pipe = pc.compile(
+        model,
+        n_stages,
+        devices=["cpu"] * n_stages,
+        n_microbatches=n_microbatches,
+        schedule=schedule,
+        loss_fn=lambda y: y.square().mean(),
+        cost="analytic",
+        check=False,
+    )
+    return pipe, eager
+
+
+def test_an_update_while_micro_batches_are_in_flight_is_warned_of() -> None:
+    """The step silently used old values of the first stage's parameters."""
+    pipe, _ = _models("1f1b", 2)
+    with pytest.warns(pc.RecordingWarning, match="hooks on gradients change parameters"):
+        pipe.step(torch.randn(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe.step(torch.randn(4, 4))  # once per program
+    assert not is_loop(pipe.program)
+
+
+@pytest.mark.parametrize(("n_microbatches", "n_stages"), [(1, 2), (2, 1)])
+def test_an_update_where_the_schedule_is_a_loop_is_exact(n_microbatches: int, n_stages: int) -> None:
+    pipe, eager = _models("1f1b", n_microbatches, n_stages)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x in torch.randn(3, 4, 4):
+            assert torch.equal(pipe.step(x), accumulate(eager, x, n_microbatches, lambda y: y.square().mean()))
+    assert is_loop(pipe.program)
+    assert all(torch.equal(a, b) for a, b in zip(pipe.model.parameters(), eager.parameters(), strict=True))
+
+
+def test_a_saved_parameter_that_was_updated_is_refused_with_the_reason() -> None:
+    pipe, _ = _models("gpipe", 2)
+    for own in pipe.model.parameters():
+        own.register_post_accumulate_grad_hook(_add)
+    with pytest.raises(pc.RunError, match="n_microbatches=1") as told:
+        pipe.step(torch.randn(4, 4))
+    assert "hooks on gradients change parameters" in told.value.why
