@@ -37,7 +37,7 @@ from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.recording import record
-from pipecompile.tracing.state.snapshot import contents_restored, places_of
+from pipecompile.tracing.state.function_state import function_restored
 
 __all__ = ["COUNTED", "find_count", "find_loss", "weigh_copy"]
 
@@ -211,7 +211,7 @@ def _of_function(options: Options, outputs: LossOutputs, target: Any, samples: i
     call = _LossCall(options, outputs, samples)
     try:
         inputs = _inputs(call, target, options, samples)
-        with contents_restored(places_of(options.loss_fn)):
+        with function_restored(options.loss_fn, tensors=False):
             graph = record(call, inputs, torch.device("cpu"))
     except (PipecompileError, TypeError, ValueError, RuntimeError):
         return LossAnalysis(None, _UNKNOWN)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from pipecompile.batching.merging import MergeKind, gather, ungather
 from pipecompile.batching.microbatches import Weights, loss_weights
@@ -21,9 +20,8 @@ from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.ir import TARGET
 from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.device_functions import to_device
+from pipecompile.tracing.state.function_state import function_restored
 from pipecompile.tracing.state.random_states import python_sources, random_states_restored
-from pipecompile.tracing.state.snapshot import contents_restored, places_of
-from pipecompile.tracing.state.tensor_contents import tensors_restored
 
 __all__ = ["MeasuredShares"]
 
@@ -101,12 +99,9 @@ class MeasuredShares:
 
     def _preserve(self, stack: ExitStack) -> None:
         """Restore what the loss function writes, and turn gradients on."""
-        owner = self.loss_fn if isinstance(self.loss_fn, nn.Module) else getattr(self.loss_fn, "__self__", None)
         stack.enter_context(random_states_restored(python_sources()))
         stack.enter_context(forked_generators([self.device]))
-        if isinstance(owner, nn.Module):
-            stack.enter_context(tensors_restored(owner))
-        stack.enter_context(contents_restored(places_of(self.loss_fn)))
+        stack.enter_context(function_restored(self.loss_fn))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
 

@@ -21,6 +21,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.reachable_code import named_values, reachable
+from pipecompile.tracing.state.function_state import function_restored
 from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
 from pipecompile.tracing.state.snapshot import Place, contents_restored, held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
@@ -80,9 +81,9 @@ def undone(call: CheckedCall) -> Iterator[None]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module in (call.model, *loss_modules):
             stack.enter_context(model_restored(module))
-            stack.enter_context(tensors_restored(module))
-        if call.loss_fn is not None and not loss_modules:
-            stack.enter_context(contents_restored(places_of(call.loss_fn)))
+        stack.enter_context(tensors_restored(call.model))
+        if call.loss_fn is not None:
+            stack.enter_context(function_restored(call.loss_fn))
         for table in (table for tensor in call.model.parameters() for table in gradient_hook_tables(tensor)):
             stack.enter_context(contents_restored([Place(table, "")]))
             table.clear()

@@ -2,6 +2,7 @@
 
     snapshot              containers, attributes and random states: found, compared, restored
     tensor_contents       contents of tensors, restored after a run of the real model
+    function_state        the same for what a loss function reaches
     preserved_run         the same for runs of nodes, by the cost models and the initialization from meta
 
     leftover_state        differences that a call leaves; effect nodes

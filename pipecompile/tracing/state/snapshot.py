@@ -69,9 +69,9 @@ def contents_restored(places: Iterable[Place]) -> Iterator[None]:
             _restore(container, content)
 
 
-def tensors_of(model: nn.Module) -> list[torch.Tensor]:
-    """Return every tensor reachable from the model, in a table or anywhere else, each once."""
-    held = [item for item in held_values(places_of(model)) if isinstance(item, torch.Tensor)]
+def tensors_of(*roots: Any) -> list[torch.Tensor]:
+    """Return every tensor reachable from a model or other objects, in a table or anywhere else, each once."""
+    held = [item for item in held_values(places_of(*roots)) if isinstance(item, torch.Tensor)]
     return list({id(tensor): tensor for tensor in held}.values())
 
 

@@ -20,16 +20,17 @@ __all__ = ["tensors_restored"]
 
 
 @contextmanager
-def tensors_restored(model: nn.Module) -> Iterator[None]:
-    """Restore, when the block ends, the contents and memory of all tensors of the model, `.grad`, and the random states of GPUs.
+def tensors_restored(*roots: Any) -> Iterator[None]:
+    """Restore, when the block ends, the contents and memory of all tensors that a model or other objects hold, `.grad`, and the random states of GPUs.
 
     Buffers and plain tensors are copied at once, a parameter before the first kernel that writes to it. `p.data = values` gives a
     tensor other memory, and is undone as well.
     """
-    parameters = list(model.parameters())
+    held = tensors_of(*roots)
+    parameters = [tensor for tensor in held if isinstance(tensor, nn.Parameter)]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in parameters]
     parameter_ids = {id(parameter) for parameter in parameters}
-    others = [tensor for tensor in tensors_of(model) if id(tensor) not in parameter_ids and not tensor.is_inference()]
+    others = [tensor for tensor in held if id(tensor) not in parameter_ids and not tensor.is_inference()]
     with torch.no_grad():
         copies = [(tensor, tensor.clone()) for tensor in others]
     memory = [(tensor, tensor.detach()) for tensor in (*parameters, *others) if tensor.layout is torch.strided]

@@ -1,0 +1,96 @@
+"""A loss function with state of its own: the analysis and the check of a step leave no trace in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.tracing.state.function_state import function_restored
+
+
+class Criterion(nn.Module):
+    """A loss with a buffer that is written in place, a tensor that is replaced, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("calls", torch.zeros(()))
+        self.mean: torch.Tensor = torch.zeros(())
+        self.count = 0
+
+    def forward(self, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean = self.mean + y.detach().mean()
+        self.count += 1
+        return F.mse_loss(y * self.weight, t)
+
+
+CRITERION = Criterion()
+CALLS = 0
+BY_NAME = {"loss": CRITERION}
+
+
+def by_global(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    global CALLS
+    CALLS += 1
+    loss: torch.Tensor = CRITERION(y, t)
+    return loss
+
+
+def by_function(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return by_global(y, t)
+
+
+def unrecorded(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = BY_NAME["loss"](y, t) * (2 if t.sum() > 1e6 else 1)
+    return loss
+
+
+def closed_over(criterion: Criterion) -> Callable[..., Any]:
+    return lambda y, t: criterion(y, t)
+
+
+LOSSES = {
+    "a module": CRITERION,
+    "a global": by_global,
+    "a function that calls another": by_function,
+    "a closure": closed_over(CRITERION),
+    "a bound method": CRITERION.forward,
+    "a partial": partial(by_function),
+    "a dict of globals, a branch": unrecorded,
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_loss_runs_once_per_micro_batch_and_keeps_real_tensors(kind: str) -> None:
+    """A criterion behind a lambda got fake tensors as buffers, and counted the runs of the analysis and of the check."""
+    CRITERION.calls.zero_()
+    CRITERION.mean, CRITERION.count = torch.zeros(()), 0
+    buffer, calls = CRITERION.calls, CALLS
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = pc.compile(model, 2, devices=["cpu"] * 2, n_microbatches=2, loss_fn=LOSSES[kind], cost="analytic")
+    for steps in (1, 2):
+        pipe.step(torch.randn(4, 4), target=torch.randn(4, 4))
+        assert CRITERION.count == 2 * steps
+        assert CRITERION.calls is buffer
+        assert float(buffer) == 2 * steps
+        assert type(CRITERION.mean) is torch.Tensor
+    assert kind not in ("a global", "a partial") or calls + 4 == CALLS
+
+
+def test_contents_are_restored() -> None:
+    before, CRITERION.weight.grad = CRITERION.weight.detach().clone(), None
+    with function_restored(by_function):
+        with torch.no_grad():
+            CRITERION.weight.mul_(3.0)
+        CRITERION.count += 5
+        by_global(torch.ones(2, 4), torch.ones(2, 4)).backward()
+    assert torch.equal(CRITERION.weight, before)
+    assert CRITERION.weight.grad is None
