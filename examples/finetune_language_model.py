@@ -1,4 +1,4 @@
-"""Fine-tune a language model of transformers with LoRA in three pipeline stages, on padded sentences: padding counts in no loss.
+"""Fine-tune a language model of transformers with LoRA of peft in three stages, on padded sentences: padding counts in no loss.
 
 python examples/finetune_language_model.py --out out/language
 Started again, the script goes on from its last checkpoint, with the same losses, bit for bit.
@@ -8,7 +8,8 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -16,28 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import pipecompile as pc
 
 WORDS, LENGTH, PADDING = 32, 16, -100
-
-
-class LoRA(nn.Module):
-    """A frozen linear layer and a trained product of two thin matrices beside it (Hu et al., 2021)."""
-
-    def __init__(self, layer: nn.Linear, rank: int = 8) -> None:
-        super().__init__()
-        self.layer = layer.requires_grad_(False)
-        self.down = nn.Parameter(torch.randn(rank, layer.in_features) / layer.in_features**0.5)
-        self.up = nn.Parameter(torch.zeros(layer.out_features, rank))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + 2 * (x @ self.down.T @ self.up.T)
-
-
-def with_lora(model: nn.Module) -> nn.Module:
-    """Freeze the model but its head, and put LoRA around the linear layers of its blocks."""
-    for name, layer in [*model.requires_grad_(False).named_modules()]:
-        if isinstance(layer, nn.Linear) and ".layers." in name:
-            setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], LoRA(layer))
-    model.get_submodule("lm_head").requires_grad_(True)
-    return model
 
 
 def sentences(count: int, seed: int) -> TensorDataset:
@@ -66,8 +45,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # without GPUs the stages share the cores
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
-    model = with_lora(LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, use_cache=False, **sizes)))
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    lora = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"])
+    model = get_peft_model(LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, use_cache=False, **sizes)), lora)
     pipe = pc.compile(model, 3, n_microbatches=4, loss_fn=loss_of, cost="analytic")
     optimizer = torch.optim.AdamW([one for one in pipe.parameters() if one.requires_grad], lr=1e-2)
     rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)

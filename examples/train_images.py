@@ -2,8 +2,7 @@
 
 python examples/train_images.py --out out/images
 
-Loader, mixed precision, learning rates, validation and checkpoints are PyTorch's own. Started again, the script goes on from its
-last checkpoint, with the same losses, bit for bit, as a run that was never interrupted.
+Loader, precision, learning rates, validation and checkpoints are PyTorch's. Started again, it goes on, with the same losses, bit for bit.
 """
 
 import argparse

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pipecompile.schedules import auto_schedule as auto_schedule
     from pipecompile.schedules import build_schedule as build_schedule
     from pipecompile.schedules import register_schedule as register_schedule
+    from pipecompile.show.chakra import save_chakra as save_chakra
     from pipecompile.simulation.advice import Advice as Advice
     from pipecompile.simulation.advice import advise as advise
     from pipecompile.simulation.simulator import simulate as simulate
@@ -104,6 +105,7 @@ _HOMES = {
     "runtime.launch_timeline": ("simulate_launches",),
     "runtime.partitions": ("CardPartition", "partitions"),
     "schedules": ("auto_schedule", "build_schedule", "register_schedule"),
+    "show.chakra": ("save_chakra",),
     "simulation.advice": ("Advice", "advise"),
     "simulation.simulator": ("simulate",),
     "ir.timeline": ("Timeline",),

@@ -81,6 +81,7 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "plan_for": (pc.plan_for, {"model": net(), "cluster": "2xH100", "example_args": (X,)}),
     "simulate_launches": (pc.simulate_launches, {"program": lower(SCHEDULE)}),
     "verify": (pc.verify, {"subject": SCHEDULE}),
+    "save_chakra": (pc.save_chakra, {"program": lower(SCHEDULE), "path": "step", "timeline": None}),
     "latest_checkpoint": (pc.latest_checkpoint, {}),
     "save_checkpoint": (lambda state, directory, step, keep, asynchronous: pc.save_checkpoint(
         state, directory, step, keep=keep, asynchronous=asynchronous).result(),

@@ -59,6 +59,7 @@ EXPECTED = [
     "plan_for",
     "read_schedule",
     "register_schedule",
+    "save_chakra",
     "save_checkpoint",
     "repair_order",
     "simulate",

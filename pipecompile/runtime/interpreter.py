@@ -39,6 +39,7 @@ from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, rec
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import on_gpu, timed_on_gpu
+from pipecompile.runtime.profiler_ranges import in_range
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import Launch, Place, launches
 from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched
@@ -199,8 +200,10 @@ class CodeBuilder:
         if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
             from pipecompile.runtime.cells.offload import copy_cell
 
-            return _timed(copy_cell(action.kind, registers, self.devices[device]), device, str(action))
+            run = copy_cell(action.kind, registers, self.devices[device])
+            return _timed(in_range(run, str(action)), device, str(action))
         run = (self.forward if is_forward else self.backward)(action, registers, self.devices[device])
+        run = in_range(run, str(action))
         if not is_accelerator(self.devices[device]):
             return _timed(run, device, str(action))
         measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else _timed

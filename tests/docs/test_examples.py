@@ -140,7 +140,12 @@ def resumed(name: str, options: list[str]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "batches", "least"),
-    [("train_images.py", 16, 90), ("finetune_language_model.py", 12, 95), ("segment_images.py", 16, 95)],
+    [
+        ("train_images.py", 16, 90),
+        ("finetune_language_model.py", 12, 95),
+        ("segment_images.py", 16, 95),
+        ("train_in_lightning.py", 16, 90),
+    ],
 )
 def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_learns(
     name: str,
@@ -158,7 +163,8 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_l
         return capsys.readouterr().out.splitlines()
 
     def options(out: str, epochs: int) -> list[str]:
-        return ["--amp", "--out", str(tmp_path / out), "--epochs", str(epochs)]
+        amp = [] if "lightning" in name else ["--amp"]  # its bfloat16 is slow on CPUs
+        return [*amp, "--out", str(tmp_path / out), "--epochs", str(epochs)]
 
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     n_threads = torch.get_num_threads()
@@ -170,7 +176,7 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_l
     right = [float(share) for share in re.findall(r"(?:right|overlap) (.*)%", "\n".join(whole))]
     assert right[0] < right[1]
     assert right[1] > least
-    assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) <= 100
+    assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 100
 
 
 @pytest.mark.parametrize("model", ["attention-residuals", "hyper-connections", "unet++", "densenet"])

@@ -140,8 +140,8 @@ class StateReader:
             add_object(self, value, label, place)
 
     def _container(self, value: Any, label: str, place: Place) -> None:
-        if id(value) in self.written_containers:
-            return
+        if id(value) in self.written_containers or value is sys.modules:
+            return  # every import changes sys.modules; modules that the code names are read one by one
         add_container(self, value, label, place)
         if _package(type(value)) not in _TORCH and hasattr(value, "__dict__"):
             add_object(self, value, f"{label}, as an object", place)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import time
+import types
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -90,3 +93,26 @@ def test_a_clock_is_a_risk_with_its_line() -> None:
     risks = graph.facts.reads.guards().risks
     line = Timed.forward.__code__.co_firstlineno + 1
     assert f"test_state_reader.py:{line} in" in risks["time.perf_counter"]
+
+
+class Importing(nn.Module):
+    """A module whose code may look through sys.modules, as helpers of transformers do, and whose forward does not run that code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if self.training else self.patched(x)
+
+    def patched(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + len([name for name in list(sys.modules) if name == "nothing"])
+
+
+def test_an_import_between_steps_is_no_change_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = pc.compile(Importing(), 1, loss_fn=F.mse_loss, n_microbatches=2, cost="analytic")
+    x = torch.randn(4, 2)
+    for name in ("one", "two", "three"):
+        pipe.step(x, target=x)
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert pipe.explain().traces == 1
