@@ -196,14 +196,13 @@ class CodeBuilder:
         action = instruction.action
         assert action is not None
         registers = CellRegisters(instruction, partial(self.register, device=device))
-        is_forward = action.kind in (Kind.FORWARD, Kind.RECOMPUTE)
         if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
             from pipecompile.runtime.cells.offload import copy_cell
 
-            run = copy_cell(action.kind, registers, self.devices[device])
-            return _timed(in_range(run, str(action)), device, str(action))
-        run = (self.forward if is_forward else self.backward)(action, registers, self.devices[device])
-        run = in_range(run, str(action))
+            run = in_range(copy_cell(action.kind, registers, self.devices[device]), str(action))
+            return _timed(run, device, str(action))
+        cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
+        run = in_range(cell(action, registers, self.devices[device]), str(action))
         if not is_accelerator(self.devices[device]):
             return _timed(run, device, str(action))
         measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else _timed
@@ -214,9 +213,8 @@ class CodeBuilder:
         cell = self.cells[action.stage]
         if not isinstance(cell, VariantCell):
             return self.forward_of(cell, action, registers, device)
-        return chosen_run(
-            action.microbatch, lambda number: self.forward_of(cell.variants[number], action, registers, device)
-        )
+        variants = cell.variants
+        return chosen_run(action.microbatch, lambda n: self.forward_of(variants[n], action, registers, device))
 
     def forward_of(self, cell: Cell, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of an F or an R of one cell."""
@@ -285,9 +283,8 @@ class CodeBuilder:
 
     def link(self, source: int, target: int) -> Link:
         """Return the link between two devices."""
-        if (source, target) not in self.links:
-            self.links[source, target] = self.streams.link(source, target)
-        return self.links[source, target]
+        ends = source, target
+        return self.links.get(ends) or self.links.setdefault(ends, self.streams.link(*ends))
 
 
 def _nothing(_frame: Frame) -> None:
