@@ -205,8 +205,13 @@ class FakeTwins:
         if isinstance(tensor, DTensor):
             twin = like(tensor, self._make(part_of(tensor)))
             return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
-        shape, strides = [int(size) for size in tensor.shape], [int(step) for step in tensor.stride()]
-        twin = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self._device)
+        shape = [int(size) for size in tensor.shape]
+        if tensor.layout is torch.strided:
+            twin = torch.empty_strided(
+                shape, [int(step) for step in tensor.stride()], dtype=tensor.dtype, device=self._device
+            )
+        else:  # sparse: costs are those of a dense tensor
+            twin = torch.empty(shape, dtype=tensor.dtype, device=self._device)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(twin, requires_grad=tensor.requires_grad)
         return twin.requires_grad_(tensor.requires_grad)

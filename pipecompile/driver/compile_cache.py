@@ -23,6 +23,7 @@ from pipecompile.batching.microbatches import (
     split_sizes,
 )
 from pipecompile.batching.offset_rows import offset_names
+from pipecompile.batching.transformed_inputs import check_untransformed
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.batch_split import candidate_batches, first_batch, of_two_samples, on_one_side
 from pipecompile.driver.cache_report import Recordings
@@ -92,6 +93,7 @@ class CompileCache:
 
     def find(self, inputs: FlatInputs) -> tuple[Specialization, MiniBatch]:
         """Return the specialization for these inputs, compiled now if there is none, and the inputs in micro-batches."""
+        check_untransformed(inputs.leaves, self.model.parameters)
         traces, warnings = self._traces, self.context.warnings
         if self.options.n_microbatches not in warnings.counted:
             warnings.fewer(inputs.samples, self.options.n_microbatches)
@@ -117,6 +119,7 @@ class CompileCache:
 
     def find_each(self, listed: MicrobatchList) -> tuple[Specialization, ...]:
         """Return the specialization of each micro-batch of a list, compiled now if there is none."""
+        check_untransformed([leaf for call in listed.calls for leaf in call.leaves], self.model.parameters)
         traces = self._traces
         if self.decision.plan is None:
             batch = ListedBatch(listed.largest_first())

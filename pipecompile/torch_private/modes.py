@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import (  # 2.11; tensors without memory, and
     unset_fake_temporarily,
 )
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # 2.11; sees each operator call
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "active_fake_mode",
     "detect_fake_mode",
     "disable_current_modes",
+    "dual_level",
     "enable_python_dispatcher",
     "enter_autocast",
     "exit_autocast",
@@ -56,6 +59,9 @@ disable_current_modes = _disable_current_modes
 
 enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
 """Begin and end an autocast region, as two calls that a graph can hold. 2.11."""
+
+dual_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level")
+"""Return the innermost level of forward-mode differentiation, -1 outside of all. 2.11."""
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 """Switch grad mode, as one call that a graph can hold; `torch.no_grad` calls this function as well. 2.11."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrize as _parametrize
 
 __all__ = [
     "BUFFER_TABLE",
@@ -34,6 +36,7 @@ __all__ = [
     "is_hooked",
     "non_persistent_of",
     "parameters_of",
+    "parametrizations_uncached",
     "sync_check_input_dim",
 ]
 
@@ -126,3 +129,13 @@ def apply_to_tensors(module: nn.Module, function: Callable[[torch.Tensor], torch
 def copy_metadata(source: Any, target: Any) -> None:
     """Give the state dict `target` the versions of modules in `source`, which `load_state_dict` reads. 2.11."""
     target._metadata = getattr(source, "_metadata", None)
+
+
+@contextmanager
+def parametrizations_uncached() -> Iterator[None]:
+    """Begin with an empty cache of `torch.nn.utils.parametrize.cached()`, and put the user's back when the block ends. 2.11."""
+    cache, _parametrize._cache = _parametrize._cache, {}
+    try:
+        yield
+    finally:
+        _parametrize._cache = cache

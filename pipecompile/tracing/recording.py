@@ -32,6 +32,7 @@ from pipecompile.errors import TraceError
 from pipecompile.ir.progress import task
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import enable_python_dispatcher
+from pipecompile.torch_private.modules import parametrizations_uncached
 from pipecompile.tracing.call_recorder import CallRecorder
 from pipecompile.tracing.emit.call_description import check_keywords, code_name
 from pipecompile.tracing.emit.graph_module import assemble_graph
@@ -191,7 +192,10 @@ class _Attempt:
         self.graphs.append(recorder.graph)
         recorder.has_lifted = bool(self.lifted.holders)
         installed = self.lifted.install() if recorder.has_lifted else nullcontext()
-        with caches_purged(), model_restored(self.model) as states, torch.set_grad_enabled(grad), installed:
+        with (
+            caches_purged(), parametrizations_uncached(), model_restored(self.model) as states,
+            torch.set_grad_enabled(grad), installed,
+        ):  # fmt: skip
             graph = recorder.record(self.inputs)
             if python_draws(states):
                 states.restore()

@@ -19,6 +19,7 @@ from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.input_layouts import copy_of
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables
+from pipecompile.torch_private.modules import parametrizations_uncached
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.reachable_code import named_values, reachable
 from pipecompile.tracing.state.function_state import function_restored
@@ -79,6 +80,7 @@ def undone(call: CheckedCall) -> Iterator[None]:
     loss_modules = [call.loss_fn] if isinstance(call.loss_fn, nn.Module) else []
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(parametrizations_uncached())
         for module in (call.model, *loss_modules):
             stack.enter_context(model_restored(module))
         stack.enter_context(tensors_restored(call.model))

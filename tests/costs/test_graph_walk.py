@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, symbolic_trace
 
+import pipecompile as pc
 from pipecompile.costs.graph_walk import FakeTwins, OneDevice, Visit, walk
 from pipecompile.costs.node_cost import CostError
 from pipecompile.costs.node_run import NodeRun
@@ -186,3 +187,21 @@ def test_a_write_by_a_mask_costs_a_pass_over_the_tensor_and_has_both_gradients()
             assert written.dtype == dtype
         h.detach()[h > 0] = torch.ones(2, dtype=torch.float64)
         assert h.shape == (4, 3)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_buffer_costs_as_a_dense_one() -> None:
+    """A buffer in CSR layout raised RuntimeError: it has no strides."""
+
+    class Mix(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+            self.register_buffer("adjacency", torch.eye(4).to_sparse_csr())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.adjacency @ self.a(x).T).T
+
+    model, x = Mix(), torch.randn(4, 4)
+    pipe = pc.compile(model, 1, devices=["cpu"], n_microbatches=2, cost="analytic")
+    assert torch.equal(pipe(x), torch.cat([model(part) for part in x.chunk(2)]))

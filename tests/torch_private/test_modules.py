@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
+import pipecompile as pc
 from pipecompile.torch_private.modules import (
     GLOBAL_FORWARD_HOOKS,
     HOOK_TABLES,
@@ -104,3 +106,17 @@ def test_metadata_of_a_state_dict_is_copied() -> None:
     target: OrderedDict[str, torch.Tensor] = OrderedDict()
     copy_metadata(state, target)
     assert target._metadata is state._metadata  # type: ignore[attr-defined]
+
+
+def test_a_recording_and_its_check_have_a_cache_of_parametrizations_of_their_own() -> None:
+    """A step inside `parametrize.cached()` took the fake weight of the recording as the real one."""
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+    eager, x = copy.deepcopy(model), torch.randn(4, 4)
+    pipe = pc.compile(model, 2, devices=["cpu"] * 2, n_microbatches=1, loss_fn=torch.sum, cost="analytic")
+    with nn.utils.parametrize.cached():
+        cached = model[0].weight
+        loss = pipe.step(x)
+        assert model[0].weight is cached
+    eager(x).sum().backward()
+    assert torch.equal(loss, eager(x).sum())
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), eager.parameters(), strict=True))  # type: ignore[arg-type]

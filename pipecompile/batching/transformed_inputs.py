@@ -1,0 +1,34 @@
+"""Transforms around a call of a pipeline: `torch.func` and forward-mode differentiation, which do not reach into its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.autograd.forward_ad import unpack_dual
+
+from pipecompile.errors import InputError
+from pipecompile.torch_private.modes import dual_level, transform_stack
+
+__all__ = ["check_untransformed"]
+
+
+def check_untransformed(leaves: Iterable[Any], parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
+    """Raise InputError inside of a transform of torch.func, and if an input or a parameter has a tangent."""
+    if transform_stack() is not None:
+        raise InputError(
+            "a pipeline is called inside of a transform of torch.func (grad, vmap, jvp, functional_call in one of them)",
+            why="its stages run on plain tensors, which the transform does not see",
+            hint="pipe(x).backward() or torch.autograd.grad(pipe(x).sum(), x); or pipe.model inside of the transform",
+        )
+    if dual_level() >= 0 and any(map(_has_tangent, (*leaves, *parameters()))):
+        raise InputError(
+            "an input or a parameter has a tangent: forward-mode differentiation of a pipeline",
+            why="its stages run on plain tensors, and the result would have no tangent",
+            hint="pipe.model(x), the model itself",
+        )
+
+
+def _has_tangent(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and unpack_dual(value).tangent is not None

@@ -1,0 +1,32 @@
+"""Transforms of torch.func and forward-mode differentiation around a pipeline are refused with their reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+import pipecompile as pc
+
+
+@pytest.fixture
+def pipe() -> pc.Pipeline:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return pc.compile(model, 2, devices=["cpu"] * 2, n_microbatches=2, cost="analytic")
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.vmap])
+def test_a_transform_of_torch_func_is_refused(transform: object, pipe: pc.Pipeline) -> None:
+    """The error said that the model fails without pipecompile, too."""
+    with pytest.raises(pc.InputError, match=r"inside of a transform of torch\.func"):
+        transform(lambda x: pipe(x).sum())(torch.randn(4, 4, 4))  # type: ignore[operator]
+
+
+def test_a_tangent_is_refused(pipe: pc.Pipeline) -> None:
+    """The result had no tangent, silently."""
+    x = torch.randn(4, 4)
+    with forward_ad.dual_level():
+        pipe(x)  # nothing has a tangent
+        with pytest.raises(pc.InputError, match="has a tangent"):
+            pipe(forward_ad.make_dual(x, torch.ones_like(x)))
