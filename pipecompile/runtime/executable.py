@@ -122,7 +122,8 @@ class Executable:
 
     def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:
         """Run code on a frame, in this thread or in workers. Raise RunError with stage, micro-batch and the user's line."""
-        samples = self.updates.samples()
+        is_half = any(code is half for half in self.__dict__.get("halves", ()))  # of `pipe(x)`: autograd runs the hooks
+        samples = () if is_half else self.updates.samples()
         try:
             if code.streams is not None:
                 code.streams.fork(frame)

@@ -1,7 +1,9 @@
-"""Hooks on gradients that change parameters within a step, as an optimizer in the backward does.
+"""Hooks on gradients of which a pipeline differs from a loop over micro-batches.
 
-A loop over micro-batches runs the forward of the next micro-batch on the changed parameters. A schedule with several micro-batches in
-flight has run it before, on the old ones.
+Hooks that change parameters within a step, as an optimizer in the backward does: a loop runs the forward of the next micro-batch on the
+changed parameters. A schedule with several micro-batches in flight has run it before, on the old ones.
+
+`register_multi_grad_hook`: a loop calls the function once per backward. The stages each run a backward of their own.
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ def is_loop(program: Program) -> bool:
 
 
 class HookedUpdates:
-    """Notices, with one warning, that a parameter with hooks on its gradient has changed during a run."""
+    """Notices, with one warning each, that a parameter with hooks changes during a run, and hooks on several gradients at once."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], program: Program) -> None:
-        self._parameters = () if is_loop(program) else tuple(parameters)
+        self._parameters = tuple(parameters)
+        self._is_warned = is_loop(program)
+        self._is_divided = program.n_stages > 1
 
     @property
     def has_hooks(self) -> bool:
@@ -54,19 +58,33 @@ class HookedUpdates:
         return any(map(gradient_hook_tables, self._parameters))
 
     def samples(self) -> Sequence[Sample]:
-        """Return some elements of each parameter that has hooks."""
-        return [(one, _elements(one)) for one in self._parameters if gradient_hook_tables(one)]
+        """Return some elements of each parameter that has hooks. Warn of hooks on several gradients, if there are several stages."""
+        hooked = [one for one in self._parameters if gradient_hook_tables(one)]
+        if hooked and self._is_divided and any(map(_has_joint_hook, hooked)):
+            self._is_divided = False
+            warn(
+                "a function of register_multi_grad_hook runs once per stage and micro-batch, with None for the parameters of"
+                " other stages, unlike in a loop over micro-batches. Try to read .grad after the step",
+                RecordingWarning,
+            )
+        return [] if self._is_warned else [(one, _elements(one)) for one in hooked]
 
     def check(self, samples: Sequence[Sample]) -> None:
         """Warn if a parameter has changed since."""
         if all(torch.equal(_elements(parameter), before) for parameter, before in samples):
             return
-        self._parameters = ()
+        self._is_warned = True
         warn(
             f"{ADVICE[0]}: a micro-batch whose forward had run before the change used the old values, unlike in a loop over"
             f" micro-batches. Try {ADVICE[1]}",
             RecordingWarning,
         )
+
+
+def _has_joint_hook(parameter: torch.Tensor) -> bool:
+    """Return whether a hook is one of `torch.autograd.graph.register_multi_grad_hook`, which has its functions in that file."""
+    codes = [getattr(hook, "__code__", None) for table in gradient_hook_tables(parameter) for hook in table.values()]
+    return any(code is not None and code.co_filename == torch.autograd.graph.__file__ for code in codes)
 
 
 def _elements(parameter: torch.Tensor) -> torch.Tensor:

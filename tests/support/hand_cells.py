@@ -57,7 +57,7 @@ def cells(first: torch.Tensor, last: torch.Tensor) -> list[Cell]:
 
 
 def executable(first: torch.Tensor, last: torch.Tensor, schedule: str = "1f1b", count: int = 2) -> Executable:
-    nothing: Any = SimpleNamespace(graph=SimpleNamespace(nodes=()))
+    nothing: Any = SimpleNamespace(graph=SimpleNamespace(nodes=()), parameters=tuple)
     binding = ProgramBinding(program(schedule, count), cells(first, last), (CPU, CPU), nothing, Mirrors())
     return Executable(binding)
 
