@@ -24,7 +24,7 @@ _PACKAGES = {
 }  # fmt: skip
 _PROVEN = {
     "cpu": "equal to eager bit for bit, or refused, or warned of: one process, and ranks of gloo",
-    "accelerator": "not seen yet: written, and tested on emulated devices",
+    "cuda": "not seen yet: written, and tested on emulated devices",
 }
 
 
@@ -66,7 +66,7 @@ def _devices() -> list[dict[str, Any]]:
     for index in accelerator_indices():
         device = torch.device(str(accelerator_type()), index)
         name = f"{device_name(device)}, {written(BYTES, device_memory(device))}"
-        devices.append({"device": str(device), "name": name, "proven": _PROVEN["accelerator"]})
+        devices.append({"device": str(device), "name": name, "proven": _PROVEN["cuda"]})
     return devices
 
 

@@ -147,6 +147,9 @@ class FakeStreams:
     def stream(self, lane: Lane) -> FakeStream:
         return self.lanes.setdefault(lane, FakeStream(self, lane))
 
+    def release(self, index: int) -> Callable[[torch.Tensor], None]:
+        return lambda tensor: None
+
 
 class FakeStream:
     def __init__(self, streams: FakeStreams, lane: Lane) -> None:

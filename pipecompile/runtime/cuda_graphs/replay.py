@@ -12,7 +12,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from pipecompile.graph.backward_split import explore_backward
 from pipecompile.runtime.cells.forward_backward import Function, edge_of
 from pipecompile.runtime.cuda_graphs.capture import GraphCapture
 from pipecompile.runtime.cuda_graphs.weight_aliases import WeightAliases
+from pipecompile.runtime.cuda_graphs.weight_gradients import WeightGradients
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import hooks_of_tensor
 from pipecompile.torch_private.storages import foreach_copy
@@ -37,6 +37,8 @@ class CapturedStage:
     edges              per output, where its gradient enters the captured autograd graph; None if it has no gradient
     leaves             leaves of that graph other than the inputs: aliases of weights
     weights            the weights, which get the gradients of the leaves
+    owned              places of the weights that have aliases: their gradients are added inside the graph
+    sums               the sums of these gradients, which all slots of the stage share
     generation         number of forward replays so far
     """
 
@@ -48,11 +50,12 @@ class CapturedStage:
         spec: pytree.TreeSpec,
         refuse: Callable[[str], None],
         aliases: WeightAliases | None = None,
+        sums: WeightGradients | None = None,
     ) -> None:
         self.capture, self.refuse, self.generation = capture, refuse, 0
         own = [_static(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.inputs = [leaf for leaf in own if isinstance(leaf, torch.Tensor)]
-        self.aliases = aliases or WeightAliases()
+        self.aliases, self.sums = aliases or WeightAliases(), sums or WeightGradients()
         with _uncached_autocast(), self.aliases.in_place():
             result, self.replay = capture.capture(lambda: run(*pytree.tree_unflatten(own, spec)))
         self.output_leaves, self.output_spec = pytree.tree_flatten(result)
@@ -60,6 +63,9 @@ class CapturedStage:
         self.edges = [edge_of(output) if output.requires_grad else None for output in self.outputs]
         self.leaves = self._leaves()
         self.weights = [self.aliases.weight_of(leaf) for leaf in self.leaves]
+        self.owned = [
+            place for place, pair in enumerate(zip(self.weights, self.leaves, strict=True)) if pair[0] is not pair[1]
+        ]
         self.captured_backward: CapturedBackward | None = None
         weakref.finalize(self, capture.drain)
 
@@ -100,9 +106,7 @@ class CapturedStage:
                 why="a CUDA graph is for those alone",
                 hint="compile(..., cuda_graphs=False)",
             )
-        _write(self.captured_backward.output_gradients, present)
-        self.captured_backward.replay()
-        return [*map(_released, (*self.inputs, *self.weights), self.captured_backward.results)]
+        return self.captured_backward.run(present)
 
     def _first_backward(
         self, which: tuple[bool, ...], present: Sequence[torch.Tensor]
@@ -111,7 +115,9 @@ class CapturedStage:
         found, reason = self.capture.rehearse(lambda: self.gradients(which, present))
         try:
             if reason is None:
-                self.captured_backward = CapturedBackward.capture(self, which, present)
+                captured = CapturedBackward(self, which, present)
+                captured.replay_of(adds=False)  # raises if the backward cannot be captured
+                self.captured_backward = captured
         except Exception as error:
             reason = summary_of(error)
         if reason is not None:
@@ -128,29 +134,62 @@ class CapturedStage:
         return tuple(next(found) if tensor.requires_grad else None for tensor in tensors)
 
 
-@dataclass(frozen=True, slots=True)
 class CapturedBackward:
-    """A captured backward.
+    """A captured backward of a stage whose forward was replayed just before.
 
     which               per output, whether it has a gradient
     output_gradients    static tensors for these gradients
-    results             gradients of inputs and weights, with values after a replay
+    results             adds ──► gradients of inputs and weights, with values after a replay; None for those that are in the sums
     """
 
-    which: tuple[bool, ...]
-    output_gradients: list[torch.Tensor]
-    replay: Callable[[], None]
-    results: tuple[torch.Tensor | None, ...]
+    def __init__(self, stage: CapturedStage, which: tuple[bool, ...], gradients: Sequence[torch.Tensor]) -> None:
+        self.stage, self.which = stage, which
+        self.output_gradients = [_static(gradient) for gradient in gradients]
+        self.results: dict[bool, tuple[torch.Tensor | None, ...]] = {}
+        self._replays: dict[bool, Callable[[], None]] = {}
+        self._summed: tuple[int, ...] = ()
+        for place in stage.owned:
+            stage.sums.sum_of(stage.weights[place])
 
-    @classmethod
-    def capture(
-        cls, stage: CapturedStage, which: tuple[bool, ...], gradients: Sequence[torch.Tensor]
-    ) -> CapturedBackward:
-        """Capture the backward of a stage whose forward was replayed just before."""
-        static = [_static(gradient) for gradient in gradients]
-        with _uncached_autocast():
-            results, replay = stage.capture.capture(lambda: stage.gradients(which, static))
-        return cls(which, static, replay, results)
+    def replay_of(self, adds: bool) -> Callable[[], None]:
+        """Return the replay that adds to the sums or overwrites them, captured at the first request."""
+        if adds not in self._replays:
+            with _uncached_autocast():
+                self.results[adds], self._replays[adds] = self.stage.capture.capture(lambda: self._gradients(adds=adds))
+        return self._replays[adds]
+
+    def _gradients(self, *, adds: bool) -> tuple[torch.Tensor | None, ...]:
+        """Compute the gradients, and those of owned weights into the sums."""
+        stage, found = self.stage, list(self.stage.gradients(self.which, self.output_gradients))
+        first = len(stage.inputs)
+        self._summed = tuple(place for place in stage.owned if _is_like(found[first + place], stage.weights[place]))
+        for place in self._summed:
+            gradient, total = found[first + place], stage.sums.sum_of(stage.weights[place])
+            assert gradient is not None
+            total.add_(gradient) if adds else total.copy_(gradient)
+            found[first + place] = None
+        return tuple(found)
+
+    def run(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        """Replay B for these gradients of the outputs. Return the gradients that autograd is to add."""
+        _write(self.output_gradients, gradients)
+        stage, used = self.stage, False
+
+        def replay_of(adds: bool) -> Callable[[], None]:
+            nonlocal used
+            used = adds
+            return self.replay_of(adds)
+
+        left = stage.sums.replay([stage.weights[place] for place in self._summed], replay_of)
+        results = [*map(_released, (*stage.inputs, *stage.weights), self.results[used])]
+        for place, gradient in zip(self._summed, left, strict=True):
+            results[len(stage.inputs) + place] = gradient
+        return results
+
+
+def _is_like(gradient: torch.Tensor | None, weight: torch.Tensor) -> bool:
+    """Return whether a gradient can be added in memory that is strided as the weight is."""
+    return gradient is not None and gradient.layout is torch.strided and gradient.dtype == weight.dtype
 
 
 class _Replay(torch.autograd.Function):

@@ -26,6 +26,7 @@ from pipecompile.runtime.cuda_graphs import capture as captures
 from pipecompile.runtime.cuda_graphs.capture import GraphCapture
 from pipecompile.runtime.cuda_graphs.replay import CapturedStage, summary_of
 from pipecompile.runtime.cuda_graphs.weight_aliases import WeightAliases
+from pipecompile.runtime.cuda_graphs.weight_gradients import WeightGradients
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modules import has_any_global_hook, is_hooked
@@ -58,6 +59,7 @@ class StageGraphs:
     _first_run    signature ──► run in which it was seen first: that run rehearses, the next captures
     _captured     (slot, signature) ──► graphs
     _memory       (address, requires_grad) of weights and buffers; graphs contain the addresses
+    _sums         gradients of weights, added inside the graphs of all slots
     _shared       ids of the weights that other stages use, too: another thread may run with them during a capture
     """
 
@@ -74,6 +76,7 @@ class StageGraphs:
         self.reason: str | None = None
         self._runs, self._has_hooks, self._is_full = 0, False, False
         self._recaptures, self._memory = 0, list[tuple[int, bool]]()
+        self._sums = WeightGradients()
         self._first_run: dict[Any, int] = {}
         self._captured: dict[tuple[int | None, Any], CapturedStage] = {}
         self._layers = _called_layers(stage.module)
@@ -92,6 +95,7 @@ class StageGraphs:
             self._memory = memory
             self._recaptures += bool(self._captured)
             self._captured.clear()
+            self._sums = WeightGradients()
             if self._recaptures > MAX_RECAPTURES:
                 self._refuse("its weights are in other memory again and again")
         if (has_hooks := _has_hooks(self._layers)) and not self._has_hooks:
@@ -140,7 +144,9 @@ class StageGraphs:
         is_compiled = not getattr(getattr(self.cell.code, "stage", self.cell.code), "layers", ())
         aliases = WeightAliases(None if is_compiled else self.stage.module, self._shared)
         try:
-            captured = CapturedStage(self.uncaptured, self.new_capture(), leaves, spec, self._refuse, aliases)
+            captured = CapturedStage(
+                self.uncaptured, self.new_capture(), leaves, spec, self._refuse, aliases, self._sums
+            )
             self._captured[slot, signature] = captured
         except Exception as error:
             self._refuse(summary_of(error))

@@ -132,6 +132,12 @@ def test_each_slot_is_captured_once_forward_and_backward(captures: EmulatedCaptu
         (6, 29),
         (6, 45),
     ]  # 2 and 1 in flight; 2 stages, 4 micro-batches, there and back; 3 rehearsed
+    for replayed in (61, 77):
+        graphs.zero_grad()
+        graphs.step(x, target=target)
+        assert (captures.captured, captures.replayed) == (9, replayed), (
+            "each slot has a backward that adds, beside one that writes"
+        )
 
 
 def test_stages_are_captured_on_aliases_of_their_weights(captures: EmulatedCaptures) -> None:
