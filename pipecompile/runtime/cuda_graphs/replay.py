@@ -1,7 +1,8 @@
 """A captured stage: its forward and its backward for the micro-batches of one slot, as one operation of autograd.
 
     F   inputs ──copied──► static inputs ═ replay ═► static outputs ──copied──► registers
-    B   gradients ──copied──► static gradients ═ replay ═► gradients of inputs and weights ──► accumulated by autograd
+    B   gradients ──copied──► static gradients ═ replay ═► gradients of inputs, and of weights with hooks ──► autograd
+                                                       └► sums of the gradients of weights, which are their `.grad`
 
 "Static" tensors keep their addresses, which the graphs contain. Between F and B, what the backward needs lies in the memory
 of the graphs. So a slot must not be replayed forward again before its backward; `generation` checks that.
