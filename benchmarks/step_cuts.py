@@ -1,12 +1,13 @@
 """Compare cuts chosen by the step with exhaustive search, and free cuts of towers with pinned ones.
 
-    python benchmarks/step_cuts.py [--models 60] [--markdown benchmarks/results/step_cuts.md]
+    python benchmarks/step_cuts.py [--models 60] [--resume benchmarks/results/step_cuts.jsonl] [--markdown benchmarks/results/step_cuts.md]
 
 Random series-parallel models of 6 to 9 layers, with random costs and links of random speed, on 3 devices with 8 micro-batches. Exhaustive search
 simulates every cut that precedence allows, under the one schedule 1f1b ("fixed") or under every schedule of the catalogue that suits
 ("open"), in the order of a lower bound, until the bound passes the best. Ours is the cut of `compile(schedule="1f1b")` and of
 `compile(schedule="auto")` without the searched schedule: the latter may be shorter than any of the catalogue. "Bottleneck" is the cut
-with the least bottleneck. Ratios are to the best. Towers are those of benchmarks/towers.py. Nothing is measured but the seconds of planning.
+with the least bottleneck. Ratios are to the best. Towers are those of benchmarks/towers.py. Nothing is measured but the CPU seconds of planning.
+With `--resume`, models that a file lists are not run again, and each result is appended to it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from statistics import mean
-from time import perf_counter
+from time import process_time
 
+import msgspec
 import torch
 from torch import nn
 
@@ -38,9 +40,10 @@ from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.options import Options
 from pipecompile.partitioners import Problem
 from pipecompile.partitioners.solver import with_cut
-from pipecompile.planning import joint_search
+from pipecompile.planning.candidate_evaluation import CandidateEvaluator
 from pipecompile.planning.cost_table import MeasuredCosts
 from pipecompile.planning.draft import make_draft
+from pipecompile.planning.joint_search import compared_rows
 from pipecompile.planning.planner import make_plan, make_problem
 from pipecompile.planning.schedule_choice import make_schedule
 from pipecompile.planning.solve_cut import solve_cut
@@ -132,9 +135,9 @@ class Case:
 
     def open(self) -> float:
         options = replace(self.options, schedule="auto")
-        considered = joint_search.search_plan(self.graph, [self.batch], self.table, options).plan.considered
-        assert considered is not None
-        return min(row.seconds for row in considered.rows if row.seconds is not None and row.schedule != "auto")
+        evaluator = CandidateEvaluator(self.graph, options, self.table, 1)
+        rows = compared_rows(evaluator, self.graph, [self.batch], self.table, options)
+        return min(row.seconds for row in rows if row.draft is not None)
 
 
 def cuts(problem: Problem) -> Iterator[dict[str, int]]:
@@ -160,26 +163,43 @@ def bound_of(problem: Problem, cut: dict[str, int]) -> float:
     return max(before + MICROBATCHES * own for before, own in zip(head, work, strict=True)) * (1 - 1e-9)
 
 
-def compare(count: int) -> list[tuple[str, ...]]:
+class Compared(msgspec.Struct, frozen=True):
+    """The ratios of one model to the best, and the CPU seconds of planning it twice, under one schedule and under all."""
+
+    seed: int
+    ratios: dict[str, float]
+    cpu_seconds: float
+
+
+def compare_model(seed: int) -> Compared:
+    case = Case(seed)
+    one, every = case.best(CATALOGUE[:1]), case.best(CATALOGUE)
+    begin = process_time()
+    ratios = {"fixed": case.fixed() / one, "open": case.open() / every}
+    planning = process_time() - begin
+    ratios |= {
+        "fixed, bottleneck": case.least_bottleneck(CATALOGUE[:1]) / one,
+        "open, bottleneck": case.least_bottleneck(CATALOGUE) / every,
+    }
+    return Compared(seed, ratios, planning)
+
+
+def compare(count: int, resume: Path | None) -> list[tuple[str, ...]]:
     """Return the table of random models."""
-    ratios: dict[str, list[float]] = {"fixed": [], "fixed, bottleneck": [], "open": [], "open, bottleneck": []}
-    planning = 0.0
+    lines = resume.read_bytes().splitlines() if resume and resume.exists() else []
+    known = {one.seed: one for one in (msgspec.json.decode(line, type=Compared) for line in lines)}
     for seed in range(count):
-        case = Case(seed)
-        one, every = case.best(CATALOGUE[:1]), case.best(CATALOGUE)
-        begin = perf_counter()
-        values = {"fixed": case.fixed() / one, "open": case.open() / every}
-        planning += perf_counter() - begin
-        values |= {
-            "fixed, bottleneck": case.least_bottleneck(CATALOGUE[:1]) / one,
-            "open, bottleneck": case.least_bottleneck(CATALOGUE) / every,
-        }
-        for name, value in values.items():
-            ratios[name].append(value)
-        print(seed, *(f"{name} {value:.4f}" for name, value in values.items()), flush=True)
-    print(f"planning took {planning / count:.2f} s a model")
+        if seed not in known:
+            known[seed] = compare_model(seed)
+            print(seed, *(f"{name} {value:.4f}" for name, value in known[seed].ratios.items()), flush=True)
+            if resume:
+                with resume.open("ab") as results:
+                    results.write(msgspec.json.encode(known[seed]) + b"\n")
+    models = [known[seed] for seed in range(count)]
+    print(f"planning took {mean(model.cpu_seconds for model in models):.2f} CPU s a model")
+    columns = {name: [model.ratios[name] for model in models] for name in models[0].ratios}
     return [(name, f"{mean(values):.4f}", f"{max(values):.4f}", str(sum(value > 1.02 for value in values)))
-            for name, values in ratios.items()]  # fmt: skip
+            for name, values in columns.items()]  # fmt: skip
 
 
 def towers() -> list[tuple[str, ...]]:
@@ -200,6 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", type=int, default=60, help="number of random models")
     parser.add_argument("--markdown", type=Path, help="also write the tables here")
+    parser.add_argument("--resume", type=Path, help="file of results, one JSON object a line")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     lines = ["# Cuts by the step", ""]
@@ -210,7 +231,7 @@ def main() -> None:
         f"{arguments.models} random series-parallel models, ratio to exhaustive search:",
         "",
     ]
-    lines += _table(("schedule, cut", "mean", "largest", "above 1.02"), compare(arguments.models))
+    lines += _table(("schedule, cut", "mean", "largest", "above 1.02"), compare(arguments.models, arguments.resume))
     lines += ["", "Towers and a head, one device each, 4 micro-batches per device, in ms:", ""]
     lines += _table(("towers", "least bottleneck", "ours", "pinned", "bound", "ours / pinned"), towers())
     print("\n".join(lines))

@@ -1,7 +1,8 @@
 """Cuts with a short step: starts of many kinds, each improved by moves under the estimate of `step_objective.py`.
 
     the cut with the least bottleneck ─────────────────────┐
-    the graph contracted to its branches ─► cut again ─────┴─► moves of parts of stages ─► the best few, all different
+    the graph contracted to its branches ─► cut again ─────┴─► moves of parts of stages ─┬─► the best few, all different
+    a small graph ─► all cuts of balanced work (balanced_cuts.py) ───────────────────────┘
 
 A move takes one cluster to another stage, with all that precedence takes along; or all clusters of a stage that wait for another
 stage, or that another stage waits for. The search ends after a fixed amount of work, so that it finds the same cuts everywhere.
@@ -14,6 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from random import Random
 
+from pipecompile.partitioners.balanced_cuts import balanced_cuts
 from pipecompile.partitioners.clusters import BLOCK, Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges, stage_ranges
 from pipecompile.partitioners.contraction import contract_branches
@@ -42,6 +44,9 @@ _KICKS = 16
 _NEAR = 500
 """Cuts one move away that are estimated."""
 
+_BALANCED = 800
+"""Cuts of balanced work that are estimated: some tenths of a second."""
+
 _ORDERS = 6
 """Linear orders of a contracted graph that are cut."""
 
@@ -56,6 +61,8 @@ def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRange
             for each in (cut, tuple(_descend(objective, cut, ranges, share))):
                 found.setdefault(each, objective.score(each))
     _kick(objective, ranges, found)
+    for cut in map(tuple, balanced_cuts(objective, ranges, _BALANCED)):
+        found.setdefault(cut, objective.score(cut))
     return [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))][:most]
 
 

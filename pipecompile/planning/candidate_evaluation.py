@@ -13,6 +13,7 @@ from pipecompile.ir.candidates import Candidate, Considered
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.partitioners.incumbent import GAP
+from pipecompile.partitioners.solver import with_cut
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts
 from pipecompile.planning.draft import Draft, by_depth, make_draft, peak_in_flight
 from pipecompile.planning.infeasible_hint import with_enough_stages
@@ -186,11 +187,31 @@ class CandidateEvaluator:
         searched = self._draft(point, draft.partition, problem, draft.placement)
         return self._simulated(candidate, point, replace(searched, step=draft.step), schedule)
 
-    def with_shorter_step(self, row: Evaluated) -> Evaluated:
-        """Return the row with the cut that has the shortest step under the row's schedule."""
+    def with_shorter_step(self, row: Evaluated, first: Evaluated) -> Evaluated:
+        """Return the row with the cut that has the shortest step under the row's schedule. `first` is the row with the cut of the
+        least bottleneck, to which the summary of the step compares.
+        """
         draft, point = row.draft, row.point
         assert draft is not None
-        return self._simulated(row.candidate, point, self._shortened(point, draft), None)
+        assert first.draft is not None
+        draft = self._shortened(point, draft)
+        if draft.step is not None and first is not row:
+            least = first.draft.partition.bottleneck
+            draft = replace(draft, step=replace(draft.step, first_seconds=first.seconds, first_bottleneck=least))
+        return self._simulated(row.candidate, point, draft, None)
+
+    def with_cut_of(self, row: Evaluated, other: Evaluated) -> Evaluated:
+        """Return the row with the cut of another row if that fits the memory and makes its step shorter, else the row."""
+        draft, point = row.draft, row.point
+        assert draft is not None
+        assert other.draft is not None
+        stage_of = other.draft.partition.stage_of
+        if stage_of == draft.partition.stage_of or draft.placement != other.draft.placement:
+            return row
+        partition = with_cut(draft.partition, draft.problem, stage_of, self.options.n_stages)
+        moved = self._by_depth(point, self._draft(point, partition, draft.problem, draft.placement))
+        better = self._simulated(row.candidate, point, moved, None)
+        return better if better.draft is not None and better.seconds < row.seconds * (1 - GAP) else row
 
     def _shortened(self, point: Point, draft: Draft) -> Draft:
         if point.options.schedule == "auto":

@@ -29,12 +29,15 @@ from pipecompile.planning.planner import Planned
 from pipecompile.schedules import CATALOGUE, Builder
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["search_plan"]
+__all__ = ["compared_rows", "search_plan"]
 
 _log = logging.getLogger("pipecompile.schedule")
 
 _BEST_CUTS = 3
 """For this many of the best cuts a schedule is searched for."""
+
+_CLOSE = 1.04
+"""Step of a row for which a cut is searched with a second look, as a multiple of the shortest step."""
 
 _EQUAL = 1e-9
 """Relative tolerance for comparing step times."""
@@ -46,9 +49,7 @@ def search_plan(graph: TracedGraph, batches: Sequence[MiniBatch], table: CostTab
     Raises InfeasibleError if nothing fits the memory, CostError or InputError if the model runs in none of the batches.
     """
     evaluator = CandidateEvaluator(graph, options, table, len(batches))
-    rows = _evaluated(evaluator, [*_points(graph, batches, table, options)])
-    shorter = {id(row): evaluator.with_shorter_step(row) for row in _best_rows(rows)}
-    rows = [shorter.get(id(row), row) for row in rows]
+    rows = compared_rows(evaluator, graph, batches, table, options)
     if options.schedule == "auto":
         rows += [evaluator.with_searched_schedule(row) for row in _best_cuts(rows)]
     best = _shortest(rows)
@@ -58,6 +59,44 @@ def search_plan(graph: TracedGraph, batches: Sequence[MiniBatch], table: CostTab
     rows = sorted([final if row is best else row for row in rows], key=lambda row: row.sort_key)
     considered = Considered(tuple(row.candidate for row in rows), rows.index(final))
     return evaluator.plan(final, considered)
+
+
+def compared_rows(
+    evaluator: CandidateEvaluator,
+    graph: TracedGraph,
+    batches: Sequence[MiniBatch],
+    table: CostTable,
+    options: Options,
+) -> list[Evaluated]:
+    """Return every candidate of the catalogue, those of the shortest steps with the cut that has the shortest step."""
+    rows = _evaluated(evaluator, [*_points(graph, batches, table, options)])
+    return _with_shorter_steps(evaluator, rows)
+
+
+def _with_shorter_steps(evaluator: CandidateEvaluator, first: Sequence[Evaluated]) -> list[Evaluated]:
+    """Search cuts for the best few rows, try these cuts in all other rows, and search again for rows that come near the best."""
+    rows, searched = list(first), set[int]()
+    for number in _ranked(rows)[:_BEST_CUTS]:
+        rows[number] = evaluator.with_shorter_step(rows[number], first[number])
+        searched.add(number)
+    for other in sorted(searched):
+        for number in _ranked(rows):
+            shorter = evaluator.with_cut_of(rows[number], rows[other])
+            if shorter is not rows[number]:
+                rows[number] = shorter
+                searched.discard(number)
+    for _ in range(_BEST_CUTS):
+        ranked = _ranked(rows)
+        near = [n for n in ranked if n not in searched and rows[n].seconds <= _CLOSE * rows[ranked[0]].seconds]
+        if near:
+            rows[near[0]] = evaluator.with_shorter_step(rows[near[0]], first[near[0]])
+            searched.add(near[0])
+    return rows
+
+
+def _ranked(rows: Sequence[Evaluated]) -> list[int]:
+    """Return the numbers of the rows that fit the memory, those of the shortest step first."""
+    return sorted((n for n, row in enumerate(rows) if row.draft), key=lambda n: rows[n].seconds)
 
 
 def _evaluated(evaluator: CandidateEvaluator, points: Sequence[Point]) -> list[Evaluated]:
@@ -109,11 +148,6 @@ def _schedule_names(options: Options) -> list[str | Schedule | Builder]:
         return [options.schedule]
     counts = options.n_stages, len(options.devices)
     return [name for name, entry in CATALOGUE.items() if entry.compared and entry.suits(*counts)]
-
-
-def _best_rows(rows: Sequence[Evaluated]) -> list[Evaluated]:
-    """Return the shortest few rows, of which several may have one cut."""
-    return sorted((row for row in rows if row.draft), key=lambda row: row.seconds)[:_BEST_CUTS]
 
 
 def _best_cuts(rows: Sequence[Evaluated]) -> list[Evaluated]:

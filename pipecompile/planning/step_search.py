@@ -35,7 +35,7 @@ from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.simulation.costs import make_costs
 from pipecompile.tracing.traced_graph import TracedGraph
 
-_MOST = 8
+_MOST = 12
 """Cuts that are simulated."""
 
 _WORTH = 0.01
