@@ -3,6 +3,8 @@
     python benchmarks/adversarial.py [--library diffusers] [--only REGEX] [--rows out/adversarial.jsonl] [--resume] [--sample 20]
     python benchmarks/adversarial.py --markdown benchmarks/results/adversarial.md        the table of the rows that there are
 
+The table keeps the rows that it has for models that have no new row.
+
 Every model has a process of its own, with a time limit. A library that is not installed is left out, with that reason.
 """
 
@@ -24,7 +26,7 @@ from typing import Any
 import torch
 import zoo_models
 from adversarial_check import examine
-from adversarial_table import progress, table
+from adversarial_table import progress, rows_of_page, table
 from zoo_models.specimen import Specimen
 from zoo_sweep import rows_of
 
@@ -47,7 +49,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one model")
     options = parser.parse_args()
     if options.markdown:
-        options.markdown.write_text(table(list(rows_of(options.rows))))
+        page = options.markdown.read_text() if options.markdown.exists() else ""
+        options.markdown.write_text(table([*rows_of_page(page), *rows_of(options.rows)]))
     else:
         sweep(options)
 
@@ -116,6 +119,7 @@ def _examine(family: str, name: str, told: Connection) -> None:
             os.dup2(nothing.fileno(), 2)
     warnings.filterwarnings("ignore")
     specimen = next(s for s in zoo_models.specimens(family) if s.name == name)
+    specimen = specimen.smaller or specimen
     if not _is_there(specimen, told):
         return
     examine(specimen, lambda **event: told.send(event))

@@ -24,7 +24,7 @@ class Call:
 class Specimen:
     """`inputs(n)` makes a call with n samples. `skipped` says why there is nothing to examine. `lists` names the arguments that
     are lists with an entry per sample. `longer` makes calls of another length. `dims` are batch dimensions of keyword arguments that
-    are not 0, None for what all samples share.
+    are not 0, None for what all samples share. `smaller` is the same model with fewer blocks or smaller inputs, for a story of many steps.
     """
 
     library: str
@@ -36,6 +36,7 @@ class Specimen:
     lists: tuple[str, ...] = ()
     longer: Callable[[int], Call] | None = None
     dims: Mapping[str, int | None] = field(default_factory=dict)
+    smaller: Specimen | None = None
 
     @property
     def batch_dims(self) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -29,6 +31,15 @@ CLIPS = {"s3d": (14, 224)}
 """Frames and pixels; 4 and 64 where nothing is said."""
 
 
+SMALLER = (
+    "convnext_large efficientnet_b6 efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s maxvit_t regnet_x_16gf "
+    "regnet_x_32gf regnet_y_128gf regnet_y_16gf regnet_y_32gf resnext101_32x8d resnext101_64x4d resnext50_32x4d swin_b swin_s "
+    "swin_v2_b swin_v2_s vit_b_16 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2 deeplabv3_resnet101 "
+    "deeplabv3_resnet50 fcn_resnet101"
+).split()
+"""Models whose steps take many seconds on one thread, beside those of video and detection."""
+
+
 def specimens() -> list[Specimen]:
     return [
         _specimen(group, name)
@@ -41,7 +52,14 @@ def _specimen(group: str, name: str) -> Specimen:
     skipped = "int8 kernels, evaluation only: nothing to train" if group == "quantization" else ""
     build, inputs = _MAKERS.get(group, _classifier)(name)
     lists = ("images", "targets") if group == "detection" else ()
-    return Specimen("torchvision", group or "classification", name, build, inputs, skipped, lists)
+    whole = Specimen("torchvision", group or "classification", name, build, inputs, skipped, lists)
+    if name in SMALLER or group in ("video", "detection"):
+        inputs = (
+            images(64) if name == "maxvit_t" else _clips(4, 32) if group == "video" and name not in CLIPS else inputs
+        )
+        options = {"input_size": (64, 64)} if name == "maxvit_t" else {}
+        return replace(whole, smaller=replace(whole, build=partial(_with_fewer_blocks, build, options), inputs=inputs))
+    return whole
 
 
 def _classifier(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
@@ -66,7 +84,11 @@ def _segmentation(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], C
 def _video(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], Call]]:
     frames, size = CLIPS.get(name, (4, 64))
     build = _smaller_mvit if name.startswith("mvit") else partial(models.get_model, weights=None, num_classes=10)
-    return partial(build, name), lambda n: Call((torch.randn(n, 3, frames, size, size),))
+    return partial(build, name), _clips(frames, size)
+
+
+def _clips(frames: int, size: int) -> Callable[[int], Call]:
+    return lambda n: Call((torch.randn(n, 3, frames, size, size),))
 
 
 def _smaller_mvit(name: str) -> nn.Module:
@@ -110,5 +132,55 @@ def _target(name: str) -> dict[str, torch.Tensor]:
         target["keypoints"] = torch.ones(1, 17, 3) * 20
     return target
 
+
+def _with_fewer_blocks(build: Callable[..., nn.Module], options: dict[str, Any]) -> nn.Module:
+    """Build a model with one block in each stage, two where every other one is another kind, and every width as it is."""
+    with ExitStack() as stack:
+        for path, name, shorten in _CLASSES:
+            module = importlib.import_module(f"torchvision.models.{path}")
+            stack.enter_context(mock.patch.object(module, name, _shortened(getattr(module, name), shorten)))
+        return build(**options)
+
+
+def _shortened(full: Callable[..., nn.Module], shorten: Callable[[list[Any], dict[str, Any]], None]) -> Any:
+    def build(*args: Any, **options: Any) -> nn.Module:
+        positional = list(args)
+        shorten(positional, options)
+        return full(*positional, **options)
+
+    return build
+
+
+def _settings(args: list[Any], _options: dict[str, Any]) -> None:
+    for setting in args[0]:
+        setting.num_layers = 1
+
+
+def _block_depths(args: list[Any], _options: dict[str, Any]) -> None:
+    args[0].depths = [1] * len(args[0].depths)
+
+
+def _layers(args: list[Any], _options: dict[str, Any]) -> None:
+    args[1] = [1] * len(args[1])
+
+
+def _option(name: str, value: Any, **others: Any) -> Callable[[list[Any], dict[str, Any]], None]:
+    def shorten(_args: list[Any], options: dict[str, Any]) -> None:
+        options.update({name: value} | others)
+
+    return shorten
+
+
+_CLASSES: tuple[tuple[str, str, Callable[[list[Any], dict[str, Any]], None]], ...] = (
+    ("convnext", "ConvNeXt", _settings),
+    ("efficientnet", "EfficientNet", _settings),
+    ("regnet", "RegNet", _block_depths),
+    ("resnet", "ResNet", _layers),
+    ("swin_transformer", "SwinTransformer", _option("depths", [2, 2, 2, 2])),
+    ("video.swin_transformer", "SwinTransformer3d", _option("depths", [2, 2, 2, 2])),
+    ("vision_transformer", "VisionTransformer", _option("num_layers", 2)),
+    ("maxvit", "MaxVit", _option("block_layers", [1, 1, 1, 1], partition_size=2)),
+)
+"""Module, class, and what shortens the arguments of its builders."""
 
 _MAKERS = {"segmentation": _segmentation, "video": _video, "optical_flow": _flow, "detection": _detection}

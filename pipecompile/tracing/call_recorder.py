@@ -76,6 +76,7 @@ class CallRecorder(TorchFunctionMode):
         self.reach = reachable(model)
         self.draws = RandomDrawCounter()
         self.is_paused = self.asked_grad_mode = self.has_lifted = False
+        self.noticed_at = ""
         self.is_grad_enabled = grad
         self.asked: dict[str, str] = {}
         self.thread = get_ident()

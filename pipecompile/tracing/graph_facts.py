@@ -42,6 +42,7 @@ class GraphFacts:
     grad_mode   the grad mode that the graph is right for; None if it is right for both
     ties        the nodes that must share a stage; None until `prepare` has computed the ties
     reads       the state that the recording read beyond its inputs; None for a graph that was read from its text
+    noticed_at  the user's line that saw that a value is fake, after which the model may take another way; "" if none did
     """
 
     symbol: sympy.Symbol
@@ -57,3 +58,4 @@ class GraphFacts:
     grad_mode: bool | None = None
     ties: Ties | None = None
     reads: RecordedReads | None = None
+    noticed_at: str = ""

@@ -238,9 +238,8 @@ class Recorder(CallRecorder):
                 if changes := self.leftovers.changes():
                     record_state_changes(self, inputs, changes)
             graph = assemble_graph(self, inputs, output)
-            graph.facts = replace(
-                graph.facts, reads=RecordedReads(self.model, self.reads, self.leftovers.written, asked=self.asked)
-            )
+            reads = RecordedReads(self.model, self.reads, self.leftovers.written, asked=self.asked)
+            graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at)
             return graph
         except Exception as error:
             raise as_trace_error(error, self.model) from error

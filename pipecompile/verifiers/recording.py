@@ -22,7 +22,7 @@ from pipecompile.errors import MismatchError
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.traced_graph import TracedGraph
-from pipecompile.tracing.user_source import raiser
+from pipecompile.tracing.user_source import line_of, raiser
 from pipecompile.verifiers.eager_run import GRADIENT, CheckedCall, Observation, observe, random_states_of, undone
 from pipecompile.verifiers.first_difference import first_difference
 
@@ -246,6 +246,8 @@ def _mismatch(
     first, count = differences[0], len(differences)
     more = f", and {count - 1} more" if count > 1 else ""
     why = "Python of the model decides by a value that the recording took as a constant, or changes what was recorded"
+    if noticed := graph.facts.noticed_at:
+        why += f". The model notices that it is recorded ({line_of(noticed)}), and may take another way then"
     if eager.drawn:
         why += f". The model draws from {', '.join(eager.drawn)}"
     return MismatchError(

@@ -13,6 +13,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.batching.call_inputs import flatten
 from pipecompile.errors import MismatchError
+from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.verifiers.eager_run import CheckedCall
 from pipecompile.verifiers.recording import verify_recording
 
@@ -207,3 +208,22 @@ def test_with_several_threads_a_few_roundings_pass() -> None:
         assert "differs by" in verify(model, graph)
     finally:
         torch.set_num_threads(1)
+
+
+class Noticing(nn.Module):
+    """Takes another way while it is traced, as the attention masks of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * 2 if isinstance(x, FakeTensor) else x)
+
+
+def test_a_model_that_notices_its_recording_is_refused_with_the_line_that_noticed() -> None:
+    pipe = pc.compile(Noticing(), 1, example_args=(torch.randn(4, 4),), loss_fn=torch.sum, cost="analytic")
+    with pytest.raises(
+        MismatchError, match=r"notices that it is recorded \(test_recording.py:\d+ in Noticing.forward\)"
+    ):
+        pipe.step(torch.randn(4, 4))

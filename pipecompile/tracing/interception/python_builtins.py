@@ -29,7 +29,7 @@ from pipecompile.torch_private.operators import symbolic_function
 from pipecompile.torch_private.symbols import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 from pipecompile.tracing.fakes.lifted_numbers import LiftedFloat, LiftedInt, LiftedNumber, lifted
 from pipecompile.tracing.message_text import is_in_message
-from pipecompile.tracing.user_source import called_by_user
+from pipecompile.tracing.user_source import called_by_user, caller
 
 __all__ = ["BUILTIN_PATCHES", "builtin_substitutes"]
 
@@ -65,6 +65,8 @@ def _isinstance(listener: Any, original: Any) -> Any:
 
     def instance(value: Any, classes: Any) -> Any:
         answer = original(value, classes)
+        if classes is FakeTensor and answer and not listener.noticed_at and listener.is_listening and called_by_user():
+            listener.noticed_at = caller()
         if answer or type(value) not in _STAND_INS or not listener.is_listening or not called_by_user():
             return answer
         if type(value) in _EXAMPLES:
