@@ -36,6 +36,10 @@ communication within the stages of the other, such as the all-to-all of experts.
 `simulate(forward_communication=, backward_communication=)` says what of a forward and of a backward is communication: a pair takes the time of
 the busier of the two resources, or `overlap=` seconds. In one process and on ranks the two run one after the other, with the same gradients.
 
+Schedules of many micro-batches repeat themselves. `pc.build_periodic("1f1b", 512, 4096)` has prologue, period and epilogue of each device, and its text, JSON and
+simulation do not grow with the micro-batches: a row is `0F0,(0F1;0B0)x7+1,0B7`, seven times with micro-batches one later each time, which `Schedule.from_csv` reads
+too. `pc.find_period(schedule)` finds the period of any schedule, `pc.simulate_periodic` simulates until the times repeat. `gpipe`, `looped-bfs` and others that run all forwards first have no period.
+
 The charts show the same runs: blue are forwards, orange backwards, yellow `I`, green `W`, violet recomputations; darker is a device's second stage.
 """
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pipecompile.ir import Schedule as Schedule
     from pipecompile.ir.candidates import Candidate as Candidate
     from pipecompile.ir.candidates import Considered as Considered
+    from pipecompile.ir.periodic import PeriodicSchedule as PeriodicSchedule
     from pipecompile.ir.plan import Plan as Plan
     from pipecompile.ir.timeline import Timeline as Timeline
     from pipecompile.layouts.estimate import plan_for as plan_for
@@ -59,10 +60,14 @@ if TYPE_CHECKING:
     from pipecompile.schedules import auto_schedule as auto_schedule
     from pipecompile.schedules import build_schedule as build_schedule
     from pipecompile.schedules import register_schedule as register_schedule
+    from pipecompile.schedules.periods import build_periodic as build_periodic
+    from pipecompile.schedules.periods import find_period as find_period
     from pipecompile.show.chakra import save_chakra as save_chakra
     from pipecompile.simulation.advice import Advice as Advice
     from pipecompile.simulation.advice import advise as advise
     from pipecompile.simulation.simulator import simulate as simulate
+    from pipecompile.simulation.steady_state import SteadyState as SteadyState
+    from pipecompile.simulation.steady_state import simulate_periodic as simulate_periodic
     from pipecompile.tracing import trace as trace
     from pipecompile.tracing.recompute_flag import is_recomputing as is_recomputing
     from pipecompile.verifiers import verify as verify
@@ -92,6 +97,7 @@ _HOMES = {
     "graph.explanation": ("Explanation", "explain"),
     "interchange": ("OrderReport", "PipelineOrder", "check_order", "read_schedule", "repair_order"),
     "ir": ("Program", "Schedule"),
+    "ir.periodic": ("PeriodicSchedule",),
     "partitioners": ("Partition", "Problem", "partition"),
     "layouts.estimate": ("plan_for",),
     "layouts.hardware": ("Cluster",),
@@ -105,9 +111,11 @@ _HOMES = {
     "runtime.launch_timeline": ("simulate_launches",),
     "runtime.partitions": ("CardPartition", "partitions"),
     "schedules": ("auto_schedule", "build_schedule", "register_schedule"),
+    "schedules.periods": ("build_periodic", "find_period"),
     "show.chakra": ("save_chakra",),
     "simulation.advice": ("Advice", "advise"),
     "simulation.simulator": ("simulate",),
+    "simulation.steady_state": ("SteadyState", "simulate_periodic"),
     "ir.timeline": ("Timeline",),
     "tracing": ("trace",),
 }

@@ -77,6 +77,8 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "advise": (pc.advise, {"subject": SCHEDULE}),
     "insert_offload": (pc.insert_offload, {"schedule": SCHEDULE, "stages": None}),
     "insert_overlap": (pc.insert_overlap, {"schedule": SCHEDULE, "routes": None}),
+    "build_periodic": (pc.build_periodic, {"schedule": "1f1b", "n_stages": 2, "n_microbatches": 8}),
+    "find_period": (pc.find_period, {"schedule": SCHEDULE}),
     "offload_to_fit": (pc.offload_to_fit, {"schedule": SCHEDULE, "memory_limit": 8.0, "saved_bytes": 3.0}),
     "plan_for": (pc.plan_for, {"model": net(), "cluster": "2xH100", "example_args": (X,)}),
     "simulate_launches": (pc.simulate_launches, {"program": lower(SCHEDULE)}),

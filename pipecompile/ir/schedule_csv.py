@@ -3,6 +3,7 @@
     0F0,,0F1                                a row per device, a cell per action; an empty cell is an idle tick
     ,                                       a device without actions
     0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0     torch, with communication: skipped; computation keeps its order
+    (0F1;0B0)x7+1                           7 times, each time with micro-batches 1 later (`periodic.py`)
     (0F2;1B0)OVERLAP_F_B                    a forward and a backward at the same time; other kinds: one after the other
 
 Blank lines at the end and a byte-order mark are skipped. A blank line before another row is refused, and so are B and W of one
@@ -13,13 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action, Kind
 from pipecompile.ir.input_checks import without_mark
 from pipecompile.ir.overlap import parse_cell
 
-__all__ = ["csv_lines", "read_rows"]
+__all__ = ["Repeated", "csv_lines", "parse_repeated", "read_rows"]
 
 Rows = list[list[tuple[Action, ...]]]
 """Per row its cells, each with one action, or with all actions that overlap."""
@@ -30,6 +32,36 @@ _SHOWN = 8
 _COMMUNICATION = re.compile(
     r"[0-9]{1,9}(?:(?:SEND_[FB]|RECV_[FB]|WAIT_SEND_[FB])[0-9]{1,9}|UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD)"
 )
+
+
+_REPEATED = re.compile(r"\(([^()]*)\)x([0-9]{1,9})\+([0-9]{1,9})")
+_MOST_ACTIONS = 100_000_000
+"""Actions of a text with repeated cells; a schedule has at most 50 million cells, each with one action or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A cell of actions that are repeated so often, each time with micro-batches that are `step` later."""
+
+    actions: tuple[Action, ...]
+    count: int
+    step: int
+
+
+def parse_repeated(text: str) -> Repeated | None:
+    """Return the repeated actions of a cell; None for another cell. Raise ScheduleError for what is no action inside."""
+    match = _REPEATED.fullmatch(text)
+    if match is None:
+        return None
+    actions = tuple(Action.parse(part.strip()) for part in match[1].split(";"))
+    if len(actions) * int(match[2]) > _MOST_ACTIONS:
+        raise ScheduleError(f"{text:.60} is repeated too often", why=f"at most {_MOST_ACTIONS:,} actions can be read")
+    return Repeated(actions, int(match[2]), int(match[3]))
+
+
+def _unrolled(cell: Repeated) -> Iterator[tuple[Action, ...]]:
+    for index in range(cell.count):
+        yield from ((Action(a.stage, a.kind, a.microbatch + index * cell.step),) for a in cell.actions)
 
 
 def read_rows(text: str) -> Rows:
@@ -65,7 +97,11 @@ def csv_lines(text: str) -> list[str]:
 def _row(line: str, row: int, faults: list[tuple[str, ScheduleError]]) -> Iterator[tuple[Action, ...]]:
     for column, cell in enumerate(line.split(",")):
         try:
-            if (text := cell.strip()) and _COMMUNICATION.fullmatch(text) is None:
+            if not (text := cell.strip()) or _COMMUNICATION.fullmatch(text) is not None:
+                continue
+            if (repeated := parse_repeated(text)) is not None:
+                yield from _unrolled(repeated)
+            else:
                 yield parse_cell(text)
         except ScheduleError as error:
             faults.append((f"row {row}, column {column}", error))

@@ -1,0 +1,138 @@
+"""A periodic schedule: per device a prologue, a period that is repeated with later micro-batches, and an epilogue.
+
+    0F0,(0F1;0B0)x7+1,0B7        device 0: (0F1;0B0) 7 times, each time with micro-batches 1 later: 0F1 0B0 0F2 0B1 ... 0F7 0B6
+    (1F0;1B0)x7+1,1F7,1B7        device 1
+
+Its size does not depend on the number of micro-batches. `Schedule.from_csv` reads the same text, and unrolls it. The repeated part is
+the repetend of Lin et al., "Tessel: Boosting Distributed Execution of Large DNN Models via Flexible Schedule Search", 2024.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipecompile.errors import ScheduleError
+from pipecompile.ir.action import Action
+from pipecompile.ir.input_checks import whole
+from pipecompile.ir.schedule import Schedule
+from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated
+
+__all__ = ["PeriodicSchedule", "shifted"]
+
+Rows = tuple[tuple[Action, ...], ...]
+
+
+def shifted(row: Sequence[Action], microbatches: int) -> tuple[Action, ...]:
+    """Return the actions on micro-batches that are so many later."""
+    return tuple(Action(a.stage, a.kind, a.microbatch + microbatches) for a in row)
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicSchedule:
+    """Per device `prologue`, then `period` so many `repetitions`, then `epilogue`.
+
+    Each repetition has micro-batches that are `step` later than the one before. The micro-batches of the epilogue are those of no
+    repetition: it comes `step * repetitions` later. `name` does not count for equality.
+    """
+
+    n_stages: int
+    placement: tuple[int, ...]
+    prologue: Rows
+    period: Rows
+    epilogue: Rows
+    repetitions: int
+    step: int
+    name: str = field(default="periodic", compare=False)
+
+    @property
+    def n_devices(self) -> int:
+        return len(self.period)
+
+    @property
+    def n_microbatches(self) -> int:
+        rows = (*self.prologue, *self.epilogue)
+        rest = {action.microbatch for row in rows for action in row if action.stage == 0}
+        return len(rest) + self.step * self.repetitions
+
+    def __repr__(self) -> str:
+        counts = f"n_stages={self.n_stages}, n_microbatches={self.n_microbatches}, n_devices={self.n_devices}"
+        return f"PeriodicSchedule({self.name!r}, {counts}, {self.repetitions} times {self.step})"
+
+    def repeated(self, repetitions: int) -> PeriodicSchedule:
+        """Return the schedule with another number of repetitions."""
+        return replace(self, repetitions=whole("repetitions", repetitions, 1))
+
+    def unrolled(self, repetitions: int | None = None) -> Schedule:
+        """Return the plain schedule, with as many repetitions as this has or as are given."""
+        count = self.repetitions if repetitions is None else whole("repetitions", repetitions, 1)
+        rows = tuple(tuple(self._row(device, count)) for device in range(self.n_devices))
+        n_microbatches = self.n_microbatches + self.step * (count - self.repetitions)
+        return Schedule(self.n_stages, n_microbatches, self.placement, rows, self.name)
+
+    def _row(self, device: int, count: int) -> Iterator[Action]:
+        yield from self.prologue[device]
+        for index in range(count):
+            yield from shifted(self.period[device], self.step * index)
+        yield from shifted(self.epilogue[device], self.step * count)
+
+    def to_csv(self) -> str:
+        """Return a row per device: the cells of the prologue, the period as one cell, the cells of the epilogue."""
+        lines = []
+        for prologue, period, epilogue in zip(self.prologue, self.period, self.epilogue, strict=True):
+            cell = f"({';'.join(map(str, period))})x{self.repetitions}+{self.step}"
+            end = shifted(epilogue, self.step * self.repetitions)
+            lines.append(",".join((*map(str, prologue), cell, *map(str, end))) + "\n")
+        return "".join(lines)
+
+    __str__ = to_csv
+
+    @classmethod
+    def from_csv(cls, text: str, name: str = "csv") -> PeriodicSchedule:
+        """Read the form of `to_csv`. Raise ScheduleError naming the row that has no period, or another one than the row before."""
+        parts = [_parts(line, number) for number, line in enumerate(csv_lines(text))]
+        counts = {(period.count, period.step) for _, period, _ in parts}
+        if len(counts) != 1:
+            raise ScheduleError("the rows are repeated differently", why="every row needs the same xCOUNT+STEP")
+        ((count, step),) = counts
+        rows = ((*before, *period.actions, *shifted(after, -step * count)) for before, period, after in parts)
+        placement = Schedule.from_rows(rows).placement
+        return cls(
+            len(placement), placement, tuple(before for before, _, _ in parts), tuple(period.actions for _, period, _ in parts),
+            tuple(shifted(after, -step * count) for _, _, after in parts), count, step, name,
+        )  # fmt: skip
+
+    def to_json(self) -> str:
+        """Return the schedule as JSON: counts, and per device the texts of the three parts."""
+        parts = {name: [" ".join(map(str, row)) for row in getattr(self, name)] for name in _PARTS}
+        counts = {"n_stages": self.n_stages, "placement": self.placement, "repetitions": self.repetitions}
+        return json.dumps({"name": self.name, **counts, "step": self.step, **parts}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> PeriodicSchedule:
+        """Read the form of `to_json`. Raise ScheduleError if it is another."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            parts = [tuple(tuple(map(Action.parse, row.split())) for row in data[name]) for name in _PARTS]
+            counts = [int(data["n_stages"]), tuple(map(int, data["placement"]))]
+            rest = int(data["repetitions"]), int(data["step"]), str(data["name"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ScheduleError("the text is no periodic schedule", why=f"{type(error).__name__}: {error}") from None
+        return cls(*counts, *parts, *rest)  # type: ignore[arg-type]
+
+
+_PARTS = ("prologue", "period", "epilogue")
+
+
+def _parts(line: str, row: int) -> tuple[tuple[Action, ...], Repeated, tuple[Action, ...]]:
+    cells = [cell.strip() for cell in line.split(",") if cell.strip()]
+    periods = [(index, found) for index, cell in enumerate(cells) if (found := parse_repeated(cell)) is not None]
+    if len(periods) != 1:
+        raise ScheduleError(
+            f"the row has {len(periods)} periods, expected 1", where=f"row {row}", why="as in (0F1;0B0)x7+1"
+        )
+    ((index, period),) = periods
+    before, after = (tuple(map(Action.parse, part)) for part in (cells[:index], cells[index + 1 :]))
+    return before, period, after
