@@ -42,7 +42,12 @@ from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
-from pipecompile.tracing.state.random_states import python_sources, random_states_restored
+from pipecompile.tracing.state.random_states import (
+    generator_sources,
+    generators_among,
+    python_sources,
+    random_states_restored,
+)
 
 __all__ = ["CompileCache"]
 
@@ -273,7 +278,8 @@ class CompileCache:
         if is_cut and not all(tensor.is_floating_point() for tensor in whole.tensors):
             self.context.warnings.offsets(offset_names(whole.names, whole.leaves, whole.dims, whole.samples))
         # a library that is imported now may draw; anomaly mode reads the values of gradients, and fakes have none
-        with random_states_restored(python_sources()), torch.autograd.set_detect_anomaly(False):
+        sources = [*python_sources(), *generator_sources(generators_among(whole.leaves))]
+        with random_states_restored(sources), torch.autograd.set_detect_anomaly(False):
             specialization, decision = specialize(request, self.options, self.decision, self.context)
         if self.decision.plan is None:
             self.options = self.options.with_choice_of(specialization.plan)

@@ -21,6 +21,7 @@ from pipecompile.runtime.registers import Frame, Spans
 from pipecompile.runtime.run_errors import InstructionFailure
 from pipecompile.runtime.watchdog import Watchdog
 from pipecompile.runtime.worker_threads import WorkerThreads
+from pipecompile.torch_private.modes import has_thread_modes
 
 __all__ = ["Dispatcher", "choose_dispatch", "run_inline"]
 
@@ -70,8 +71,8 @@ class Dispatcher:
 
     @property
     def threaded(self) -> bool:
-        """Whether each device has a thread."""
-        return self.choice == "threads" and len(self.devices) > 1
+        """Whether each device has a thread. Modes and hooks of the caller's thread would not reach other threads: then none has."""
+        return self.choice == "threads" and len(self.devices) > 1 and not has_thread_modes()
 
     @property
     def workers(self) -> WorkerThreads | None:

@@ -42,6 +42,7 @@ __all__ = [
     "enable_python_dispatcher",
     "enter_autocast",
     "exit_autocast",
+    "has_thread_modes",
     "is_any_autocast_enabled",
     "is_mkldnn_enabled",
     "is_transformed_tensor",
@@ -62,6 +63,21 @@ enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
 
 dual_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level")
 """Return the innermost level of forward-mode differentiation, -1 outside of all. 2.11."""
+
+
+def has_thread_modes() -> bool:
+    """Return whether this thread has function modes, dispatch modes or hooks on saved tensors, which no other thread has. 2.11.
+
+    Contexts of a default device do not count.
+    """
+    if torch._C._len_torch_dispatch_stack() or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return True
+    count = torch._C._len_torch_function_stack()
+    return any(
+        not isinstance(torch._C._get_function_stack_at(index), torch.utils._device.DeviceContext)
+        for index in range(count)
+    )
+
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 """Switch grad mode, as one call that a graph can hold; `torch.no_grad` calls this function as well. 2.11."""

@@ -39,7 +39,7 @@ from pipecompile.tracing.emit.graph_module import assemble_graph
 from pipecompile.tracing.emit.value_nodes import storages
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import recording_device
-from pipecompile.tracing.guards.attribute_reads import AttributeReads
+from pipecompile.tracing.guards.attribute_reads import AttributeReads, can_be_watched
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.interception.module_calls import intercepted
@@ -50,6 +50,7 @@ from pipecompile.tracing.model_pieces import piece_calls_intercepted
 from pipecompile.tracing.node_facts import NodeFacts, set_facts
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason, record_with_retries
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
+from pipecompile.tracing.state.function_state import globals_restored
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
 from pipecompile.tracing.state.second_call import record_state_changes
@@ -193,8 +194,8 @@ class _Attempt:
         recorder.has_lifted = bool(self.lifted.holders)
         installed = self.lifted.install() if recorder.has_lifted else nullcontext()
         with (
-            caches_purged(), parametrizations_uncached(), model_restored(self.model) as states,
-            torch.set_grad_enabled(grad), installed,
+            caches_purged(), parametrizations_uncached(), globals_restored(self.model, tensors=False),
+            model_restored(self.model) as states, torch.set_grad_enabled(grad), installed,
         ):  # fmt: skip
             graph = recorder.record(self.inputs)
             if python_draws(states):
@@ -224,7 +225,12 @@ class Recorder(CallRecorder):
         self.values.replace_by_fakes(self.model)
         self.module_snapshots = ModuleSnapshots(self.model)
         self.leftovers = RecordingLeftovers(self.model, self.values.is_fake_of)
-        self.reads = AttributeReads(self.reach.objects)
+        given = {
+            id(leaf): (name, leaf)
+            for name, leaf in zip(inputs.names, inputs.leaves, strict=True)
+            if can_be_watched(type(leaf))
+        }
+        self.reads = AttributeReads((*self.reach.objects, *(leaf for _, leaf in given.values())))
         leaves = [self._placeholder(*one) for one in zip(inputs.names, inputs.leaves, inputs.dims, strict=True)]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
@@ -238,7 +244,8 @@ class Recorder(CallRecorder):
                 if changes := self.leftovers.changes():
                     record_state_changes(self, inputs, changes)
             graph = assemble_graph(self, inputs, output)
-            reads = RecordedReads(self.model, self.reads, self.leftovers.written, asked=self.asked)
+            others = tuple(given.values())
+            reads = RecordedReads(self.model, self.reads, self.leftovers.written, others=others, asked=self.asked)
             graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at)
             return graph
         except Exception as error:

@@ -22,8 +22,14 @@ from pipecompile.torch_private.autograd_engine import gradient_hook_tables
 from pipecompile.torch_private.modules import parametrizations_uncached
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.reachable_code import named_values, reachable
-from pipecompile.tracing.state.function_state import function_restored
-from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
+from pipecompile.tracing.state.function_state import function_restored, globals_restored
+from pipecompile.tracing.state.random_states import (
+    RandomStates,
+    generator_sources,
+    generators_among,
+    random_sources,
+    random_states_restored,
+)
 from pipecompile.tracing.state.snapshot import Place, contents_restored, held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 
@@ -84,6 +90,9 @@ def undone(call: CheckedCall) -> Iterator[None]:
         for module in (call.model, *loss_modules):
             stack.enter_context(model_restored(module))
         stack.enter_context(tensors_restored(call.model))
+        stack.enter_context(globals_restored(call.model))
+        generators = generator_sources(generators_among(call.inputs.leaves))
+        stack.enter_context(random_states_restored(generators))
         if call.loss_fn is not None:
             stack.enter_context(function_restored(call.loss_fn))
         for table in (table for tensor in call.model.parameters() for table in gradient_hook_tables(tensor)):
@@ -94,7 +103,7 @@ def undone(call: CheckedCall) -> Iterator[None]:
 
 def random_states_of(call: CheckedCall) -> RandomStates:
     """Return the present states of all generators that the model may draw from."""
-    values = (*held_values(places_of(call.model)), *named_values(reachable(call.model).functions))
+    values = (*call.inputs.leaves, *held_values(places_of(call.model)), *named_values(reachable(call.model).functions))
     return RandomStates(random_sources(generators_among(values), [call.device]))
 
 

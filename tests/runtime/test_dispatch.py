@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.runtime import dispatch
 from pipecompile.runtime.dispatch import choose_dispatch
-from tests.support.eager import square_loss
+from tests.support.eager import accumulate, assert_same, square_loss
 
 CPU = torch.device("cpu")
 
@@ -91,3 +92,19 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert ended == (child, 0)
+
+
+def test_modes_and_hooks_of_the_callers_thread_reach_all_stages() -> None:
+    """Threads of their own had none: `save_on_cpu`, a mode that counts or changes calls was ignored, silently."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    eager, x = copy.deepcopy(model), torch.randn(4, 4)
+    pipe = pc.compile(
+        model, 2, devices=["cpu"] * 2, n_microbatches=2, loss_fn=torch.sum, cost="analytic", dispatch="threads"
+    )
+    pipe.step(x)
+    model.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+        pipe.step(x)
+        accumulate(eager, x, 2, torch.sum)
+    assert_same(model, eager)
+    assert pipe.dispatch == "threads"

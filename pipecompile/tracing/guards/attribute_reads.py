@@ -23,7 +23,7 @@ from pipecompile.torch_private.modules import CALL_MACHINERY
 from pipecompile.tracing.container_items import CONTAINERS, values_in
 from pipecompile.tracing.user_source import caller, folder_prefixes
 
-__all__ = ["AttributeReads", "Reads"]
+__all__ = ["AttributeReads", "Reads", "can_be_watched"]
 
 Reads = dict[str, str]
 """Per name that was read: the user's line of the first read, as "file:line in function"."""
@@ -36,7 +36,7 @@ _OWN_FILES = folder_prefixes(Path(__file__).parents[2])
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.Tensor, type, FunctionType, MethodType, ModuleType)
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
-_WATCHED_FOREIGN = ("argparse",)
+_WATCHED_FOREIGN = ("argparse", "collections")
 _ITEMS = 10_000
 """Items of one container whose classes are looked at; the reads of further items count as reads of everything."""
 

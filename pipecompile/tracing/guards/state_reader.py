@@ -9,11 +9,13 @@ tensor               its identity and metadata; its contents are read by the gra
 
 from __future__ import annotations
 
+import argparse
 import enum
 import functools
 import os
 import sys
-from collections import deque
+import threading
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Container, Iterable, Mapping
 from contextvars import ContextVar
 from operator import attrgetter
@@ -36,7 +38,7 @@ __all__ = ["StateReader"]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"sympy", "numpy", "pipecompile"}
 _TORCH = _FOREIGN | {"torch"}
-_WHOLE = (SimpleNamespace, functools.partial)
+_WHOLE = (SimpleNamespace, functools.partial, argparse.Namespace, UserDict, UserList, ChainMap, threading.local)
 _parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _content_of_cell = attrgetter("cell_contents", "cell_contents")  # of a single name, attrgetter returns no tuple
 _CLOCKS = {
@@ -133,7 +135,7 @@ class StateReader:
         elif wrapped := getattr(type(value), "__wrapped__", None) or (_is_cache(value) and value.__wrapped__):
             add(label, value, place)
             self.later(wrapped, label, place)
-        elif _package(type(value)) in _FOREIGN and not isinstance(value, _WHOLE) and type(value).__module__ != "argparse":  # fmt: skip
+        elif _package(type(value)) in _FOREIGN and not isinstance(value, _WHOLE):
             self._foreign(value, label, place)
         else:
             add(label, value if isinstance(value, nn.Module) else type(value), place)

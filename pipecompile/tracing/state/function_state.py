@@ -6,18 +6,22 @@ loss_fn = criterion.forward                 a bound method
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 
+from pipecompile.errors import RecordingWarning
+from pipecompile.tracing.container_items import values_in
 from pipecompile.tracing.reachable_code import names_in, reachable
-from pipecompile.tracing.state.snapshot import can_hold, contents_restored, places_of
+from pipecompile.tracing.state.snapshot import can_hold, content_of, contents_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
+from pipecompile.tracing.user_source import warn
 
-__all__ = ["function_restored"]
+__all__ = ["function_restored", "globals_restored"]
 
 
 @contextmanager
@@ -47,6 +51,54 @@ def function_restored(function: Callable[..., Any], *, tensors: bool = True) -> 
 def _is_users(value: Any) -> bool:
     """Return whether a value may hold state of the user's; a pipeline keeps its own."""
     return can_hold(value) and type(value).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+@contextmanager
+def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[None]:
+    """Restore, when the block ends, modules and containers that the functions of a model name as globals or close over.
+
+    Without `tensors`, contents are left as they are: for a block that records on fake tensors. What it changes is lost, with a warning.
+    """
+    own, code = {id(module) for module in model.modules()}, reachable(model)
+    roots = [one for one in code.objects if _may_be_state(one) and id(one) not in own]
+    if not roots:
+        yield
+        return
+    places = places_of(*roots)
+    before = [(place.container, content_of(place.container)) for place in places]
+    with contents_restored(places), tensors_restored(*roots) if tensors else nullcontext():
+        yield
+        changed = [] if tensors else [one for one, content in before if not _is_same(content_of(one), content)]
+    if changed:
+        warn(
+            f"{type(model).__name__}.forward changes {_names(changed, code.functions)}, which is no part of the model: a pipeline leaves it"
+            " as it is. Try a buffer or an attribute of the model instead",
+            RecordingWarning,
+        )
+
+
+def _is_same(now: Sequence[Any], then: Sequence[Any]) -> bool:
+    """Return whether two contents consist of identical objects, or pairs of those."""
+    flat = [[part for one in content for part in (one if type(one) is tuple else (one,))] for content in (now, then)]
+    return len(flat[0]) == len(flat[1]) and all(one is other for one, other in zip(*flat, strict=True))
+
+
+def _names(changed: Sequence[Any], functions: Sequence[FunctionType]) -> str:
+    """Return the names of the globals that have changed, as far as they have names."""
+    spaces = [(one.__globals__, name) for one in functions for name in names_in(one.__code__)]
+    ids = {id(one) for one in changed}
+    names = {name for space, name in spaces if id(space.get(name)) in ids}
+    return ", ".join(sorted(names)) or "an object"
+
+
+_MOST_ITEMS = 1000
+"""Items of a global container that may be state; a larger one is a registry of a library."""
+
+
+def _may_be_state(value: Any) -> bool:
+    if isinstance(value, (dict, list, set, deque)):
+        return len(value) <= _MOST_ITEMS and not any(isinstance(one, (type, str)) for one in values_in(value))
+    return isinstance(value, nn.Module)
 
 
 class _Holder(nn.Module):

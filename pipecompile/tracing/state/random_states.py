@@ -25,6 +25,7 @@ __all__ = [
     "CPU_RANDOM",
     "RandomSource",
     "RandomStates",
+    "generator_sources",
     "generators_among",
     "python_sources",
     "random_sources",
@@ -64,7 +65,12 @@ def random_sources(generators: Iterable[Any], devices: Iterable[torch.device] = 
     sources = [default, *python_sources()]
     found = {torch.device(device.type, device.index or 0) for device in devices if is_accelerator(device)}
     sources += [_of_torch(default_generator(device), f"torch on {device}") for device in sorted(found, key=str)]
-    return [*sources, *map(_of_object, generators)]
+    return [*sources, *generator_sources(generators)]
+
+
+def generator_sources(generators: Iterable[Any]) -> list[RandomSource]:
+    """Return these generator objects as sources."""
+    return [*map(_of_object, generators)]
 
 
 _TORCH = ("torch", "a torch")

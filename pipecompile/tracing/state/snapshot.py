@@ -7,7 +7,7 @@ hooks close over, and the global lists and dicts that hooks name.
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,9 +40,9 @@ __all__ = [
     "tensors_of",
 ]
 
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque, CellType)
-_FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
-"""Packages whose objects are not searched: a model does not store its caches in them."""
+_CONTAINERS = (dict, list, set, deque, CellType)
+_FOREIGN = (frozenset(sys.stdlib_module_names) - {"argparse", "collections", "types"}) | {"torch", "numpy"}
+"""Packages whose objects are not searched: a model does not store its caches in them, but in a Namespace or a UserDict."""
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def _named(function: Any) -> Iterator[Any]:
     """Yield the global containers that a user's function names; their items are not searched."""
     if isinstance(function, FunctionType) and not _is_foreign(function):
         for name in names_in(function.__code__) & function.__globals__.keys():
-            if type(value := function.__globals__[name]) in _CONTAINERS:
+            if isinstance(value := function.__globals__[name], _CONTAINERS):
                 yield value
 
 
@@ -173,7 +173,7 @@ def _is_foreign(value: Any) -> bool:
 
 def can_hold(value: object) -> bool:
     """Return whether a value may contain others: a container, a module, a function, an object of a user's class."""
-    if isinstance(value, (nn.Module, FunctionType, MethodType, partial)) or type(value) in _CONTAINERS:
+    if isinstance(value, (nn.Module, FunctionType, MethodType, partial, *_CONTAINERS)):
         return True
     if isinstance(value, (type, torch.Tensor, LiftedNumber)) or not hasattr(value, "__dict__"):
         return False
