@@ -115,12 +115,14 @@ class PeriodicSchedule:
         """Read the form of `to_json`. Raise ScheduleError if it is another."""
         try:
             data: dict[str, Any] = json.loads(text)
-            parts = [tuple(tuple(map(Action.parse, row.split())) for row in data[name]) for name in _PARTS]
-            counts = [int(data["n_stages"]), tuple(map(int, data["placement"]))]
-            rest = int(data["repetitions"]), int(data["step"]), str(data["name"])
+            prologue, period, epilogue = (
+                tuple(tuple(map(Action.parse, row.split())) for row in data[name]) for name in _PARTS
+            )
+            n_stages, placement = int(data["n_stages"]), tuple(map(int, data["placement"]))
+            repetitions, step, name = int(data["repetitions"]), int(data["step"]), str(data["name"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ScheduleError("the text is no periodic schedule", why=f"{type(error).__name__}: {error}") from None
-        return cls(*counts, *parts, *rest)  # type: ignore[arg-type]
+        return cls(n_stages, placement, prologue, period, epilogue, repetitions, step, name)
 
 
 _PARTS = ("prologue", "period", "epilogue")
