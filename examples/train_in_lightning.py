@@ -2,13 +2,13 @@
 
 python examples/train_in_lightning.py --out out/lightning
 
-The pipeline stands where the model would. `step` runs the forward and the backward of a mini-batch under its schedule, so the
-optimization is a manual one; precision, validation and checkpoints are Lightning's. Started again, the script goes on from its
-last checkpoint, with the same losses, bit for bit, as a run that was never interrupted.
+`step` runs the backward, so the optimization is a manual one. Started again, it goes on, with the same losses, bit for bit.
 """
 
 import argparse
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,25 +16,37 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from torchvision.models.resnet import BasicBlock, ResNet
 from train_images import N_CLASSES, accuracy, stripes
 
 import pipecompile as pc
 
 
-class StripeTask(LightningModule):
-    """The angle of stripes, learned by a ResNet. The keys of its state are those of the model, after `net.`."""
+@dataclass
+class EpochOrder(Sampler):
+    """Another order in each epoch, by the number of epochs before it alone, so that a resumed run has the same ones."""
 
-    def __init__(self, samples: int) -> None:
+    task: "StripeTask"
+
+    def __len__(self) -> int:
+        return len(self.task.training_data)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(len(self), generator=torch.Generator().manual_seed(int(self.task.epochs))).tolist()
+
+
+class StripeTask(LightningModule):
+    """The angle of stripes, learned by a ResNet."""
+
+    def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False  # `step` runs the backward
-        self.training_data, self.validation_data = stripes(samples, seed=1), stripes(samples // 4, seed=2)
+        self.register_buffer("epochs", torch.tensor(0))  # a buffer is in the checkpoint
+        self.training_data, self.validation_data = stripes(512, seed=1), stripes(128, seed=2)
         model = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=N_CLASSES)
         model.fc = nn.Sequential(nn.Dropout(0.1), model.fc)
-        self.net = pc.compile(
-            model, 4, n_microbatches=4, loss_fn=cross_entropy, batch_norm="deferred", cost="analytic"
-        )  # fmt: skip
+        self.net = pc.compile(model, 4, n_microbatches=4, loss_fn=cross_entropy, batch_norm="deferred", cost="analytic")
 
     def train_dataloader(self) -> DataLoader:
         order = torch.Generator().manual_seed(
@@ -66,6 +78,7 @@ class StripeTask(LightningModule):
         self.log_dict({"loss": cross_entropy(output.float(), y), "right": accuracy(output, y)}, batch_size=len(x))
 
     def on_train_epoch_end(self) -> None:
+        self.epochs += 1
         self.lr_schedulers().step()
         result = self.trainer.callback_metrics
         self.print(f"epoch {self.current_epoch}  validation loss {result['loss']:.4f}  right {result['right']:.1%}")
@@ -75,21 +88,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="out/lightning", help="directory of the checkpoint")
     parser.add_argument("--epochs", type=int, default=3, help="epochs in all")
-    parser.add_argument("--samples", type=int, default=512, help="pictures to train on")
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16 where autocast does")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data is in memory
     torch.manual_seed(0)
     torch.set_num_threads(1)  # without GPUs the stages share the cores
-    # fmt: off
+    saving = ModelCheckpoint(options.out, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     trainer = Trainer(
         max_epochs=options.epochs, accelerator="cpu", devices=1, precision="bf16-mixed" if options.amp else "32-true",
-        callbacks=[ModelCheckpoint(options.out, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)],
-        reload_dataloaders_every_n_epochs=1, num_sanity_val_steps=0, logger=False, enable_progress_bar=False, enable_model_summary=False,
-    )
-    # fmt: on
+        callbacks=[saving], logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
     last = Path(options.out) / "last.ckpt"
-    trainer.fit(StripeTask(options.samples), ckpt_path=last if last.exists() else None)
+    trainer.fit(StripeTask(), ckpt_path=last if last.exists() else None)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,15 @@ def __getattr__(name: str) -> object:
             if name in _PICTURED:
                 _imported("show.notebook")
             return getattr(_imported(home), name)
-    raise AttributeError(f"module 'pipecompile' has no attribute {name!r}")
+    raise AttributeError(f"module 'pipecompile' has no attribute {name!r}{_meant(name)}")
+
+
+def _meant(name: str) -> str:
+    """Return a question with the public name that is meant, "" if none is like it."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name.lower(), {each.lower(): each for each in __all__}, 1)
+    return f". Did you mean {next(each for each in __all__ if each.lower() == close[0])!r}?" if close else ""
 
 
 def _imported(home: str) -> ModuleType:

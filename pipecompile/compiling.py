@@ -13,7 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipecompile.batching.batch_dims import BatchDims
-from pipecompile.batching.call_inputs import flatten, validate_model
+from pipecompile.batching.call_inputs import flatten
+from pipecompile.batching.model_checks import validate_model
 from pipecompile.batching.packed_split import Splits
 from pipecompile.costs.user_costs import UserCosts
 from pipecompile.distributed.rank_mesh import RankMesh
@@ -33,6 +34,7 @@ from pipecompile.runtime.malloc import keep_freed_memory
 from pipecompile.runtime.partitions import CardPartition
 from pipecompile.schedules import Builder
 from pipecompile.settings.batch_settings import example_inputs
+from pipecompile.settings.keyword_names import with_suggestions
 from pipecompile.settings.value_checks import refusal
 
 __all__ = ["compile"]
@@ -40,6 +42,7 @@ __all__ = ["compile"]
 _NOT_IN_OPTIONS = ("model", "n_stages", "example_args", "example_kwargs", "devices", "mesh")
 
 
+@with_suggestions("pc.compile(model, 4)")
 def compile(
     model: nn.Module,
     n_stages: int,

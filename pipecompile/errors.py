@@ -22,6 +22,7 @@ __all__ = [
     "ErrorCode",
     "InfeasibleError",
     "InputError",
+    "KeywordError",
     "MismatchError",
     "PartitionError",
     "PartitionWarning",
@@ -69,6 +70,10 @@ class PipecompileError(Exception):
 
 class InputError(PipecompileError):
     """An argument or a mini-batch that cannot be used: wrong types, shapes, batch sizes, devices or counts."""
+
+
+class KeywordError(InputError, TypeError):
+    """A call without a required argument, or with a keyword that there is not. A TypeError, as Python raises."""
 
 
 class DetachedLossError(InputError, RuntimeError):
@@ -196,7 +201,7 @@ _TABLE = (
               "the tensor would be a constant of the recording; the call ran on another thread, or in code outside of torch",
               "make the call on the thread of the forward, or in a submodule, which is kept whole"),
     ErrorCode("PC108", "the forward itself raises on these inputs",
-              "the forward raises without pipecompile, too", "check that model(*example_args, **example_kwargs) works"),
+              "the forward raises without pipecompile, too", "call the model itself with the same arguments: it must run without pipecompile"),
     ErrorCode("PC109", "the inputs cannot be used",
               "micro-batches are slices along the batch dimension", "give tensors the same first dimension"),
     ErrorCode("PC110", "the result of a submodule is unknown unless the submodule runs",

@@ -10,8 +10,6 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from pipecompile.batching.batch_dims import (
     BatchDims,
@@ -28,7 +26,6 @@ from pipecompile.batching.batch_dims import (
 from pipecompile.batching.block_masks import mask_dims
 from pipecompile.batching.containers import flatten_containers, with_shells
 from pipecompile.batching.sample_lists import list_length, listed_names
-from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
 
 __all__ = [
@@ -40,7 +37,6 @@ __all__ = [
     "flatten_target",
     "leaf_slots",
     "target_slots",
-    "validate_model",
 ]
 
 
@@ -273,22 +269,3 @@ def first_difference(first: FlatInputs, other: FlatInputs, number: int) -> str:
 
 def _leaf_text(leaf: Any) -> str:
     return f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
-
-
-_SHAPELESS = (UninitializedParameter, UninitializedBuffer)
-
-
-def validate_model(model: object) -> nn.Module:
-    """Return the model. Raise InputError if it is no `nn.Module` or has lazy layers without shapes."""
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"the model is a {type(model).__name__}, not an nn.Module",
-            hint="wrap the function in an nn.Module with this forward",
-        )
-    if lazy := [
-        name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if isinstance(tensor, _SHAPELESS)
-    ]:
-        raise InputError("the model has parameters without a shape", where=", ".join(lazy),
-                         why="lazy layers get their shapes in the first call",
-                         hint="call model(*example_args) once before compile")  # fmt: skip
-    return model

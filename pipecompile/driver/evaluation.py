@@ -48,7 +48,7 @@ class RunningTotal:
         self.loss = self.loss + loss.detach().double() * (count if self.is_mean else 1)
         named = metrics if isinstance(metrics, Mapping) else {} if metrics is None else {"metric": metrics}
         for name, value in named.items():
-            number = value.detach().double() if isinstance(value, torch.Tensor) else float(value)
+            number = _number(name, value)
             self.metrics[name] = self.metrics.get(name, 0.0) + number * count
 
     def evaluation(self) -> Evaluation:
@@ -59,6 +59,22 @@ class RunningTotal:
             )
         means = {name: float(total) / self.samples for name, total in self.metrics.items()}
         return Evaluation(float(self.loss) / (self.samples if self.is_mean else 1), self.samples, means)
+
+
+def _number(name: str, value: Any) -> Any:
+    """Return a metric of a batch as one number. Raise InputError for what is none."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.detach().double().reshape(())
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        kind = (
+            f"a tensor of shape {tuple(value.shape)}"
+            if isinstance(value, torch.Tensor)
+            else f"a {type(value).__name__}"
+        )
+        hint = "metric=lambda output, target: (output.argmax(1) == target).float().mean()"
+        raise InputError(f"the metric {name!r} returned {kind}, not a number per batch", hint=hint) from None
 
 
 @contextmanager

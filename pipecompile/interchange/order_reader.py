@@ -26,6 +26,10 @@ __all__ = ["is_named_order", "read_order", "read_schedule"]
 _FRAMEWORKS = ("megatron", "deepspeed")
 
 
+_SOURCES = 'the path of a .csv file that torch wrote, "deepspeed:TrainSchedule", "megatron:Et*3|(tt|)*5t|L"'
+"""Examples of what can be read."""
+
+
 def read_schedule(
     source: str | PathLike[str], *, n_ranks: int | None = None, n_microbatches: int | None = None
 ) -> PipelineOrder:
@@ -42,7 +46,7 @@ def read_schedule(
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError("the pipeline cannot be read", where=str(path), why=str(error)) from None
+        raise ScheduleError("the pipeline cannot be read", where=str(path), why=str(error), hint=_SOURCES) from None
     return read_order(text, Path(path).stem, n_ranks, n_microbatches)
 
 

@@ -175,5 +175,6 @@ class Plan:
         try:
             text = source.read_bytes()
         except OSError as error:
-            raise PlanError("the plan cannot be read", where=str(path), why=str(error)) from None
+            hint = f"compile without plan=, then pipe.plan.save({str(path)!r})"
+            raise PlanError("the plan cannot be read", where=str(path), why=str(error), hint=hint) from None
         return cls.from_json(text, where=str(path))

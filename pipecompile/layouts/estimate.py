@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from pipecompile.batching.batch_dims import BatchDims, check_batch_dims
-from pipecompile.batching.call_inputs import flatten, validate_model
+from pipecompile.batching.call_inputs import flatten
+from pipecompile.batching.model_checks import validate_model
 from pipecompile.compiling import compile
 from pipecompile.errors import InputError, PartitionError, ScheduleError
 from pipecompile.graph.colocation import compute_nodes, note_ties

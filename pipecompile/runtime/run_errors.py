@@ -10,9 +10,10 @@ from types import TracebackType
 import torch
 from torch import fx
 
-from pipecompile.errors import RunError
+from pipecompile.errors import PipecompileError, RunError
 from pipecompile.ir import Instruction, Kind, Program
 from pipecompile.ir.units import BYTES, written
+from pipecompile.runtime.cells.stage_call import LOSS_NOTE
 from pipecompile.runtime.hooked_updates import ADVICE
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.user_source import raiser
@@ -64,9 +65,10 @@ def run_error(
     subject, stage, microbatch = _subject(instruction, failure.device)
     where = _user_line(error.__traceback__, {node.name: facts(node).source for node in graph.graph.nodes})
     where = where or raiser(error) or ("" if stage_graph is None else _line_of_forward(error, stage_graph))
-    what = f"{subject} of micro-batch {microbatch}: {type(error).__name__}: {error}"
-    is_hooked = has_hooks and "modified by an inplace operation" in str(error)
-    why, hint = ADVICE if is_hooked else _advice(error, failure.device, peaks)
+    raised, why, hint = _parts(error, failure.device, peaks)
+    what = f"{subject} of micro-batch {microbatch}: {raised}"
+    if has_hooks and "modified by an inplace operation" in str(error):
+        why, hint = ADVICE
     result = RunError(
         what,
         stage=stage,
@@ -88,6 +90,13 @@ def _line_of_forward(error: Exception, stage_graph: fx.Graph) -> str:
     return ""
 
 
+def _parts(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, str, str]:
+    """Return what an error says, why and what to try."""
+    if isinstance(error, PipecompileError):
+        return error.what, error.why, error.hint
+    return f"{type(error).__name__}: {error}", *_advice(error, device, peaks)
+
+
 def _advice(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, str]:
     """Return why an error of a device may have come and what to try; two empty strings for an error of the model's own code."""
     if isinstance(error, torch.OutOfMemoryError):
@@ -101,7 +110,8 @@ def _advice(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, st
             "a GPU reports an error after the launch: an earlier action of any stage on it may have caused this one",
             "CUDA_LAUNCH_BLOCKING=1 in the environment, for a step in which each launch waits",
         )
-    return "", ""
+    notes = getattr(error, "__notes__", ())
+    return next((note for note in notes if note.startswith(LOSS_NOTE)), ""), ""
 
 
 def microbatch_of(failure: InstructionFailure, program: Program) -> int:

@@ -134,6 +134,8 @@ def function(example: str) -> Check:
     """Return the check of a function or None."""
 
     def check(name: str, value: Any) -> Any:
+        if isinstance(value, type) and hasattr(value, "forward"):
+            raise refusal(name, value, "a function, but a class", hint=f"{name}={value.__name__}()")
         if value is not None and not callable(value):
             raise refusal(name, value, "a function", hint=f"{name}={example}")
         return value

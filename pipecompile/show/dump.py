@@ -69,7 +69,10 @@ def dump(
 
 def write_text(path: Path, text: str) -> Path:
     """Write one file, whole or not at all. Raise InputError if the file cannot be written."""
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a directory, not a file", hint=f"path={str(path / 'report.html')!r}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         return _write(path, text)
     except OSError as error:
         raise _unwritable(path.name, path.parent, error) from error

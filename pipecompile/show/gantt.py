@@ -36,22 +36,21 @@ _SMALLEST = 3.2
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """A Gantt panel or a memory panel of one timeline. Its time axis begins at `origin` and is in `unit`."""
+    """A Gantt panel or a memory panel of one timeline. Its time axis begins at `origin`, is in `unit`, and is labelled if `has_axis`."""
 
     label: str
     timeline: Timeline
     unit: Unit
     origin: float
+    length: float
+    gap: float
+    """Distance to the panel above, or to the title, in inches."""
     is_memory: bool
+    has_axis: bool
 
     @property
     def height(self) -> float:
         return _MEMORY if self.is_memory else _ROW * self.timeline.n_devices
-
-    @property
-    def gap(self) -> float:
-        """Return the distance to the panel above, or to the title, in inches."""
-        return 0.24 if self.is_memory else 0.46
 
     def at(self, moment: float) -> float:
         return (moment - self.origin) / self.unit.size
@@ -64,15 +63,19 @@ def timeline_svg(
     title: str = "",
     devices: Sequence[str] = (),
     seconds: bool = True,
+    common_scale: bool = False,
 ) -> str:
-    """Return the chart as SVG text, the measured timeline below the predicted one on the same time axis.
+    """Return the chart as SVG text, the measured timeline below the predicted one.
 
-    `seconds` False: times are in the unit of the costs, as in a unit-time simulation. Needs matplotlib.
+    Each fills the width, with a time axis of its own; with `common_scale` both have the same one. `seconds` False: times
+    are in the unit of the costs, as in a unit-time simulation. Needs matplotlib.
     """
     from matplotlib import style
 
     with style.context(["default", _STYLE]):
-        figure = timeline_figure(predicted, measured, title=title, devices=devices, seconds=seconds)
+        figure = timeline_figure(
+            predicted, measured, title=title, devices=devices, seconds=seconds, common_scale=common_scale
+        )
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
@@ -85,41 +88,47 @@ def timeline_figure(
     title: str = "",
     devices: Sequence[str] = (),
     seconds: bool = True,
+    common_scale: bool = False,
 ) -> Figure:
     """Return the chart as a matplotlib figure in the current style."""
     from matplotlib.figure import Figure
 
-    panels = _panels(predicted, measured, seconds)
+    panels = _panels(predicted, measured, seconds=seconds, common_scale=common_scale)
     inner = min(max(_NARROW, _CELL * max(map(_longest_row, (p.timeline for p in panels)))), _WIDE)
     width, height = _LEFT + inner + _RIGHT, _HEAD + _FOOT + sum(p.gap + p.height for p in panels)
     figure = Figure(figsize=(width, height), facecolor="white")
     names = [f"{d} · {devices[d]}" if d < len(devices) else f"device {d}" for d in range(predicted.n_devices)]
-    longest = max(p.at(_end(p.timeline)) for p in panels) or 1.0
     highest = max(max(p.timeline.peak_memory, default=0.0) for p in panels)
     bottom = height - _HEAD
     for panel in panels:
         bottom -= panel.gap + panel.height
         axes = figure.add_axes((_LEFT / width, bottom / height, inner / width, panel.height / height))
-        axes.set_xlim(0, longest * 1.002)
-        _frame(axes, last=panel is panels[-1], unit=panel.unit)
+        axes.set_xlim(0, panel.length * 1.002)
+        _frame(axes, has_axis=panel.has_axis, unit=panel.unit)
         if panel.is_memory:
             _draw_memory(axes, panel, highest)
         else:
-            _draw_rows(axes, panel, names, points=inner * 72 / longest)
+            _draw_rows(axes, panel, names, points=inner * 72 / panel.length)
     _head(figure, title, [p.timeline for p in panels])
     return figure
 
 
-def _panels(predicted: Timeline, measured: Timeline | None, seconds: bool) -> list[_Panel]:
+def _panels(predicted: Timeline, measured: Timeline | None, *, seconds: bool, common_scale: bool) -> list[_Panel]:
     timelines = [("predicted", predicted), *([("measured", measured)] if measured else [])]
-    unit = fit(SECONDS, [t.makespan for _, t in timelines]) if seconds else Unit("", 1.0)
-    panels = []
+    panels: list[_Panel] = []
     for label, timeline in timelines:
-        origin = min((s.start for s in timeline.spans), default=0.0)
-        panels.append(_Panel(label, timeline, unit, origin, is_memory=False))
-        if any(timeline.peak_memory):
-            panels.append(_Panel(label, timeline, unit, origin, is_memory=True))
+        shown = [t for _, t in timelines] if common_scale else [timeline]
+        unit = fit(SECONDS, [t.makespan for t in shown]) if seconds else Unit("", 1.0)
+        length = max((_end(t) - _origin(t)) / unit.size for t in shown) or 1.0
+        has_memory, is_last = any(timeline.peak_memory), timeline is timelines[-1][1] or not common_scale
+        kinds = [(False, is_last and not has_memory), (True, is_last)] if has_memory else [(False, is_last)]
+        gap = 0.46 + (_FOOT if panels and panels[-1].has_axis else 0.0)
+        panels += [_Panel(label, timeline, unit, _origin(timeline), length, 0.24 if m else gap, m, a) for m, a in kinds]
     return panels
+
+
+def _origin(timeline: Timeline) -> float:
+    return min((s.start for s in timeline.spans), default=0.0)
 
 
 def _longest_row(timeline: Timeline) -> int:
@@ -130,12 +139,12 @@ def _end(timeline: Timeline) -> float:
     return max((s.end for s in timeline.spans), default=0.0)
 
 
-def _frame(axes: Axes, *, last: bool, unit: Unit) -> None:
-    """Draw thin lines; label the time axis of the last panel only."""
+def _frame(axes: Axes, *, has_axis: bool, unit: Unit) -> None:
+    """Draw thin lines, and label the time axis of a panel that has one."""
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(length=2, width=0.6, labelbottom=last)
+    axes.tick_params(length=2, width=0.6, labelbottom=has_axis)
     axes.set_axisbelow(True)
-    if last:
+    if has_axis:
         axes.set_xlabel(f"time, {unit.name}" if unit.name else "time, in units of the costs", fontsize=8)
 
 

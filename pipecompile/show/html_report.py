@@ -208,13 +208,24 @@ def _cut(graph: GraphModule, plan: Plan) -> dict[str, Any]:
         if source.name in position and stage_of[source.name] == stage_of[node.name]
     ]
     return {
-        "nodes": [(node.name, printable(facts(node).module), stage_of[node.name]) for node in placed],
+        "nodes": [
+            (printable(_label(node, facts(node).module)), printable(facts(node).module), stage_of[node.name])
+            for node in placed
+        ],
         "edges": [(a, b) for a, b in dict.fromkeys(edges) if a < b],
         "routes": list(_cut_routes(plan, placed, position, first)),
         "stages": [
             {"first": first[s], "last": first[s + 1], "device": plan.stages[s].device} for s in range(plan.n_stages)
         ],
     }
+
+
+def _label(node: Node, module: str) -> str:
+    """Return the user's name of a layer, `layer1.0.conv1`; of another operation its own after that of its module, `layer1.0.add`."""
+    if node.op == "call_module":
+        return str(node.target)
+    flat = module.replace(".", "_") + "_"
+    return f"{module}.{node.name.removeprefix(flat)}" if module and node.name.startswith(flat) else node.name
 
 
 def _cut_routes(
@@ -245,7 +256,7 @@ def _cut_routes(
 
 _NOTE = (
     "Simulated in this page, over a chain: stage s sends all its outputs to stage s + 1. For another number of stages the graph "
-    "was cut again. The last column is the time for the same number of samples, relative to the schedule, devices and "
+    "was cut again. Saved at most: what forwards keep for backwards on one device, without inputs and copies. The last column is the time for the same number of samples, relative to the schedule, devices and "
     "micro-batches of this report. Select a row of the table to see its timeline, and the line of Python that makes it."
 )
 

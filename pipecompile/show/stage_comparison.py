@@ -25,6 +25,9 @@ _GROUPS = {
 _OUTLIER, _FEWEST, _MOST_OUTLIERS = 2.0, 3, 3
 """Ratio to the median from which an action is named, the fewest actions that have a median, the most that are named."""
 
+_MANY_TIMES = 10.0
+"""Ratio from which on a difference is written as a multiple."""
+
 _Seconds = dict[tuple[int, Kind], list[tuple[str, float]]]
 
 
@@ -54,8 +57,11 @@ def comparison_remarks(
 
 
 def signed_share(predicted: float, measured: float) -> str:
-    """Return the difference relative to the prediction, with its sign; a dash without a prediction."""
-    return f"{measured / predicted - 1:+.1%}" if predicted else "-"
+    """Return the difference relative to the prediction, with its sign, or how many times it is from 10 on; a dash without a prediction."""
+    if not predicted:
+        return "-"
+    ratio = measured / predicted
+    return f"{ratio - 1:+.1%}" if ratio < _MANY_TIMES else f"{ratio:,.0f} \u00d7"
 
 
 def _seconds(timeline: Timeline) -> _Seconds:
@@ -80,12 +86,12 @@ def _total(seconds: _Seconds, stage: int, kinds: Sequence[Kind]) -> float | None
 def _three_columns(name: str, pairs: Sequence[tuple[float, float | None]]) -> dict[str, tuple[list[str], str]]:
     """Return predicted, measured and relative difference. The total of a partly measured column is over what is measured."""
     known = [x for pair in pairs for x in pair if x is not None]
-    unit, largest = fit(SECONDS, known), max(known, default=0.0)
+    unit, most, longest = fit(SECONDS, known), max(ours for ours, _ in pairs), max(known, default=0.0)
     both = [(ours, run) for ours, run in pairs if run is not None]
     before, after = sum(ours for ours, _ in both), sum(run for _, run in both)
-    predicted = [unit.format(ours, largest) for ours, _ in pairs], unit.format(before, largest)
-    cells = ["-" if run is None else unit.format(run, largest) for _, run in pairs]
-    measured = cells, unit.format(after, largest) if both else "-"
+    predicted = [unit.format(ours, most) for ours, _ in pairs], unit.format(before, most)
+    cells = ["-" if run is None else unit.format(run, longest) for _, run in pairs]
+    measured = cells, unit.format(after, longest) if both else "-"
     differences = ["-" if run is None else signed_share(ours, run) for ours, run in pairs]
     return {
         f"{name}\npredicted, {unit.name}": predicted,

@@ -96,7 +96,10 @@ def build_tasks(
             costs = make_costs(subject.n_stages, subject.n_devices, subject.routes, subject.ties, **options)
             tasks = _tasks_of_program(subject, costs)
         case _:
-            raise InputError(f"{type(subject).__name__} is neither a Schedule nor a Program")
+            raise InputError(
+                f"{type(subject).__name__} is neither a Schedule nor a Program",
+                hint='pc.build_schedule("1f1b", 4, 8), or the program of a pipeline: pipe.program',
+            )
     if any(costs.parameters):
         stages_of = [[s for s, device in enumerate(subject.placement) if device == d] for d in range(subject.n_devices)]
         tasks.constant = tuple(sum(costs.parameters[s] for s in own) for own in stages_of)

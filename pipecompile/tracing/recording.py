@@ -27,7 +27,8 @@ import torch
 from torch import fx, nn
 
 from pipecompile.batching.batch_dims import BatchDims, check_batch_dims, parameters_of
-from pipecompile.batching.call_inputs import FlatInputs, flatten, validate_model
+from pipecompile.batching.call_inputs import FlatInputs, flatten
+from pipecompile.batching.model_checks import validate_model
 from pipecompile.errors import TraceError
 from pipecompile.ir.progress import task
 from pipecompile.torch_private import pytree

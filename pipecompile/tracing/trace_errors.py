@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import FrameType
 
 from torch import nn
@@ -65,7 +66,11 @@ def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
 def eager_failure(error: Exception, model: nn.Module) -> TraceError:
     """Return the TraceError for an exception that the forward of `model` raises even when it is not recorded."""
     what = f"cannot trace: the forward of {type(model).__name__} raised {type(error).__name__}: {error}"
-    return TraceError(what, code="PC108", where=raiser(error))
+    where, why, hint = raiser(error), "", ""
+    if isinstance(error, TypeError) and not where and "forward()" in str(error):
+        why = f"the forward is forward{inspect.signature(model.forward)}"
+        hint = "pass what the forward takes; the target of the loss is a keyword of step: pipe.step(x, target=y)"
+    return TraceError(what, code="PC108", where=where, why=why, hint=hint)
 
 
 def _by_call(called: str) -> str:

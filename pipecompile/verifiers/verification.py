@@ -43,7 +43,10 @@ def verify(
     `saved_bytes[s]` bytes for a backward.
     """
     if not isinstance(subject, Schedule | Program):
-        raise InputError(f"{type(subject).__name__} is neither a Schedule nor a Program")
+        raise InputError(
+            f"{type(subject).__name__} is neither a Schedule nor a Program",
+            hint='pc.build_schedule("1f1b", 4, 8), or the program of a pipeline: pipe.program',
+        )
     faults = _legal(subject, routes, models_named(models))
     if in_flight is not None:
         limit = amounts("in_flight", in_flight, subject.n_devices, "device", finite=False)

@@ -16,7 +16,6 @@ from pipecompile.batching.call_inputs import (
     first_difference,
     flatten,
     flatten_target,
-    validate_model,
 )
 from pipecompile.batching.offset_rows import offset_names
 from pipecompile.errors import InputError
@@ -109,15 +108,6 @@ def test_targets_have_leaves_names_and_dimensions() -> None:
     assert dims == (0, 1)
     with pytest.raises(InputError, match="target: 3, inputs: 4"):
         flatten_target(torch.zeros(3), {}, 4)
-
-
-def test_only_modules_with_shapes_are_models() -> None:
-    model = nn.Linear(2, 2)
-    assert validate_model(model) is model
-    with pytest.raises(InputError, match="is a function, not an"):
-        validate_model(lambda x: x)
-    with pytest.raises(InputError, match="parameters without a shape"):
-        validate_model(nn.LazyLinear(2))
 
 
 class Packed(nn.Module):

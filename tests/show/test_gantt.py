@@ -57,8 +57,15 @@ def test_cells_and_copies_are_drawn_where_they_happen(predicted):
         assert any(span.device < box.y0 and box.y1 < span.device + 1 for box in same), span
 
 
-def test_a_measured_run_stands_below_on_the_same_time_axis(predicted, measured):
+def test_a_measured_run_stands_below_on_a_time_axis_of_its_own(predicted, measured):
     figure = timeline_figure(predicted, measured)
+    ends = [axes.get_xlim()[1] for axes in figure.axes]
+    assert ends == pytest.approx([36.2 * 1.002] * 2 + [43.4 * 1.002] * 2, rel=1e-2)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "time, ms"] * 2
+
+
+def test_a_measured_run_stands_below_on_the_same_time_axis_on_request(predicted, measured):
+    figure = timeline_figure(predicted, measured, common_scale=True)
     rows, memory, rows_too, memory_too = figure.axes
     assert rows.get_title(loc="left").startswith("predicted: makespan 36.2 ms")
     assert rows_too.get_title(loc="left").startswith("measured: makespan 43.4 ms")

@@ -27,9 +27,19 @@ first.dispatchEvent(new PointerEvent("pointermove", at));
 told.hint = document.getElementById("hint").textContent;
 told.dim = document.querySelectorAll("rect.dim").length;
 first.dispatchEvent(new WheelEvent("wheel", { ...at, deltaY: -1500 }));
+told.scrolled = rects();
+first.dispatchEvent(new WheelEvent("wheel", { ...at, deltaY: -1500, ctrlKey: true }));
 told.zoomed = rects();
 first.dispatchEvent(new MouseEvent("dblclick", at));
 told.all = rects();
+for (let i = 0; i < 9; i++) first.dispatchEvent(new KeyboardEvent("keydown", { key: "+" }));
+told.keys = rects();
+first.dispatchEvent(new KeyboardEvent("keydown", { key: "0" }));
+const ends = () => [...document.querySelectorAll("#timelines svg")].map((svg) => [...svg.querySelectorAll("text.soft")].filter((text) => / .?s$/.test(text.textContent)).at(-1).textContent);
+told.own = ends();
+document.querySelector("#timelines [name=scale]").click();
+told.common = ends();
+told.names = [...document.querySelectorAll("#cut svg text")].map((text) => text.textContent);
 const form = document.querySelector("#what-if form"), rows = () => [...document.querySelectorAll("#what-if tbody tr")];
 told.rows = rows().map((row) => row.innerText.split("\\t")[0]);
 form.querySelector("[name=devices]").value = "2";
@@ -145,7 +155,7 @@ def test_the_lines_of_the_environment_make_the_report_again(pipe, page, tmp_path
 def test_the_cut_has_all_nodes_in_the_order_of_stages_and_the_skip(pipe, page):
     cut = data_of(page)["cut"]
     assert [stage for *_, stage in cut["nodes"]] == sorted(pipe.plan.stage_of.values())
-    assert {name for name, *_ in cut["nodes"]} == set(pipe.plan.stage_of)
+    assert {name for name, *_ in cut["nodes"]} == {name.replace("layers_", "layers.") for name in pipe.plan.stage_of}
     skips = [(r["value"], stage) for r in cut["routes"] for _, stage, is_skip in r["ends"] if is_skip]
     assert skips == [(route.value, end) for route in pipe.plan.routes for end in route.skips if end >= 0]
     assert skips
@@ -230,7 +240,12 @@ def test_an_order_that_waits_for_ever_has_no_timeline():
 def test_a_browser_shows_it_and_answers(page, tmp_path):
     told = json.loads(re.search(r'data-told="([^"]*)"', opened(page, tmp_path, ACT))[1].replace("&quot;", '"'))
     assert told["cells"] == told["all"] == 2 * 4 * 8
+    assert told["scrolled"] == told["cells"], "the wheel alone scrolls the page"
     assert 0 < told["zoomed"] < told["cells"]
+    assert 0 < told["keys"] < told["cells"]
+    assert len(set(told["own"])) == 2
+    assert len(set(told["common"])) == 1
+    assert {"layers.0", "layers.5"} <= set(told["names"])
     assert told["hint"].startswith("0F0: forward of stage 0, micro-batch 0\n0 to ")
     assert told["dim"] == 4 * 8 - 4 * 2, "all but the two cells of micro-batch 0 on each device"
     assert {"1f1b", "gpipe", "zbv", "dualpipev"} <= set(told["rows"])

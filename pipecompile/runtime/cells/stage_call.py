@@ -26,7 +26,7 @@ from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import has_any_global_hook, hook_tables_of, is_compiled
 
-__all__ = ["LossCode", "StageCode", "loss_function", "with_loss"]
+__all__ = ["LOSS_NOTE", "LossCode", "StageCode", "loss_function", "with_loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,10 @@ class LossCode:
         return self.function
 
 
+LOSS_NOTE = "the loss was called with"
+"""How the note begins that an error of a loss function gets."""
+
+
 def with_loss(
     stage: Stage,
     run: Function,
@@ -137,11 +141,11 @@ def loss_function(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Funct
     """
     if not has_aux:
         loss_of = loss_fn or (lambda output, *_: own_loss(output))
-        return lambda *arguments: (_scalar(loss_of(*arguments)),)
+        return lambda *arguments: (_scalar(_called(loss_of, arguments)),)
     assert loss_fn is not None
 
     def with_aux(*arguments: Any) -> Sequence[Any]:
-        pair = loss_fn(*arguments)
+        pair = _called(loss_fn, arguments)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InputError(
                 f"loss_fn returned a {type(pair).__name__}",
@@ -152,6 +156,21 @@ def loss_function(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Funct
         return _scalar(loss), pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, aux)
 
     return with_aux
+
+
+def _called(loss_fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return what the loss function returns. An error of it gets a note that says what it was called with."""
+    try:
+        return loss_fn(*arguments)
+    except Exception as error:
+        error.add_note(f"{LOSS_NOTE} ({', '.join(map(_described, arguments))})")
+        raise
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def _scalar(loss: Any) -> torch.Tensor:

@@ -10,7 +10,7 @@ function svg(parent, tag, attributes = {}, text = null) {
 
 // The picture fills the width of the page; printed on another width, it is scaled.
 function picture(parent, height, label) {
-  return svg(parent, "svg", { height, role: "img", "aria-label": label });
+  return svg(parent, "svg", { height, role: "img", "aria-label": label, tabindex: 0 });
 }
 function fresh(element, height) {
   element.replaceChildren();
@@ -78,16 +78,25 @@ class View {
   }
 }
 
-// Wheel, drag and double click of an element whose inside is `width()` pixels from `left` on.
+// Wheel with Ctrl, Cmd or Shift, drag, double click and keys of an element whose inside is `width()` pixels from `left` on. The wheel alone scrolls the page.
 function handle(element, view, left, width) {
   const at = (event) => {
     const inside = (event.clientX - element.getBoundingClientRect().left - left) / width();
     return view.start + Math.min(Math.max(inside, 0), 1) * (view.end - view.start);
   };
   element.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
     event.preventDefault();
-    view.zoom(Math.exp(event.deltaY * 0.0015), at(event));
+    view.zoom(Math.exp((event.deltaY || event.deltaX) * 0.0015), at(event));
   }, { passive: false });
+  element.addEventListener("keydown", (event) => {
+    const width = view.end - view.start, middle = view.start + width / 2, step = width / 5;
+    const keys = { "+": () => view.zoom(0.7, middle), "-": () => view.zoom(1 / 0.7, middle), 0: () => view.show(0, view.whole),
+      ArrowLeft: () => view.show(view.start - step, view.end - step), ArrowRight: () => view.show(view.start + step, view.end + step) };
+    if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
   let held = null;
   element.addEventListener("pointerdown", (event) => { held = event.clientX; element.setPointerCapture(event.pointerId); });
   element.addEventListener("pointerup", () => { held = null; });

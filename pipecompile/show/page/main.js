@@ -60,15 +60,28 @@ function scaled(timeline) {
     memory: timeline.memory.map((curve) => curve.map(([moment, size]) => [at(moment), size])) };
 }
 
+// Each timeline fills the width; on request all have the scale of the longest, and move together.
 function timelines() {
-  const section = document.getElementById("timelines"), all = DATA.timelines.map(scaled);
-  const longest = Math.max(...all.map((t) => t.makespan)), shared = new View(longest);
-  for (const timeline of all) {
-    const view = timeline.makespan * 3 > longest ? shared : new View(timeline.makespan);
-    html(section, "h3", `${timeline.name}: ${time(timeline.makespan)}, bubble ${share(timeline.bubble)}`);
-    legend(section, timeline, DATA.devices);
-    new Gantt(section, timeline, view, DATA.devices, timeline.name);
+  const section = document.getElementById("timelines"), all = DATA.timelines.map(scaled), charts = html(section, "div");
+  const longest = Math.max(...all.map((t) => t.makespan));
+  const draw = (isCommon) => {
+    charts.replaceChildren();
+    for (const view of draw.views ?? []) View.all.delete(view);
+    const common = isCommon ? new View(longest) : null, views = all.map((t) => common ?? new View(t.makespan));
+    draw.views = new Set(views);
+    all.forEach((timeline, i) => {
+      html(charts, "h3", `${timeline.name}: ${time(timeline.makespan)}, bubble ${share(timeline.bubble)}`);
+      legend(charts, timeline, DATA.devices);
+      new Gantt(charts, timeline, views[i], DATA.devices, timeline.name);
+    });
+  };
+  if (all.length > 1) {
+    const form = html(null, "form"), box = html(html(form, "label", "the same scale for all "), "input", null, { type: "checkbox", name: "scale" });
+    box.addEventListener("input", () => draw(box.checked));
+    form.addEventListener("submit", (event) => event.preventDefault());
+    charts.before(form);
   }
+  draw(false);
 }
 
 function advice() {

@@ -48,7 +48,7 @@ class WhatIf {
     const found = this.found(), table = this.section.querySelector("table");
     table.replaceChildren();
     const head = html(html(table, "thead"), "tr");
-    for (const [name, kind] of [["schedule", "text"], ["stages", ""], ["step", ""], ["bubble", ""], ["peak memory", ""], ["per sample", ""]]) html(head, "th", name, { class: kind });
+    for (const [name, kind] of [["schedule", "text"], ["stages", ""], ["step", ""], ["bubble", ""], ["saved at most", ""], ["per sample", ""]]) html(head, "th", name, { class: kind });
     const body = html(table, "tbody"), base = this.base();
     const chosen = found.find(({ order }) => order.name === this.schedule) ?? found[0];
     for (const { order, run } of found) {

@@ -1,0 +1,41 @@
+"""Check of the model that is passed to `compile`, `trace` and `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from pipecompile.errors import InputError
+
+__all__ = ["validate_model"]
+
+_SHAPELESS = (UninitializedParameter, UninitializedBuffer)
+
+
+def _as_module(value: object) -> str:
+    """Return what to write in place of a model that is none."""
+    if isinstance(value, type):
+        return f"an instance of the class: compile({value.__name__}(...), ...)"
+    if isinstance(value, Mapping):
+        return "the model itself, after model.load_state_dict(...)"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "compile(nn.Sequential(*layers), ...)"
+    return "wrap the function in an nn.Module with this forward"
+
+
+def validate_model(model: object) -> nn.Module:
+    """Return the model. Raise InputError if it is no `nn.Module` or has lazy layers without shapes."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the model is a {type(model).__name__}, not an nn.Module",
+            hint=_as_module(model),
+        )
+    if lazy := [
+        name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if isinstance(tensor, _SHAPELESS)
+    ]:
+        raise InputError("the model has parameters without a shape", where=", ".join(lazy),
+                         why="lazy layers get their shapes in the first call",
+                         hint="call model(*example_args) once before compile")  # fmt: skip
+    return model

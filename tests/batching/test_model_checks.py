@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.batching.model_checks import validate_model
+from pipecompile.errors import InputError
+
+
+def test_only_modules_with_shapes_are_models() -> None:
+    model = nn.Linear(2, 2)
+    assert validate_model(model) is model
+    with pytest.raises(InputError, match="parameters without a shape"):
+        validate_model(nn.LazyLinear(2))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda x: x, "wrap the function"),
+        (nn.Linear, r"compile\(Linear\(\.\.\.\), \.\.\.\)"),
+        ([nn.Linear(2, 2)], r"nn\.Sequential\(\*layers\)"),
+        ({"weight": torch.zeros(1)}, "load_state_dict"),
+    ],
+)
+def test_what_is_no_model_says_what_to_write(value: Any, words: str) -> None:
+    with pytest.raises(InputError, match=f"(?s)is a .*, not an nn.Module.*{words}"):
+        validate_model(value)
