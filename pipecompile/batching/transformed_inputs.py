@@ -1,4 +1,4 @@
-"""Transforms around a call of a pipeline: `torch.func` and forward-mode differentiation, which do not reach into its stages."""
+"""Transforms around a call of a pipeline: `torch.compile`, `torch.func` and forward-mode differentiation, which do not reach into its stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ __all__ = ["check_untransformed"]
 
 
 def check_untransformed(leaves: Iterable[Any], parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
-    """Raise InputError inside of a transform of torch.func, and if an input or a parameter has a tangent."""
+    """Raise InputError inside of torch.compile and of a transform of torch.func, and if an input or a parameter has a tangent."""
+    if torch.compiler.is_compiling():
+        raise InputError(
+            "a pipeline is called inside of torch.compile",
+            why="a pipeline records and runs its stages itself, which cannot be recorded once more",
+            hint="pipecompile.compile(..., compile_stages=True), which compiles each stage",
+        )
     if transform_stack() is not None:
         raise InputError(
             "a pipeline is called inside of a transform of torch.func (grad, vmap, jvp, functional_call in one of them)",

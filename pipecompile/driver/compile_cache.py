@@ -41,6 +41,7 @@ from pipecompile.graph.cross_sample import has_batch_norm
 from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
+from pipecompile.torch_private.autograd_engine import unhooked
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
 from pipecompile.tracing.state.random_states import (
     generator_sources,
@@ -279,7 +280,7 @@ class CompileCache:
             self.context.warnings.offsets(offset_names(whole.names, whole.leaves, whole.dims, whole.samples))
         # a library that is imported now may draw; anomaly mode reads the values of gradients, and fakes have none
         sources = [*python_sources(), *generator_sources(generators_among(whole.leaves))]
-        with random_states_restored(sources), torch.autograd.set_detect_anomaly(False):
+        with random_states_restored(sources), torch.autograd.set_detect_anomaly(False), unhooked():
             specialization, decision = specialize(request, self.options, self.decision, self.context)
         if self.decision.plan is None:
             self.options = self.options.with_choice_of(specialization.plan)

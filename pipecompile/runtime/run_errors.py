@@ -15,6 +15,7 @@ from pipecompile.ir import Instruction, Kind, Program
 from pipecompile.ir.units import BYTES, written
 from pipecompile.runtime.cells.stage_call import LOSS_NOTE
 from pipecompile.runtime.hooked_updates import ADVICE
+from pipecompile.torch_private.checkpoint_points import StopRecomputation
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.user_source import raiser
 
@@ -53,13 +54,13 @@ def run_error(
     *,
     has_hooks: bool = False,
 ) -> BaseException:
-    """Return the error to raise for a failure; its cause is the original. KeyboardInterrupt and the like are returned as they are.
+    """Return the error to raise for a failure; its cause is the original. KeyboardInterrupt and the like, and what a checkpoint around the call raises, are returned as they are.
 
     An error for lack of memory names the peak that was predicted, from `peaks`. An error of a kernel in a backward names the line
     of the forward, from the graph of the stage. `has_hooks`: gradients of parameters have hooks.
     """
     error = failure.error
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or isinstance(error, StopRecomputation):
         return error
     instruction = program.rows[failure.device][failure.index]
     subject, stage, microbatch = _subject(instruction, failure.device)

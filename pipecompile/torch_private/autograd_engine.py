@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "saved_tensor_hooks",
     "sequence_number",
     "unpacked_name",
+    "unhooked",
     "will_run",
 ]
 
@@ -55,6 +57,13 @@ hooks_of_tensor: Callable[[torch.Tensor], dict[int, Any] | None] = attrgetter("_
 
 saved_tensor_hooks: Callable[[], object] = partial(torch._C._autograd._top_saved_tensors_default_hooks, False)
 """Return the innermost `torch.autograd.graph.saved_tensors_hooks` that is active, or None. 2.11."""
+
+
+def unhooked() -> AbstractContextManager[object]:
+    """Return a context in which the user's hooks on saved tensors, as those of a checkpoint around, are not called."""
+    if saved_tensor_hooks() is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 hooks_registered: Callable[[], int] = partial(getattr, RemovableHandle, "next_id")

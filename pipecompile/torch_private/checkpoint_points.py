@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.utils import checkpoint
 
-__all__ = ["REGION_GENERATORS", "early_stop_override"]
+__all__ = ["REGION_GENERATORS", "StopRecomputation", "early_stop_override"]
 
 REGION_GENERATORS = tuple(
     (module, name)
@@ -18,3 +18,7 @@ module need not be loaded. 2.11; the second name since 2.15."""
 def early_stop_override() -> bool | None:
     """Return what `torch.utils.checkpoint.set_checkpoint_early_stop` has set; None outside of that. 2.11."""
     return checkpoint._enable_checkpoint_early_stop
+
+
+StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
+"""The exception by which a hook of a checkpoint ends the recomputed forward early. 2.11."""

@@ -18,7 +18,7 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.input_layouts import copy_of
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.autograd_engine import gradient_hook_tables
+from pipecompile.torch_private.autograd_engine import gradient_hook_tables, unhooked
 from pipecompile.torch_private.modules import parametrizations_uncached
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.reachable_code import named_values, reachable
@@ -87,6 +87,7 @@ def undone(call: CheckedCall) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(parametrizations_uncached())
+        stack.enter_context(unhooked())
         for module in (call.model, *loss_modules):
             stack.enter_context(model_restored(module))
         stack.enter_context(tensors_restored(call.model))

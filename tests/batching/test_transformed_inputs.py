@@ -23,6 +23,19 @@ def test_a_transform_of_torch_func_is_refused(transform: object, pipe: pc.Pipeli
         transform(lambda x: pipe(x).sum())(torch.randn(4, 4, 4))  # type: ignore[operator]
 
 
+def test_torch_compile_around_a_pipeline_is_refused(pipe: pc.Pipeline) -> None:
+    with pytest.raises(pc.InputError, match=r"inside of torch\.compile"):
+        torch.compile(pipe, backend="eager")(torch.randn(4, 4))
+
+
+def test_a_pipeline_in_a_checkpoint_compiles_at_its_first_call(pipe: pc.Pipeline) -> None:
+    """The tensors of the recording and of its check went through the hooks of the checkpoint, whose count then was wrong."""
+    x = torch.randn(4, 4, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(pipe, x, use_reentrant=False).sum().backward()
+    (expected,) = torch.autograd.grad(torch.cat([pipe.model(part) for part in x.chunk(2)]).sum(), x)
+    assert torch.equal(x.grad, expected)  # type: ignore[arg-type]
+
+
 def test_a_tangent_is_refused(pipe: pc.Pipeline) -> None:
     """The result had no tangent, silently."""
     x = torch.randn(4, 4)
