@@ -21,6 +21,7 @@ from tests.support.eager import square_loss
 from tests.support.emulated import EmulatedExecutable
 from tests.support.launch_mutants import Launches, free_earlier, mutants
 from tests.support.models import UNet
+from tests.support.stepped import SteppedStreams
 
 COUNT = 4
 
@@ -118,6 +119,28 @@ def test_in_threads_random_timings_give_what_one_thread_gives(schedule: str, mon
             made.streams.reseed(seed)
             assert same(outcome(pipe, x), expected), seed
         assert made.n_threaded_runs == 10
+
+
+def test_orders_of_launches_by_seed_give_what_one_thread_gives_and_show_a_missing_wait() -> None:
+    """The devices that benchmarks/emulated.py runs a thousand times: a seed draws the order in which streams and host go on."""
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(8, 8)
+    pipe, streams = piped(model, x, schedule="1f1b"), SteppedStreams()
+    expected = outcome(pipe, x)
+    made = EmulatedExecutable(pipe, COUNT, streams=streams)
+    for pipe._dispatcher.choice in ("inline", "threads"):
+        for seed in range(12):
+            streams.reseed(seed)
+            assert same(outcome(pipe, x), expected), seed
+    assert (made.n_runs, made.n_threaded_runs) == (24, 12)
+    assert len(streams.orders) > 12
+    pipe._dispatcher.choice = "inline"
+    planned = launches(made.program, streams.apart)
+    removed = next(
+        one for one in mutants(made.program, planned) if made.program.rows[one.at[0][0]][one.at[0][1]].op is Op.COMPUTE
+    )
+    made.suffer(removed)
+    assert not survives(made, pipe, x, expected)
 
 
 def test_between_runs_no_buffer_keeps_a_tensor() -> None:
