@@ -87,9 +87,8 @@ class Communicator:
         """Return the c10d backend for messages, and the number that each peer has in it. Raises RankLost."""
         try:
             return message_backend(self.ranks)
-        except RuntimeError:
-            self.board.look_for_ended()
-            raise
+        except RuntimeError as error:
+            raise self.board.absent(error) from None
 
     def expect(self, source: int, names: Iterable[str]) -> None:
         """Append names to the values that will come from `source`, in this order. Raises RankLost."""
@@ -163,13 +162,14 @@ class Communicator:
             reason = f"the connection to it is gone: {reason}"
         return self._lost(peer, reason, name)
 
-    def _lost(self, peer: int, what: str, name: str) -> RankLost:
+    def _lost(self, peer: int, what: str, name: str, *, is_late: bool = False) -> RankLost:
         with suppress(RuntimeError):
             sleep(POLL)  # time for the rank that failed to post its own report
             if (report := self.board.failed()) is not None:
                 return RankLost(report, is_posted=True)
         rank, name = self.board.root_of_wait(self.ranks.rank_of(peer), name)
-        return RankLost(FailureReport(rank, self.board.cause(rank, what), awaited=name), is_posted=False)
+        report = FailureReport(rank, self.board.cause(rank, what), awaited=name)
+        return RankLost(report, is_posted=False, is_late=is_late)
 
     # -- while this rank waits ----------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Communicator:
             if cause := self.board.cause(self.ranks.rank_of(wait.peer), ""):
                 raise self._lost(wait.peer, cause, wait.name)  # a child of it may hold its connections open
             if monotonic() - wait.since > self.timeout:
-                raise self._lost(wait.peer, f"it has been silent for {self.timeout:.3g} s", wait.name)
+                raise self._lost(wait.peer, f"it has been silent for {self.timeout:.3g} s", wait.name, is_late=True)
         except RankLost as lost:
             if self._waiting is wait:
                 self.give_up(lost)

@@ -133,11 +133,11 @@ def _add(parameters: Iterator[nn.Parameter], earlier: dict[nn.Parameter, torch.T
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
 
 
-def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Overwrite tensors by those of the first replica."""
+def broadcast_from_first(tensors: Iterable[torch.Tensor], group: CollectiveGroup | None) -> None:
+    """Overwrite tensors by those of the first replica. Raises RankLost."""
     if group is not None:
         for tensor in tensors:
-            dist.broadcast(local(tensor.detach()), group=group, group_src=0)
+            group.wait(dist.broadcast(local(tensor.detach()), group=group.group, group_src=0, async_op=True))
 
 
 def check_unwrapped(model: nn.Module) -> None:

@@ -80,8 +80,11 @@ class AwaitedMessage:
 
 
 class RankLost(Exception):
-    """A failure of another rank, until the communicator raises it as a RunError. `is_posted`: the store has the report."""
+    """A failure of another rank, until the communicator raises it as a RunError.
 
-    def __init__(self, report: FailureReport, *, is_posted: bool) -> None:
+    `is_posted`: the store has the report. `is_late`: the timeout is over, so no other rank is awaited that may know more.
+    """
+
+    def __init__(self, report: FailureReport, *, is_posted: bool, is_late: bool = False) -> None:
         super().__init__(report.what)
-        self.report, self.is_posted = report, is_posted
+        self.report, self.is_posted, self.is_late = report, is_posted, is_late

@@ -18,7 +18,7 @@ from enum import IntEnum
 
 import torch
 
-from pipecompile.distributed.board_watch import await_report
+from pipecompile.distributed.board_watch import POLL, await_report
 from pipecompile.distributed.collective_call import COMPARED_LEAVES, CollectiveCall
 from pipecompile.distributed.collectives import PATIENCE
 from pipecompile.distributed.communicator import Communicator
@@ -119,7 +119,7 @@ def _named(communicator: Communicator, lost: RankLost) -> RankLost:
     """Return the reason why a rank is lost, as ranks report it that know more, or with what it owed."""
     if lost.is_posted:
         return lost
-    await_report(communicator.check, PATIENCE)
+    await_report(communicator.check, POLL if lost.is_late else PATIENCE)
     name = lost.report.awaited
     owed = "before its next call" if name in (_ASKED, _VERDICT, "") else f"before {name} arrived"
     return RankLost(replace(lost.report, action=lost.report.action or owed), is_posted=False)

@@ -12,37 +12,15 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.util import Finalize
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet
 
 from pipecompile.distributed import board_watch
 from pipecompile.errors import InputError, RunError
+from pipecompile.parameters.process_identity import has_ended, identity
 
 __all__ = ["has_ended", "identity", "note_end", "report_uncaught", "require_process"]
-
-_START, _STATE = 19, 0
-"""Places of the start time and of the state among the fields of /proc/PID/stat that follow the name of the process."""
-
-
-def identity(pid: int | str = "self") -> str:
-    """Return which process of which host this is, "" where the system does not say: boot, namespace, number and start time."""
-    with suppress(OSError, IndexError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        number, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" ")
-        fields = rest.rpartition(") ")[2].split()
-        if fields[_STATE] not in "ZX":  # ended, and not collected by its parent
-            return f"{boot} {Path('/proc/self/ns/pid').readlink()} {number} {fields[_START]}"
-    return ""
-
-
-def has_ended(process: str) -> bool:
-    """Return whether a process with this `identity` has ended. False for a process of another host, and if that is not known."""
-    own = identity()
-    if not own or own.split()[:2] != process.split()[:2]:
-        return False
-    return identity(process.split()[2]) != process
 
 
 class Reporting(Protocol):

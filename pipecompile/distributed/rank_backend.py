@@ -174,7 +174,7 @@ class RankBackend:
         """Broadcast this rank's parameters from the first copy of the pipeline, then shard them."""
         index = self.communicator.ranks.index
         used = {id(tensor): tensor for _, tensor in tensor_uses(graph, stages) if owner_of(tensor, homes) == index}
-        broadcast_from_first(used.values(), self.communicator.ranks.replica_group)
+        broadcast_from_first(used.values(), self.copies)
         self.shards.shard(tensor for tensor in used.values() if isinstance(tensor, nn.Parameter))
 
 

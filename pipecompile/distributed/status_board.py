@@ -20,12 +20,16 @@ from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement,
 from pipecompile.distributed.process_end import has_ended, identity, note_end
 from pipecompile.distributed.protocol import ENDED, EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, WAITS
 from pipecompile.errors import PlanError
+from pipecompile.parameters.save_attendance import RankMissing, explain_by
 
 __all__ = ["StatusBoard"]
 
 _READ_TIMEOUT = 10.0
 """Seconds that a failing rank waits for the others to read its report."""
 
+
+_CONNECTION = "connections"
+"""Name of what a rank waits for that opens its connections."""
 
 _OWN_RUNS = 1 << 32
 """Number of runs that a copy of the pipeline can make between two runs of all members."""
@@ -60,6 +64,7 @@ class StatusBoard:
         with suppress(RuntimeError):
             self.store.set(PROCESS.at(rank), identity())
         note_end(partial(store.set, ENDED.at(rank)))
+        explain_by(self)
 
     def begin(self, *, in_copy: bool = False) -> None:
         """Count a new run: of all members, or `in_copy`, of this copy of the pipeline alone."""
@@ -136,6 +141,19 @@ class StatusBoard:
                 report = posted or FailureReport(rank, cause, action="before an exchange")
                 raise RankLost(report, is_posted=posted is not None)
 
+    def absent(self, error: Exception) -> RankLost:
+        """Return the loss of a rank that did not open its connections: one that has ended, or has not failed for others as well."""
+        self.post_wait(self.rank, _CONNECTION)
+        sleep(2 * POLL)
+        try:
+            self.look_for_ended()
+        except RankLost as lost:
+            return lost
+        late = [rank for rank in self.copy if rank != self.rank and self.wait_of(rank) is None]
+        what = f"it did not open its connections: {str(error).partition(chr(10))[0]}"
+        report = FailureReport(late[0] if late else self.rank, what, action="before its connections were open")
+        return RankLost(report, is_posted=False)
+
     def cause(self, rank: int, otherwise: str) -> str:
         """Return how the script or, on this host, the process of a rank has ended; `otherwise` if neither has, as far as is known."""
         with suppress(RuntimeError):
@@ -169,6 +187,11 @@ class StatusBoard:
                 return FailureReport.from_json(self.store.get(FAILED.at()))
         return None
 
+    def failure(self) -> str:
+        """Return which rank has failed, and why; "" if none has."""
+        report = self.failed()
+        return "" if report is None else report.error().what
+
     def post_failure(self, report: FailureReport) -> FailureReport:
         """Post a report unless there is one already; return the one that is posted."""
         try:
@@ -177,13 +200,16 @@ class StatusBoard:
             return report
 
     def report_outside(self, error: BaseException) -> None:
-        """Post an exception outside all calls of the pipeline, unless a rank failed before or all ranks raise it."""
-        if not isinstance(error, Disagreement):
+        """Post an exception outside all calls of the pipeline, unless a rank failed before, all ranks raise it, or it is of another rank."""
+        if not isinstance(error, (Disagreement, RankMissing)):
             report = FailureReport.of(error, self.rank, "outside a step")
             if self.post_failure(report) == report:
                 self.wait_for_readers(error)
             else:
                 self.confirm_read()
+
+    def _count_ended(self) -> int:
+        return sum(bool(self.cause(rank, "")) for rank in self.members if rank != self.rank)
 
     def confirm_read(self) -> None:
         """Count this rank among the readers of the report."""
@@ -191,11 +217,11 @@ class StatusBoard:
             self.store.add(READERS.at(), 1)
 
     def wait_for_readers(self, error: BaseException | None = None) -> None:
-        """Wait until all other members have read the report, for a limited time; after Ctrl-C and sys.exit for a short one."""
+        """Wait until all other members that run have read the report, for a limited time; after Ctrl-C and sys.exit for a short one."""
         limit = _READ_TIMEOUT if error is None or isinstance(error, Exception) else 2 * POLL
         end = monotonic() + min(limit, self.timeout)
         with suppress(RuntimeError):
-            while monotonic() < end and self.store.add(READERS.at(), 0) < len(self.members) - 1:
+            while monotonic() < end and self.store.add(READERS.at(), 0) < len(self.members) - 1 - self._count_ended():
                 sleep(0.05)
 
     # -- waits --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -27,6 +28,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir.input_checks import file_path, whole
 from pipecompile.ir.progress import task
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
+from pipecompile.parameters.save_attendance import RankMissing, SaveAttendance
 from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = ["save_checkpoint"]
@@ -35,6 +37,8 @@ _NAME = re.compile("[0-9]{8,}")
 _SAVER = ThreadPoolExecutor(1, "pipecompile-checkpoint")
 """Writes asynchronous checkpoints one after the other; Python waits for them before it exits."""
 _groups: list[Any] = []
+_NUMBERS = count(1)
+"""Numbers of the saves of this process: all ranks save in the same order."""
 
 
 def save_checkpoint(
@@ -49,15 +53,15 @@ def save_checkpoint(
         raise InputError(f"state={short(state)} is no dictionary by names", hint='{"model": pipe.state_dict()}')
     if not isinstance(asynchronous, bool):
         raise InputError(f"asynchronous={short(asynchronous)} is neither True nor False", hint="asynchronous=True")
-    count = None if keep is None else whole("keep", keep)
+    kept = None if keep is None else whole("keep", keep)
     path = file_path("directory", directory) / f"{whole('step', step, 0):08d}"
     if not asynchronous:
         done: Future[Path] = Future()
         with task(f"saving {path}"):
-            done.set_result(_save(dict(state), path, count, None))
+            done.set_result(_save(dict(state), path, kept, None))
         return done
     copy = tree_map_only(torch.Tensor, _copied, dict(state))
-    return _SAVER.submit(_save, copy, path, count, _own_group())
+    return _SAVER.submit(_save, copy, path, kept, _own_group())
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,6 +81,7 @@ def _save(state: dict[str, Any], path: Path, keep: int | None, group: Any) -> Pa
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    attendance = SaveAttendance(next(_NUMBERS)) if dist.is_initialized() else None
     if path.exists() and not dist.is_initialized():  # of a run that went back: a mixture of two would be damaged
         shutil.rmtree(path)
     try:
@@ -85,12 +90,14 @@ def _save(state: dict[str, Any], path: Path, keep: int | None, group: Any) -> Pa
     except CheckpointException as error:  # derives from BaseException
         raise _unwritten(path, str(error)) from error
     except RuntimeError as error:  # of a collective of torch
-        raise _unwritten(path, f"a rank has ended or did not come to it: {error}") from error
+        if attendance is None:
+            raise _unwritten(path, str(error)) from error
+        raise _unwritten(path, f"{attendance.missing()}: {error}", RankMissing) from error
     return path
 
 
-def _unwritten(path: Path, why: str) -> InputError:
-    return InputError(f"the checkpoint {path} cannot be written", why=why, hint="the one before is as it was")
+def _unwritten(path: Path, why: str, kind: type[InputError] = InputError) -> InputError:
+    return kind(f"the checkpoint {path} cannot be written", why=why, hint="the one before is as it was")
 
 
 def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, group: Any) -> None:

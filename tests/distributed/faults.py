@@ -37,6 +37,8 @@ from pipecompile.schedules import CATALOGUE
 
 STEPS, COUNT = 4, 4
 KINDS = ("raise", "kill", "stall")
+MORE_KINDS = ("exit", "_exit", "interrupt", "terminate", "stop")
+"""Kinds that only the benchmark has: sys.exit, os._exit, SIGINT, SIGTERM, SIGSTOP."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,16 @@ def happen(job: Job) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "stall":
             time.sleep(job.timeout + 5)
+        case "exit":
+            sys.exit(3)
+        case "_exit":
+            os._exit(3)
+        case signalled:
+            os.kill(os.getpid(), SIGNALS[signalled])
+            time.sleep(job.timeout)  # Python handles a signal some instructions later
+
+
+SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "stop": signal.SIGSTOP}
 
 
 # -- a trial ----------------------------------------------------------------------------------------------------------
@@ -195,10 +207,7 @@ class Trial:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         for _, line in lines:
             line.send(store.port)
-        end, times = time.monotonic() + patience, [0.0] * len(ranks)
-        while not all(times) and time.monotonic() < end:
-            times = [at or time.time() * (not process.is_alive()) for at, process in zip(times, ranks, strict=True)]
-            time.sleep(0.05)
+        times = awaited(ranks, patience)
         codes = [process.exitcode for process in ranks]
         for process in ranks:
             process.kill()
@@ -220,6 +229,18 @@ class Trial:
     @property
     def note(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "fault.json").read_text()))
+
+
+def awaited(ranks: list[Any], patience: float) -> list[float]:
+    """Return when each process ended, in seconds since the epoch; 0 for one that did not. One alone that is stopped is not awaited."""
+    end, times = time.monotonic() + patience, [0.0] * len(ranks)
+    while not all(times) and time.monotonic() < end:
+        times = [at or time.time() * (not process.is_alive()) for at, process in zip(times, ranks, strict=True)]
+        running = [process.pid for at, process in zip(times, ranks, strict=True) if not at]
+        if len(running) == 1 < len(ranks) and ") T " in Path(f"/proc/{running[0]}/stat").read_text():
+            break
+        time.sleep(0.05)
+    return times
 
 
 FORK = get_context("fork")
@@ -252,9 +273,11 @@ def faults_of(trial: Trial, ended: Ended) -> list[str]:
     """Return what is wrong with the end of a start; nothing if each other rank reported rank, action and reason in time."""
     job, note, wrong = trial.job, trial.note, []
     assert job.fault is not None
-    limit = (job.timeout if job.fault.kind == "stall" else 0.0) + 10.0
+    limit = (job.timeout if job.fault.kind in ("stall", "stop") else 0.0) + 10.0
     possible = _reportable(job.fault.kind, note)
     for rank, (code, log, at) in enumerate(zip(ended.codes, ended.logs, ended.times, strict=True)):
+        if rank == job.fault.rank and job.fault.kind == "stop":
+            continue
         if not code:
             wrong.append(f"rank {rank} ended with {code}")
         if rank == job.fault.rank:
@@ -275,20 +298,25 @@ def _reportable(kind: str, note: dict[str, Any]) -> list[str]:
     A rank that raises reports the action itself. Otherwise the action is one whose result the rank still owes; what a killed
     rank sent before may have been lost with it. A rank that owes nothing may be reported with any action.
     """
-    if kind == "raise":
+    if kind in ("raise", "exit", "interrupt"):
         return [note["instruction"]]
-    return [*note["owed"], *(note["sent"] if kind == "kill" and note["owed"] else [])]
+    is_gone = kind not in ("stall", "stop")
+    return [*note["owed"], *(note["sent"] if is_gone and note["owed"] else [])]
 
 
 def sample(folder: Path) -> dict[str, list[str]]:
     """Return what is wrong after each kind of fault, in one pipeline and in one of two copies; "again": in the start after a kill."""
+    from tests.distributed import fault_phases
+
     jobs = {kind: Job("1f1b", 3, Fault(kind, rank, 2, 30 + 7 * rank), 5.0) for rank, kind in enumerate(KINDS)}
     jobs |= {f"{kind}, copies": Job("zbv", 4, Fault(kind, 3, 2, -2), 5.0, copies=2) for kind in KINDS}
     jobs |= {f"{kind}, direct": replace(jobs[kind], is_direct=True) for kind in KINDS}
+    wrong_phases = fault_phases.sample(folder)
     trials = {name: Trial(job, folder / name) for name, job in jobs.items()}
     wrong = {name: faults_of(trial, trial.start()) for name, trial in trials.items()}
     again, plain = trials["kill"], Trial(Job("1f1b", 3), folder / "plain")
     codes = [*again.start().codes, *plain.start().codes]
+    wrong |= wrong_phases
     wrong["again"] = [str(code) for code in codes if code] + ["losses"] * (again.losses != plain.losses)
     return wrong
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import pipecompile as pc
-from pipecompile.ir import Op, Program
+from pipecompile.ir import Kind, Op, Program
 from pipecompile.passes import lower
 from pipecompile.passes.split_backward import split_backward
 from tests.distributed.case_models import mean_square, unet
@@ -42,7 +42,12 @@ def own_order() -> dict[str, Any]:
     program = lower(pc.build_schedule("zb-h1", 4, COUNT), first.program.routes, receive_ahead=1)
     passes = [pc.UserPass(split_backward, before="compute"), pc.UserPass(frees_last, before="slots")]
     results: dict[str, Any] = {}
-    for name, own in (("program", {"schedule": program}), ("passes", {"passes": passes})):
+    owns: dict[str, dict[str, Any]] = {
+        "program": {"schedule": program},
+        "passes": {"passes": passes},
+        "offload": {"offload": True},
+    }
+    for name, own in owns.items():
         pipe = pc.compile(copy.deepcopy(model), 4, example_kwargs=inputs, plan=first.plan, **options, **own)
         pipe.step(**inputs)
         gradients = {f"{n}.grad": p.grad for n, p in pipe.named_parameters() if p.grad is not None}
@@ -51,6 +56,10 @@ def own_order() -> dict[str, Any]:
             program if name == "program" else pipe.program
         )
         results["is_own"] = results["is_own"] and pipe.program != first.program
+    kinds = {
+        instruction.action.kind for row in pipe.program.rows for instruction in row if instruction.action is not None
+    }
+    results["offloads"] = {Kind.OFFLOAD, Kind.RELOAD} <= kinds
     results["broken"] = _refusal(model, inputs, first.plan, passes=[pc.UserPass(broken)], **options)
     others = [pc.UserPass(frees_last, before="slots")] if dist.get_rank() == 2 else []
     return results | {"differing": _refusal(model, inputs, first.plan, passes=others, **options)}

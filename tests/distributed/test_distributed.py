@@ -156,6 +156,8 @@ def test_programs_and_passes_of_the_user_run_on_ranks(run: RankRun) -> None:
     for each in run.of("own order"):
         assert each["program"] < 1e-5
         assert each["passes"] < 1e-5
+        assert each["offload"] < 1e-5
+        assert each["offloads"]
         assert each["is_own"]
         assert "pass 'broken'" in each["broken"]
         assert "the ranks disagree about the program of the step" in each["differing"]

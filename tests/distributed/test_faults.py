@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed import faults
+from tests.distributed import fault_phases, faults
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests" / "distributed" / "faults.py")
@@ -29,7 +29,10 @@ def test_all_ranks_report_a_fault_and_a_new_start_resumes(tmp_path: Path) -> Non
         [sys.executable, SCRIPT, str(tmp_path)], env=ENVIRONMENT, timeout=LIMIT, capture_output=True, check=False
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    names = [f"{kind}{where}" for where in ("", ", copies", ", direct") for kind in faults.KINDS] + ["again"]
+    names = [f"{kind}{where}" for where in ("", ", copies", ", direct") for kind in faults.KINDS] + [
+        "again",
+        *fault_phases.SAMPLE,
+    ]
     assert json.loads(ran.stdout.splitlines()[-1]) == {name: [] for name in names}
 
 

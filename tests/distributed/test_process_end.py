@@ -1,49 +1,13 @@
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 
 import pytest
 
-from pipecompile.distributed import process_end
-from pipecompile.distributed.process_end import has_ended, identity, report_uncaught
-
-pytestmark = pytest.mark.skipif(not identity(), reason="needs /proc")
-
-
-def test_a_process_of_this_host_that_is_gone_has_ended() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = identity(child.pid)
-    assert not has_ended(process)
-    child.kill()
-    child.wait()
-    assert has_ended(process)
-    assert not has_ended(identity())
-
-
-def test_a_process_that_its_parent_has_not_collected_has_ended() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "print('started', flush=True); input()"],
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-    assert child.stdout is not None
-    child.stdout.readline()
-    process = identity(child.pid)
-    child.kill()
-    child.stdout.read()  # ends with the process
-    while identity(child.pid):
-        pass
-    assert has_ended(process)
-    child.wait()
-
-
-def test_a_number_that_another_process_has_now_is_another_process() -> None:
-    *place, start = identity().split()
-    assert has_ended(" ".join([*place, str(int(start) - 1)]))
-
-
-def test_of_other_hosts_nothing_is_known() -> None:
-    boot, *rest = identity().split()
-    assert not has_ended(" ".join(["0" + boot, *rest]))
-    assert not has_ended("")
+from pipecompile.distributed import board_watch, process_end
+from pipecompile.distributed.process_end import note_end, report_uncaught, require_process
+from pipecompile.errors import InputError, RunError
 
 
 def test_an_uncaught_exception_is_shown_and_posted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,3 +28,24 @@ def test_an_uncaught_exception_is_shown_and_posted(monkeypatch: pytest.MonkeyPat
     sys.excepthook(KeyboardInterrupt, interrupt := KeyboardInterrupt(), None)
     assert posted == [error, interrupt]
     assert shown == [error, interrupt]
+
+
+def test_the_end_of_a_script_is_noted_with_what_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(process_end, "_NOTES", [noted.append])
+    note_end(noted.append)
+    process_end._note()
+    try:
+        sys.exit(3)
+    except SystemExit:
+        process_end._note()
+    assert noted == ["its script has ended"] * 2 + ["its script has ended by SystemExit: 3"] * 2
+
+
+def test_a_forked_process_and_an_ending_interpreter_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_process(os.getpid(), 1)
+    with pytest.raises(InputError, match="a pipeline of rank 1 is called in a process forked from it"):
+        require_process(os.getpid() + 1, 1)
+    monkeypatch.setattr(board_watch, "has_ended", lambda: True)
+    with pytest.raises(RunError, match="while the interpreter ends"):
+        require_process(os.getpid(), 1)

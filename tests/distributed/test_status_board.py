@@ -11,6 +11,7 @@ from torch.distributed import HashStore
 from pipecompile.distributed import status_board
 from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
 from pipecompile.distributed.status_board import StatusBoard
+from pipecompile.parameters.save_attendance import RankMissing
 
 MEMBERS = (4, 5, 7)
 
@@ -156,6 +157,7 @@ def test_of_two_steps_the_earlier_counts() -> None:
 def test_an_exception_outside_all_calls_is_posted_unless_all_raise_it() -> None:
     first, second, third = boards(timeout=0.1)
     first.report_outside(Disagreement("all raise this"))
+    first.report_outside(RankMissing("rank 5 did not come to a save"))
     assert second.failed() is None
     second.report_outside(ValueError("bad record 7"))
     third.report_outside(ValueError("later"))

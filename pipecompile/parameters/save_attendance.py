@@ -1,0 +1,80 @@
+"""The ranks that take part in a save: torch's own errors do not say which rank has ended or stands still.
+
+rank 0   saving/3/0 = process    a collective fails    failed/0     names the ranks that ended, did not come, or have not failed
+rank 1   saving/3/1 = process    killed
+"""
+
+from __future__ import annotations
+
+import os
+from time import monotonic, sleep
+from typing import Protocol
+from weakref import WeakSet
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from pipecompile.errors import InputError
+from pipecompile.parameters.process_identity import has_ended, identity
+from pipecompile.torch_private.process_groups import default_store
+
+__all__ = ["RankMissing", "SaveAttendance", "explain_by"]
+
+_PATIENCE = 1.0
+"""Seconds that a rank waits for others to fail as well, before it names those that do not."""
+
+
+class RankMissing(InputError):
+    """A save that failed on this rank since another one has failed: no failure of this rank's own."""
+
+
+class Reports(Protocol):
+    """An object that knows of failures of ranks."""
+
+    def failure(self) -> str:
+        """Return which rank failed, and why; "" if none has failed, as far as is known."""
+
+
+_REPORTS: WeakSet[Reports] = WeakSet()
+
+
+def explain_by(reports: Reports) -> None:
+    """Name what `reports` knows, for as long as other code holds a reference to it, if a save fails."""
+    _REPORTS.add(reports)
+
+
+class SaveAttendance:
+    """Save number `number` of this process, as one rank notes it in the store of `torch.distributed`."""
+
+    def __init__(self, number: int) -> None:
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun outlives the ranks
+        self.store = PrefixStore(f"pipecompile/saving/{start}/{number}", default_store())
+        self.rank, self.others = (
+            dist.get_rank(),
+            [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()],
+        )
+        self.store.set(str(self.rank), identity())
+
+    def missing(self) -> str:
+        """Return which ranks the save has failed for. Ranks that have failed for others are not among them."""
+        try:
+            self.store.set(f"failed/{self.rank}", "")
+            return next(filter(None, (reports.failure() for reports in _REPORTS)), "") or self._missing()
+        except RuntimeError:
+            return "the store of torch.distributed is gone, and with it the process that has it"
+
+    def _missing(self) -> str:
+        end = monotonic() + _PATIENCE
+        while True:
+            others = [rank for rank in self.others if not self.store.check([f"failed/{rank}"])]
+            came = [rank for rank in others if self.store.check([str(rank)])]
+            if ended := [rank for rank in came if has_ended(self.store.get(str(rank)).decode())]:
+                return f"{_named(ended)} ended"
+            if monotonic() > end:
+                absent = [rank for rank in others if rank not in came]
+                return f"{_named(absent)} did not come to it" if absent else f"{_named(others)} did not answer"
+            sleep(_PATIENCE / 20)
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "a rank"
