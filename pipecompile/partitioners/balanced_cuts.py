@@ -53,6 +53,7 @@ class _Listing:
         share = cap * sum(self.clusters.time) / sum(speeds)
         self.room = [share * speed * (1 + 1e-9) for speed in speeds]
         self.cuts: list[list[int]] = []
+        self.n_used = min(self.n_stages, n)
         self.most, self.visits_left = most, most * VISITS
         self.rest = [sum(self.clusters.time[v:]) for v in range(n + 1)]
 
@@ -60,10 +61,10 @@ class _Listing:
         """Add all cuts that begin with the stages of `cut`, in topological order of the clusters."""
         v = len(cut)
         if v == len(self.clusters):
-            if len(set(cut)) == min(self.n_stages, v):
+            if len(set(cut)) == self.n_used:
                 self.cuts.append(list(cut))
             return
-        if self.rest[v] > sum(self.room) or self.n_stages - len(set(cut)) > len(self.clusters) - v:
+        if self.rest[v] > sum(self.room) or self.n_used - len(set(cut)) > len(self.clusters) - v:
             return
         time, first = self.clusters.time[v], self._first_stage(v, cut)
         for stage in range(first, self.latest[v] + 1):

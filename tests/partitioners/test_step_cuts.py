@@ -69,3 +69,17 @@ def test_small_graphs_are_close_to_the_best_of_all_cuts(case):
     objective = StepObjective(clusters, machine, tuple(range(n_stages)), 4)
     every = ([stage_of[names[0]] for names in clusters.members] for stage_of in legal_assignments(problem, n_stages))
     assert after <= min(objective.score(each)[0] for each in every) * 1.15 + 1e-9
+
+
+def test_a_cut_that_no_move_reaches_is_found_in_a_small_graph():
+    times = {"a": 14.9, "b": 16.5, "c": 9.0, "d": 17.3, "e": 6.9, "f": 19.8, "g": 20.0}
+    problem = Problem(
+        tuple(Node(name, time, forward=time / 3) for name, time in times.items()),
+        (("a", "b"), ("a", "c"), ("e", "f"), ("f", "g")),
+    )
+    clusters, machine = coarsen(problem), Machine.of(problem, 3)
+    objective = StepObjective(clusters, machine, (0, 1, 2), 8, is_split=True)
+    start = [partition(problem, 3).stage_of[names[0]] for names in clusters.members]
+    every = ([stage_of[names[0]] for names in clusters.members] for stage_of in legal_assignments(problem, 3))
+    best = min(objective.score(each) for each in every)
+    assert objective.score(step_cuts(objective, start, None, 4)[0])[0] <= best[0] * (1 + 1e-9)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from step_cuts import CATALOGUE, Case
 from torch import fx, nn
 
 import pipecompile as pc
@@ -292,3 +293,9 @@ def test_what_time_does_not_allow_is_said() -> None:
     pipe = compiled(time_limit=1e-3, schedule="1f1b", memory_limit=1e5)
     check_choice(pipe)
     assert any("time_limit" in row.left_out for row in considered(pipe).rows)
+
+
+def test_the_cut_of_one_schedule_is_tried_under_the_others():
+    """Here the shortest step is that of a schedule which is fourth under the cut of the least bottleneck."""
+    case = Case(112)
+    assert case.open() <= 1.005 * case.best(CATALOGUE)
