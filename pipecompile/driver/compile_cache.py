@@ -7,13 +7,13 @@ as the first gets a plan of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.batching.merging import MergeRule
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
 from pipecompile.batching.microbatches import (
     MiniBatch,
@@ -43,12 +43,7 @@ from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
 from pipecompile.torch_private.autograd_engine import unhooked
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
-from pipecompile.tracing.state.random_states import (
-    generator_sources,
-    generators_among,
-    python_sources,
-    random_states_restored,
-)
+from pipecompile.tracing.state.random_states import random_states_restored, sources_beside
 
 __all__ = ["CompileCache"]
 
@@ -190,9 +185,7 @@ class CompileCache:
     def _loss(
         self, specialization: Specialization, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
     ) -> LossAnalysis:
-        def rules() -> Sequence[MergeRule]:
-            return fixed_output_rules(specialization, batch, self.options, self.context)
-
+        rules = partial(fixed_output_rules, specialization, batch, self.options, self.context)
         return find_loss(specialization, batch, target, arrivals, self.context.warnings, rules)
 
     def check_values(self) -> None:
@@ -279,8 +272,7 @@ class CompileCache:
         if is_cut and not all(tensor.is_floating_point() for tensor in whole.tensors):
             self.context.warnings.offsets(offset_names(whole.names, whole.leaves, whole.dims, whole.samples))
         # a library that is imported now may draw; anomaly mode reads the values of gradients, and fakes have none
-        sources = [*python_sources(), *generator_sources(generators_among(whole.leaves))]
-        with random_states_restored(sources), torch.autograd.set_detect_anomaly(False), unhooked():
+        with random_states_restored(sources_beside(whole.leaves)), torch.autograd.set_detect_anomaly(False), unhooked():
             specialization, decision = specialize(request, self.options, self.decision, self.context)
         if self.decision.plan is None:
             self.options = self.options.with_choice_of(specialization.plan)
@@ -298,8 +290,7 @@ class CompileCache:
         return specialization
 
     def _values_ready(self, specialization: Specialization) -> None:
-        context = self.context
-        context.backend.values_ready(specialization.graph, specialization.stages, context.homes)
+        self.context.backend.values_ready(specialization.graph, specialization.stages, self.context.homes)
 
 
 def _obstacle(model: nn.Module, backend: Backend) -> str:

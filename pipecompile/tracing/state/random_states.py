@@ -30,6 +30,7 @@ __all__ = [
     "python_sources",
     "random_sources",
     "random_states_restored",
+    "sources_beside",
 ]
 
 CPU_RANDOM = RLock()
@@ -71,6 +72,11 @@ def random_sources(generators: Iterable[Any], devices: Iterable[torch.device] = 
 def generator_sources(generators: Iterable[Any]) -> list[RandomSource]:
     """Return these generator objects as sources."""
     return [*map(_of_object, generators)]
+
+
+def sources_beside(values: Iterable[Any]) -> list[RandomSource]:
+    """Return the sources that torch does not hold: the global generators of Python and numpy, and generator objects among the values."""
+    return [*python_sources(), *generator_sources(generators_among(values))]
 
 
 _TORCH = ("torch", "a torch")
