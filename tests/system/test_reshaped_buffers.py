@@ -73,6 +73,19 @@ class Remembering(Buffered):
         return self.b(h)
 
 
+class Writing(Buffered):
+    """From the second call on, it writes in place: what `add_` returns is its own argument."""
+
+    first = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        if self.held is not None:
+            h.add_(1.0)
+        self.held = torch.arange(4.0)
+        return self.b(h)
+
+
 def _loss(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
@@ -114,6 +127,7 @@ def test_what_the_user_puts_in_the_place_of_a_table_is_read() -> None:
     assert float(pipe.step(batch)) == pytest.approx(_loss(twin(batch)).item(), rel=1e-6)
 
 
-def test_a_buffer_that_grows_and_is_read_by_the_next_call_is_refused_with_its_name() -> None:
+@pytest.mark.parametrize("kind", [Remembering, Writing])
+def test_a_buffer_that_decides_in_the_next_call_is_refused_with_its_name(kind: type[nn.Module]) -> None:
     with pytest.raises(pc.TraceError, match=r"PC114[\s\S]*changes held, and the next call"):
-        _compiled(Remembering())
+        _compiled(kind())

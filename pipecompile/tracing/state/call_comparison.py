@@ -33,9 +33,10 @@ def recorded_alike(first: Sequence[fx.Node], second: Sequence[fx.Node], constant
 
 
 def _returned_argument(node: fx.Node) -> fx.Node | None:
-    """Return the argument that the call returned as it is, as `table.to(dtype)` does if the table has been converted before."""
-    sources = node.all_input_nodes
-    return next((source for source in sources if value_of(source) is value_of(node)), None)
+    """Return the argument that the call returned as it is and did not write, as `table.to(dtype)` does with a converted table."""
+    if _has_effects(node) or not isinstance(value_of(node), torch.Tensor):
+        return None
+    return next((source for source in node.all_input_nodes if value_of(source) is value_of(node)), None)
 
 
 def constant_nodes(nodes: Sequence[fx.Node], *, training: bool) -> set[fx.Node]:
