@@ -123,13 +123,8 @@ class ProcessBackend:
         homes: Homes,
     ) -> Mirrors:
         devices = [options.devices[device] for device in plan.placement]
-        mirrors = place_stages(
-            graph,
-            stages,
-            devices,
-            self.memories(devices if not options.partitions else plan.placement, plan.placement),
-            homes,
-        )
+        memories = plan.placement if options.partitions else self.memories(devices, plan.placement)
+        mirrors = place_stages(graph, stages, devices, memories, homes)
         homes.move_unused(model, options.devices[0])
         return mirrors
 

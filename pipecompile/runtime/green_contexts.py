@@ -9,6 +9,7 @@ driver is called here, by way of the package cuda.bindings, which torch's CUDA b
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -59,10 +60,9 @@ def _stream(cu: Any, card: Any, group: Any, index: int) -> Any:
 
 def _driver() -> Any:
     try:
-        from cuda.bindings import driver
+        return import_module("cuda.bindings.driver")
     except ImportError as error:
         raise NoPartitionsError(f"the package cuda.bindings is missing ({error})") from None
-    return driver
 
 
 def _called(cu: Any, result: Any) -> Any:
