@@ -185,11 +185,7 @@ def make_costs(
         _shared_streams(streams, n_devices),
         copies if any(copies := stages("offload", offload)) else (),
         None if overlap is None else _per_pair(overlap, n_stages),
-        _communication(
-            seconds,
-            stages("forward_communication", forward_communication),
-            stages("backward_communication", backward_communication),
-        ),
+        _communication(seconds, forward_communication, backward_communication),
     )
 
 
@@ -233,9 +229,12 @@ def _per_pair(overlap: PerPair, n_stages: int) -> PerPair:
 
 
 def _communication(
-    seconds: Mapping[Kind, tuple[float, ...]], forward: tuple[float, ...], backward: tuple[float, ...]
+    seconds: Mapping[Kind, tuple[float, ...]], of_forward: PerStage, of_backward: PerStage
 ) -> tuple[tuple[float, float], ...]:
     """Return the seconds of communication within F, and within B or I, per stage; () for none. They are part of these actions."""
+    n_stages = len(seconds[Kind.FORWARD])
+    forward = amounts("forward_communication", of_forward, n_stages, "stage")
+    backward = amounts("backward_communication", of_backward, n_stages, "stage")
     for kind, parts in ((Kind.FORWARD, forward), (Kind.BACKWARD, backward), (Kind.INPUT_GRAD, backward)):
         for stage, (part, whole_time) in enumerate(zip(parts, seconds[kind], strict=True)):
             if part > whole_time:

@@ -94,39 +94,29 @@ def _extended(
 
 def _steady(schedule: PeriodicSchedule, count: int, tasks: TaskGraph, times: Times) -> tuple[int, float] | None:
     """Return after how many repetitions all times recur, and how many seconds later; None if they do not within `count`."""
-    repetition = _repetition_of_tasks(schedule, count, tasks)
-    reach = _reach(tasks, repetition, count)
+    reach = _reach(tasks, _repetition_of_tasks(schedule, count, tasks), count)
     if reach is None:
         return None
-    vectors = [
-        [
-            t
-            for row, period in _own(schedule, tasks, index)
-            for task in range(row, row + period)
-            for t in _times(task, tasks, times)
-        ]
-        for index in range(count)
-    ]
-    tolerance = _EQUAL * times.makespan
-    window = max(1, reach)
-    for cycle in range(1, _LONGEST_CYCLE + 1):
-        first = count - cycle - window
-        if first < 0:
-            return None
+    vectors = [_times(_own(schedule, tasks, index), tasks, times) for index in range(count)]
+    for cycle in range(1, min(_LONGEST_CYCLE, count - reach) + 1):
+        first = count - cycle - reach
         shift = vectors[first + cycle][0] - vectors[first][0]
-        pairs = (
-            (a, b)
-            for index in range(first, count - cycle)
-            for a, b in zip(vectors[index], vectors[index + cycle], strict=True)
-        )
-        if all(abs(b - a - shift) <= tolerance for a, b in pairs):
+        pairs = ((vectors[index], vectors[index + cycle]) for index in range(first, count - cycle))
+        if all(_is_later(before, after, shift, _EQUAL * times.makespan) for before, after in pairs):
             return cycle, shift
     return None
 
 
-def _times(task: int, tasks: TaskGraph, times: Times) -> list[float]:
-    """Return the end of a task and of the messages that it sends."""
-    return [times.end[task], *(times.message_end[message] for message in tasks.sends[task])]
+def _is_later(before: Sequence[float], after: Sequence[float], shift: float, tolerance: float) -> bool:
+    """Return whether all times are `shift` seconds later."""
+    return all(abs(b - a - shift) <= tolerance for a, b in zip(before, after, strict=True))
+
+
+def _times(own: Sequence[tuple[int, int]], tasks: TaskGraph, times: Times) -> list[float]:
+    """Return the ends of the tasks of a repetition, and of the messages that they send."""
+    numbers = [task for first, size in own for task in range(first, first + size)]
+    messages = (message for task in numbers for message in tasks.sends[task])
+    return [*(times.end[task] for task in numbers), *(times.message_end[message] for message in messages)]
 
 
 def _own(schedule: PeriodicSchedule, tasks: TaskGraph, index: int) -> list[tuple[int, int]]:
