@@ -8,11 +8,15 @@ import msgspec
 
 from pipecompile.errors import PipecompileError, PlanError, RunError, encodable
 
-__all__ = ["AwaitedMessage", "Disagreement", "FailureReport", "RankLost"]
+__all__ = ["AwaitedMessage", "CopyDisagreement", "Disagreement", "FailureReport", "RankLost"]
 
 
 class Disagreement(PlanError):
     """The ranks are about to do different things. All ranks raise it, so no report is posted."""
+
+
+class CopyDisagreement(PlanError):
+    """The ranks of one copy of the pipeline are about to do different things. All of them raise it; other copies have a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class FailureReport:
 
     `action` is a phrase for the message: "at 2F1" if the rank raised there, "before the result of 2F1 arrived" if it went
     silent. `stage` and `microbatch` are those of the action, if there is one. `awaited` is the name of the value that another
-    rank was waiting for; empty if none.
+    rank was waiting for; empty if none. `is_of_copy`: all ranks of its copy of the pipeline failed with it, for they disagree.
     """
 
     rank: int
@@ -32,20 +36,24 @@ class FailureReport:
     microbatch: int = 0
     hint: str = ""
     awaited: str = ""
+    is_of_copy: bool = False
 
     @classmethod
     def of(cls, error: BaseException, rank: int, action: str = "") -> FailureReport:
         """Return the report of an error that this rank raised."""
         if isinstance(error, RunError):
             return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
+        if isinstance(error, CopyDisagreement):
+            return cls(rank, error.what, error.where, hint=error.hint, is_of_copy=True)
         what = error.what if isinstance(error, PipecompileError) else encodable(str(error))
         return cls(rank, f"{type(error).__name__}: {what}".removesuffix(": "), getattr(error, "where", ""), action)
 
     def error(self) -> RunError:
         """Return the error that another rank raises."""
         action = f" {self.action}" if self.action else ""
+        who = "another copy of the pipeline" if self.is_of_copy else f"rank {self.rank}"
         return RunError(
-            f"rank {self.rank} failed{action}: {self.what}",
+            f"{who} failed{action}: {self.what}",
             stage=self.stage,
             microbatch=self.microbatch,
             where=self.where or (f"waiting for {self.awaited} from rank {self.rank}" if self.awaited else ""),

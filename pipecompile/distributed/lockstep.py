@@ -22,7 +22,7 @@ from pipecompile.distributed.board_watch import POLL, await_report
 from pipecompile.distributed.collective_call import COMPARED_LEAVES, CollectiveCall
 from pipecompile.distributed.collectives import PATIENCE
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.failure_report import RankLost
+from pipecompile.distributed.failure_report import CopyDisagreement, RankLost
 from pipecompile.distributed.step_agreement import ranks_by_text, texts_of_ranks
 from pipecompile.errors import PlanError
 
@@ -167,7 +167,7 @@ def _conflict(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def _other_calls(communicator: Communicator, texts: Sequence[str]) -> PlanError:
-    return PlanError(
+    return CopyDisagreement(
         "the ranks of a pipeline are asked for different things",
         where=ranks_by_text(communicator, texts),
         why="all ranks of a pipeline make the same calls, in the same modes, with batches of the same layout",
@@ -176,7 +176,7 @@ def _other_calls(communicator: Communicator, texts: Sequence[str]) -> PlanError:
 
 
 def _other_samples(communicator: Communicator, texts: Sequence[str]) -> PlanError:
-    return PlanError(
+    return CopyDisagreement(
         "the ranks of a pipeline have different samples in the same step",
         where=ranks_by_text(communicator, texts),
         why="the stages of a pipeline work on one batch: a rank has skipped a step, or its sampler is one over all ranks",

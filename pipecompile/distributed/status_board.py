@@ -16,7 +16,13 @@ from time import monotonic, sleep
 from torch.distributed.distributed_c10d import Store
 
 from pipecompile.distributed.board_watch import POLL
-from pipecompile.distributed.failure_report import AwaitedMessage, Disagreement, FailureReport, RankLost
+from pipecompile.distributed.failure_report import (
+    AwaitedMessage,
+    CopyDisagreement,
+    Disagreement,
+    FailureReport,
+    RankLost,
+)
 from pipecompile.distributed.process_end import has_ended, identity, note_end
 from pipecompile.distributed.protocol import ENDED, EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, WAITS
 from pipecompile.errors import PlanError
@@ -106,7 +112,7 @@ class StatusBoard:
         for rank, text in zip(among.ranks, texts, strict=True):
             ranks_of.setdefault(text, []).append(str(rank))
         named = (f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in ranks_of.items())
-        return (Disagreement if among is self._all else PlanError)(
+        return (Disagreement if among is self._all else CopyDisagreement)(
             f"the ranks disagree about {topic}",
             where="; ".join(named),
             why="every rank runs its part of one program",

@@ -16,6 +16,7 @@ import torch
 
 from pipecompile.distributed.collective_call import hash_of
 from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.failure_report import CopyDisagreement
 from pipecompile.errors import PlanError
 
 __all__ = ["agree_on_step", "ranks_by_text", "shared_from", "texts_of_ranks"]
@@ -62,7 +63,7 @@ def shared_from(communicator: Communicator, source: int, name: str, value: torch
 
 def _disagreement(communicator: Communicator, common: str) -> PlanError:
     """Return the error that names who has what."""
-    return PlanError(
+    return CopyDisagreement(
         "the ranks disagree about the step",
         where=ranks_by_text(communicator, texts_of_ranks(communicator, common)),
         why="every rank receives into memory of the sizes that it has itself",

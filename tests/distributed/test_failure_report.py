@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.distributed.failure_report import AwaitedMessage, FailureReport
+from pipecompile.distributed.failure_report import AwaitedMessage, CopyDisagreement, FailureReport
 from pipecompile.errors import InputError, RunError
 
 
@@ -45,3 +45,12 @@ def test_a_lone_surrogate_in_a_message_does_not_hide_the_error() -> None:
     for error in (ValueError("file \udc80"), RunError("file \udc80", stage=1, microbatch=0, where="\ud800.py:3")):
         report = FailureReport.from_json(FailureReport.of(error, 3).to_json())
         assert "file \\udc80" in report.error().what
+
+
+def test_ranks_that_disagree_are_told_to_other_copies_without_blame_on_one() -> None:
+    """The rank that posted the report was blamed, before."""
+    error = CopyDisagreement("the ranks disagree about the step", where="rank 2: a; rank 3: b")
+    text = str(FailureReport.from_json(FailureReport.of(error, 2).to_json()).error())
+    assert text.startswith(
+        "another copy of the pipeline failed: the ranks disagree about the step\n  where  rank 2: a; rank 3: b"
+    )

@@ -169,7 +169,7 @@ def test_what_one_rank_alone_is_asked_for_is_named(mistakes: dict[str, list[str]
     """Wrong losses, or after the timeout blame on rank 0, before."""
     expected = "rank 0: pipe.step(input 0 (8, 4) float32, target (8, 4) float32), training; rank 1: "
     for text in mistakes[name]:
-        assert "PlanError: the ranks of a pipeline are asked for different things" in text
+        assert "CopyDisagreement: the ranks of a pipeline are asked for different things" in text
         assert expected in text
         assert on_rank_1 in text.partition("rank 1: ")[2]
 
@@ -179,7 +179,7 @@ def test_what_one_rank_alone_is_asked_for_is_named(mistakes: dict[str, list[str]
 def test_samples_of_other_steps_or_ranks_are_refused(mistakes: dict[str, list[str]], name: str) -> None:
     """Losses of x of one sample and y of another, before."""
     for text in mistakes[name]:
-        assert "PlanError: the ranks of a pipeline have different samples in the same step" in text
+        assert "CopyDisagreement: the ranks of a pipeline have different samples in the same step" in text
         assert "rank 0: input 0 begins" in text
         assert "rank 1: input 0 begins" in text
 
