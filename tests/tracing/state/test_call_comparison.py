@@ -1,0 +1,48 @@
+"""Whether the second of two calls is recorded as the first: tables may be left out, writes in place may not be new."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+import pipecompile as pc
+from pipecompile.tracing.state.call_comparison import constant_nodes, recorded_alike
+
+
+class Twice(nn.Module):
+    """Calls a layer twice on one input; `again` is the rest of the second call, and gets the table of the first."""
+
+    def __init__(self, again: Any) -> None:
+        super().__init__()
+        self.layer, self.again = nn.Linear(4, 4), again
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = torch.arange(4.0)
+        return self.layer(x) * table + self.again(self.layer(x), table)
+
+
+def calls(again: Any) -> tuple[list[fx.Node], list[fx.Node]]:
+    graph = pc.trace(Twice(again), torch.randn(3, 4))
+    nodes = [node for node in graph.graph.nodes if node.op.startswith("call_")][:-1]  # without the sum of both
+    middle = [place for place, node in enumerate(nodes) if node.op == "call_module"][1]
+    return nodes[:middle], nodes[middle:]
+
+
+def is_alike(again: Any, *, has_constants: bool = True) -> bool:
+    first, second = calls(again)
+    constants = constant_nodes(first, training=True)
+    assert [node.name for node in constants] == ["arange"]
+    return recorded_alike(first, second, constants if has_constants else set())
+
+
+def test_tables_of_the_first_call_may_be_used_and_converted_again_by_the_second() -> None:
+    assert is_alike(lambda h, table: h * table)
+    assert not is_alike(lambda h, table: h * table, has_constants=False)
+    assert is_alike(lambda h, table: h * table.to(h.dtype))  # it returns its own argument
+
+
+def test_other_calls_and_writes_in_place_are_another_call() -> None:
+    assert not is_alike(lambda h, table: h + table)
+    assert not is_alike(lambda h, table: h.add_(1.0) * table)
