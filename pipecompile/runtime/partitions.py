@@ -66,7 +66,7 @@ def _checked(device: Any) -> torch.device:
     try:
         card = torch.device(device)
         card = torch.device(card.type, card.index or 0)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         why = str(error).splitlines()[0]
         raise InputError(f"{device!r:.60} is not a GPU", why=why, hint='pc.partitions("cuda:0", 4)') from None
     if str(card) not in here:
