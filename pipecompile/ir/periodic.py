@@ -66,7 +66,7 @@ class PeriodicSchedule:
         return replace(self, repetitions=whole("repetitions", repetitions, 1))
 
     def unrolled(self, repetitions: int | None = None) -> Schedule:
-        """Return the plain schedule, with as many repetitions as this has or as are given."""
+        """Return the plain schedule, with the number of repetitions of this one or another."""
         count = self.repetitions if repetitions is None else whole("repetitions", repetitions, 1)
         rows = tuple(tuple(self._row(device, count)) for device in range(self.n_devices))
         n_microbatches = self.n_microbatches + self.step * (count - self.repetitions)
