@@ -127,6 +127,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
     "transformer, 4 x 128": (lambda: Language(4, 128, 2), words),
     "transformer, 12 x 768": (lambda: Language(12, 768, 12), words),
     "transformer, 48 x 1600": (lambda: Language(48, 1600, 25), words),
+    "transformer, 80 x 8192": (lambda: Language(80, 8192, 64, 128_000), words),
 }
 
 
