@@ -28,12 +28,13 @@ class EpochOrder(Sampler):
     """Another order in each epoch, by the number of epochs before it alone, so that a resumed run has the same ones."""
 
     task: "StripeTask"
+    size: int
 
     def __len__(self) -> int:
-        return len(self.task.training_data)
+        return self.size
 
     def __iter__(self) -> Iterator[int]:
-        yield from torch.randperm(len(self), generator=torch.Generator().manual_seed(int(self.task.epochs))).tolist()
+        yield from torch.randperm(self.size, generator=torch.Generator().manual_seed(int(self.task.epochs))).tolist()
 
 
 class StripeTask(LightningModule):
@@ -43,19 +44,9 @@ class StripeTask(LightningModule):
         super().__init__()
         self.automatic_optimization = False  # `step` runs the backward
         self.register_buffer("epochs", torch.tensor(0))  # a buffer is in the checkpoint
-        self.training_data, self.validation_data = stripes(512, seed=1), stripes(128, seed=2)
         model = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=N_CLASSES)
         model.fc = nn.Sequential(nn.Dropout(0.1), model.fc)
         self.net = pc.compile(model, 4, n_microbatches=4, loss_fn=cross_entropy, batch_norm="deferred", cost="analytic")
-
-    def train_dataloader(self) -> DataLoader:
-        order = torch.Generator().manual_seed(
-            self.current_epoch
-        )  # of the epoch alone, so that a resumed run has the same one
-        return DataLoader(self.training_data, 32, shuffle=True, generator=order)
-
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.validation_data, 32)
 
     def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[torch.optim.lr_scheduler.LRScheduler]]:
         optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-3)
@@ -99,7 +90,9 @@ def main() -> None:
         callbacks=[saving], logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
     )  # fmt: skip
     last = Path(options.out) / "last.ckpt"
-    trainer.fit(StripeTask(), ckpt_path=last if last.exists() else None)
+    task, data = StripeTask(), stripes(512, seed=1)
+    loaders = DataLoader(data, 32, sampler=EpochOrder(task, len(data))), DataLoader(stripes(128, seed=2), 32)
+    trainer.fit(task, *loaders, ckpt_path=last if last.exists() else None)
 
 
 if __name__ == "__main__":

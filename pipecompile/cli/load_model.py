@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -73,6 +74,11 @@ def load_model(spec: str) -> torch.nn.Module:
     import torch
 
     source, colon, name = spec.partition(":")
+    if source.endswith(".py"):
+        module = ".".join(Path(source.removesuffix(".py")).parts).lstrip("./")
+        raise InputError(
+            f"{source!r} is a file, not a module", hint=f"{module}:{name or 'build'}, from the folder of the file"
+        )
     if not colon or not source or not name:
         raise InputError(
             f"{spec!r} names no model", hint="torchvision:resnet50, timm:NAME, hf:llama or package.module:factory"
@@ -102,6 +108,7 @@ def _timm(name: str) -> object:
 
 def _unknown(name: str, library: str, known: Sequence[str]) -> InputError:
     nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    nearest = nearest or list(known[:3])
     return InputError(f"{library} has no model {name!r}", hint=", ".join(f"{library}:{one}" for one in nearest))
 
 
@@ -114,7 +121,7 @@ def _factory(module_name: str, name: str) -> object:
     target: Any = _import(module_name, "run it where the module can be imported from, or set PYTHONPATH")
     for part in name.split("."):
         if not hasattr(target, part):
-            nearest = difflib.get_close_matches(part, dir(target), n=3)
+            nearest = difflib.get_close_matches(part, dir(target), n=3) or ["torchvision:NAME, timm:NAME or hf:NAME"]
             raise InputError(f"{module_name} has no {name!r}", where=_file(target), hint=", ".join(nearest))
         target = getattr(target, part)
     if isinstance(target, torch.nn.Module) or not callable(target):

@@ -14,9 +14,12 @@ from pipecompile.cli.compile_options import CompileOptions
 
 __all__ = ["as_options"]
 
-_OPTIONS = {"n_stages": "--stages", "n_microbatches": "--microbatches", "n_devices": "--devices"} | {
-    field.name: "--" + field.name.replace("_", "-") for field in fields(CompileOptions)
-}
+_OPTIONS = {
+    "n_stages": "--stages",
+    "n_microbatches": "--microbatches",
+    "n_devices": "--devices",
+    "n_ranks": "--ranks",
+} | {field.name: "--" + field.name.replace("_", "-") for field in fields(CompileOptions)}
 _ANY = "|".join(_OPTIONS)
 _WITH_VALUE = re.compile(rf"\b({_ANY})=(\([^)]*\)|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)")
 _NAMED = re.compile(rf"\A({_ANY})\b(?!-)|(?<![-\w])({'|'.join(name for name in _OPTIONS if '_' in name)})\b")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import re
 from typing import Any
 
 from pipecompile.errors import InputError
@@ -62,7 +63,8 @@ def _classes(library: Any, kind: str) -> tuple[Any, Any]:
     if config_class is not None:
         return getattr(library, kind), config_class
     known = [*types.keys(), *(each for each in dir(library) if each.endswith(("Model", "LM", "Classification")))]
-    near = difflib.get_close_matches(kind, known, n=3, cutoff=0.4)
+    words = re.split(r"[^a-z]+", kind.rpartition("/")[2].lower())  # of a checkpoint: bert-base-uncased
+    near = [each for each in words if each in types] or difflib.get_close_matches(kind, known, n=3, cutoff=0.4)
     raise InputError(f"transformers has no model {kind!r}", hint=", ".join(f"hf:{each}" for each in near))
 
 

@@ -82,7 +82,12 @@ class Schedule:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ScheduleError("the schedule cannot be read", where=str(path), why=str(error)) from None
+            raise ScheduleError(
+                "the schedule cannot be read",
+                where=str(path),
+                why=str(error),
+                hint=f"write one with schedule.save({str(path)!r})",
+            ) from None
         return cls.from_csv(text, Path(path).stem)
 
     @classmethod

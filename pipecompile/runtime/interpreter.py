@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 
 import torch
 
@@ -39,7 +38,7 @@ from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, rec
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import on_gpu, timed_on_gpu
-from pipecompile.runtime.profiler_ranges import in_range
+from pipecompile.runtime.profiler_ranges import in_range, timed
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import Launch, Place, launches
 from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched
@@ -200,12 +199,12 @@ class CodeBuilder:
             from pipecompile.runtime.cells.offload import copy_cell
 
             run = in_range(copy_cell(action.kind, registers, self.devices[device]), str(action))
-            return _timed(run, device, str(action))
+            return timed(run, device, str(action))
         cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
         run = in_range(cell(action, registers, self.devices[device]), str(action))
         if not is_accelerator(self.devices[device]):
-            return _timed(run, device, str(action))
-        measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else _timed
+            return timed(run, device, str(action))
+        measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else timed
         return on_gpu(measure(run, device, str(action)), self.devices[device])
 
     def forward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
@@ -289,12 +288,3 @@ class CodeBuilder:
 
 def _nothing(_frame: Frame) -> None:
     """Run nothing: the code of a W if I does the whole backward, and of a FREE before it frees."""
-
-
-def _timed(run: Run, device: int, name: str) -> Run:
-    def timed(frame: Frame) -> None:
-        start = perf_counter()
-        run(frame)
-        frame.spans.append((device, name, start, perf_counter()))
-
-    return timed

@@ -1,4 +1,4 @@
-"""Ranges of torch's profiler around actions: `PP:2F0`, as torch.distributed.pipelining calls them.
+"""Times of actions, and ranges of torch's profiler around them: `PP:2F0`, as torch.distributed.pipelining calls them.
 
 Kineto writes them into its trace as user annotations, which HTA and Perfetto read. Worker threads are recorded
 with `torch.profiler.profile(experimental_config=torch.profiler._ExperimentalConfig(profile_all_threads=True))`.
@@ -6,12 +6,14 @@ with `torch.profiler.profile(experimental_config=torch.profiler._ExperimentalCon
 
 from __future__ import annotations
 
+from time import perf_counter
+
 from torch.profiler import record_function
 
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.profiling import is_profiling
 
-__all__ = ["in_range"]
+__all__ = ["in_range", "timed"]
 
 
 def in_range(run: Run, action: str) -> Run:
@@ -26,3 +28,14 @@ def in_range(run: Run, action: str) -> Run:
             run(frame)
 
     return run_in_range
+
+
+def timed(run: Run, device: int, name: str) -> Run:
+    """Return the function of an action of a pipeline device, which notes its start and end by the clock of the host."""
+
+    def run_timed(frame: Frame) -> None:
+        start = perf_counter()
+        run(frame)
+        frame.spans.append((device, name, start, perf_counter()))
+
+    return run_timed

@@ -85,7 +85,7 @@ class TraceNode:
 
 @dataclass(slots=True)
 class _Row:
-    """What the instructions of one device so far leave for the dependencies of the next ones, by index in the row."""
+    """State of the walk along the row of one device: the latest writers, readers and frees, by index in the row."""
 
     writers: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)

@@ -192,9 +192,6 @@ def _cell(span: Span) -> tuple[int, str, int] | None:
 
 def _cut(graph: GraphModule, plan: Plan) -> dict[str, Any]:
     """Return the nodes by stage and in graph order, edges within stages, and routes between stages, by index of nodes."""
-    from pipecompile.tracing.emit.call_description import printable  # imports torch
-    from pipecompile.tracing.node_facts import facts
-
     stage_of = plan.stage_of
     placed = [node for node in graph.graph.nodes if node.name in stage_of]
     placed.sort(key=lambda node: stage_of[node.name])  # stable
@@ -208,10 +205,7 @@ def _cut(graph: GraphModule, plan: Plan) -> dict[str, Any]:
         if source.name in position and stage_of[source.name] == stage_of[node.name]
     ]
     return {
-        "nodes": [
-            (printable(_label(node, facts(node).module)), printable(facts(node).module), stage_of[node.name])
-            for node in placed
-        ],
+        "nodes": [(*_names(node), stage_of[node.name]) for node in placed],
         "edges": [(a, b) for a, b in dict.fromkeys(edges) if a < b],
         "routes": list(_cut_routes(plan, placed, position, first)),
         "stages": [
@@ -220,12 +214,18 @@ def _cut(graph: GraphModule, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _label(node: Node, module: str) -> str:
-    """Return the user's name of a layer, `layer1.0.conv1`; of another operation its own after that of its module, `layer1.0.add`."""
-    if node.op == "call_module":
-        return str(node.target)
+def _names(node: Node) -> tuple[str, str]:
+    """Return the names of an operation and of the module around it, as the user has them.
+
+    A layer is `layer1.0.conv1`; another operation has its own name after that of its module, `layer1.0.add`.
+    """
+    from pipecompile.tracing.emit.call_description import printable
+    from pipecompile.tracing.node_facts import facts
+
+    module = facts(node).module
     flat = module.replace(".", "_") + "_"
-    return f"{module}.{node.name.removeprefix(flat)}" if module and node.name.startswith(flat) else node.name
+    within = f"{module}.{node.name.removeprefix(flat)}" if module and node.name.startswith(flat) else node.name
+    return printable(str(node.target) if node.op == "call_module" else within), printable(module)
 
 
 def _cut_routes(

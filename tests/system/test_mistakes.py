@@ -239,3 +239,40 @@ def test_a_failed_compile_leaves_the_model_as_it_was() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(type(p) is nn.Parameter for p in model.parameters())
     assert model(X).shape == (8, 4)
+
+
+STEPS: list[tuple[dict[str, Any], Callable[[pc.Pipeline], Any], str]] = [
+    ({}, lambda pipe: pipe.step(X, X, Y), r"forward\(x: .*step\(x, target=y\)"),
+    ({}, lambda pipe: pipe.step(X, targets=Y), r"unexpected keyword argument 'targets'.*step\(x, target=y\)"),
+    ({}, lambda pipe: pipe.step(X, target=Y + 10), r"out of bounds.*the loss was called with \(float32 \[\d, 4\], int64 \[\d\]\)"),
+    ({}, lambda pipe: pipe.step(X, target=Y.tolist()), r"must be Tensor, not list.*the loss was called with \(float32 \[\d, 4\], a list\)"),
+    ({"loss_fn": lambda out, y: out.sum().item()}, lambda pipe: pipe.step(X, target=Y), r"the loss is a float.*try +loss_fn"),
+    ({}, lambda pipe: pipe.evaluate([(X, Y)], lambda out, y: out.argmax(1) == y), r"a tensor of shape \(8,\).*mean"),
+    ({}, lambda pipe: pipe.evaluate([(X, Y)], lambda out, y: "good"), r"a str, not a number"),
+    ({}, lambda pipe: pipe.report("."), r"is a directory, not a file.*report.html"),
+    ({}, pc.simulate, r"neither a Schedule nor a Program.*pipe.program"),
+]  # fmt: skip
+Y = torch.randint(4, (8,))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_newcomers_write_in_a_step_is_told_what_to_write() -> None:
+    plain = build()
+    for options, action, words in STEPS:
+        pipe = build(**options) if options else plain
+        with pytest.raises(pc.PipecompileError, match=f"(?s){words}"):
+            action(pipe)
+
+
+def test_a_loss_that_is_a_class_is_refused_before_anything_runs() -> None:
+    assert "loss_fn=CrossEntropyLoss()" in told(pc.InputError, lambda: build(loss_fn=nn.CrossEntropyLoss))
+
+
+def test_a_report_makes_the_folder_of_its_path(tmp_path: Path) -> None:
+    assert build().report(tmp_path / "new" / "report.html").exists()
+
+
+def test_a_public_name_that_there_is_not_asks_for_the_one_that_is_meant() -> None:
+    with pytest.raises(AttributeError, match="Did you mean 'compile'"):
+        _ = pc.complie
+    assert not hasattr(pc, "zzzzzz")
