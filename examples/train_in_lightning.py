@@ -52,11 +52,9 @@ class StripeTask(LightningModule):
         optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-3)
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)]
 
-    def on_train_epoch_start(self) -> None:
-        torch.manual_seed(self.current_epoch)  # of dropout
-
     def training_step(self, batch: list[Tensor], number: int) -> None:
         x, y = batch
+        torch.manual_seed(self.global_step)  # of dropout
         loss = self.net.step(x, target=y)
         self.net.clip_grad_norm_(1.0)
         self.optimizers().step()
