@@ -37,4 +37,4 @@ def check_untransformed(leaves: Iterable[Any], parameters: Callable[[], Iterable
 
 
 def _has_tangent(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and unpack_dual(value).tangent is not None
+    return isinstance(value, torch.Tensor) and unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]

@@ -33,14 +33,13 @@ from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.loss_shares import find_loss, weigh_copy
 from pipecompile.driver.output_merge import check_tail_size, fixed_output_rules, merging_specialization
 from pipecompile.driver.phases import check_division, specialize
-from pipecompile.driver.recording_checks import RecordingChecks
+from pipecompile.driver.recording_checks import RecordingChecks, obstacle
 from pipecompile.driver.signature import Signature, signature_of, signatures_of
 from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import has_batch_norm
 from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
-from pipecompile.parameters.meta_init import is_on_meta
 from pipecompile.torch_private.autograd_engine import unhooked
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
 from pipecompile.tracing.state.random_states import random_states_restored, sources_beside
@@ -54,7 +53,9 @@ class CompileCache:
     def __init__(self, model: nn.Module, options: Options, backend: Backend) -> None:
         self.model, self.options = model, options.with_choice_of(options.plan)
         self.context = CompileContext.of(model, options, backend)
-        self.checks = RecordingChecks(model, _obstacle(model, backend), self.context.warnings.doubtful)
+        self.checks = RecordingChecks(
+            model, obstacle(model, holds_model=backend.holds_model), self.context.warnings.doubtful
+        )
         self.decision = Decision(options.plan)
         self.entries: list[Specialization] = []
         self._hits = self._traces = self._evictions = 0
@@ -291,10 +292,3 @@ class CompileCache:
 
     def _values_ready(self, specialization: Specialization) -> None:
         self.context.backend.values_ready(specialization.graph, specialization.stages, self.context.homes)
-
-
-def _obstacle(model: nn.Module, backend: Backend) -> str:
-    """Return why the model cannot run as a whole in this process; "" if it can."""
-    if not backend.holds_model:
-        return "the model is not whole on a rank"
-    return "the model was on meta" if is_on_meta(model) else ""

@@ -23,6 +23,7 @@ from pipecompile.driver.specialization import Specialization
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.ir import TARGET
 from pipecompile.options import Options
+from pipecompile.parameters.meta_init import is_on_meta
 from pipecompile.runtime.results import own_loss
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import codegen_of
@@ -32,7 +33,7 @@ from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.eager_run import CheckedCall
 from pipecompile.verifiers.recording import Verdict, verify_recording
 
-__all__ = ["RecordingChecks"]
+__all__ = ["RecordingChecks", "obstacle"]
 
 _OTHER_SIZES = 3
 """Recordings of the same code for other sizes that are checked: sizes alone rarely change what is computed."""
@@ -122,3 +123,10 @@ def _on(graph: TracedGraph, device: torch.device) -> TracedGraph:
     copy.output(copy.graph_copy(graph.graph, {}))
     copy.set_codegen(codegen_of(graph.graph))
     return TracedGraph(graph, follow_device(copy, graph.facts.device, device), graph.facts)
+
+
+def obstacle(model: nn.Module, *, holds_model: bool) -> str:
+    """Return why the model cannot run as a whole in this process; "" if it can."""
+    if not holds_model:
+        return "the model is not whole on a rank"
+    return "the model was on meta" if is_on_meta(model) else ""

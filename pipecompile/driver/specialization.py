@@ -139,7 +139,7 @@ class Specialization:
 
     @property
     def asked(self) -> Mapping[str, str]:
-        """What the model asks for beside its state, the layouts of inputs or inference mode, and the user's line."""
+        """The details that the model asks for beside its state, the layouts of inputs or inference mode, each with the user's line."""
         return self.facts.reads.asked if self.facts.reads else {}
 
     def state_changes(self) -> tuple[ReadChange, ...]:

@@ -226,12 +226,8 @@ class Recorder(CallRecorder):
         self.values.replace_by_fakes(self.model)
         self.module_snapshots = ModuleSnapshots(self.model)
         self.leftovers = RecordingLeftovers(self.model, self.values.is_fake_of)
-        given = {
-            id(leaf): (name, leaf)
-            for name, leaf in zip(inputs.names, inputs.leaves, strict=True)
-            if can_be_watched(type(leaf))
-        }
-        self.reads = AttributeReads((*self.reach.objects, *(leaf for _, leaf in given.values())))
+        given = tuple(one for one in zip(inputs.names, inputs.leaves, strict=True) if can_be_watched(type(one[1])))
+        self.reads = AttributeReads((*self.reach.objects, *(leaf for _, leaf in given)))
         leaves = [self._placeholder(*one) for one in zip(inputs.names, inputs.leaves, inputs.dims, strict=True)]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
@@ -245,8 +241,7 @@ class Recorder(CallRecorder):
                 if changes := self.leftovers.changes():
                     record_state_changes(self, inputs, changes)
             graph = assemble_graph(self, inputs, output)
-            others = tuple(given.values())
-            reads = RecordedReads(self.model, self.reads, self.leftovers.written, others=others, asked=self.asked)
+            reads = RecordedReads(self.model, self.reads, self.leftovers.written, others=given, asked=self.asked)
             graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at)
             return graph
         except Exception as error:

@@ -25,7 +25,7 @@ __all__ = ["function_restored", "globals_restored"]
 
 
 @contextmanager
-def function_restored(function: Callable[..., Any], *, tensors: bool = True) -> Iterator[None]:
+def function_restored(function: Callable[..., Any] | None, *, tensors: bool = True) -> Iterator[None]:
     """Restore, when the block ends, the containers, objects and globals that a function reaches, and the contents of their tensors.
 
     Without `tensors`, contents are left as they are: for a block that computes on fake tensors.
