@@ -91,11 +91,6 @@ def python_sources() -> list[RandomSource]:
     return sources
 
 
-def sources_beside(values: Iterable[Any]) -> list[RandomSource]:
-    """Return the global generators of Python and numpy, and the generator objects among these values."""
-    return [*python_sources(), *generator_sources(generators_among(values))]
-
-
 class RandomStates:
     """The states of these sources at the time of construction."""
 
