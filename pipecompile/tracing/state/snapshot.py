@@ -175,8 +175,8 @@ def can_hold(value: object) -> bool:
     """Return whether a value may contain others: a container, a module, a function, an object of a user's class."""
     if isinstance(value, (nn.Module, FunctionType, MethodType, partial, *_CONTAINERS)):
         return True
-    if isinstance(value, (type, torch.Tensor, LiftedNumber)) or not hasattr(value, "__dict__"):
-        return False
+    if isinstance(value, (type, torch.Tensor, LiftedNumber)) or not isinstance(getattr(value, "__dict__", None), dict):
+        return False  # `list[int].__dict__` is that of the class, which cannot be written
     return type(value).__module__.partition(".")[0] not in _FOREIGN
 
 

@@ -75,6 +75,13 @@ def test_shared_and_cyclic_containers():
     assert model.ring[2] is model.ring
 
 
+def test_a_generic_alias_is_no_container():
+    """Configurations of transformers hold annotations, whose `__dict__` is that of the class: every such model was refused."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.fields = {"sizes": list[int], "names": dict[str, int]}
+    assert trace(model, torch.randn(2, 4)).graph.nodes
+
+
 def test_the_model_still_runs_and_copies_afterwards():
     model = Hoarder()
     with pytest.raises(TraceError):
