@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 from drawn_orders import drawn_order, with_moved_messages
-from torch_generators import loaded
+from torch_generators import WAITS, loaded
 
 from pipecompile.errors import ScheduleError, VerifyError
 from pipecompile.interchange import PipelineOrder, read_schedule
@@ -91,9 +91,9 @@ def test_the_loader_of_torch_reads_a_repaired_order_without_communication(tmp_pa
 
 
 def test_torch_runs_repaired_orders_on_ranks_of_gloo(tmp_path: Path) -> None:
-    """Two files that deadlock: on two ranks, and on four. The gradients are those of eager."""
+    """Two files that deadlock: on two ranks, and on four, whose file has waits. The gradients are those of eager."""
     files = []
-    for name in ("deferred-receives", "communicators-in-a-ring"):
+    for name in ("deferred-receives", "communicators-in-a-ring")[: 2 if WAITS else 1]:
         files.append(str(tmp_path / f"{name}.csv"))
         repair_order(read_schedule(HERE / "pipelines" / f"{name}.csv")).save(files[-1])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))}  # fmt: skip
@@ -101,5 +101,5 @@ def test_torch_runs_repaired_orders_on_ranks_of_gloo(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     distances = [float(line) for line in done.stdout.split()]
-    assert len(distances) == 2
+    assert len(distances) == len(files)
     assert max(distances) < 1e-6

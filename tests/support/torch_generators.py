@@ -13,6 +13,9 @@ torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 Order = dict[int, list[Any]]
 
+WAITS = ("WAIT_REDUCE_GRAD", "WAIT_SEND_F") if hasattr(torch_schedules, "_add_wait_send") else ()
+"""Operations that torch lowers to since 2.15."""
+
 
 def single_order(cls_name: str, n_stages: int, n_microbatches: int) -> Order:
     """The order of a schedule with one stage per rank."""
@@ -36,8 +39,7 @@ def with_communication(order: Order, placement: tuple[int, ...], n_microbatches:
     lowered = {rank: torch_schedules._add_unshard_reshard(list(row)) for rank, row in order.items()}
     lowered = {rank: torch_schedules._add_reduce_grad(row, n_microbatches) for rank, row in lowered.items()}
     lowered = torch_schedules._add_send_recv(lowered, placement.__getitem__, len(placement))
-    add_waits = getattr(torch_schedules, "_add_wait_send", dict)  # since torch 2.15
-    return dict(add_waits(lowered))
+    return dict(torch_schedules._add_wait_send(lowered) if WAITS else lowered)
 
 
 def written(order: Order) -> str:
