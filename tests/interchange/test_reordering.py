@@ -90,10 +90,11 @@ def test_the_loader_of_torch_reads_a_repaired_order_without_communication(tmp_pa
     assert ["".join(map(str, row)) for row in plain.values()] == ["".join(map(str, row)) for row in order.rows]
 
 
+@pytest.mark.skipif(not WAITS, reason="torch reads waits for sends since 2.15")
 def test_torch_runs_repaired_orders_on_ranks_of_gloo(tmp_path: Path) -> None:
-    """Two files that deadlock: on two ranks, and on four, whose file has waits. The gradients are those of eager."""
+    """Two files that deadlock: on two ranks, and on four. The gradients are those of eager."""
     files = []
-    for name in ("deferred-receives", "communicators-in-a-ring")[: 2 if WAITS else 1]:
+    for name in ("deferred-receives", "communicators-in-a-ring"):
         files.append(str(tmp_path / f"{name}.csv"))
         repair_order(read_schedule(HERE / "pipelines" / f"{name}.csv")).save(files[-1])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))}  # fmt: skip
@@ -101,5 +102,5 @@ def test_torch_runs_repaired_orders_on_ranks_of_gloo(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     distances = [float(line) for line in done.stdout.split()]
-    assert len(distances) == len(files)
+    assert len(distances) == 2
     assert max(distances) < 1e-6
