@@ -56,16 +56,16 @@ class ReachableCode:
     objects: list[Any] = field(default_factory=list)
 
 
-def reachable(model: nn.Module) -> ReachableCode:
+def reachable(model: nn.Module, most: int | None = None) -> ReachableCode:
     """Return the methods of the model's classes, the functions that they name, and so on, transitively.
 
-    Code of torch, of its libraries and of Python's standard library is left out.
+    Code of torch, of its libraries and of Python's standard library is left out. With `most`, return so many functions, the nearest first.
     """
     code = ReachableCode()
     seen: dict[int, Any] = {}
     pending = [value for module in model.modules() for value in (type(module), *_attributes(module))]
-    while pending:
-        value = pending.pop()
+    while pending and (most is None or len(code.functions) < most):
+        value = pending.pop(-1 if most is None else 0)
         if id(value) in seen:
             continue
         seen[id(value)] = value

@@ -26,7 +26,7 @@ __all__ = ["function_restored", "globals_restored"]
 
 @contextmanager
 def function_restored(function: Callable[..., Any] | None, *, tensors: bool = True) -> Iterator[None]:
-    """Restore, when the block ends, the containers, objects and globals that a function reaches, and the contents of their tensors.
+    """Restore, when the block ends, the containers, objects and globals near a function, and the contents of their tensors.
 
     Without `tensors`, contents are left as they are: for a block that computes on fake tensors.
     """
@@ -37,9 +37,9 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
         for name in names_in(one.__code__) & one.__globals__.keys()
     ]
     with ExitStack() as stack:
-        stack.enter_context(contents_restored(places_of(*roots)))
+        stack.enter_context(contents_restored(places_of(*roots, most=_MOST)))
         if tensors:
-            stack.enter_context(tensors_restored(*roots))
+            stack.enter_context(tensors_restored(*roots, most=_MOST))
         try:
             yield
         finally:
@@ -61,12 +61,14 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[None
     """
     own, code = {id(module) for module in model.modules()}, reachable(model)
     roots = [one for one in code.objects if _may_be_state(one) and id(one) not in own]
-    if not roots:
+    if not roots or not _is_users(
+        model
+    ):  # the call of a loss is a model of the recorder's: `function_restored` is around it
         yield
         return
-    places = places_of(*roots)
+    places = places_of(*roots, most=_MOST)
     before = [(place.container, content_of(place.container)) for place in places]
-    with contents_restored(places), tensors_restored(*roots) if tensors else nullcontext():
+    with contents_restored(places), tensors_restored(*roots, most=_MOST) if tensors else nullcontext():
         yield
         changed = [] if tensors else [one for one, content in before if not _is_same(content_of(one), content)]
     if changed:
@@ -91,14 +93,20 @@ def _names(changed: Sequence[Any], functions: Sequence[FunctionType]) -> str:
     return ", ".join(sorted(names)) or "an object"
 
 
-_MOST_ITEMS = 1000
-"""Items of a global container that may be state; a larger one is a registry of a library."""
+_MOST = 1000
+"""Items of a container that may be state, and containers that are searched, the nearest first. What is larger is a registry of a
+library, or the data set behind a trainer.
+"""
 
 
 def _may_be_state(value: Any) -> bool:
     if isinstance(value, (dict, list, set, deque)):
-        return len(value) <= _MOST_ITEMS and not any(isinstance(one, (type, str)) for one in values_in(value))
+        return len(value) <= _MOST and not any(isinstance(one, (type, str)) for one in values_in(value))
     return isinstance(value, nn.Module)
+
+
+_MOST_ROOTS = 100
+"""Objects and functions around a loss that are searched, the nearest first: a call of a library leads to thousands."""
 
 
 class _Holder(nn.Module):
@@ -114,12 +122,12 @@ def _reached(function: Any) -> tuple[list[Any], list[FunctionType]]:
     roots: dict[int, Any] = {}
     functions: list[FunctionType] = []
     pending = [function]
-    while pending:
-        value = pending.pop()
+    while pending and len(roots) < _MOST_ROOTS:
+        value = pending.pop(0)
         if id(value) in roots or not (value is function or _is_users(value)):
             continue
         roots[id(value)] = value
-        code = reachable(value if isinstance(value, nn.Module) else _Holder(value))
+        code = reachable(value if isinstance(value, nn.Module) else _Holder(value), most=_MOST_ROOTS)
         functions += code.functions
         pending += code.objects
     return list(roots.values()), functions

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
-from pipecompile.tracing.container_items import items_in, refill, values_in
+from pipecompile.tracing.container_items import builtin_type, items_in, refill, values_in
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 from pipecompile.tracing.reachable_code import named_values, names_in, reachable
 from pipecompile.tracing.state.random_states import (
@@ -69,9 +69,9 @@ def contents_restored(places: Iterable[Place]) -> Iterator[None]:
             _restore(container, content)
 
 
-def tensors_of(*roots: Any) -> list[torch.Tensor]:
-    """Return every tensor reachable from a model or other objects, in a table or anywhere else, each once."""
-    held = [item for item in held_values(places_of(*roots)) if isinstance(item, torch.Tensor)]
+def tensors_of(*roots: Any, most: int | None = None) -> list[torch.Tensor]:
+    """Return every tensor reachable from a model or other objects, in a table or anywhere else, each once. For `most` see `places_of`."""
+    held = [item for item in held_values(places_of(*roots, most=most)) if isinstance(item, torch.Tensor)]
     return list({id(tensor): tensor for tensor in held}.values())
 
 
@@ -93,10 +93,11 @@ class Place:
     name: str = ""
 
 
-def places_of(*roots: Any) -> list[Place]:
+def places_of(*roots: Any, most: int | None = None) -> list[Place]:
     """Return every container reachable from the roots, each once; of a model, also from the hooks of all modules.
 
-    Functions are followed only if they are roots or hooks.
+    Functions are followed only if they are roots or hooks. With `most`, return so many containers, the nearest first, and none with
+    more than so many items.
     """
     places: dict[int, Place] = {}
     paths: dict[int, str] = {}
@@ -107,8 +108,8 @@ def places_of(*roots: Any) -> list[Place]:
             paths |= {id(module): path for path, module in root.named_modules()}
             pending += [(table, "", "") for table in GLOBAL_FORWARD_HOOKS]
             followed |= {id(hook) for module in root.modules() for hook in _hooks(module)}
-    while pending:
-        holder, owner, name = pending.pop()
+    while pending and (most is None or len(places) < most):
+        holder, owner, name = pending.pop(-1 if most is None else 0)
         owner, name = (paths[id(holder)], "") if id(holder) in paths else (owner, name)
         if isinstance(holder, (FunctionType, MethodType, partial)):
             if id(holder) not in followed:
@@ -118,7 +119,7 @@ def places_of(*roots: Any) -> list[Place]:
             places |= {id(item): Place(item, owner) for item in _named(holder)}
             continue
         container = holder if isinstance(holder, _CONTAINERS) else getattr(holder, "__dict__", {})
-        if id(container) not in places:
+        if id(container) not in places and (most is None or _size(container) <= most):
             places[id(container)] = Place(container, owner, name)
             named = _labelled(container, name)
             pending += [(item, owner, label) for label, item in named if can_hold(item)]
@@ -165,6 +166,11 @@ def _items(container: Any) -> Iterable[Any]:
     if isinstance(container, CellType):
         return [value for _, value in content_of(container)]
     return values_in(container)
+
+
+def _size(container: Any) -> int:
+    size: int = 1 if isinstance(container, CellType) else builtin_type(container).__len__(container)
+    return size
 
 
 def _is_foreign(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,21 +20,22 @@ __all__ = ["tensors_restored"]
 
 
 @contextmanager
-def tensors_restored(*roots: Any) -> Iterator[None]:
+def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[None]:
     """Restore, when the block ends, the contents and memory of all tensors that a model or other objects hold, `.grad`, and the random states of GPUs.
 
     Buffers and plain tensors are copied at once, a parameter before the first kernel that writes to it. `p.data = values` gives a
-    tensor other memory, and is undone as well.
+    tensor other memory, and is undone as well. With `most`, only the tensors in so many of the nearest containers are restored, and
+    each is copied before the first kernel that writes to it.
     """
-    held = tensors_of(*roots)
+    held = tensors_of(*roots, most=most)
     parameters = [tensor for tensor in held if isinstance(tensor, nn.Parameter)]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in parameters]
     parameter_ids = {id(parameter) for parameter in parameters}
     others = [tensor for tensor in held if id(tensor) not in parameter_ids and not tensor.is_inference()]
     with torch.no_grad():
-        copies = [(tensor, tensor.clone()) for tensor in others]
+        copies = [(tensor, tensor.clone()) for tensor in others] if most is None else []
     memory = [(tensor, tensor.detach()) for tensor in (*parameters, *others) if tensor.layout is torch.strided]
-    guard = _CopyBeforeWrite(parameters)
+    guard = _CopyBeforeWrite(held if most is not None else parameters)
     cards = dict.fromkeys(tensor.device for tensor in parameters)
     versions = preserve_versions((*parameters, *others))
     with forked_generators(cards), versions:
@@ -59,13 +60,16 @@ def _is_same_memory(tensor: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Copies of the parameters that kernels write; `copies` maps the storage to (parameter, copy)."""
+    """Copies of the tensors that kernels write; `copies` maps the storage to (tensor, copy)."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.owned = {storage_key(parameter): parameter for parameter in parameters}
+        strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
+        self.owned = {
+            storage_key(tensor): tensor for tensor in sorted(strided, key=torch.Tensor.numel)
+        }  # of views the largest
         self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
