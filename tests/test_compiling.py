@@ -18,6 +18,7 @@ import pipecompile as pc
 from pipecompile import compiling
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
+from pipecompile.settings import machine_settings
 
 X = torch.randn(8, 8)
 
@@ -187,7 +188,7 @@ ROWS = [pytest.param(name, bad, id=f"{name}-{i}") for name, rows in REFUSED.item
 
 
 def test_offload_is_refused_where_copies_run_on_streams_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "DeviceStreams", lambda devices: SimpleNamespace(overlap=True))
+    monkeypatch.setattr(machine_settings, "DeviceStreams", lambda devices: SimpleNamespace(overlap=True))
     with pytest.raises(
         pc.ScheduleError, match=r"offload=True cannot run on GPUs of one process yet(.|\n)*one rank per GPU"
     ):

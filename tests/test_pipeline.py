@@ -133,6 +133,11 @@ def planned_for_a_cluster() -> tuple[object, ...]:
     return planned, planned.rows[0], planned.cluster
 
 
+def periodic() -> tuple[pc.PeriodicSchedule, pc.SteadyState]:
+    schedule = pc.build_periodic("1f1b", 4, 64)
+    return schedule, pc.simulate_periodic(schedule)
+
+
 def test_every_public_object_is_one_short_line() -> None:
     pipe = piped(pair()[0], n_microbatches="auto", schedule="1f1b", example_args=batch()[:1])
     plan, problem, considered = pipe.plan, pipe.problem, pipe.considered
@@ -142,7 +147,7 @@ def test_every_public_object_is_one_short_line() -> None:
     cut = pc.partition(problem, 3)
     made = [pipe, plan, problem, considered, considered.best, pipe.program, schedule, pc.simulate(schedule), cut,
             pc.explain(Net(), batch()[0]), *pc.advise(schedule), pc.Microbatch(1, target=2),
-            (report := pc.check_order(schedule)), report.order, *planned_for_a_cluster(), pc.UserPass(lambda program: program, "mine", before="compute")]  # fmt: skip
+            (report := pc.check_order(schedule)), report.order, *planned_for_a_cluster(), *periodic(), pc.CardPartition(torch.device("cuda", 0), 0, 4, 33, None), pc.UserPass(lambda program: program, "mine", before="compute")]  # fmt: skip
     errors = [pc.InputError("what", why="why", hint="hint"), pc.MismatchError("what"), pc.RunError("what", stage=1, microbatch=2), pc.CostError("what"),
               pc.InfeasibleError("what"), pc.PartitionError("what"), pc.PlanError("what"), pc.ScheduleError("what"),
               pc.PipecompileError("what"), pc.VerifyError("plan", ["a fault"]), pc.TraceError("what"),

@@ -46,8 +46,9 @@ def autocast_kinds() -> Kinds:
 
 @functools.cache
 def _kinds() -> tuple[str, ...]:
-    """Return the types of devices that autocast is about, looked up once."""
-    return "cpu", accelerator_type() or "cuda"
+    """Return the types of the devices of this machine, looked up once."""
+    kind = accelerator_type()
+    return ("cpu", kind) if kind else ("cpu",)
 
 
 def _autocast_dtype(kind: str) -> str | None:
@@ -63,7 +64,7 @@ def _nesting() -> int:
 def contained() -> Iterator[None]:
     """Close the regions that the block entered and did not leave: code that raises inside a region leaves the region open."""
     grad, depth = torch.is_grad_enabled(), _nesting()
-    kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _kinds()]
+    kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in {*_kinds(), "cuda"}]
     try:
         yield
     except BaseException:

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["CONTAINERS", "builtin_type", "items_in", "keys_in", "refill", "values_in"]
+__all__ = ["CONTAINERS", "builtin_type", "items_in", "keys_in", "refill", "size_of", "values_in"]
 
 CONTAINERS = (OrderedDict, dict, list, tuple, set, frozenset, deque)
 """The types of containers; a subclass stands before its base."""
@@ -37,6 +37,12 @@ def items_in(container: Any) -> list[Any]:
     """Return the stored (key, value) pairs of a mapping, or the items of another container."""
     base = builtin_type(container)
     return list(base.items(container) if issubclass(base, dict) else base.__iter__(container))
+
+
+def size_of(container: Any) -> int:
+    """Return the number of stored items."""
+    size: int = builtin_type(container).__len__(container)
+    return size
 
 
 def refill(container: Any, items: list[Any]) -> None:

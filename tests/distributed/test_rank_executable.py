@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.rank_executable import RankExecutable
@@ -27,7 +28,7 @@ def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1)) -> RankEx
     replicas: Any = SimpleNamespace(group=None)
     values: Any = SimpleNamespace(streams=None)
     mirrors = TiedCopies((), values, 0)
-    graph: Any = None
+    graph = fx.GraphModule({}, fx.Graph())
     devices = [torch.device("cpu")] * 2
     return RankExecutable(
         ProgramBinding(PROGRAM, (), devices, graph, mirrors), communicator=communicator, values=values,

@@ -79,5 +79,6 @@ def test_the_samples_per_second_need_the_rows_of_all_devices(inspection: Inspect
 def test_a_drawing_is_returned_and_written(inspection: Inspection, tmp_path: Path) -> None:
     picture = inspection.draw(tmp_path / "stages.svg")
     assert (tmp_path / "stages.svg").read_text(encoding="utf-8") == str(picture) == str(inspection.draw())
+    assert inspection.draw(tmp_path / "missing" / "stages.svg") == picture
     with pytest.raises(InputError, match="cannot be written"):
-        inspection.draw(tmp_path / "missing" / "stages.svg")
+        inspection.draw(tmp_path)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ class CapturedStage:
         try:
             if reason is None:
                 captured = CapturedBackward(self, which, present)
-                captured.replay_of(adds=False)  # raises if the backward cannot be captured
+                captured.capture_all()  # raises if the backward cannot be captured
                 self.captured_backward = captured
         except Exception as error:
             reason = summary_of(error)
@@ -147,17 +148,21 @@ class CapturedBackward:
         self.stage, self.which = stage, which
         self.output_gradients = [_static(gradient) for gradient in gradients]
         self.results: dict[bool, tuple[torch.Tensor | None, ...]] = {}
-        self._replays: dict[bool, Callable[[], None]] = {}
+        self.replays: dict[bool, Callable[[], None]] = {}
         self._summed: tuple[int, ...] = ()
         for place in stage.owned:
             stage.sums.sum_of(stage.weights[place])
 
-    def replay_of(self, adds: bool) -> Callable[[], None]:
-        """Return the replay that adds to the sums or overwrites them, captured at the first request."""
-        if adds not in self._replays:
-            with _uncached_autocast():
-                self.results[adds], self._replays[adds] = self.stage.capture.capture(lambda: self._gradients(adds=adds))
-        return self._replays[adds]
+    def capture_all(self) -> None:
+        """Capture the replay that overwrites the sums, and the one that adds to them if there are any.
+
+        Both follow the forward that was captured: a later step may have written a copy of a tied weight, which autograd refuses.
+        """
+        for adds in (False, True):
+            if not adds or self._summed:
+                with _uncached_autocast():
+                    captured = self.stage.capture.capture(partial(self._gradients, adds=adds))
+                self.results[adds], self.replays[adds] = captured
 
     def _gradients(self, *, adds: bool) -> tuple[torch.Tensor | None, ...]:
         """Compute the gradients, and those of owned weights into the sums."""
@@ -179,7 +184,7 @@ class CapturedBackward:
         def replay_of(adds: bool) -> Callable[[], None]:
             nonlocal used
             used = adds
-            return self.replay_of(adds)
+            return self.replays[adds]
 
         left = stage.sums.replay([stage.weights[place] for place in self._summed], replay_of)
         results = [*map(_released, (*stage.inputs, *stage.weights), self.results[used])]

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from pipecompile.errors import RecordingWarning
-from pipecompile.tracing.container_items import values_in
+from pipecompile.tracing.container_items import size_of, values_in
 from pipecompile.tracing.reachable_code import names_in, reachable
 from pipecompile.tracing.state.snapshot import can_hold, content_of, contents_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
@@ -101,7 +101,7 @@ library, or the data set behind a trainer.
 
 def _may_be_state(value: Any) -> bool:
     if isinstance(value, (dict, list, set, deque)):
-        return len(value) <= _MOST and not any(isinstance(one, (type, str)) for one in values_in(value))
+        return size_of(value) <= _MOST and not any(isinstance(one, (type, str)) for one in values_in(value))
     return isinstance(value, nn.Module)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
-from pipecompile.tracing.container_items import builtin_type, items_in, refill, values_in
+from pipecompile.tracing.container_items import items_in, refill, size_of, values_in
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 from pipecompile.tracing.reachable_code import named_values, names_in, reachable
 from pipecompile.tracing.state.random_states import (
@@ -119,7 +119,9 @@ def places_of(*roots: Any, most: int | None = None) -> list[Place]:
             places |= {id(item): Place(item, owner) for item in _named(holder)}
             continue
         container = holder if isinstance(holder, _CONTAINERS) else getattr(holder, "__dict__", {})
-        if id(container) not in places and (most is None or _size(container) <= most):
+        if id(container) not in places and (
+            most is None or isinstance(container, CellType) or size_of(container) <= most
+        ):
             places[id(container)] = Place(container, owner, name)
             named = _labelled(container, name)
             pending += [(item, owner, label) for label, item in named if can_hold(item)]
@@ -166,11 +168,6 @@ def _items(container: Any) -> Iterable[Any]:
     if isinstance(container, CellType):
         return [value for _, value in content_of(container)]
     return values_in(container)
-
-
-def _size(container: Any) -> int:
-    size: int = 1 if isinstance(container, CellType) else builtin_type(container).__len__(container)
-    return size
 
 
 def _is_foreign(value: Any) -> bool:

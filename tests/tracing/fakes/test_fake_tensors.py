@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserList
+
 import torch
 from bodies import Body, rows
 from torch import nn
@@ -58,7 +60,7 @@ def test_a_model_on_meta_takes_inputs_from_the_cpu():
 
 
 def test_twins_are_parameters_and_tied_ones_are_one():
-    seen = []
+    seen: UserList[bool] = UserList()  # what a recording adds to a list is taken back
 
     class Looks(Spread):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,7 +78,7 @@ def test_twins_are_parameters_and_tied_ones_are_one():
 
 
 def test_inputs_keep_their_memory_format_and_their_wish_for_a_gradient():
-    seen = []
+    seen: UserList[bool] = UserList()  # what a recording adds to a list is taken back
 
     class Looks(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

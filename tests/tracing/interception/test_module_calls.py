@@ -4,6 +4,7 @@ import copy
 import functools
 import threading
 import warnings
+from collections import UserList
 
 import pytest
 import torch
@@ -147,7 +148,7 @@ def test_a_compiled_submodule_is_recorded_as_what_it_was(agrees):
 
 
 def test_other_threads_are_not_recorded():
-    seen = []
+    seen = UserList()  # what a recording adds to a list is taken back
 
     def body(m, x):
         thread = threading.Thread(target=lambda: seen.append(nn.Linear(2, 2)(torch.ones(1, 2))))
