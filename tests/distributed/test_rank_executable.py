@@ -24,7 +24,7 @@ PROGRAM = lower(build_schedule("gpipe", 2, 4), ROUTES)
 
 def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1)) -> RankExecutable:
     ranks = SimpleNamespace(rank_of=lambda device: 10 + device, index=0)
-    communicator: Any = SimpleNamespace(awaited_from=lambda rank, own: awaited, ranks=ranks)
+    communicator: Any = SimpleNamespace(board=SimpleNamespace(awaited_from=lambda rank, own: awaited), ranks=ranks)
     replicas: Any = SimpleNamespace(group=None)
     values: Any = SimpleNamespace(streams=None)
     mirrors = TiedCopies((), values, 0)

@@ -99,8 +99,7 @@ def places_of(*roots: Any, most: int | None = None) -> list[Place]:
     Functions are followed only if they are roots or hooks. With `most`, return so many containers, the nearest first, and none with
     more than so many items.
     """
-    places: dict[int, Place] = {}
-    paths: dict[int, str] = {}
+    places, named, paths = dict[int, Place](), dict[int, Place](), dict[int, str]()
     followed = {id(root) for root in roots}
     pending = [(root, "", "") for root in roots]
     for root in roots:
@@ -112,20 +111,18 @@ def places_of(*roots: Any, most: int | None = None) -> list[Place]:
         holder, owner, name = pending.pop(-1 if most is None else 0)
         owner, name = (paths[id(holder)], "") if id(holder) in paths else (owner, name)
         if isinstance(holder, (FunctionType, MethodType, partial)):
-            if id(holder) not in followed:
-                continue
-            followed |= {id(item) for item in _closed_over(holder)}
-            pending += [(item, owner, name) for item in _closed_over(holder)]
-            places |= {id(item): Place(item, owner) for item in _named(holder)}
+            if id(holder) in followed:
+                followed |= {id(item) for item in _closed_over(holder)}
+                pending += [(item, owner, name) for item in _closed_over(holder)]
+                named |= {id(item): Place(item, owner) for item in _named(holder)}
             continue
         container = holder if isinstance(holder, _CONTAINERS) else getattr(holder, "__dict__", {})
         if id(container) not in places and (
             most is None or isinstance(container, CellType) or size_of(container) <= most
         ):
             places[id(container)] = Place(container, owner, name)
-            named = _labelled(container, name)
-            pending += [(item, owner, label) for label, item in named if can_hold(item)]
-    return list(places.values())
+            pending += [(item, owner, label) for label, item in _labelled(container, name) if can_hold(item)]
+    return list((named | places).values())
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
