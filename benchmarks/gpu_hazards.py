@@ -47,7 +47,9 @@ def trained(card: Card, dropout: float = 0.2, **options: Any) -> Tensors:
     torch.manual_seed(0)
     model = blocks(card.sizes(128, 16), dropout=dropout).to(card.device)
     x, target = batch(card, card.sizes(128, 16))
-    pipe = piped(card, model, x, **{"dispatch": "inline"} | options)  # threads, if they are faster, draw in another order
+    pipe = piped(
+        card, model, x, **{"dispatch": "inline"} | options
+    )  # threads, if they are faster, draw in another order
     torch.manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(4):
