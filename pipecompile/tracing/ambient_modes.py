@@ -15,7 +15,7 @@ __all__ = ["INFERENCE_MODE", "LAYOUTS", "Ambient", "autocast_kinds", "contained"
 
 LAYOUTS = "layouts of tensors"
 INFERENCE_MODE = "inference mode"
-"""What a model may ask for beside its state, and what a recording then depends on."""
+"""Facts beside its state that a model may read: a recording then depends on them."""
 
 
 Kinds = tuple[tuple[str, str | None, bool], ...]

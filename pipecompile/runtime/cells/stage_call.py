@@ -106,7 +106,7 @@ class LossCode:
 
 
 LOSS_NOTE = "the loss was called with"
-"""How the note begins that an error of a loss function gets."""
+"""Beginning of the note that is added to an error of a loss function."""
 
 
 def with_loss(
