@@ -52,6 +52,7 @@ from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_no
 from pipecompile.tracing.ambient_modes import INFERENCE_MODE
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.opaque.attempts import OpaqueReason
+from pipecompile.tracing.reachable_code import searches_kept
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.plan import verify_plan
@@ -69,7 +70,7 @@ def specialize(
     """
     log, backend = PhaseLog(), context.backend
     check_sync_batchnorm(context.model, options.batch_norm, options.dispatch)
-    with switched(options.progress), backend.without_collectives(context.model, options):
+    with switched(options.progress), searches_kept(), backend.without_collectives(context.model, options):
         graph = log.run("record", _record, request, context, describe=_nodes)
         graph = log.run("prepare", note_ties, graph, verify=verify_graph, describe=_nodes)
         _check_division(graph, request, options, context)

@@ -29,6 +29,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import codegen_of
 from pipecompile.torch_private.storages import is_traceable_wrapper_subclass
 from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.reachable_code import searches_kept
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.verifiers.eager_run import CheckedCall
 from pipecompile.verifiers.recording import Verdict, verify_recording
@@ -79,7 +80,8 @@ class RecordingChecks:
             self.model, batch.first, device, torch.is_grad_enabled(), loss_of, options.loss_fn if arrivals else None
         )
         try:
-            verdict = verify_recording(_on(specialization.graph, device), call)
+            with searches_kept():
+                verdict = verify_recording(_on(specialization.graph, device), call)
         except torch.OutOfMemoryError:
             verdict = Verdict(obstacle="the model and the recording do not fit into memory one after the other")
         if verdict.doubt:

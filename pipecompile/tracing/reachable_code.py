@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dis
 import functools
+import operator
 import sys
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -21,9 +25,9 @@ __all__ = [
     "ReachableCode",
     "closure_tensors",
     "loaded_globals",
-    "named_values",
     "names_in",
     "reachable",
+    "searches_kept",
 ]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
@@ -61,21 +65,123 @@ def reachable(model: nn.Module, most: int | None = None) -> ReachableCode:
 
     Code of torch, of its libraries and of Python's standard library is left out. With `most`, return so many functions, the nearest first.
     """
-    code = ReachableCode()
-    seen: dict[int, Any] = {}
-    pending = [value for module in model.modules() for value in (type(module), *_attributes(module))]
-    while pending and (most is None or len(code.functions) < most):
-        value = pending.pop(-1 if most is None else 0)
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        if type(value) is FunctionType and not _is_foreign(value):
+    roots = [value for module in model.modules() for value in (type(module), *_attributes(module))]
+    kept = _kept.get() if most is None else None
+    if kept is not None and (found := kept.get(id(model))) is not None and found.is_current(roots):
+        return found.code
+    search = _Search(model, roots)
+    search.run(most)
+    if kept is not None:
+        kept[id(model)] = search
+    return search.code
+
+
+_kept: ContextVar[dict[int, _Search] | None] = ContextVar("kept searches", default=None)
+
+
+@contextmanager
+def searches_kept() -> Iterator[None]:
+    """Search the code of a model once while the block runs, and again only when something that the search has read is another object.
+
+    A search of a model of transformers follows 6,000 functions and classes; compiling asks for it a dozen times.
+    """
+    token = _kept.set({} if (kept := _kept.get()) is None else kept)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+class _Search:
+    """One search, and what it has read: per namespace, names are followed once, since thousands of functions share them."""
+
+    def __init__(self, model: nn.Module, roots: list[Any]) -> None:
+        self.code = ReachableCode()
+        self._model, self._roots = model, roots
+        self._seen: dict[int, Any] = {}
+        self._followed: dict[int, set[str]] = {}
+        self._module_names: dict[int, frozenset[str]] = {}
+        self._read: list[tuple[Mapping[str, Any], Sequence[str], list[Any]]] = []
+        self._sizes: dict[int, tuple[Mapping[str, Any], int]] = {}
+        self._closures: list[tuple[FunctionType, list[Any]]] = []
+
+    def run(self, most: int | None) -> None:
+        pending, code = deque(self._roots), self.code
+        following = pending.pop if most is None else pending.popleft
+        while pending and (most is None or len(code.functions) < most):
+            value = following()
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                pending += self.visit(value, code)
+
+    def is_current(self, roots: list[Any]) -> bool:
+        """Return whether a search would read the same objects now."""
+        return (
+            _are(roots, self._roots)
+            and all(len(space) == size for space, size in self._sizes.values())
+            and all(_are([space.get(name) for name in names], values) for space, names, values in self._read)
+            and all(_are(_enclosed(function), values) for function, values in self._closures)
+        )
+
+    def visit(self, value: Any, code: ReachableCode) -> Iterable[Any]:
+        """Add what `value` names and holds to `code`, and return the values to search next."""
+        if type(value) is FunctionType:
+            enclosed = _enclosed(value)
+            inside = [held for held in enclosed if callable(held)]
+            if value.__closure__:
+                self._closures.append((value, enclosed))
+            if _is_foreign(value):
+                return inside
             code.functions.append(value)
-        named = list(_named(value))
-        code.objects += [*(held for _, _, held in named), *_held(value)]
-        code.caches += [CachedFunction(*where) for where in named if isinstance(where[2], functools._lru_cache_wrapper)]
-        pending += (*_within(value), *(value for _, _, value in named))
-    return code
+            code.objects += [*enclosed, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            return [*inside, *self._named(value, code)]
+        if isinstance(value, type):
+            return (
+                ()
+                if _is_foreign(value)
+                else [*value.__bases__, *self._values(vars(value), list(vars(value)), value, code)]
+            )
+        return _within(value)
+
+    def _named(self, function: FunctionType, code: ReachableCode) -> Iterator[Any]:
+        """Yield the globals that a function names; of a global that is a module, the attributes that the function names."""
+        scope, names = function.__globals__, names_in(function.__code__)
+        modules = self._modules(scope)
+        yield from self._values(scope, self._new(scope, names - modules), scope, code)
+        self._read += [(scope, (name,), [scope[name]]) for name in self._new(scope, names & modules)]
+        for space in (vars(scope[name]) for name in names & modules):
+            if space.get("__name__", "").partition(".")[0] not in _FOREIGN:
+                yield from self._values(space, self._new(space, names), space, code)
+
+    def _modules(self, scope: dict[str, Any]) -> frozenset[str]:
+        """Return the globals that are modules."""
+        if id(scope) not in self._module_names:
+            self._module_names[id(scope)] = frozenset(n for n, value in scope.items() if isinstance(value, ModuleType))
+        return self._module_names[id(scope)]
+
+    def _new(self, space: dict[str, Any], names: frozenset[str]) -> list[str]:
+        """Return those names of a namespace that are new to the search, in an order that does not depend on hashes."""
+        self._sizes.setdefault(id(space), (space, len(space)))
+        followed = self._followed.setdefault(id(space), set())
+        new = (names - followed) & space.keys()
+        followed |= new
+        return sorted(new)
+
+    def _values(
+        self, space: Mapping[str, Any], names: Sequence[str], holder: dict[str, Any] | type, code: ReachableCode
+    ) -> list[Any]:
+        values = [space[name] for name in names]
+        self._read.append((space, names, values))
+        self._sizes.setdefault(id(holder), (space, len(space)))
+        code.objects += values
+        for name, value in zip(names, values, strict=True):
+            if isinstance(value, functools._lru_cache_wrapper):
+                code.caches.append(CachedFunction(holder, name, value))
+        return values
+
+
+def _are(now: Sequence[Any], then: Sequence[Any]) -> bool:
+    return len(now) == len(then) and all(map(operator.is_, now, then))
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:
@@ -88,32 +194,19 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
 
 
 def _within(value: Any) -> Iterable[Any]:
-    """Return the functions and classes inside a value that have no name of their own: of a wrapper, bases of a class."""
+    """Return the functions inside a wrapper, which have no name of their own."""
     if isinstance(value, (staticmethod, classmethod, MethodType)):
         return (value.__func__,)
     if isinstance(value, property):
         return (value.fget, value.fset)
     if isinstance(value, (functools.partial, functools.cached_property)):
         return (value.func,)
-    if isinstance(value, type):
-        return () if _is_foreign(value) else value.__bases__
-    if type(value) is FunctionType:
-        return _wrapped(value)
     return (value.__wrapped__,) if isinstance(value, functools._lru_cache_wrapper) else ()
 
 
-def _wrapped(function: FunctionType) -> list[Any]:
-    """Return what a function closes over and can call: the function inside a decorator."""
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
-    return [value for value in cells if callable(value)]
-
-
-def _held(value: Any) -> list[Any]:
-    """Return what a function of the user's closes over and has as defaults."""
-    if type(value) is not FunctionType or _is_foreign(value):
-        return []
-    cells = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-    return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+def _enclosed(function: FunctionType) -> list[Any]:
+    """Return what a function closes over."""
+    return [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
 
 
 def closure_tensors(function: Any) -> Iterator[torch.Tensor]:
@@ -128,18 +221,9 @@ def closure_tensors(function: Any) -> Iterator[torch.Tensor]:
         if isinstance(value, (functools.partial, MethodType)):
             pending += [value.func, *value.args, *value.keywords.values()] if isinstance(value, functools.partial) else [value.__func__]  # fmt: skip
         elif type(value) is FunctionType:
-            enclosed = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-            leaves = pytree.tree_leaves([enclosed, value.__defaults__, value.__kwdefaults__])
+            leaves = pytree.tree_leaves([_enclosed(value), value.__defaults__, value.__kwdefaults__])
             yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
             pending += [leaf for leaf in leaves if callable(leaf)]
-
-
-def named_values(functions: Iterable[FunctionType]) -> Iterator[Any]:
-    """Yield the globals that these functions name, and what they close over and have as defaults; not what is inside those."""
-    for function in functions:
-        yield from (value for _, _, value in _named(function))
-        yield from (cell.cell_contents for cell in function.__closure__ or () if _is_full(cell))
-        yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
 
 
 def _is_full(cell: Any) -> bool:
@@ -147,24 +231,6 @@ def _is_full(cell: Any) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
-
-
-def _named(owner: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Yield (holder, name, value) of the attributes of a class, or of the globals that a function names.
-
-    If a global is a module, yield the attributes of the module that the function names.
-    """
-    if isinstance(owner, type) and not _is_foreign(owner):
-        yield from ((owner, name, value) for name, value in vars(owner).items())
-    if type(owner) is not FunctionType or _is_foreign(owner):
-        return
-    names = names_in(owner.__code__)
-    for name in names & owner.__globals__.keys():
-        value = owner.__globals__[name]
-        if not isinstance(value, ModuleType):
-            yield owner.__globals__, name, value
-        elif value.__name__.partition(".")[0] not in _FOREIGN:
-            yield from ((vars(value), inner, vars(value)[inner]) for inner in names & vars(value).keys())
 
 
 def names_in(code: CodeType) -> frozenset[str]:

@@ -21,7 +21,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables, unhooked
 from pipecompile.torch_private.modules import parametrizations_uncached
 from pipecompile.torch_private.storages import storage_key
-from pipecompile.tracing.reachable_code import named_values, reachable
+from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.function_state import function_restored, globals_restored
 from pipecompile.tracing.state.random_states import (
     RandomStates,
@@ -104,7 +104,7 @@ def undone(call: CheckedCall) -> Iterator[None]:
 
 def random_states_of(call: CheckedCall) -> RandomStates:
     """Return the present states of all generators that the model may draw from."""
-    values = (*call.inputs.leaves, *held_values(places_of(call.model)), *named_values(reachable(call.model).functions))
+    values = (*call.inputs.leaves, *held_values(places_of(call.model)), *reachable(call.model).objects)
     return RandomStates(random_sources(generators_among(values), [call.device]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from tests.support.models import ZOO, UNet, deterministic
 from tests.support.towers import Towers
 
 SAMPLES = 13
+FULL = "CASES_FULL" in os.environ
 
 Example = tuple[nn.Module, dict[str, Any]]
 
@@ -30,7 +32,7 @@ def resnet18() -> Example:
 
 
 def unet() -> Example:
-    return UNet(depth=2, width=4), {"x": torch.randn(SAMPLES, 3, 8, 8)}
+    return UNet(depth=2 if FULL else 1, width=4), {"x": torch.randn(SAMPLES, 3, 8, 8)}
 
 
 def gpt2() -> Example:
@@ -39,6 +41,59 @@ def gpt2() -> Example:
         use_cache=False,
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config), {"input_ids": torch.randint(40, (SAMPLES, 8))}
+
+
+class TiedText(nn.Module):
+    """A language model that is recorded in milliseconds: embeddings tied to the head, and residual blocks."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 16)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(blocks)
+        )
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 40, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(input_ids)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(self.norm(hidden))
+
+
+def tied_text() -> Example:
+    return TiedText(), {"input_ids": torch.randint(40, (SAMPLES, 8))}
+
+
+def residual() -> Example:
+    """Return a residual network of two blocks with BatchNorm."""
+    blocks = [ResidualBlock(4) for _ in range(2)]
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    )
+    return Named(model), {"x": torch.randn(SAMPLES, 3, 8, 8)}
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        first, second = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.body = nn.Sequential(first, nn.BatchNorm2d(width), nn.ReLU(), second, nn.BatchNorm2d(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x) + x)
+
+
+class Named(nn.Module):
+    """A model whose only input is called x."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
 
 
 def t5() -> Example:
@@ -72,3 +127,7 @@ def mixed() -> Example:
 def towers() -> Example:
     """Return two towers and a head of two stages."""
     return Towers(2, depth=2, width=6, head_depth=2), {"x": torch.randn(SAMPLES, 6)}
+
+
+LANGUAGE, CONVOLUTIONAL = (gpt2, resnet18) if FULL else (tied_text, residual)
+"""The models of most cases: with `--full` those of transformers and torchvision, whose recordings take four ranks seconds each."""

@@ -27,16 +27,26 @@ from pipecompile.graph import backward_split as divided
 from pipecompile.pipeline import Pipeline
 from pipecompile.schedules import CATALOGUE, compared_names
 from tests.distributed import torch_cases
-from tests.distributed.case_models import Example, distance, gpt2, mean_square, mixed, resnet18, t5, towers, unet
+from tests.distributed.case_models import (
+    CONVOLUTIONAL,
+    FULL,
+    LANGUAGE,
+    Example,
+    distance,
+    gpt2,
+    mean_square,
+    mixed,
+    t5,
+    towers,
+    unet,
+)
 from tests.support.eager import looped, off
-from tests.support.models import UNet
 
 warnings.simplefilter("ignore")
 divided.MIN_WEIGHT_FLOPS["cpu"] = 0.0  # every weight is worth a W
 ProcessBackend.memories = lambda _, devices, placement: placement  # one process with a memory per device
 
 COUNT = 5
-FULL = "CASES_FULL" in os.environ
 TRAINING = compared_names()
 
 
@@ -171,11 +181,11 @@ def saved_and_loaded(directory: Path) -> Any:
     dcp.save({"model": pipe.state_dict()}, checkpoint_id=directory)
     expected = pipe.step(**inputs).item()
 
-    two = pc.compile(UNet(depth=2, width=4), 2, mesh=pair_mesh()["pp"], example_kwargs=inputs, **options)
+    two = pc.compile(unet()[0], 2, mesh=pair_mesh()["pp"], example_kwargs=inputs, **options)
     state = {"model": two.state_dict()}
     dcp.load(state, checkpoint_id=directory)
     two.load_state_dict(state["model"])
-    plain = UNet(depth=2, width=4)
+    plain = unet()[0]
     plain.load_state_dict(full)
     alone = pc.compile(plain, 2, devices=["cpu"] * 2, example_kwargs=inputs, **options)
     losses = [two.step(**inputs).item(), alone.step(**inputs).item()]
@@ -252,22 +262,28 @@ PLAIN, LOOPED, VEE = (
     for count, is_vee in ((2, False), (4, False), (4, True))
 )
 
+
+def some(schedules: list[str]) -> list[str]:
+    """Return every second schedule, or with `--full` all."""
+    return schedules if FULL else schedules[::2]
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "plain": lambda: by_pairs(unet, gpt2, *PLAIN),
-    "looped": lambda: by_pairs(unet, gpt2, *LOOPED),
-    "vee": lambda: by_pairs(unet, gpt2, *VEE),
-    "deep plain": lambda: by_pairs(t5 if FULL else mixed, resnet18, *PLAIN),
-    "deep looped": lambda: by_pairs(t5, resnet18 if FULL else mixed, *LOOPED),
-    "deep vee": lambda: by_pairs(t5 if FULL else unet, resnet18 if FULL else mixed, *VEE),
+    "looped": lambda: by_pairs(unet, LANGUAGE, *LOOPED),
+    "vee": lambda: by_pairs(unet, LANGUAGE, *VEE),
+    "deep plain": lambda: by_pairs(t5 if FULL else mixed, CONVOLUTIONAL, *some(PLAIN)),
+    "deep looped": lambda: by_pairs(t5 if FULL else mixed, CONVOLUTIONAL, *some(LOOPED)),
+    "deep vee": lambda: by_pairs(t5 if FULL else mixed, CONVOLUTIONAL, *some(VEE)),
     "mixed": lambda: by_pairs(mixed, mixed, "1f1b", "zb-h1"),
-    "tied on four": lambda: by_all(gpt2, "gpipe", "zb-h1"),
+    "tied on four": lambda: by_all(LANGUAGE, "gpipe", "zb-h1"),
     "skips on four": lambda: by_all(unet, "1f1b", "zb-h2"),
     "sums on four": lambda: by_all(t5, "interleaved", gradient_sums="device"),
     "towers on four": lambda: by_all(
         towers, "1f1b", "zb-h1", "eager-1f1b", pin={"towers.0": 0, "towers.1": 1, "join": 2, "head.2": 3}
     ),
-    "always": lambda: by_pairs(unet, gpt2, "1f1b", checkpoint="always", batch_norm="deferred"),
-    "except_last": lambda: by_pairs(unet, gpt2, "interleaved", checkpoint="except_last"),
+    "always": lambda: by_pairs(unet, LANGUAGE, "1f1b", checkpoint="always", batch_norm="deferred"),
+    "except_last": lambda: by_pairs(unet, LANGUAGE, "interleaved", checkpoint="except_last"),
     "disagreeing": disagreeing,
     "replicated": replicated,
     "saved": lambda: saved_and_loaded(Path(os.environ["CASES_OUT"]) / "checkpoint"),

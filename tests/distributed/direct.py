@@ -23,7 +23,7 @@ from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.interpreter import Code
 from pipecompile.runtime.registers import Frame
 from tests.distributed import cases, listed, meshes
-from tests.distributed.case_models import gpt2, mean_square, mixed, resnet18, unet
+from tests.distributed.case_models import CONVOLUTIONAL, LANGUAGE, mean_square, mixed, unet
 from tests.support.emulated import EmulatedStreams
 
 SENT: list[str] = []
@@ -124,17 +124,17 @@ def with_another_batch() -> str:
 by_pairs = cases.by_pairs
 
 CASES: dict[str, Callable[[], Any]] = {
-    "direct plain": between_devices(lambda: by_pairs(unet, gpt2, *cases.PLAIN)),
-    "direct looped": between_devices(lambda: by_pairs(unet, gpt2, *cases.LOOPED)),
-    "direct vee": between_devices(lambda: by_pairs(gpt2, unet, *cases.VEE)),
+    "direct plain": between_devices(lambda: by_pairs(unet, LANGUAGE, *cases.some(cases.PLAIN))),
+    "direct looped": between_devices(lambda: by_pairs(unet, LANGUAGE, *cases.some(cases.LOOPED))),
+    "direct vee": between_devices(lambda: by_pairs(LANGUAGE, unet, *cases.some(cases.VEE))),
     "direct mixed": between_devices(lambda: by_pairs(mixed, mixed, "1f1b", "zb-h1")),
     "direct on four": between_devices(lambda: cases.by_all(unet, "zb-h2")),
-    "direct tied on four": between_devices(lambda: cases.by_all(gpt2, "1f1b")),
+    "direct tied on four": between_devices(lambda: cases.by_all(LANGUAGE, "1f1b")),
     "direct recomputed": between_devices(
-        lambda: by_pairs(unet, gpt2, "1f1b", checkpoint="always", batch_norm="deferred")
+        lambda: by_pairs(unet, LANGUAGE, "1f1b", checkpoint="always", batch_norm="deferred")
     ),
-    "direct emulated": on_emulated_streams(lambda: by_pairs(unet, gpt2, *cases.PLAIN)),
-    "direct emulated looped": on_emulated_streams(lambda: by_pairs(resnet18, unet, *cases.LOOPED)),
+    "direct emulated": on_emulated_streams(lambda: by_pairs(unet, LANGUAGE, *cases.some(cases.PLAIN))),
+    "direct emulated looped": on_emulated_streams(lambda: by_pairs(CONVOLUTIONAL, unet, *cases.some(cases.LOOPED))),
     "direct copies": between_devices(cases.replicated),
     "direct sharded": between_devices(lambda: meshes.trained(meshes.mesh_of((2, 2), "dp_shard", "pp"))),
     "direct scaler": between_devices(lambda: meshes.scaled(meshes.mesh_of((4,), "pp"))),

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import pipecompile as pc
-from tests.distributed.case_models import distance, gpt2, mean_square
+from tests.distributed.case_models import LANGUAGE, distance, mean_square
 from tests.distributed.cases import pair_mesh
 
 STEPS, SAMPLES = 3, 13
@@ -100,9 +100,9 @@ def trained(
 
 
 def tied() -> Any:
-    """Train a GPT-2 with sharded parameters, embeddings tied over both ranks, a split backward and recomputation."""
+    """Train a language model with sharded parameters, embeddings tied over both ranks, a split backward and recomputation."""
     torch.manual_seed(5)
-    model, inputs = gpt2()
+    model, inputs = LANGUAGE()
     eager, mesh = copy.deepcopy(model), mesh_of((2, 2), "dp_shard", "pp")
     part = {"input_ids": inputs["input_ids"][part_of(mesh)]}
     options: dict[str, Any] = {"loss_fn": mean_square, "schedule": "zb-h1", "checkpoint": "always", "tied": "apart"}

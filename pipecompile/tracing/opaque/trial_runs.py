@@ -27,7 +27,7 @@ from pipecompile.tracing.interception.randomness import draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
-from pipecompile.tracing.reachable_code import closure_tensors, named_values, reachable
+from pipecompile.tracing.reachable_code import closure_tensors, reachable
 from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
 from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
@@ -181,7 +181,7 @@ class _KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.makers: dict[int, Piece | None] = {}
         self.memory: list[StorageWeakRef] = []
         self.observer: _CallObserver | None = None
-        held = (*held_values(places_of(model)), *named_values(reachable(model).functions))
+        held = (*held_values(places_of(model)), *reachable(model).objects)
         self.sources = random_sources(generators_among(held))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -21,7 +21,7 @@ from torch import nn
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
 from pipecompile.tracing.container_items import items_in, refill, size_of, values_in
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
-from pipecompile.tracing.reachable_code import named_values, names_in, reachable
+from pipecompile.tracing.reachable_code import names_in, reachable
 from pipecompile.tracing.state.random_states import (
     RandomStates,
     generators_among,
@@ -53,7 +53,7 @@ def model_restored(model: nn.Module) -> Iterator[RandomStates]:
     computes on real ones see `tensor_contents`. The states of the generators at the beginning are yielded.
     """
     places = places_of(model)
-    generators = generators_among((*held_values(places), *named_values(reachable(model).functions)))
+    generators = generators_among((*held_values(places), *reachable(model).objects))
     with random_states_restored(random_sources(generators)) as states, contents_restored(places):
         yield states
 
