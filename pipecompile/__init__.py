@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from pipecompile.passes.offloading import insert_offload as insert_offload
     from pipecompile.passes.offloading import offload_to_fit as offload_to_fit
     from pipecompile.passes.overlapping import insert_overlap as insert_overlap
+    from pipecompile.passes.sharding import insert_sharding as insert_sharding
+    from pipecompile.passes.sharding import shard_to_fit as shard_to_fit
     from pipecompile.passes.user_passes import UserPass as UserPass
     from pipecompile.pipeline import Pipeline as Pipeline
     from pipecompile.runtime.launch_timeline import simulate_launches as simulate_launches
@@ -104,6 +106,7 @@ _HOMES = {
     "layouts.layout_table": ("ClusterPlan", "LayoutRow"),
     "passes.offloading": ("insert_offload", "offload_to_fit"),
     "passes.overlapping": ("insert_overlap",),
+    "passes.sharding": ("insert_sharding", "shard_to_fit"),
     "passes.user_passes": ("UserPass",),
     "pipeline": ("Pipeline",),
     "ir.plan": ("Plan",),

@@ -20,7 +20,7 @@ from torch import fx, nn
 from pipecompile.batching.batch_dims import check_arguments, check_batch_dims
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.graph.module_names import nodes_of_module
-from pipecompile.ir import Kind, Route, Schedule
+from pipecompile.ir import UNTRAINED, Kind, Route, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import sources_of
@@ -244,7 +244,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
     @property
     def has_backward(self) -> bool:
         """Whether the schedule trains: it has other actions than forwards."""
-        return self.kinds != {Kind.FORWARD}
+        return not self.kinds <= UNTRAINED
 
     @property
     def is_training_now(self) -> bool:

@@ -30,7 +30,7 @@ from pipecompile.distributed.row_messages import (
 from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.distributed.value_transport import StepState, ValueTransport
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import LOSS, Kind
+from pipecompile.ir import LOSS, UNTRAINED, Kind
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.executable import Executable, ProgramBinding
@@ -179,7 +179,7 @@ class RankExecutable(Executable):
     def _trains(self) -> bool:
         """Whether this rank's row has a backward."""
         actions = (instruction.action for instruction in self.program.rows[self.device])
-        return any(action is not None and action.kind not in (Kind.FORWARD, Kind.RECOMPUTE) for action in actions)
+        return any(action is not None and action.kind not in (*UNTRAINED, Kind.RECOMPUTE) for action in actions)
 
     def _share(self, frame: Frame) -> None:
         """Send the departures of this rank to all others, and receive theirs, in one order on all ranks."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pipecompile.interchange.communicator_rules import CommunicatorRule
 from pipecompile.interchange.pipeline_order import OrderCell, PipelineOrder
-from pipecompile.ir import BACKWARDS, Kind
+from pipecompile.ir import BACKWARDS, SHARDING, Kind
 
 __all__ = ["LaunchGraph", "LaunchStep", "computed_before", "graph_without_messages", "launch_graph", "received_by"]
 
@@ -28,6 +28,7 @@ UNIT = {
     Kind.RECOMPUTE: 1.0,
     Kind.OFFLOAD: 0.0,
     Kind.RELOAD: 0.0,
+    **dict.fromkeys(SHARDING, 0.0),
 }
 """Seconds of each kind of computation relative to a forward."""
 

@@ -20,7 +20,7 @@ from pipecompile.interchange.launch_graph import LaunchGraph, LaunchStep, graph_
 from pipecompile.interchange.message_faults import at, message_faults
 from pipecompile.interchange.pipeline_order import PipelineOrder, as_order
 from pipecompile.interchange.reordering import with_messages
-from pipecompile.ir import Kind, Schedule
+from pipecompile.ir import UNTRAINED, Kind, Schedule
 from pipecompile.ir.certificate import relative_gap
 from pipecompile.ir.units import counted
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
@@ -195,7 +195,7 @@ def _longest_wait(order: PipelineOrder, graph: LaunchGraph, ends: dict[LaunchSte
 
 
 def _peaks(order: PipelineOrder, schedule: Schedule) -> Iterator[InFlightPeak]:
-    trained = {a.stage for row in schedule.rows for a in row if a.kind is not Kind.FORWARD}
+    trained = {a.stage for row in schedule.rows for a in row if a.kind not in UNTRAINED}
     change = {Kind.FORWARD: 1, Kind.RELOAD: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1, Kind.OFFLOAD: -1}
     for rank, row in enumerate(order.rows):
         count = peak = 0

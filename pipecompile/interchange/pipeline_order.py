@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipecompile.errors import InputError
-from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir import SHARDING, Action, Kind, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.overlap import grouped
 
 __all__ = ["COMPUTE_OPS", "EMPTY", "OrderCell", "PipelineOrder", "as_order", "order_of_schedule"]
 
-COMPUTE_OPS = frozenset(kind.value for kind in Kind)
+COMPUTE_OPS = frozenset(kind.value for kind in Kind if kind not in SHARDING)
 _TRANSFERS = frozenset({"SEND_F", "RECV_F", "SEND_B", "RECV_B"})
 
 
@@ -133,7 +133,7 @@ def order_of_schedule(
 
 def _cell_of(actions: Sequence[Action]) -> OrderCell:
     """Return the cell of an action, or of a pair that overlaps."""
-    cells = tuple(OrderCell(a.stage, a.kind.value, a.microbatch) for a in actions)
+    cells = tuple(OrderCell(a.stage, a.kind.value, None if a.kind in SHARDING else a.microbatch) for a in actions)
     return cells[0] if len(cells) == 1 else OrderCell(-1, "OVERLAP_F_B", None, cells)
 
 

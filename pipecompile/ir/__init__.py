@@ -11,6 +11,7 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
     schedule := row per device                       row     := cell ("," cell)*
     cell     := action | "(" action ";" action ")OVERLAP_F_B"               F with B or I, at the same time
     action   := STAGE KIND MICROBATCH                KIND    := "F" | "R" | "B" | "I" | "W" | "OFFLOAD" | "RELOAD"     2F0
+              | STAGE SHARDING                       SHARDING := "UNSHARD" | "RESHARD" | "REDUCE_GRAD"             2UNSHARD
 
     program  := header route* tie* (device instruction*)*     one per line
     value    := NAME "#" MICROBATCH                  an activation, or what stage s saves:
@@ -28,7 +29,7 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
 
 from __future__ import annotations
 
-from pipecompile.ir.action import BACKWARDS, Action, Kind
+from pipecompile.ir.action import BACKWARDS, NO_MICROBATCH, SHARDING, UNTRAINED, Action, Kind
 from pipecompile.ir.program import (
     Instruction,
     Op,
@@ -50,7 +51,10 @@ __all__ = [
     "AUX",
     "HOST",
     "LOSS",
+    "NO_MICROBATCH",
+    "SHARDING",
     "TARGET",
+    "UNTRAINED",
     "Action",
     "Instruction",
     "Kind",

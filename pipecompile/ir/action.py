@@ -1,7 +1,9 @@
 """An action: one cell of a schedule, the computation of one stage on one micro-batch.
 
 action := STAGE KIND MICROBATCH                  2F0 is the forward of stage 2 on micro-batch 0
+        | STAGE SHARDING                         2UNSHARD gathers the parameters of stage 2, for all micro-batches after it
 KIND   := "F" | "R" | "B" | "I" | "W" | "OFFLOAD" | "RELOAD"
+SHARDING := "UNSHARD" | "RESHARD" | "REDUCE_GRAD"
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from enum import Enum
 
 from pipecompile.errors import ScheduleError
 
-__all__ = ["BACKWARDS", "Action", "Kind"]
+__all__ = ["BACKWARDS", "NO_MICROBATCH", "SHARDING", "UNTRAINED", "Action", "Kind"]
 
 
 class Kind(Enum):
@@ -20,7 +22,8 @@ class Kind(Enum):
 
     BACKWARD does the work of INPUT_GRAD and WEIGHT_GRAD in one call of autograd. RECOMPUTE runs the forward again
     before the backward, if the forward kept only its inputs. OFFLOAD copies what the forward saved to the host, and RELOAD copies
-    it back; neither computes.
+    it back; neither computes. UNSHARD starts to gather the parameters that copies of the pipeline shard, RESHARD frees them, and
+    REDUCE_GRAD starts to sum their gradients over the copies: actions of a stage without a micro-batch.
     """
 
     FORWARD = "F"
@@ -30,6 +33,9 @@ class Kind(Enum):
     RECOMPUTE = "R"
     OFFLOAD = "OFFLOAD"
     RELOAD = "RELOAD"
+    UNSHARD = "UNSHARD"
+    RESHARD = "RESHARD"
+    REDUCE_GRAD = "REDUCE_GRAD"
 
     __hash__ = (
         object.__hash__
@@ -39,19 +45,34 @@ class Kind(Enum):
 BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
 """The kinds that read what a forward saved, and send gradients of inputs."""
 
-_ACTION = re.compile(r"([0-9]{1,9})([FBIWR]|OFFLOAD|RELOAD)([0-9]{1,9})")
+SHARDING = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
+"""The kinds of actions on the parameters of a stage, which have no micro-batch."""
+
+UNTRAINED = frozenset((Kind.FORWARD, *SHARDING))
+"""The kinds of actions that a schedule without a backward may have."""
+
+NO_MICROBATCH = -1
+"""The micro-batch of an action that has none."""
+
+_ACTION = re.compile(r"([0-9]{1,9})(?:([FBIWR]|OFFLOAD|RELOAD)([0-9]{1,9})|(UNSHARD|RESHARD|REDUCE_GRAD))")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One cell of a schedule: `2F0` is the forward of stage 2 on micro-batch 0."""
+    """One cell of a schedule: `2F0` is the forward of stage 2 on micro-batch 0. `2UNSHARD` has no micro-batch."""
 
     stage: int
     kind: Kind
-    microbatch: int
+    microbatch: int = NO_MICROBATCH
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind._value_}{self.microbatch}"
+        return f"{self.stage}{self.kind._value_}{self.microbatch if self.microbatch != NO_MICROBATCH else ''}"
+
+    def later(self, microbatches: int) -> Action:
+        """Return the action on a micro-batch that is so many later; an action without one stays as it is."""
+        if self.microbatch == NO_MICROBATCH:
+            return self
+        return Action(self.stage, self.kind, self.microbatch + microbatches)
 
     @classmethod
     def parse(cls, text: str) -> Action:
@@ -60,6 +81,8 @@ class Action:
         if match is None:
             raise ScheduleError(
                 f"{text!r} is not an action",
-                why="an action is STAGE, one of F R B I W OFFLOAD RELOAD, MICROBATCH, as in 2F0",
+                why="an action is STAGE, one of F R B I W OFFLOAD RELOAD, MICROBATCH, as in 2F0; or STAGE, one of UNSHARD RESHARD REDUCE_GRAD",
             )
+        if match[4] is not None:
+            return cls(int(match[1]), Kind(match[4]))
         return cls(int(match[1]), Kind(match[2]), int(match[3]))

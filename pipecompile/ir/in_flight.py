@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipecompile.ir import Action, Kind
+from pipecompile.ir import UNTRAINED, Action, Kind
 
 __all__ = ["in_flight"]
 
@@ -22,7 +22,7 @@ def in_flight(
     its F saved. Stages without a
     backward save nothing and do not count. Linear in the number of actions.
     """
-    trained = {action.stage for row in rows for action in row if action.kind is not Kind.FORWARD}
+    trained = {action.stage for row in rows for action in row if action.kind not in UNTRAINED}
     change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, until: -1, Kind.OFFLOAD: -1, Kind.RELOAD: 1}
     peaks = []
     for device, row in enumerate(rows):

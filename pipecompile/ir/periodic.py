@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir.action import Action
+from pipecompile.ir.action import SHARDING, Action
 from pipecompile.ir.input_checks import whole
 from pipecompile.ir.schedule import Schedule
 from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated
@@ -27,7 +27,7 @@ Rows = tuple[tuple[Action, ...], ...]
 
 def shifted(row: Sequence[Action], microbatches: int) -> tuple[Action, ...]:
     """Return the actions on micro-batches that are so many later."""
-    return tuple(Action(a.stage, a.kind, a.microbatch + microbatches) for a in row)
+    return tuple(action.later(microbatches) for action in row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PeriodicSchedule:
     @property
     def n_microbatches(self) -> int:
         rows = (*self.prologue, *self.epilogue)
-        rest = {action.microbatch for row in rows for action in row if action.stage == 0}
+        rest = {a.microbatch for row in rows for a in row if a.stage == 0 and a.kind not in SHARDING}
         return len(rest) + self.step * self.repetitions
 
     def __repr__(self) -> str:

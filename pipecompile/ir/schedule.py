@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir.action import Action, Kind
+from pipecompile.ir.action import SHARDING, Action, Kind
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.input_checks import checked_count
 from pipecompile.ir.notebook_html import html_of
@@ -101,6 +101,8 @@ class Schedule:
         cells = [[_parts(cell) for cell in row] for row in rows]
         actions = tuple(tuple(action for parts in row for action in parts) for row in cells)
         overlaps = frozenset((parts[0], parts[1]) for row in cells for parts in row if is_pair(parts))
+        if all(action.kind in SHARDING for row in actions for action in row):
+            raise ScheduleError("there is no action", hint="write one row per device, such as 0F0,0F1,0B0,0B1")
         placement = _placement(actions)
         most = max(action.microbatch for row in actions for action in row) + 1
         n_microbatches = checked_count(most, sum(map(len, actions)), "micro-batches")
@@ -110,7 +112,7 @@ class Schedule:
     def from_csv(cls, text: str, name: str = "csv") -> Schedule:
         """Read the form of `to_csv`, or a file of torch.distributed.pipelining with or without communication.
 
-        Skip empty cells (idle ticks) and communication, which the lowering inserts again. Raise ScheduleError naming
+        Skip empty cells (idle ticks), messages and waits, which the lowering inserts again. Raise ScheduleError naming
         row and column of each cell that cannot be read.
         """
         from pipecompile.ir.schedule_csv import read_rows
@@ -137,8 +139,6 @@ def _placement(rows: Sequence[Sequence[Action]]) -> tuple[int, ...]:
                     where=f"row {device}, action {action}",
                     hint="keep all actions of a stage in one row",
                 )
-    if not device_of:
-        raise ScheduleError("there is no action", hint="write one row per device, such as 0F0,0F1,0B0,0B1")
     missing = next((stage for stage in range(len(device_of)) if stage not in device_of), None)
     if missing is not None:
         raise ScheduleError(

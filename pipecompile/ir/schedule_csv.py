@@ -2,7 +2,7 @@
 
     0F0,,0F1                                a row per device, a cell per action; an empty cell is an idle tick
     ,                                       a device without actions
-    0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0     torch, with communication: skipped; computation keeps its order
+    0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0     torch, with communication: messages and waits are skipped; the rest keeps its order
     (0F1;0B0)x7+1                           7 times, each time with micro-batches 1 later (`periodic.py`)
     (0F2;1B0)OVERLAP_F_B                    a forward and a backward at the same time; other kinds: one after the other
 
@@ -29,9 +29,7 @@ Rows = list[list[tuple[Action, ...]]]
 _SHOWN = 8
 """Number of unreadable cells listed after the first. A file that is no schedule has thousands."""
 
-_COMMUNICATION = re.compile(
-    r"[0-9]{1,9}(?:(?:SEND_[FB]|RECV_[FB]|WAIT_SEND_[FB])[0-9]{1,9}|UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD)"
-)
+_COMMUNICATION = re.compile(r"[0-9]{1,9}(?:(?:SEND_[FB]|RECV_[FB]|WAIT_SEND_[FB])[0-9]{1,9}|WAIT_REDUCE_GRAD)")
 
 
 _REPEATED = re.compile(r"\(([^()]*)\)x([0-9]{1,9})\+([0-9]{1,9})")
@@ -61,7 +59,7 @@ def parse_repeated(text: str) -> Repeated | None:
 
 def _unrolled(cell: Repeated) -> Iterator[tuple[Action, ...]]:
     for index in range(cell.count):
-        yield from ((Action(a.stage, a.kind, a.microbatch + index * cell.step),) for a in cell.actions)
+        yield from ((action.later(index * cell.step),) for action in cell.actions)
 
 
 def read_rows(text: str) -> Rows:

@@ -104,7 +104,7 @@ _SHOWN = 4
 
 _STEP = re.compile(r"device (\d+), step (\d+)")
 _WRITTEN = re.compile(r"device (\d+): \S+, written at step (\d+)")
-_ACTION = re.compile(r"(?<![\w.#'])\d+[FRBIW]\d+(?!\w)")
+_ACTION = re.compile(r"(?<![\w.#'])\d+(?:(?:[FRBIW]|OFFLOAD|RELOAD)\d+|UNSHARD|RESHARD|REDUCE_GRAD)(?!\w)")
 _CELLS = re.compile(r"stage (\d+) .* for micro-batch(?:es)? (\d+(?:, \d+)*)")
 _VALUE = re.compile(r"[^\s#'\[\](),]+(?:'\w+)?#\d+")
 

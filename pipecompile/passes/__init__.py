@@ -1,6 +1,6 @@
 """Passes: one per file, each a pure function from frozen data to frozen data.
 
-    schedule ──▶ schedule    split_backward, insert_recompute, advance_recompute, insert_offload, insert_overlap
+    schedule ──▶ schedule    split_backward, insert_recompute, advance_recompute, insert_offload, insert_overlap, insert_sharding
     schedule ──▶ program     the lowering: lower_actions, then one pass per kind of instruction
 
 Open `lowering.py` first: it lists the passes of the lowering in order, each with the level that its result must reach.

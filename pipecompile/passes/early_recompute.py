@@ -57,13 +57,13 @@ def _filled(row: Sequence[Action], waits: list[float], seconds: list[float], mos
     """Return the row with each R moved before the first action i whose wait, `waits[i]` seconds, is long enough."""
     restored = _restored_counts(row)
     later = [index for index, action in enumerate(row) if action.kind is Kind.RECOMPUTE]
-    forward = {(a.stage, a.microbatch): index for index, a in enumerate(row) if a.kind is Kind.FORWARD}
+    begun = _begun(row)
     moved: dict[int, list[int]] = {}
     for index, gap in enumerate(waits):
         wait, later = gap, [r for r in later if r > index]
         while wait > 0 and later:
             r = later[0]
-            ready = forward[row[r].stage, row[r].microbatch] < index
+            ready = begun[r] < index
             if not ready or seconds[r] > wait or max(restored[index:r]) >= most:
                 break
             restored[index:r] = [count + 1 for count in restored[index:r]]
@@ -75,6 +75,21 @@ def _filled(row: Sequence[Action], waits: list[float], seconds: list[float], mos
         for index in range(len(row))
         for action in (*(row[r] for r in moved.get(index, ())), *(() if index in moved_from else (row[index],)))
     )
+
+
+def _begun(row: Sequence[Action]) -> dict[int, int]:
+    """Return, by the index of an R, the index of its F, or of the UNSHARD of its stage if that comes later."""
+    forward: dict[tuple[int, int], int] = {}
+    gathered: dict[int, int] = {}
+    begun: dict[int, int] = {}
+    for index, action in enumerate(row):
+        if action.kind is Kind.FORWARD:
+            forward[action.stage, action.microbatch] = index
+        elif action.kind is Kind.UNSHARD:
+            gathered[action.stage] = index
+        elif action.kind is Kind.RECOMPUTE:
+            begun[index] = max(forward[action.stage, action.microbatch], gathered.get(action.stage, -1))
+    return begun
 
 
 def _restored_counts(row: Sequence[Action]) -> list[int]:

@@ -10,6 +10,8 @@
     after    OVERLAP 0F1 x#1 -> v0#1 @0#1    0B0 @0#0 v0'1#0 ->
     before   0F0 0OFFLOAD0 0RELOAD0 0B0
     after    0F0 x#0 -> v0#0 @0.o#0    0OFFLOAD0 @0.o#0 -> @0.h#0    0RELOAD0 @0.h#0 -> @0#0    0B0 @0#0 v0'1#0 ->
+    before   0UNSHARD 0F0 0RESHARD
+    after    0UNSHARD ->    0F0 x#0 -> v0#0 @0#0    0RESHARD ->
 
 Linear in the number of actions times the routes of their stage.
 """
@@ -20,6 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pipecompile.ir import (
+    NO_MICROBATCH,
+    UNTRAINED,
     Action,
     Instruction,
     Kind,
@@ -48,7 +52,7 @@ def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Ti
     is offloaded. R reads `@s.r` and the inputs of F. B or I reads `@s` and one gradient per consumer that sends one, and writes one
     gradient per route into the stage. If the route sums gradients, B or I also reads the one that it adds to its own. I writes `@s.w`, and W reads it.
     """
-    trained = {action.stage for row in schedule.rows for action in row if action.kind is not Kind.FORWARD}
+    trained = {action.stage for row in schedule.rows for action in row if action.kind not in UNTRAINED}
     saving = {(a.stage, a.microbatch): _SAVED_FOR[a.kind] for row in schedule.rows for a in row if a.kind in _SAVED_FOR}
     stages = [_StageInstructions(s, s in trained, routes, schedule.n_microbatches) for s in range(schedule.n_stages)]
     rows = tuple(
@@ -85,6 +89,8 @@ class _StageInstructions:
         self.sides: dict[tuple[Kind, _MakeSaved], tuple[Side, Side]] = {}
 
     def instruction(self, action: Action, saves: _MakeSaved) -> Instruction:
+        if action.microbatch == NO_MICROBATCH:
+            return Instruction(Op.COMPUTE, action=action)
         key = action.kind, saves
         if key not in self.sides:
             read, written = self._columns(*key)
@@ -115,6 +121,8 @@ class _StageInstructions:
                 return [self._saved(offloaded)], [self._saved(held)]
             case Kind.RELOAD:
                 return [self._saved(held)], [saved_values]
+            case Kind.UNSHARD | Kind.RESHARD | Kind.REDUCE_GRAD:
+                return [], []
 
     def _values(self, name: str, consumer: int | None = None) -> Column:
         return [Operand(Value(name, m, consumer)) for m in range(self.n_microbatches)]

@@ -11,23 +11,21 @@ longest. `offload_to_fit` takes of all cells in memory at a peak the one whose b
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from reprlib import repr as short
 from typing import Unpack
 
-from pipecompile.errors import InfeasibleError, InputError, ScheduleError
+from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import BACKWARDS, Action, Kind, Route, Schedule
-from pipecompile.ir.input_checks import amounts, whole
+from pipecompile.ir.input_checks import amounts
 from pipecompile.ir.overlap import grouped
 from pipecompile.ir.timeline import Span
-from pipecompile.ir.units import BYTES, written
+from pipecompile.passes.memory_fit import check_schedule, checked_stages, does_not_fit, first_over
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.simulator import simulate
-from pipecompile.verifiers import verify
-from pipecompile.verifiers.routes import checked_routes
 
 __all__ = ["insert_offload", "offload_to_fit", "refused_on_streams"]
+
+_MORE = "more stages, smaller micro-batches, or checkpoint='always'"
 
 Cell = tuple[int, int]
 """(stage, micro-batch)."""
@@ -40,8 +38,8 @@ def insert_offload(schedule: Schedule, stages: Collection[int] | None = None) ->
     backward: no copy would be over in time. Raise InputError for what is no schedule or no collection of stages, ScheduleError for a
     stage that is not there, and VerifyError if the schedule is not legal.
     """
-    _verified(schedule, None)
-    wanted = frozenset(range(schedule.n_stages)) if stages is None else _checked_stages(stages, schedule.n_stages)
+    check_schedule(schedule, None)
+    wanted = frozenset(range(schedule.n_stages)) if stages is None else checked_stages(stages, schedule.n_stages)
     return _inserted(schedule, {cell for cell in _movable(schedule) if cell[0] in wanted}, [1] * schedule.n_devices)
 
 
@@ -58,7 +56,7 @@ def offload_to_fit(
     and parameters. Raise InfeasibleError if no more cell can move, InputError for what is no schedule and for a cost or a limit that
     is no number, and VerifyError if the schedule is not legal.
     """
-    _verified(schedule, routes)
+    check_schedule(schedule, routes)
     limit = amounts("memory_limit", memory_limit, schedule.n_devices, "device")
     if costs.get("saved_bytes") is None:
         raise InputError(
@@ -68,7 +66,7 @@ def offload_to_fit(
     while True:
         candidate = _inserted(schedule, cells, ahead)
         timeline = simulate(candidate, routes=routes, **costs)
-        times = [_first_over(curve, most) for curve, most in zip(timeline.memory, limit, strict=True)]
+        times = [first_over(curve, most) for curve, most in zip(timeline.memory, limit, strict=True)]
         over = [(device, when) for device, when in enumerate(times) if when is not None]
         if not over:
             return candidate
@@ -79,7 +77,8 @@ def offload_to_fit(
             elif ahead[device]:
                 ahead[device] = 0
             else:
-                raise _does_not_fit(device, timeline.peak_memory[device], limit[device])
+                why, hint = "all cells that could move to the host are there already", _MORE
+                raise does_not_fit(device, timeline.peak_memory[device], limit[device], why, hint)
 
 
 def refused_on_streams(what: str) -> ScheduleError:
@@ -89,29 +88,6 @@ def refused_on_streams(what: str) -> ScheduleError:
         why="its copies would need streams and buffers of their own, beside those between devices",
         hint="one rank per GPU, or checkpoint='always' instead",
     )
-
-
-def _verified(schedule: Schedule, routes: Sequence[Route] | None) -> None:
-    """Raise InputError for what is no schedule, and VerifyError for one that is not legal."""
-    if not isinstance(schedule, Schedule):
-        hint = 'a schedule, such as build_schedule("1f1b", 4, 16)'
-        raise InputError(f"a {type(schedule).__name__} is no Schedule", hint=hint)
-    verify(schedule, routes=checked_routes(routes, schedule.n_stages))
-
-
-def _checked_stages(stages: object, n_stages: int) -> frozenset[int]:
-    """Return a collection of stages as a set. Raise InputError if it is none, and ScheduleError for a stage that is not there."""
-    if not isinstance(stages, Sequence | AbstractSet) or isinstance(stages, str | bytes):
-        raise InputError(f"stages={short(stages)} is no collection of stages", hint="stages=[0, 1]")
-    numbers = frozenset(whole(f"stages[{place}]", stage, 0) for place, stage in enumerate(stages))
-    if unknown := sorted(numbers - set(range(n_stages))):
-        raise ScheduleError(f"there is no stage {unknown[0]}", why=f"stages are 0 to {n_stages - 1}")
-    return numbers
-
-
-def _first_over(curve: Sequence[tuple[float, float]], limit: float) -> float | None:
-    """Return the first time in seconds at which a device holds more than `limit` bytes."""
-    return next((time for time, size in curve if size > limit * (1 + 1e-9)), None)
 
 
 def _latest_resident(
@@ -169,11 +145,3 @@ def _with_copies(
             if action.kind is Kind.FORWARD and (action.stage, action.microbatch) in cells:
                 yield replace(action, kind=Kind.OFFLOAD)
         place += len(group)
-
-
-def _does_not_fit(device: int, peak: float, limit: float) -> InfeasibleError:
-    return InfeasibleError(
-        f"device {device} holds {written(BYTES, peak)} at its peak, {written(BYTES, limit)} are allowed",
-        why="all cells that could move to the host are there already",
-        hint="more stages, smaller micro-batches, or checkpoint='always'",
-    )

@@ -4,7 +4,8 @@
     after    0F0 0F1 0I0 0W0 0I1 0W1            delay 0
              0F0 0F1 0I0 0I1 0W0 0W1            delay 1: one more action of the row goes before each W
 
-A W beyond the end of the row comes at its end, and none comes between two actions that overlap. Linear.
+A W beyond the end of the row comes at its end, and none comes between two actions that overlap, nor
+behind an action on the parameters of its stage. Linear.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir import SHARDING, Action, Kind, Schedule
 from pipecompile.ir.overlap import firsts
 
 __all__ = ["split_backward"]
@@ -34,6 +35,9 @@ def _halved(action: Action) -> Action:
 def _row(row: Sequence[Action], delay: int, begins: Collection[Action]) -> Iterator[Action]:
     waiting: deque[tuple[int, Action]] = deque()
     for index, action in enumerate(row):
+        if action.kind in SHARDING:
+            yield from (one for _, one in waiting if one.stage == action.stage)
+            waiting = deque(one for one in waiting if one[1].stage != action.stage)
         yield _halved(action)
         if action.kind is Kind.BACKWARD:
             waiting.append((index + delay, replace(action, kind=Kind.WEIGHT_GRAD)))

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pipecompile.ir import Instruction, Kind, Op, Program
+from pipecompile.ir import UNTRAINED, Instruction, Op, Program
 
 __all__ = ["insert_exchanges"]
 
 
 def insert_exchanges(program: Program) -> Program:
     """Return the program with one BROADCAST per tie and device, and one REDUCE if the program has a backward."""
-    trained = any(i.action is not None and i.action.kind is not Kind.FORWARD for row in program.rows for i in row)
+    trained = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
     rows = []
     for device, row in enumerate(program.rows):
         first = _exchanges(program, Op.BROADCAST, device)

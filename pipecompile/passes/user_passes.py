@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from pipecompile.errors import InputError, ScheduleError, VerifyError
-from pipecompile.ir import Kind, Program, Schedule
+from pipecompile.ir import UNTRAINED, Program, Schedule
 from pipecompile.ir.input_checks import known_names
 from pipecompile.ir.pass_manager import Pass
 from pipecompile.ir.written_program import type_faults
@@ -133,5 +133,5 @@ def _changes(before: Program | Schedule, after: Any) -> Iterator[str]:
 
 def _trains(subject: Program | Schedule) -> bool:
     if isinstance(subject, Schedule):
-        return any(action.kind is not Kind.FORWARD for row in subject.rows for action in row)
-    return any(one.action is not None and one.action.kind is not Kind.FORWARD for row in subject.rows for one in row)
+        return any(action.kind not in UNTRAINED for row in subject.rows for action in row)
+    return any(one.action is not None and one.action.kind not in UNTRAINED for row in subject.rows for one in row)

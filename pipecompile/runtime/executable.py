@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.ir import HOST, Instruction, Kind, Op, Program
+from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.cells.stage_cells import Cell
@@ -173,6 +173,6 @@ def _first_backward(row: Sequence[Instruction]) -> int:
     """Return the index at which the backward half of a GPipe row begins: its first backward or received gradient."""
     for index, instruction in enumerate(row):
         is_gradient = instruction.op is Op.RECV and instruction.writes[0].value.consumer is not None
-        if is_gradient or (instruction.action is not None and instruction.action.kind is not Kind.FORWARD):
+        if is_gradient or (instruction.action is not None and instruction.action.kind not in UNTRAINED):
             return index
     return len(row)

@@ -18,6 +18,7 @@ import torch
 
 from pipecompile.ir import (
     HOST,
+    SHARDING,
     Action,
     Instruction,
     Kind,
@@ -195,6 +196,8 @@ class CodeBuilder:
         action = instruction.action
         assert action is not None
         registers = CellRegisters(instruction, partial(self.register, device=device))
+        if action.kind in SHARDING:
+            return self.sharding(action)
         if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
             from pipecompile.runtime.cells.offload import copy_cell
 
@@ -206,6 +209,10 @@ class CodeBuilder:
             return timed(run, device, str(action))
         measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else timed
         return on_gpu(measure(run, device, str(action)), self.devices[device])
+
+    def sharding(self, _action: Action) -> Run:
+        """Return the function of an action on parameters that copies of the pipeline shard. In one process there is one copy."""
+        return _nothing
 
     def forward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of an F or an R."""

@@ -38,6 +38,9 @@ _PHASES = {
     Kind.RECOMPUTE: "recomputation",
     Kind.OFFLOAD: "copy to the host",
     Kind.RELOAD: "copy from the host",
+    Kind.UNSHARD: "gathering of its parameters",
+    Kind.RESHARD: "freeing of its parameters",
+    Kind.REDUCE_GRAD: "reduction of its gradients",
 }
 
 

@@ -1,6 +1,6 @@
 """Programs as execution traces of MLCommons Chakra, for simulators and replay tools that read its protobuf schema.
 
-    COMPUTE   COMP_NODE; OFFLOAD is MEM_STORE_NODE, RELOAD is MEM_LOAD_NODE
+    COMPUTE   COMP_NODE; OFFLOAD is MEM_STORE_NODE, RELOAD is MEM_LOAD_NODE; UNSHARD and REDUCE_GRAD are COMM_COLL_NODE
     SEND      COMM_SEND_NODE; to the host MEM_STORE_NODE
     RECV      COMM_RECV_NODE; from the host MEM_LOAD_NODE
     tie       COMM_COLL_NODE, as BROADCAST or REDUCE of `comm_type`
@@ -50,7 +50,10 @@ class NodeType(IntEnum):
 _COLLECTIVES = {Op.REDUCE: 1, Op.BROADCAST: 5}
 """Numbers of `CollectiveCommType` in the schema."""
 
-_MOVES = {Kind.OFFLOAD: NodeType.MEM_STORE_NODE, Kind.RELOAD: NodeType.MEM_LOAD_NODE}
+_MOVES = {
+    Kind.OFFLOAD: NodeType.MEM_STORE_NODE, Kind.RELOAD: NodeType.MEM_LOAD_NODE, Kind.UNSHARD: NodeType.COMM_COLL_NODE,
+    Kind.RESHARD: NodeType.METADATA_NODE, Kind.REDUCE_GRAD: NodeType.COMM_COLL_NODE,
+}  # fmt: skip
 
 _VALUES = {"int32": 7, "int64": 9, "uint64": 13, "bool": 27}
 """Numbers of the fields of an attribute that hold a value of this type."""

@@ -14,6 +14,9 @@ SHADES = {
     Kind.WEIGHT_GRAD: ("#a5d3a0", "#79b873", "#579952", "#3e7439"),
     Kind.OFFLOAD: ("#e3b7c4", "#cf8ba0", "#b0647c", "#85465a"),
     Kind.RELOAD: ("#9fd0d0", "#6fb3b3", "#4d9292", "#356c6c"),
+    Kind.UNSHARD: ("#cfd8dc", "#b0bec5", "#90a4ae", "#607d8b"),
+    Kind.RESHARD: ("#e6e1d6", "#cfc7b4", "#b3a98f", "#857b60"),
+    Kind.REDUCE_GRAD: ("#d7ccc8", "#bcaaa4", "#a1887f", "#6d4c41"),
 }
 """Per kind four shades, light to dark, for the first, second, third and every further stage on one device."""
 

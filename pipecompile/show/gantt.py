@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import Action
+from pipecompile.ir import NO_MICROBATCH, Action
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, Unit, fit, written
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
@@ -182,6 +182,8 @@ def _draw_compute(axes: Axes, panel: _Panel, device: int, height: float, points:
     )
     for cell, shade, (left, width) in zip(cells, depth, bars, strict=True):
         size = min(8.0, width * points / (0.72 * len(str(cell.microbatch)) + 0.1)) if cell else 0.0
+        if cell and cell.microbatch == NO_MICROBATCH:
+            continue
         if cell and size >= _SMALLEST:
             axes.text(left + width / 2, device + 0.1 + height / 2, str(cell.microbatch), fontsize=round(size, 1),
                       ha="center", va="center_baseline", color="white" if shade > 1 else INK)  # fmt: skip

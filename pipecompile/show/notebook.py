@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from pipecompile.errors import PipecompileError, ScheduleError
-from pipecompile.ir import Action, Program, Schedule
+from pipecompile.ir import NO_MICROBATCH, Action, Program, Schedule
 from pipecompile.ir.notebook_html import register_html
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
@@ -102,7 +102,7 @@ def _shapes(timeline: Timeline, spans: Sequence[Span], origin: float, scale: flo
         colour, label = FAINT, ""
         if action is not None:
             colour = SHADES[action.kind][min(stages[span.device].index(action.stage), 3)]
-            label = str(action.microbatch)
+            label = "" if action.microbatch == NO_MICROBATCH else str(action.microbatch)
         yield f"<rect {attributes} y='{top + 2}' height='{_CELL - 2}' fill='{colour}'>{title}</rect>"
         if label and width > 7 * len(label):
             yield f"<text x='{x + width / 2:.1f}' y='{top + 14}' text-anchor='middle' fill='{INK}' pointer-events='none'>{label}</text>"

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from hashlib import sha256
-from typing import TypedDict
 
 from pipecompile.errors import InputError
-from pipecompile.ir import Action, Kind, Route, Tie
+from pipecompile.ir import SHARDING, Action, Kind, Route, Tie
 from pipecompile.ir.input_checks import amount, amounts, known_names, whole
 from pipecompile.ir.units import counted
+from pipecompile.simulation.sharding_costs import ShardingCosts, ShardingOptions, make_sharding_costs
 
 __all__ = ["CostOptions", "Costs", "Engines", "Hosts", "PerLink", "PerStage", "cost_fingerprint", "make_costs"]
 
@@ -43,7 +43,7 @@ class Hosts(Enum):
     DEVICE = "device"
 
 
-class CostOptions(TypedDict, total=False):
+class CostOptions(ShardingOptions, total=False):
     """Keyword costs of `simulate`, `advise` and `auto_schedule`; documented at `simulate`."""
 
     forward: PerStage
@@ -76,7 +76,7 @@ class Costs:
     `latency` in seconds and `bandwidth` in bytes/s come on top. `launch[stage]` is the seconds of the host for an action,
     `streams[device]` the stream that a device computes on; () if each has its own. `offload[stage]` is the seconds of a copy of what
     its forward saved to the host, or back; () if all are 0. `overlap` is the seconds of a pair of actions that overlap; None if they
-    follow from `communication[stage]`, the seconds that F, and B or I, spend on communication within the stage, () for none. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
+    follow from `communication[stage]`, the seconds that F, and B or I, spend on communication within the stage, () for none. `sharding` is None if parameters cost nothing. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
     """
 
     seconds: Mapping[Kind, tuple[float, ...]]
@@ -94,6 +94,7 @@ class Costs:
     offload: tuple[float, ...] = field(default=(), repr=False)
     overlap: PerPair | None = field(default=None, repr=False)
     communication: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    sharding: ShardingCosts | None = field(default=None, repr=False)
 
     def offload_seconds(self, stage: int) -> float:
         """Return the seconds of a copy of what the forward of a stage saved, to the host or back."""
@@ -127,7 +128,8 @@ def cost_fingerprint(costs: Costs, routes: Iterable[Route]) -> str:
     """Return a hash of costs and routes: equal for equal ones."""
     has_overlap = costs.overlap is not None or bool(costs.communication)
     later = (costs.offload, costs.overlap, costs.communication) if has_overlap else (costs.offload,)
-    parts = (costs, tuple(routes), *(later if any(later) or has_overlap else ()))
+    sharded = () if costs.sharding is None else (costs.sharding,)
+    parts = (costs, tuple(routes), *(later if any(later) or has_overlap else ()), *sharded)
     return sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -157,7 +159,7 @@ def make_costs(
     weight_saved_bytes: PerStage | None = None,
     recipe_bytes: PerStage = 0.0,
     parameter_bytes: PerStage = 0.0,
-    **unknown: object,
+    **others: object,
 ) -> Costs:
     """Return checked costs. Raises InputError that names the argument that is unknown, or not a finite number per stage, route
     or link.
@@ -166,7 +168,7 @@ def make_costs(
     def stages(name: str, value: PerStage) -> tuple[float, ...]:
         return amounts(name, value, n_stages, "stage")
 
-    known_names("the cost", unknown, CostOptions.__annotations__)
+    known_names("the cost", others, CostOptions.__annotations__)
     _check_names(engines=(engines, "pair"), hosts=(hosts, "one"))
     saved = stages("saved_bytes", saved_bytes)
     seconds = _seconds(n_stages, forward, input_grad, weight_grad, backward, recompute)
@@ -186,6 +188,7 @@ def make_costs(
         copies if any(copies := stages("offload", offload)) else (),
         None if overlap is None else _per_pair(overlap, n_stages),
         _communication(seconds, forward_communication, backward_communication),
+        make_sharding_costs(n_stages, others),
     )
 
 
@@ -210,8 +213,7 @@ def _seconds(
         Kind.WEIGHT_GRAD: w,
         Kind.BACKWARD: both if backward is None else amounts("backward", backward, n_stages, "stage"),
         Kind.RECOMPUTE: f if recompute is None else amounts("recompute", recompute, n_stages, "stage"),
-        Kind.OFFLOAD: (0.0,) * n_stages,
-        Kind.RELOAD: (0.0,) * n_stages,
+        **dict.fromkeys((Kind.OFFLOAD, Kind.RELOAD, *SHARDING), (0.0,) * n_stages),
     }
 
 

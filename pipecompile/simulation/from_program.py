@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Program, Tie, Value, part_of
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.overlapped_tasks import overlap_tasks
+from pipecompile.simulation.sharding_tasks import add_sharding
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
 __all__ = ["Message", "tasks_and_messages", "tasks_of_program"]
@@ -25,14 +26,16 @@ def tasks_of_program(program: Program, costs: Costs) -> TaskGraph:
 
 
 def tasks_and_messages(program: Program, costs: Costs) -> tuple[TaskGraph, list[Message]]:
-    """Return the tasks of a legal program, and its messages in the order of their numbers."""
+    """Return the tasks of a legal program, and its messages between devices in the order of their numbers."""
     builder = _TaskBuilder(program, costs, _sizes(program, costs))
     for device, row in enumerate(program.rows):
         builder.row(device, row)
-    if pairs := program.overlaps:
-        overlap_tasks(builder.tasks, pairs, costs)
     messages = list(builder.messages)
     builder.tasks.label = lambda number: str(messages[number][0])
+    if costs.sharding is not None:
+        add_sharding(builder.tasks, costs.sharding)
+    if pairs := program.overlaps:
+        overlap_tasks(builder.tasks, pairs, costs)
     return builder.tasks, messages
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipecompile.ir import BACKWARDS, HOST, Kind, Route, Schedule, Value
+from pipecompile.ir import BACKWARDS, HOST, UNTRAINED, Kind, Route, Schedule, Value
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.host_copies import HostCopies
 from pipecompile.simulation.overlapped_tasks import overlap_tasks
+from pipecompile.simulation.sharding_tasks import add_sharding
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
 __all__ = ["DeviceTransfer", "device_transfers", "tasks_of_schedule"]
@@ -67,11 +68,18 @@ def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs)
     tasks.label = lambda message: names[message // m] + str(message % m)
     if any(costs.saved) or any(costs.weight_saved) or any(costs.recipe):
         tasks.changes = _changes(schedule, costs)
+    _add_beside(tasks, schedule, costs)
+    return tasks
+
+
+def _add_beside(tasks: TaskGraph, schedule: Schedule, costs: Costs) -> None:
+    """Add copies to and from the host, collectives of the copies of the pipeline, and what overlaps."""
     if any(action.kind is Kind.OFFLOAD for row in schedule.rows for action in row):
         HostCopies.of(schedule, len(tasks.delays)).add_to(tasks, schedule, costs)
+    if costs.sharding is not None:
+        add_sharding(tasks, costs.sharding)
     if schedule.overlaps:
         overlap_tasks(tasks, schedule.overlaps, costs)
-    return tasks
 
 
 MessageNumbers = list[tuple[int, ...]]
@@ -101,7 +109,7 @@ def _numbered(starts: list[int], m: int) -> MessageNumbers:
 def _changes(schedule: Schedule, costs: Costs) -> list[list[Change]]:
     """Return the memory of what stages save: from the start of the saving action to the end of the last action that needs it."""
     recomputed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
-    trained = {a.stage for row in schedule.rows for a in row if a.kind is not Kind.FORWARD}
+    trained = {a.stage for row in schedule.rows for a in row if a.kind not in UNTRAINED}
     task = 0
     per_device = []
     for row in schedule.rows:

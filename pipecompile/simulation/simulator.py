@@ -33,6 +33,9 @@ from pipecompile.verifiers.routes import checked_routes
 
 __all__ = ["build_tasks", "run_to_end", "simulate"]
 
+COLLECTIVES = "collectives"
+"""Track of what copies of the pipeline do together."""
+
 
 @without_collection
 def simulate(
@@ -55,12 +58,17 @@ def simulate(
     Seconds per stage of a copy of what its forward saved to the host by OFFLOAD, or back by RELOAD: `offload` (default 0). It runs
     beside the device, one copy in each direction at a time.
 
+    Seconds per stage of gathering sharded parameters by UNSHARD, and of summing gradients over copies by REDUCE_GRAD: `unshard`,
+    `reduce_grad` (default 0), plus `unsharded_bytes` and `gradient_bytes` divided by `shard_bandwidth` in bytes/s (default infinite).
+    They run beside the device, one at a time, on the link to the other copies, or with `engines="device"` on the device's own.
+
     Seconds per stage that are communication within a stage, such as the all-to-all of experts, and part of F (`forward_communication`,
     default 0) or of B and I (`backward_communication`): F and B that overlap take the seconds of the busier of compute and communication,
     and no less than either. Or `overlap`: the seconds of a pair, one number or a dict by (stage of F, stage of B).
 
     Bytes per stage, default 0: `saved_bytes` per micro-batch until the backward, `weight_saved_bytes` of these until W (default:
-    all), `recipe_bytes` that a recomputed forward keeps beside its inputs, `parameter_bytes` all the time. The bytes of values
+    all), `recipe_bytes` that a recomputed forward keeps beside its inputs, `parameter_bytes` all the time,
+    `unsharded_bytes` of gathered parameters from UNSHARD to RESHARD, `gradient_bytes` from the first B or W to the end of REDUCE_GRAD. The bytes of values
     are those of the routes.
 
     The timeline of a schedule of `auto_schedule` under the same costs has the `bound` and the `gap` that the search proved.
@@ -138,10 +146,11 @@ def _timeline(subject: Schedule | Program, tasks: TaskGraph, times: Times) -> Ti
 
 def _tracks(tasks: TaskGraph) -> dict[tuple[int, int], tuple[int, str]]:
     """Return, per (source, target) of a message, the device and the track of its span."""
-    return {
+    names = {
         (source, target): (target, "from host") if source == HOST else (source, f"to {place(target)}")
         for source, target in set(tasks.links)
     }
+    return names | {(source, target): (source, COLLECTIVES) for source, target in names if source == target}
 
 
 def _task_spans(tasks: TaskGraph, times: Times) -> Iterator[Span]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pipecompile.ir import Action, Op, Program, Value, part_of
+from pipecompile.ir import Action, Kind, Op, Program, Value, part_of
 from pipecompile.ir.in_flight import in_flight
 
 __all__ = ["byte_faults", "in_flight_faults"]
@@ -25,8 +25,8 @@ def in_flight_faults(
 def byte_faults(program: Program, sizes: Mapping[str, float], limit: Sequence[float]) -> Iterator[str]:
     """Yield each device whose live values exceed its `limit` in bytes, with the step of its peak.
 
-    `sizes` maps the name of a value to bytes. What I keeps for W is part of the saved value and counts once that is
-    freed.
+    `sizes` maps the name of a value to bytes, and "@s.p" to those of the parameters of stage s that UNSHARD gathers. What I keeps
+    for W is part of the saved value and counts once that is freed.
     """
     for device, row in enumerate(program.rows):
         live_bytes = peak = 0.0
@@ -39,10 +39,17 @@ def byte_faults(program: Program, sizes: Mapping[str, float], limit: Sequence[fl
                     live_bytes += size
                 else:
                     kept_for_w[whole] = size
+            live_bytes += _gathered(instruction.action, Kind.UNSHARD, sizes)
             if live_bytes > peak:
                 peak, worst = live_bytes, index
             if instruction.op is Op.FREE:
                 value = instruction.reads[0].value
                 live_bytes += kept_for_w.pop(value, 0.0) - sizes[value.name]
+            live_bytes -= _gathered(instruction.action, Kind.RESHARD, sizes)
         if peak > limit[device]:
             yield f"device {device}, step {worst}, {row[worst]}: {peak:.6g} bytes are held, {limit[device]:.6g} are allowed"
+
+
+def _gathered(action: Action | None, kind: Kind, sizes: Mapping[str, float]) -> float:
+    """Return the bytes of the parameters that an action of this kind gathers, or frees."""
+    return sizes.get(f"@{action.stage}.p", 0.0) if action is not None and action.kind is kind else 0.0

@@ -10,7 +10,7 @@ The values that a stage saves depend on the actions of its cell:
     F R B     F writes @s.r     R reads @s.r and the inputs of F, and writes @s     B reads @s
     F O L B   F writes @s.o     OFFLOAD reads @s.o and writes @s.h     RELOAD reads @s.h and writes @s     B reads @s
 
-The verifier works route by route, the pass `lower_actions` stage by stage.
+UNSHARD, RESHARD and REDUCE_GRAD read and write no values. The verifier works route by route, the pass `lower_actions` stage by stage.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipecompile.ir import (
+    SHARDING,
     Action,
     Instruction,
     Kind,
@@ -43,7 +44,7 @@ def operand_faults(program: Program) -> list[str]:
     computes = [i for row in program.rows for i in row if i.op is Op.COMPUTE and i.action is not None]
     cells: dict[tuple[int, int], dict[Kind, Sides]] = {}
     for instruction in computes:
-        if action := instruction.action:
+        if (action := instruction.action) and action.kind not in SHARDING:
             cells.setdefault((action.stage, action.microbatch), {})[action.kind] = (set(), set())
     for route in program.routes:
         for microbatch in range(program.n_microbatches):
@@ -93,7 +94,8 @@ def _add_saved(cell: dict[Kind, Sides], stage: int, microbatch: int) -> None:
 def _compare(
     instruction: Instruction, action: Action, cells: dict[tuple[int, int], dict[Kind, Sides]]
 ) -> Iterator[str]:
-    expected = cells[action.stage, action.microbatch][action.kind]
+    is_of_cell = action.kind not in SHARDING
+    expected: Sides = cells[action.stage, action.microbatch][action.kind] if is_of_cell else (set(), set())
     for verb, operands, prescribed in zip(
         ("read", "write"), (instruction.reads, instruction.writes), expected, strict=True
     ):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Value, place
+from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program, Value, place
 from pipecompile.verifiers.deadlock import Step, deadlocks
 from pipecompile.verifiers.message_models import MessageModel
 
@@ -75,7 +75,7 @@ def _host_sends(program: Program, value: Value) -> bool:
 
 def _host_receives(program: Program) -> Iterator[Message]:
     """Yield the messages to the host."""
-    trained = any(i.action is not None and i.action.kind is not Kind.FORWARD for row in program.rows for i in row)
+    trained = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
     for route in program.routes:
         for microbatch in range(program.n_microbatches):
             if route.source != HOST and HOST in route.consumers:

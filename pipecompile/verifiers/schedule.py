@@ -8,6 +8,7 @@
 4. Two actions that overlap are neighbours in a row, F and then B or I, and neither needs the other: a pair begins when all that
    both need is there.
 5. Between devices no waits form a cycle.
+6. Parameters that are sharded are there when their stage computes, and gradients are reduced once (`sharding.py`).
 
 Actions are encoded as integers, so that a need is at a constant distance from its action: every check is linear.
 """
@@ -16,16 +17,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.ir import SHARDING, Action, Kind, Route, Schedule
 from pipecompile.ir.overlap import is_pair
 from pipecompile.verifiers.deadlock import deadlocks
+from pipecompile.verifiers.sharding import microbatch_fault, sharding_faults
 
 __all__ = ["schedule_faults", "shape_faults"]
 
-LETTERS = F, B, I, W, R, OFFLOAD, RELOAD = tuple(Kind)  # noqa: E741 the letters of the schedule
+LETTERS = F, B, I, W, R, OFFLOAD, RELOAD = tuple(kind for kind in Kind if kind not in SHARDING)  # noqa: E741 the letters of the schedule
 N_KINDS = len(LETTERS)
 SHOWN = 4
 
@@ -34,14 +36,18 @@ def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
     """Return all faults of `schedule` if values move along `routes`, which must be legal."""
     if faults := shape_faults(schedule):
         return faults
+    faults = [*_place_faults(schedule), *_overlap_faults(schedule)]
+    if any(action.kind in SHARDING for row in schedule.rows for action in row):
+        faults += sharding_faults(schedule)
+        computed = (tuple(action for action in row if action.kind not in SHARDING) for row in schedule.rows)
+        schedule = replace(schedule, rows=tuple(computed))
     numbers = _Numbers(schedule.n_microbatches)
     rows = [numbers.row(row) for row in schedule.rows]
     counts = Counter(number for row in rows for number in row)
     needs = _needs(schedule.n_stages, numbers, routes, {LETTERS[number % N_KINDS] for number in counts})
     return [
         *_count_faults(schedule, numbers, counts),
-        *_place_faults(schedule),
-        *_overlap_faults(schedule),
+        *faults,
         *_order_faults(schedule, rows, needs, counts),
     ]
 
@@ -87,8 +93,8 @@ def _range_faults(schedule: Schedule) -> Iterator[str]:
         for action in row:
             if not 0 <= action.stage < n_stages:
                 yield f"{action} on device {device}: stages are 0 to {n_stages - 1}"
-            if not 0 <= action.microbatch < n_microbatches:
-                yield f"{action} on device {device}: micro-batches are 0 to {n_microbatches - 1}"
+            if fault := microbatch_fault(action, n_microbatches):
+                yield f"{action} on device {device}: {fault}"
 
 
 def _count_faults(schedule: Schedule, numbers: _Numbers, counts: Counter[int]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pipecompile.ir import Instruction, Kind, Op, Program, Tie
+from pipecompile.ir import UNTRAINED, Instruction, Op, Program, Tie
 from pipecompile.verifiers.routes import is_name
 
 __all__ = ["exchange_faults", "tie_faults"]
@@ -39,7 +39,7 @@ def _faults(tie: Tie, n_stages: int) -> Iterator[str]:
 
 def exchange_faults(program: Program) -> Iterator[str]:
     """Yield every BROADCAST and REDUCE that is missing, superfluous, too late or too early."""
-    trained = any(i.action is not None and i.action.kind is not Kind.FORWARD for row in program.rows for i in row)
+    trained = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
     exchanged = {tie.name: tie for tie in program.ties if len(tie.devices(program.placement)) > 1}
     for device, row in enumerate(program.rows):
         for index, instruction in enumerate(row):

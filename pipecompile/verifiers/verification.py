@@ -30,6 +30,7 @@ def verify(
     in_flight: PerDevice | None = None,
     memory_limit: PerDevice | None = None,
     saved_bytes: float | Sequence[float] = 0.0,
+    unsharded_bytes: float | Sequence[float] = 0.0,
 ) -> None:
     """Return None if `subject` is legal, raise VerifyError listing all faults if not.
 
@@ -40,7 +41,7 @@ def verify(
 
     `in_flight` is the largest allowed number of micro-batches in flight, one number or one per device. `memory_limit`
     is the largest allowed size in bytes of a program's live values, one number or one per device, where stage s saves
-    `saved_bytes[s]` bytes for a backward.
+    `saved_bytes[s]` bytes for a backward, and holds `unsharded_bytes[s]` of gathered parameters from UNSHARD to RESHARD.
     """
     if not isinstance(subject, Schedule | Program):
         raise InputError(
@@ -59,7 +60,7 @@ def verify(
                 hint="verify(lower(schedule), memory_limit=...)",
             )
         limit = amounts("memory_limit", memory_limit, subject.n_devices, "device", finite=False)
-        faults += [] if faults else byte_faults(subject, _sizes(subject, saved_bytes), limit)
+        faults += [] if faults else byte_faults(subject, _sizes(subject, saved_bytes, unsharded_bytes), limit)
     if faults and isinstance(subject, Schedule):
         raise VerifyError(f"schedule {subject.name!r}", faults, marked(subject.rows, faults))
     if faults:
@@ -80,11 +81,17 @@ def _actions(subject: Schedule | Program) -> list[list[Action]]:
     return [[i.action for i in row if i.action is not None] for row in subject.rows]
 
 
-def _sizes(program: Program, saved_bytes: float | Sequence[float]) -> dict[str, float]:
-    """Return the bytes of each value by name. `@s.w` counts as all that the stage saves, `@s.r` as nothing."""
+def _sizes(
+    program: Program, saved_bytes: float | Sequence[float], unsharded_bytes: float | Sequence[float]
+) -> dict[str, float]:
+    """Return the bytes of each value by name. `@s.w` counts as all that the stage saves, `@s.r` and `@s.h`, on the host, as nothing. `@s.p`
+    are gathered parameters.
+    """
     sizes = {route.value: route.nbytes for route in program.routes}
+    gathered = amounts("unsharded_bytes", unsharded_bytes, program.n_stages, "stage")
     for stage, size in enumerate(amounts("saved_bytes", saved_bytes, program.n_stages, "stage")):
-        sizes |= {f"@{stage}": size, f"@{stage}.w": size, f"@{stage}.r": 0.0}
+        sizes |= {f"@{stage}": size, f"@{stage}.w": size, f"@{stage}.r": 0.0, f"@{stage}.o": size, f"@{stage}.h": 0.0}
+        sizes[f"@{stage}.p"] = gathered[stage]
     return sizes
 
 

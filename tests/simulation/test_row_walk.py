@@ -22,7 +22,7 @@ def drawn_graph(seed: int) -> TaskGraph:
     """Return the tasks of a schedule or of its program, under costs of which some are 0 or equal."""
     rng = Random(seed)
     schedule = random_schedule(rng)
-    names = ("forward", "input_grad", "weight_grad", "recompute", "offload")
+    names = ("forward", "input_grad", "weight_grad", "recompute", "offload", "unshard", "reduce_grad")
     costs = {name: [rng.choice([0.0, 1.0, 1.0, rng.random()]) for _ in range(schedule.n_stages)] for name in names}
     transfer = {route.value: rng.choice([0.0, 0.5, rng.random()]) for route in chain(schedule.n_stages)}
     subject = lower(schedule) if seed % 2 else schedule

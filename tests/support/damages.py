@@ -14,13 +14,28 @@ from random import Random
 from program_executor import MODELS, ExecutionError, execute
 
 from pipecompile.errors import VerifyError
-from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Tie, Value
+from pipecompile.ir import (
+    HOST,
+    NO_MICROBATCH,
+    SHARDING,
+    Action,
+    Instruction,
+    Kind,
+    Op,
+    Operand,
+    Program,
+    Route,
+    Schedule,
+    Tie,
+    Value,
+)
 from pipecompile.ir.overlap import Pair, is_pair
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.passes.offloading import insert_offload
 from pipecompile.passes.overlapping import insert_overlap
+from pipecompile.passes.sharding import insert_sharding
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 from pipecompile.verifiers import verify
@@ -31,7 +46,7 @@ Row = list[Instruction]
 
 
 def random_schedule(rng: Random) -> Schedule:
-    """Of the catalogue, overlapped, split, recomputed and offloaded here and there."""
+    """Of the catalogue, overlapped, split, recomputed, offloaded and sharded here and there."""
     name = rng.choice([*compared_names(), "forward"])
     chunks = CATALOGUE[name].chunks or rng.randint(1, 3)
     n_devices = rng.randint(1, 4 if chunks == 1 else 2)
@@ -46,6 +61,9 @@ def random_schedule(rng: Random) -> Schedule:
         schedule = advance_recompute(schedule, rng.randint(1, 3))
     if rng.random() < 0.3:
         schedule = insert_offload(schedule, [s for s in range(schedule.n_stages) if rng.random() < 0.7])
+    if rng.random() < 0.35:
+        stages = [s for s in range(schedule.n_stages) if rng.random() < 0.8]
+        schedule = insert_sharding(schedule, stages, ahead=rng.randint(0, 2))
     return schedule
 
 
@@ -212,9 +230,22 @@ def overlap(rng: Random, row: Row, program: Program) -> Row:
     return row
 
 
+def reshard(rng: Random, row: Row, program: Program) -> Row:
+    """Lose, move or add an action on parameters."""
+    found = [index for index, i in enumerate(row) if i.action is not None and i.action.kind in SHARDING]
+    if found and rng.random() < 0.7:
+        instruction = row.pop(rng.choice(found))
+        if rng.random() < 0.7:
+            row.insert(rng.randint(0, len(row)), instruction)
+    else:
+        action = Action(rng.randrange(program.n_stages), rng.choice(SHARDING))
+        row.insert(rng.randint(0, len(row)), Instruction(Op.COMPUTE, action=action))
+    return row
+
+
 DAMAGES = (
     drop, duplicate, swap, move, move_message, early_free, retarget, reslot, reslot_value, revalue, lose_operand, react,
-    retie, overlap,
+    retie, overlap, reshard,
 )  # fmt: skip
 
 
@@ -245,11 +276,14 @@ def random_action(rng: Random, action: Action, n_stages: int, n_microbatches: in
     if what == 0:
         return replace(action, stage=rng.randint(0, n_stages))
     if what == 1:
-        return replace(action, kind=rng.choice(list(Kind)))
+        kind = rng.choice(list(Kind))
+        is_right = rng.random() < 0.8  # an action on parameters has no micro-batch
+        microbatch = NO_MICROBATCH if kind in SHARDING else rng.randrange(n_microbatches)
+        return Action(action.stage, kind, microbatch if is_right else action.microbatch)
     return replace(action, microbatch=rng.randint(0, n_microbatches))
 
 
-SCHEDULE_DAMAGES = ("drop", "duplicate", "swap", "move", "react", "elsewhere", "overlap")
+SCHEDULE_DAMAGES = ("drop", "duplicate", "swap", "move", "react", "elsewhere", "overlap", "reshard")
 
 
 def damaged_schedule(rng: Random, schedule: Schedule, how: str) -> Schedule:
@@ -272,6 +306,14 @@ def damaged_schedule(rng: Random, schedule: Schedule, how: str) -> Schedule:
             target.insert(rng.randint(0, len(target)), row.pop(index))
         case "overlap":
             return replace(schedule, overlaps=_other_overlaps(rng, schedule, row))
+        case "reshard":
+            found = [each for each in row if each.kind in SHARDING]
+            if found and rng.random() < 0.6:
+                action = rng.choice(found)
+                row.remove(action)
+                row[other:other] = [action] * (rng.random() < 0.6)
+            else:
+                row.insert(other, Action(rng.randrange(schedule.n_stages), rng.choice(SHARDING)))
     return replace(schedule, rows=tuple(map(tuple, rows)))
 
 
@@ -311,10 +353,13 @@ def schedule_works(schedule: Schedule) -> bool:
     ran: Counter[str] = Counter()
     if not _runs(schedule, ran) or any(f.kind.value + b.kind.value not in ("FB", "FI") for f, b in schedule.overlaps):
         return False
-    trained = any(name.strip("0123456789") != "F" for name in ran)
+    trained = any(name.strip("0123456789") not in ("F", *(kind.value for kind in SHARDING)) for name in ran)
     for s in range(schedule.n_stages):
+        out, back, reduced = (ran.pop(str(Action(s, kind)), 0) for kind in SHARDING)
+        if out != back or reduced > trained or (out and reduced != trained):
+            return False
         for m in range(schedule.n_microbatches):
-            counts = {kind.value: ran.pop(f"{s}{kind.value}{m}", 0) for kind in Kind}
+            counts = {kind.value: ran.pop(f"{s}{kind.value}{m}", 0) for kind in Kind if kind not in SHARDING}
             backward = (counts["B"], counts["I"], counts["W"])
             if counts["F"] != 1 or backward not in ([(1, 0, 0), (0, 1, 1)] if trained else [(0, 0, 0)]):
                 return False
@@ -349,10 +394,30 @@ def _together(schedule: Schedule, here: tuple[Action, ...]) -> tuple[Action, ...
     return here if here in schedule.overlaps else here[:1]
 
 
+def _may_use(schedule: Schedule, action: Action, ran: Counter[str]) -> bool:
+    """Whether the parameters of a stage are as an action needs them."""
+    s, unshard = action.stage, Action(action.stage, Kind.UNSHARD)
+    is_whole = ran[str(unshard)] > ran[f"{s}RESHARD"]
+    match action.kind:
+        case Kind.UNSHARD | Kind.RESHARD:
+            return is_whole == (action.kind is Kind.RESHARD)
+        case Kind.OFFLOAD | Kind.RELOAD | Kind.REDUCE_GRAD:
+            return True
+        case Kind.BACKWARD | Kind.WEIGHT_GRAD if ran[f"{s}REDUCE_GRAD"]:
+            return False
+        case _:
+            return is_whole or not any(unshard in row for row in schedule.rows)
+
+
 def _may_run(schedule: Schedule, device: int, action: Action, ran: Counter[str]) -> bool:
     s, m = action.stage, action.microbatch
-    if not (s < schedule.n_stages and m < schedule.n_microbatches and schedule.placement[s] == device):
+    is_sharding = action.kind in SHARDING
+    if not (s < schedule.n_stages and (m == NO_MICROBATCH if is_sharding else 0 <= m < schedule.n_microbatches)):
         return False
+    if schedule.placement[s] != device or not _may_use(schedule, action, ran):
+        return False
+    if is_sharding:
+        return True
     again, moved = (
         any(a == Action(s, kind, m) for row in schedule.rows for a in row) for kind in (Kind.RECOMPUTE, Kind.RELOAD)
     )

@@ -13,6 +13,9 @@ from itertools import pairwise, product
 
 from pipecompile.ir import (
     HOST,
+    NO_MICROBATCH,
+    SHARDING,
+    UNTRAINED,
     Action,
     Instruction,
     Kind,
@@ -56,10 +59,12 @@ class _Execution:
         self.arrived: Counter[tuple[str, int]] = Counter()
         self.waits_at: dict[int, str] = {}
         actions = [i.action for row in program.rows for i in row if i.action]
-        self.trained = any(action.kind is not Kind.FORWARD for action in actions)
+        self.trained = any(action.kind not in UNTRAINED for action in actions)
         self.split = {(a.stage, a.microbatch) for a in actions if a.kind is Kind.INPUT_GRAD}
         self.again = {(a.stage, a.microbatch) for a in actions if a.kind is Kind.RECOMPUTE}
         self.moved = {(a.stage, a.microbatch) for a in actions if a.kind in (Kind.OFFLOAD, Kind.RELOAD)}
+        self.gathered = {action.stage for action in actions if action.kind is Kind.UNSHARD}
+        self.whole, self.reduced = set[int](), Counter[int]()
         self.ties = {tie.name: tie for tie in program.ties if len(self.holders(tie)) > 1}
 
     def holders(self, tie: Tie) -> set[int]:
@@ -161,8 +166,12 @@ class _Execution:
 
     def compute(self, device: int, instruction: Instruction, action: Action) -> None:
         s, m = action.stage, action.microbatch
+        if action.kind in SHARDING:
+            self.shard(device, instruction, action)
+            return
         if self.program.placement[s] != device or m not in range(self.program.n_microbatches):
             raise ExecutionError(f"{action} on device {device}")
+        self.check_parameters(action)
         if action.kind is Kind.WEIGHT_GRAD and not self.ran[Action(s, Kind.INPUT_GRAD, m)]:
             raise ExecutionError(f"{action} before its I")
         for name, tie in self.ties.items():
@@ -177,6 +186,27 @@ class _Execution:
             raise ExecutionError(f"{action} read {found}, made {made}")
         for operand in instruction.writes:
             self.write(device, operand)
+
+    def shard(self, device: int, instruction: Instruction, action: Action) -> None:
+        s = action.stage
+        if self.program.placement[s] != device or action.microbatch != NO_MICROBATCH:
+            raise ExecutionError(f"{action} on device {device}")
+        if instruction.reads or instruction.writes:
+            raise ExecutionError(f"{action} has operands")
+        if action.kind is Kind.REDUCE_GRAD:
+            self.reduced[s] += 1
+        elif (action.kind is Kind.RESHARD) != (s in self.whole):
+            raise ExecutionError(f"{action} twice")
+        else:
+            self.whole ^= {s}
+
+    def check_parameters(self, action: Action) -> None:
+        if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
+            return
+        if action.stage in self.gathered - self.whole:
+            raise ExecutionError(f"{action} has no parameters")
+        if self.reduced[action.stage] and action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+            raise ExecutionError(f"{action} adds to gradients that are reduced")
 
     def must_read(self, action: Action) -> list[Value]:
         s, m = action.stage, action.microbatch
@@ -217,6 +247,9 @@ class _Execution:
     def check_end(self) -> None:
         if left := [value for buffers in self.buffers for value in buffers.values()]:
             raise ExecutionError(f"not freed: {left}")
+        due = {s: 1 for s in self.gathered if self.trained}
+        if self.whole or any(self.reduced[s] not in (due.get(s, 0), int(self.trained)) for s in self.reduced | due):
+            raise ExecutionError("parameters are left, or a gradient is not reduced once")
         cells = product(range(self.program.n_stages), range(self.program.n_microbatches))
         wanted = Counter(Action(s, Kind(word), m) for s, m in cells for word in self.words(s, m))
         if self.moved & self.again:

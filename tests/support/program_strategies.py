@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Tie, Value
+from pipecompile.ir import HOST, SHARDING, Action, Instruction, Kind, Op, Operand, Program, Route, Schedule, Tie, Value
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.early_recompute import advance_recompute
@@ -74,7 +74,10 @@ _VALUES = st.builds(Value, _NAMES, st.integers(0, 99), st.none() | _ENDS)
 _OPERANDS = st.builds(Operand, _VALUES, st.none() | st.integers(0, 99))
 _SIDES = st.lists(_OPERANDS, max_size=3).map(tuple)
 _ONE = _OPERANDS.map(lambda operand: (operand,))
-_ACTIONS = st.builds(Action, st.integers(0, 99), st.sampled_from(Kind), st.integers(0, 99))
+_CELLS = [kind for kind in Kind if kind not in SHARDING]
+_ACTIONS = st.builds(Action, st.integers(0, 99), st.sampled_from(_CELLS), st.integers(0, 99)) | st.builds(
+    Action, st.integers(0, 99), st.sampled_from(SHARDING)
+)
 _INSTRUCTIONS = (
     st.builds(Instruction, st.just(Op.COMPUTE), _SIDES, _SIDES, _ACTIONS, overlaps=st.booleans())
     | st.builds(Instruction, st.just(Op.SEND), _ONE, st.just(()), st.none(), _ENDS)

@@ -140,6 +140,8 @@ class Evaluator:
                 return 0.0, saved
             case Kind.RELOAD:
                 return saved, 0.0
+            case Kind.UNSHARD | Kind.RESHARD | Kind.REDUCE_GRAD:
+                return 0.0, 0.0
 
 
 def _over(size: float, capacity: float) -> float:

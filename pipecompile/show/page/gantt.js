@@ -1,7 +1,7 @@
 // A timeline: a row per device with its copies below, and the memory of all devices under it, on one axis.
 
 const LEFT = 84, RIGHT = 22, ROW = 26, COPY = 5, MEMORY = 110;
-const KINDS = { F: "forward", R: "recompute", B: "backward", I: "input gradient", W: "weight gradient", OFFLOAD: "offload", RELOAD: "reload" };
+const KINDS = { F: "forward", R: "recompute", B: "backward", I: "input gradient", W: "weight gradient", OFFLOAD: "offload", RELOAD: "reload", UNSHARD: "gather parameters", RESHARD: "free parameters", REDUCE_GRAD: "reduce gradients" };
 
 class Gantt {
   constructor(parent, timeline, view, devices, name) {
@@ -58,7 +58,7 @@ class Gantt {
     const shade = Math.min(this.stages[device].indexOf(stage), 3);
     const look = { class: `cell${critical ? " critical" : ""}`, fill: DATA.palette[kind][shade], "data-mb": mb };
     svg(this.element, "rect", { x, width, y, height: ROW - 4, ...look });
-    if (width > glyph() * String(mb).length + 2) {
+    if (mb >= 0 && width > glyph() * String(mb).length + 2) {
       svg(this.element, "text", { x: x + width / 2, y: y + 15, "text-anchor": "middle", class: shade > 1 ? "on-dark-cell" : "on-cell", "pointer-events": "none" }, mb);
     }
   }
