@@ -52,6 +52,12 @@ class CollectiveGroup:
         self.wait(dist.all_gather_into_tensor(rows.view(-1), sent, self.group, async_op=True))
         return rows.to(row.device)
 
+    def start_all_gather(self, row: torch.Tensor) -> PendingCollective:
+        """Start to gather the tensors `(width,)` of all ranks; the result is `(ranks, width)`. `row` must not change until then."""
+        rows = row.new_empty(self.size, row.numel())
+        work = dist.all_gather_into_tensor(rows.view(-1), row, self.group, async_op=True)
+        return PendingCollective(self, work, rows)
+
     def all_gather_text(self, text: str) -> list[str]:
         """Return the texts of all ranks."""
         own = torch.tensor([*text.encode()], dtype=torch.uint8)
@@ -135,15 +141,28 @@ class PendingCollective:
 class GradientBucket:
     """Gradients of `weights` that are reduced in one message.
 
-    The result of `pending` is summed over the `further` groups, one after the other, and then given to `settle`.
+    The result of `pending` is summed over the `further` groups, one after the other, and then given to `settle`. `result` is None
+    until it is complete.
     """
 
     weights: Sequence[torch.Tensor]
-    pending: PendingCollective
+    pending: PendingCollective | None
     further: Sequence[CollectiveGroup]
     settle: Callable[[torch.Tensor], None]
+    result: torch.Tensor | None = None
 
     def start_further(self) -> None:
         """Start the sum over each further group, in turn, when the sum over the group before it is complete."""
         for group in self.further:
-            self.pending = group.start_sum(self.pending.wait())
+            if self.pending is not None:
+                self.pending = group.start_sum(self.pending.wait())
+        self.further = ()
+
+    def complete(self) -> torch.Tensor:
+        """Return the result, and keep no more memory than it takes. Raises RankLost."""
+        self.start_further()
+        if self.pending is not None:
+            result, self.pending = self.pending.wait(), None
+            self.result = result.clone() if result.nbytes < result.untyped_storage().nbytes() else result
+        assert self.result is not None
+        return self.result

@@ -99,6 +99,8 @@ class GradientReduction:
     def start(self, complete: Container[int] | None) -> int:
         """Start to reduce gradients, a bucket per dtype; return the number of buckets."""
         started = {id(weight) for bucket in self._buckets for weight in bucket.weights}
+        for bucket in self._buckets if self.shards.is_by_stage else ():
+            bucket.complete()  # the gradients of one stage at a time are whole
 
         def is_due(weight: torch.Tensor) -> bool:
             return id(weight) not in started if complete is None else id(weight) in complete
@@ -126,7 +128,7 @@ class GradientReduction:
         """Wait for all buckets and set the gradients. Raises RunError for a gradient that was added after its bucket started."""
         for bucket in self._buckets:
             bucket.start_further()
-        results = [bucket.pending.wait() for bucket in self._buckets]
+        results = [bucket.complete() for bucket in self._buckets]
         if late := [weight for bucket in self._buckets for weight in bucket.weights if weight.grad is not None]:
             raise RunError(
                 f"a gradient was added to {len(late)} parameter{'s' * (len(late) > 1)} while the gradients of all copies"

@@ -14,12 +14,14 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import fx
 
+from pipecompile.distributed.sharded_row import ShardedRow
 from pipecompile.distributed.value_transport import ValueTransport
 from pipecompile.graph.merge_laws import has_unknown_size
-from pipecompile.ir import HOST, LOSS, Instruction, Op, Program, Value
+from pipecompile.ir import HOST, LOSS, SHARDING, Action, Instruction, Kind, Op, Program, Value
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.interpreter import CodeBuilder
+from pipecompile.runtime.profiler_ranges import in_range, timed
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.stream_events import Launch, row_launches
 from pipecompile.runtime.streams import Streams, StreamTask, launched
@@ -30,7 +32,9 @@ __all__ = ["RankCodeBuilder", "fixed_names"]
 
 
 class RankCodeBuilder(CodeBuilder):
-    """Binds the row of pipeline device `rank`. `fixed` are the names of the values whose layout the recording fixes."""
+    """Binds the row of pipeline device `rank`. `fixed` are the names of the values whose layout the recording fixes, and `parameters`
+    those of the row.
+    """
 
     def __init__(
         self,
@@ -40,9 +44,10 @@ class RankCodeBuilder(CodeBuilder):
         values: ValueTransport,
         rank: int,
         fixed: frozenset[str] = frozenset(),
+        parameters: ShardedRow | None = None,
     ) -> None:
         super().__init__(program, cells, devices, values.streams)
-        self.values, self.rank, self.fixed = values, rank, fixed
+        self.values, self.rank, self.fixed, self.parameters = values, rank, fixed, parameters
 
     def row(self) -> tuple[Run, ...]:
         """Return the functions of the row's instructions."""
@@ -68,6 +73,20 @@ class RankCodeBuilder(CodeBuilder):
         self.received.add(register)
         run = _into_buffer(self.receive(instruction, device), register, buffer)
         return StreamTask((device, index), Op.RECV, run, (), (buffer, register))
+
+    def compute(self, instruction: Instruction, device: int) -> Run:
+        """Return the function of a compute instruction, which waits for the parameters of its stage."""
+        run, action = super().compute(instruction, device), instruction.action
+        if self.parameters is None or action is None or action.kind in (*SHARDING, Kind.OFFLOAD, Kind.RELOAD):
+            return run
+        outputs = [self.register(o, device) for o in instruction.writes if not o.value.name.startswith("@")]
+        return self.parameters.around(action, run, outputs if action.kind is Kind.FORWARD else ())
+
+    def sharding(self, action: Action) -> Run:
+        """Return the function of an action on the parameters of a stage, which notes its times."""
+        if self.parameters is None:
+            return super().sharding(action)
+        return timed(in_range(self.parameters.run(action), str(action)), self.rank, str(action))
 
     def send(self, instruction: Instruction, device: int) -> Run:
         peer, values = instruction.peer, self.values

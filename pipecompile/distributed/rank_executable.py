@@ -27,6 +27,7 @@ from pipecompile.distributed.row_messages import (
     sending_action,
     summary,
 )
+from pipecompile.distributed.sharded_row import ShardedRow
 from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.distributed.value_transport import StepState, ValueTransport
 from pipecompile.errors import ScheduleError
@@ -80,11 +81,12 @@ class RankExecutable(Executable):
     @cached_property
     def inline(self) -> Code:
         fixed = fixed_names(self.graph, self.cells)
-        builder = RankCodeBuilder(self.program, self.cells, self.devices, self.values, self.device, fixed)
-        row = tuple(self._then_reduce(run, self._complete.get(index)) for index, run in enumerate(builder.row()))
-        order = tuple((self.device, index) for index in range(len(row)))
+        row = self.sharded
+        builder = RankCodeBuilder(self.program, self.cells, self.devices, self.values, self.device, fixed, row)
+        runs = tuple(self._then_reduce(run, self._complete.get(index)) for index, run in enumerate(builder.row()))
+        order = tuple((self.device, index) for index in range(len(runs)))
         n_registers, streams = len(builder.registers), self.values.streams
-        return Code(self.program, (row,), order, row, n_registers, 0, threaded=False, streams=streams)
+        return Code(self.program, (runs,), order, runs, n_registers, 0, threaded=False, streams=streams)
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """Return a frame. Before the first, the ranks agree on the program and open their channels."""
@@ -97,6 +99,7 @@ class RankExecutable(Executable):
                 self.values.connect(directed_pairs(self.program) | self.tied.pairs)
                 self._connected = self.mirrors
             self.replicas.agree(self._summary)
+            self.sharded.begin()
             self.values.begin(lambda: StepState(f"{self._summary}, samples {sizes}", self._own_state(arrivals)))
             return super().frame(sizes, arrivals, threaded=threaded)
 
@@ -174,6 +177,7 @@ class RankExecutable(Executable):
         losses = [loss for loss in frame.departures.get((LOSS, False), ()) if isinstance(loss, torch.Tensor)]
         if losses and self._trains:
             require_gradient(losses)
+            self.sharded.check_losses(losses)
 
     @cached_property
     def _trains(self) -> bool:
@@ -208,7 +212,15 @@ class RankExecutable(Executable):
         """By index in the row, the ids of the weights whose gradients can be reduced after it."""
         if self.replicas.group is None:
             return {}
-        return completed(self.program.rows[self.device], [cell.parameters - self.tied.tied for cell in self.cells])
+        row, reduced = self.program.rows[self.device], self.sharded.reduced
+        own = [weights - self.tied.tied for weights in self.sharded.weights]
+        return completed(row, [frozenset() if stage in reduced else weights for stage, weights in enumerate(own)])
+
+    @cached_property
+    def sharded(self) -> ShardedRow:
+        """The sharded parameters of the row, and when it gathers, frees and reduces them."""
+        weights = [cell.parameters for cell in self.cells]
+        return ShardedRow(self.replicas, self.program.rows[self.device], weights, self.tied.tied)
 
     @cached_property
     def _summary(self) -> str:

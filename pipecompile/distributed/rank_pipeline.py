@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from pipecompile.batching.empty_batch import has_no_samples
-from pipecompile.batching.microbatches import MiniBatch
+from pipecompile.batching.microbatches import MiniBatch, split_sizes
 from pipecompile.distributed.batchnorm_sync import synchronised_line
 from pipecompile.distributed.clock_sync import gathered_spans
 from pipecompile.distributed.collectives import CollectiveGroup
@@ -26,8 +26,10 @@ from pipecompile.distributed.row_messages import leaves_read
 from pipecompile.distributed.torch_pipelining import torch_stages
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.evaluation import Evaluation, ValidationLoop
+from pipecompile.driver.signature import signature_of
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
+from pipecompile.ir import Kind
 from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
@@ -101,7 +103,8 @@ class RankPipeline(RankModule):
         batch = (args, kwargs) if microbatches is None else microbatches
         is_empty = self.replicas.group is not None and self._is_empty(args, kwargs, microbatches)
         is_looked_up = bool(self._cache) and not is_empty
-        with self._together("pipe.step", batch, target, is_looked_up=is_looked_up), self._shards.whole():
+        together = self._together("pipe.step", batch, target, is_looked_up=is_looked_up)
+        with together, self._with_parameters(args, kwargs, is_mini_batch=is_looked_up and microbatches is None):
             samples: int | None = 1  # a list of micro-batches says later what its loss counts
             if self._options.loss_reduction == "sum":
                 samples = None
@@ -115,6 +118,34 @@ class RankPipeline(RankModule):
             if trains and scaler is not None and scaler.is_enabled():
                 spread_infinities(self.parameters(), self._groups)
             return result
+
+    @contextmanager
+    def _with_parameters(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_mini_batch: bool) -> Iterator[None]:
+        """Run a step whose program gathers parameters, if the schedule has an UNSHARD and all ranks have a recording for it, or one
+        with whole parameters.
+        """
+        is_by_stage = bool(self._shards) and Kind.UNSHARD in self._options.kinds and self.replicas.group is not None
+        if is_by_stage:
+            self._shards.follow_shards()
+            is_known = is_mini_batch and not self._options.split and self._has_recording(args, kwargs)
+            is_by_stage = self._all_ranks(is_true=is_known)
+        with self._shards.by_stage() if is_by_stage else self._shards.whole():
+            yield
+
+    def _has_recording(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether this rank has a recording for a call."""
+        inputs = self._flatten(args, kwargs)
+        batch = MiniBatch(inputs, split_sizes(inputs, self._options.default_microbatches))
+        signature = signature_of(self.model, batch)
+        return any(entry.accepts(signature, batch.sizes) for entry in self._cache.entries)
+
+    def _all_ranks(self, *, is_true: bool) -> bool:
+        """Return whether something is true on all ranks of all copies."""
+        with torch.inference_mode(False), self._communicator.starting():
+            is_false = torch.tensor([float(not is_true)], device="cpu")
+            for group in (self._backend.pipeline if self._ranks.size > 1 else None, self.replicas.group):
+                is_false = is_false if group is None else group.max(is_false)
+        return not is_false.item()
 
     def _loss_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], **given: Any) -> Any:
         """Return the loss of this copy of the pipeline alone, in an evaluation."""

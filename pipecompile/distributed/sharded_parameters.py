@@ -1,9 +1,12 @@
-"""Parameters that the replicas of a pipeline shard among themselves: whole for the length of a step, DTensors between steps.
+"""Parameters that the replicas of a pipeline shard among themselves: whole for the length of a step, or of its blocks, else DTensors.
 
     between steps    replica 0: weight[0:2]     replica 1: weight[2:4]    what optimizers and `state_dict` have
-    a step begins    all-gather ──► weight[0:4] on both                   in the model's own modules, once
+    a step begins    all-gather ──► weight[0:4] on both                   in the model's own modules, once; or at UNSHARD
     a stage is over  its gradients ─► reduce-scatter ──► grad[0:2], on the other replica grad[2:4]
-    a step ends      the whole parameter is freed
+    a step ends      the whole parameter is freed                         or at RESHARD
+
+From RESHARD to the next UNSHARD of a step the memory of a parameter is gone and its storage stays: views of it that autograd has
+saved see the values again that are gathered into it.
 
 Parameters are cut as `fully_shard` cuts them, along their first dimension, so checkpoints of both load into both. (ZeRO stage 3
 between steps: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.)
@@ -12,78 +15,37 @@ between steps: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training T
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
+from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket, PendingCollective
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.torch_private.dtensors import like, local
+from pipecompile.distributed.sharded_parameter import ShardedParameter, padded, rows_of
 from pipecompile.torch_private.storages import version_of
 
-__all__ = ["ShardedParameters"]
+__all__ = ["Gathering", "ShardedParameters"]
 
 T = TypeVar("T", bound=torch.Tensor)
+R = TypeVar("R")
 
 
-@dataclass(slots=True)
-class ShardedParameter:
-    """`whole` is the model's own parameter, `shard` the DTensor that this rank keeps of it between steps.
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """An all-gather that is under way: its result is a row per rank with the shards of these parameters."""
 
-    `stride` is the stride of the whole parameter. `width` is the number of elements of a shard in a message, padding
-    included. `version` is the version counter of `whole` after it was gathered.
-    """
-
-    whole: nn.Parameter
-    shard: nn.Parameter
-    stride: tuple[int, ...]
-    width: int
-    version: int = 0
-
-    @property
-    def local(self) -> torch.Tensor:
-        """The rows in this rank's memory."""
-        return local(self.shard.detach())
-
-    def gather(self, elements: torch.Tensor) -> None:
-        """Make the parameter whole, from its gathered elements, padded at the end."""
-        data = elements[: self.whole.numel()].view(self.whole.shape)
-        if data.stride() != self.stride:
-            data = torch.empty_strided(data.shape, self.stride, dtype=data.dtype, device=data.device).copy_(data)
-        self.whole.data = data
-        self.whole.requires_grad_(self.shard.requires_grad)
-        self.version = version_of(self.whole)
-
-    def free(self, index: int, size: int) -> None:
-        """Free the whole parameter, which is NaN until the next gather. Rows that a forward wrote are copied to the shard."""
-        if version_of(self.whole) != self.version:
-            self.local.copy_(_rows(self.whole.data, index, size))
-        self.whole.data = self.whole.new_full((), torch.nan).expand(self.whole.shape)
-
-    def gradient_rows(self, size: int) -> torch.Tensor:
-        """Return the gradient of the whole parameter as `(size, width)`: row `i` is the part of rank `i`."""
-        gradient, shape = self.whole.grad, (size, self.width)
-        if gradient is None:
-            return self.local.new_zeros(shape)
-        if not gradient.dim():
-            return gradient.expand(shape)
-        return _padded(gradient, size * self.width).view(shape)
-
-    def add_gradient(self, gradient: torch.Tensor) -> None:
-        """Add a padded gradient `(width,)` to that of the shard."""
-        own = like(self.shard, gradient[: self.local.numel()].clone())
-        self.shard.grad = own if self.shard.grad is None else self.shard.grad.add_(own)
+    pending: PendingCollective
+    parameters: Sequence[ShardedParameter]
 
 
-def _normal_tensors(method: Callable[..., None]) -> Callable[..., None]:
+def _normal_tensors(method: Callable[..., R]) -> Callable[..., R]:
     """Return a method that runs outside of inference mode, whose tensors could not become parameters, and without grad."""
     return torch.inference_mode(False)(torch.no_grad()(method))
 
@@ -92,12 +54,13 @@ class ShardedParameters:
     """The sharded parameters of a rank.
 
     `mesh` has the replicas. With two dimensions (HSDP), parameters are sharded along the second and replicated along the
-    first; None shards nothing. `is_known` says whether `shard` has run, or has nothing to do.
+    first; None shards nothing. `is_known` says whether `shard` has run, or has nothing to do, and `is_by_stage` whether the program of
+    the present step gathers them.
     """
 
     def __init__(self, mesh: DeviceMesh | None, communicator: Communicator) -> None:
         self.communicator = communicator
-        self.mesh, self.is_known = mesh, mesh is None
+        self.mesh, self.is_known, self.is_by_stage = mesh, mesh is None, False
         groups = mesh.get_all_groups() if mesh is not None else ()
         self.groups = [CollectiveGroup(group, communicator) for group in groups]
         self._parameters: dict[int, ShardedParameter] = {}
@@ -119,7 +82,7 @@ class ShardedParameters:
         group = self.groups[-1]
         placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0) if whole.dim() else Replicate()]
         stride = torch.empty(whole.shape, device="meta").stride()
-        own = _rows(whole.data, group.index, group.size).contiguous().clone()
+        own = rows_of(whole.data, group.index, group.size).contiguous().clone()
         shard = DTensor.from_local(own, mesh, placements, run_check=False, shape=whole.shape, stride=stride)
         width = -(-len(whole) // group.size) * math.prod(whole.shape[1:]) if whole.dim() else 1
         parameter = ShardedParameter(
@@ -155,18 +118,66 @@ class ShardedParameters:
             self._is_whole = False
             self._free()
 
+    @contextmanager
+    def by_stage(self) -> Iterator[None]:
+        """Leave it to the program of a step in this context to gather parameters. Afterwards all are freed."""
+        self.follow_shards()
+        self.is_by_stage = True
+        try:
+            yield
+        finally:
+            self.is_by_stage = self._is_whole = False
+            self._free()
+
+    def follow_shards(self) -> None:
+        """Let the model's own parameters require gradients as the shards do, which is what users see."""
+        for parameter in self._parameters.values():
+            parameter.whole.requires_grad_(parameter.shard.requires_grad)
+
+    def gather_rest(self) -> None:
+        """Gather all parameters for the rest of the step: its program does not."""
+        if self.is_by_stage:
+            self.is_by_stage, self._is_whole = False, True
+            self._gather()
+
+    def of(self, weights: Container[int]) -> list[ShardedParameter]:
+        """Return the sharded parameters among the weights with these ids."""
+        return [parameter for key, parameter in self._parameters.items() if key in weights]
+
+    def apart_from(self, weights: Container[int]) -> list[ShardedParameter]:
+        """Return the sharded parameters whose ids are not among these."""
+        return [parameter for key, parameter in self._parameters.items() if key not in weights]
+
+    @_normal_tensors
+    def start(self, parameters: Sequence[ShardedParameter]) -> list[Gathering]:
+        """Start to gather parameters, with one all-gather per dtype."""
+        return [Gathering(self._row(own), own) for own in _by_dtype(parameters)]
+
+    @_normal_tensors
+    def finish(self, gatherings: Iterable[Gathering]) -> None:
+        """Make the parameters of gatherings whole. Raises RankLost."""
+        for gathering in gatherings:
+            columns = gathering.pending.wait().split_with_sizes([p.width for p in gathering.parameters], 1)
+            for parameter, column in zip(gathering.parameters, columns, strict=True):
+                parameter.gather(column)
+
+    @_normal_tensors
+    def release(self, parameters: Iterable[ShardedParameter]) -> None:
+        """Free the memory of parameters until they are gathered again in this step."""
+        for parameter in parameters:
+            parameter.free(self.groups[-1].index, self.groups[-1].size, is_kept=True)
+
     def reduced(self, is_due: Callable[[torch.Tensor], bool], share: float) -> list[GradientBucket]:
         """Start to reduce the gradients of the parameters that are due, weighted by `share`; return a bucket per dtype."""
         due = [p for p in self._parameters.values() if p.shard.requires_grad and is_due(p.whole)]
         return [self._bucket(parameters, share) for parameters in _by_dtype(due)]
 
-    @_normal_tensors
     def _gather(self) -> None:
-        for parameters in _by_dtype(self._parameters.values()):
-            row = torch.cat([_padded(parameter.local, parameter.width) for parameter in parameters])
-            columns = self.groups[-1].all_gather(row).split_with_sizes([p.width for p in parameters], 1)
-            for parameter, column in zip(parameters, columns, strict=True):
-                parameter.gather(column.reshape(-1))
+        self.finish(self.start([parameter for parameter in self._parameters.values() if not parameter.is_whole]))
+
+    def _row(self, parameters: Sequence[ShardedParameter]) -> PendingCollective:
+        row = torch.cat([padded(parameter.local, parameter.width) for parameter in parameters])
+        return self.groups[-1].start_all_gather(row)
 
     @_normal_tensors
     def _free(self) -> None:
@@ -191,19 +202,6 @@ def _add_gradients(parameters: Sequence[ShardedParameter], row: torch.Tensor) ->
     for parameter, gradient, count in zip(parameters, gradients, counts.tolist(), strict=True):
         if count:
             parameter.add_gradient(gradient)
-
-
-def _rows(whole: torch.Tensor, index: int, size: int) -> torch.Tensor:
-    """Return the rows of rank `index`, as `torch.chunk` cuts them: the last ranks may have fewer or none. A scalar is whole."""
-    if not whole.dim():
-        return whole
-    chunks = whole.chunk(size)
-    return chunks[index] if index < len(chunks) else whole[:0]
-
-
-def _padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the elements `(width,)`, zeros at the end."""
-    return F.pad(tensor.reshape(-1), (0, width - tensor.numel()))
 
 
 def weigh_in_place(gradients: torch.Tensor, share: float) -> None:

@@ -50,7 +50,7 @@ class TensorMetadata:
             and list(map(_address, self._plain)) == self._addresses
         ):
             return True
-        if list(map(_properties, tensors)) != self.properties:
+        if not all(map(_is_alike, self.properties, map(_properties, tensors))):
             return False
         self._take()
         return True
@@ -62,13 +62,22 @@ class TensorMetadata:
             (label, name, before, now)
             for label, tensor, then in rows
             for name, before, now in zip(_NAMES, then, _properties(tensor), strict=True)
-            if before != now
+            if before != now and not (name == "strides" and _is_freed(now))
         ]
 
 
 def _properties(tensor: torch.Tensor) -> tuple[Any, ...]:
     strides = tensor.stride() if tensor.layout is torch.strided else None
     return (*_all(tensor), strides)
+
+
+def _is_alike(then: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    return then == now or (then[:-1] == now[:-1] and _is_freed(now[-1]))
+
+
+def _is_freed(strides: tuple[int, ...] | None) -> bool:
+    """Return whether all elements are one number in memory. So is a sharded parameter until it is gathered, with the strides it had."""
+    return bool(strides) and not any(strides or ())
 
 
 class StateFetch:
