@@ -1,9 +1,11 @@
 """`auto_schedule` against the whole catalogue, and against its own lower bound, on random profiles.
 
-    python benchmarks/schedules_auto.py [--profiles 1000] [--every 1] [--markdown benchmarks/results/schedules_auto.md]
+    python benchmarks/schedules_auto.py [--profiles 1000] [--every 1] [--seconds 3600]
+        [--resume benchmarks/results/schedules_auto.jsonl] [--markdown benchmarks/results/schedules_auto.md]
 
 A profile has unequal stages, transfers from free to slow, one or several stages per device, sometimes skips, and a memory
-limit from tight to none. Every schedule of the catalogue that fits the memory is simulated on it.
+limit from tight to none. Every schedule of the catalogue that fits the memory is simulated on it. With `--resume`, profiles that a file
+lists are not searched again, and each outcome is appended to it; `--seconds` is the time after which no further profile is begun.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import process_time
+from time import monotonic, process_time
+
+import msgspec
 
 from pipecompile.ir import Route, Schedule, chain
 from pipecompile.schedules import CATALOGUE, auto_schedule
@@ -114,11 +118,11 @@ def _serial(placement: Sequence[int]) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The step that was found, the best of the catalogue that fits (None when nothing does), the proven bound, and the processor
-    seconds that the search took.
+    """The memory class of a profile, the step that was found, the best of the catalogue that fits (None when nothing does), the proven
+    bound, and the processor seconds that the search took.
     """
 
-    profile: Profile
+    limit: str
     found: float
     catalogue: float | None
     bound: float
@@ -150,7 +154,7 @@ def outcome(profile: Profile, effort: float = 1.0) -> Outcome:
     verify(schedule, routes=profile.routes)
     assert not any(evaluator.excess(schedule)), "it does not fit"
     return Outcome(
-        profile,
+        profile.limit,
         evaluator.seconds(schedule),
         min(_catalogue(profile, costs, limit), default=None),
         schedule.certificate.bound,
@@ -168,15 +172,14 @@ def _catalogue(profile: Profile, costs: Costs, limit: MemoryLimit | None) -> Ite
                 yield evaluator.seconds(schedule)
 
 
-def page(outcomes: Sequence[Outcome], every: int = 1) -> str:
-    """The table as markdown."""
+def page(outcomes: Sequence[Outcome], of: int) -> str:
+    """The table as markdown. `of` is the number of the profiles from which these are."""
     head = ["memory", "profiles", "worse than the catalogue", "some of it fits", "shorter than it by", "its gap, mean"]
     head += ["gap, mean", "median", "worst", "proven optimal", "search s, mean", "worst"]
-    option = f" --every {every}" if every > 1 else ""
     lines = [
         "# auto_schedule beside the catalogue",
         "",
-        f"Written by `benchmarks/schedules_auto.py --profiles {len(outcomes) * every}{option}`. The gap is the simulated step over the lower bound that the",
+        f"Written by `benchmarks/schedules_auto.py`: {len(outcomes)} of {of:,} random profiles, chosen by their numbers alone. The gap is the simulated step over the lower bound that the",
         "search proved, minus 1: to the optimum where one is proven. The bound counts memory, the buffers of values, and",
         "recomputation. The room is what the activations of P micro-batches take, times 0.3 (tight), 0.6 (half), 1, 2 (loose), and at",
         "least what one micro-batch after the other needs. In a third of the profiles recomputation is allowed. Search times are",
@@ -186,7 +189,7 @@ def page(outcomes: Sequence[Outcome], every: int = 1) -> str:
         "",
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),
-        *(_line(limit, [each for each in outcomes if each.profile.limit == limit]) for limit in LIMITS),
+        *(_line(limit, [each for each in outcomes if each.limit == limit]) for limit in LIMITS),
         _line("all", outcomes),
     ]
     return "\n".join(lines) + "\n"
@@ -215,20 +218,35 @@ def _line(limit: str, outcomes: Sequence[Outcome]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def resumed(path: Path | None) -> dict[int, Outcome]:
+    """The outcomes that a file lists, by the number of their profile."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return dict(msgspec.json.decode(line, type=tuple[int, Outcome]) for line in lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profiles", type=int, default=1000)
     parser.add_argument("--every", type=int, default=1, help="only every n-th of the profiles")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no profile after so many seconds")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", type=Path, help="outcomes so far, continued")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     arguments = parser.parse_args()
-    outcomes = []
+    outcomes, end = resumed(arguments.resume), monotonic() + arguments.seconds
     for number in range(0, arguments.profiles, arguments.every):
-        outcomes.append(outcome(draw(random.Random(f"{arguments.seed} {number}"))))
-        print(number, outcomes[-1].profile.limit, f"{outcomes[-1].found / outcomes[-1].bound - 1:.2%}", flush=True)
-        if outcomes[-1].is_worse:
-            print(f"profile {number} is worse: {outcomes[-1]}")
-    text = page(outcomes, arguments.every)
+        if number in outcomes:
+            continue
+        if monotonic() > end:
+            break
+        found = outcomes[number] = outcome(draw(random.Random(f"{arguments.seed} {number}")))
+        print(number, found.limit, f"{found.found / found.bound - 1:.2%}", flush=True)
+        if found.is_worse:
+            print(f"profile {number} is worse: {found}")
+        if arguments.resume:
+            with arguments.resume.open("a") as file:
+                file.write(msgspec.json.encode((number, found)).decode() + "\n")
+    text = page(list(outcomes.values()), arguments.profiles)
     print(text)
     if arguments.markdown:
         arguments.markdown.write_text(text)

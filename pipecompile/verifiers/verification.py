@@ -84,7 +84,7 @@ def _actions(subject: Schedule | Program) -> list[list[Action]]:
 def _sizes(
     program: Program, saved_bytes: float | Sequence[float], unsharded_bytes: float | Sequence[float]
 ) -> dict[str, float]:
-    """Return the bytes of each value by name. `@s.w` counts as all that the stage saves, `@s.r` and `@s.h`, on the host, as nothing. `@s.p`
+    """Return the bytes of each value by name. `@s.w` and `@s.o` count as all that the stage saves, `@s.r` and `@s.h` as nothing. `@s.p`
     are gathered parameters.
     """
     sizes = {route.value: route.nbytes for route in program.routes}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.tracing.reachable_code import closure_tensors, loaded_globals, reachable
+from pipecompile.tracing.reachable_code import closure_tensors, loaded_globals, reachable, searches_kept
 
 
 def deep(x):
@@ -60,6 +60,29 @@ def test_methods_helpers_hooks_and_what_they_name_are_found():
     assert "unrelated" not in found
     assert [cache.name for cache in reachable(Model()).caches] == ["cached"]
     assert not {f for f in reachable(nn.Sequential(nn.Linear(2, 2))).functions if f.__module__.startswith("torch")}
+
+
+def test_a_kept_search_is_made_again_where_something_is_another_object(monkeypatch):
+    """A method, a global that a function names, a global that is new, an attribute, a hook."""
+    model = Model()
+    with searches_kept():
+        first = reachable(model)
+        assert reachable(model) is first
+        model.other = torch.sin  # nothing that is followed
+        found = [reachable(model)]
+        monkeypatch.setattr(Inner, "forward", lambda self, x: unrelated(x))
+        found.append(reachable(model))
+        monkeypatch.setitem(globals(), "deep", lambda x: x)
+        found.append(reachable(model))
+        monkeypatch.setitem(globals(), "made_by_the_first_forward", torch.Generator())
+        found.append(reachable(model))
+        model.inner.register_forward_pre_hook(lambda *_: None)
+        found.append(reachable(model))
+        assert reachable(model) is found[-1]
+    assert len({id(each) for each in (first, *found)}) == 6
+    assert unrelated in found[1].functions
+    assert unrelated not in first.functions
+    assert reachable(model) is not found[-1]
 
 
 def test_tensors_in_closures_are_found():

@@ -5,6 +5,7 @@ import pytest
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import HOST, Program, Route, Schedule
 from pipecompile.passes import lower
+from pipecompile.passes.offloading import insert_offload
 from pipecompile.schedules import build_schedule
 from pipecompile.verifiers import verify
 
@@ -42,6 +43,13 @@ def test_what_i_leaves_for_w_is_counted_once() -> None:
 def test_a_recomputed_forward_saves_nothing_but_its_inputs() -> None:
     program = lower(build_schedule("gpipe", 2, 4), ROUTES, checkpoint="always")
     verify(program, memory_limit=100 + 4 * 10 + 8, saved_bytes=100)
+
+
+def test_what_is_offloaded_counts_until_its_copy_and_again_from_its_reload() -> None:
+    program = lower(insert_offload(Schedule.from_csv("0F0,0F1,0F2,0B0,0B1,0B2\n")))
+    verify(program, memory_limit=200, saved_bytes=100)
+    with pytest.raises(VerifyError, match="200 bytes are held, 199 are allowed"):
+        verify(program, memory_limit=199, saved_bytes=100)
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:
