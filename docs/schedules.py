@@ -39,6 +39,23 @@ the busier of the two resources, or `overlap=` seconds. In one process and on ra
 Schedules of many micro-batches repeat themselves. `pc.build_periodic("1f1b", 512, 4096)` has prologue, period and epilogue of each device, and its text, JSON and
 simulation do not grow with the micro-batches: a row is `0F0,(0F1;0B0)x7+1,0B7`, seven times with micro-batches one later each time, which `Schedule.from_csv` reads
 too. `pc.find_period(schedule)` finds the period of any schedule, `pc.simulate_periodic` simulates until the times repeat. `gpipe`, `looped-bfs` and others that run all forwards first have no period.
+`pc.lower_periodic` makes the program in the same three parts: a few repetitions are lowered, and `pc.verify` verifies these and shows by induction that it is legal with any
+number of them. `pc.unroll(program)` is what `lower` would have made. [periodic.md](../benchmarks/results/periodic.md) has the seconds.
+
+```python
+import pipecompile as pc
+
+schedule = pc.build_periodic("1f1b", 8, 100_000)
+program = pc.lower_periodic(schedule)
+pc.verify(program, in_flight=8)
+print(repr(program))
+print(f"{{pc.simulate_periodic(schedule).makespan:.0f}} s")
+```
+
+```text printed
+PeriodicProgram(n_stages=8, n_microbatches=100000, n_devices=8, 99993 times 1)
+300021 s
+```
 
 The charts show the same runs: blue are forwards, orange backwards, yellow `I`, green `W`, violet recomputations; darker is a device's second stage.
 """

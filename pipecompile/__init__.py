@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pipecompile.ir.candidates import Candidate as Candidate
     from pipecompile.ir.candidates import Considered as Considered
     from pipecompile.ir.periodic import PeriodicSchedule as PeriodicSchedule
+    from pipecompile.ir.periodic_program import PeriodicProgram as PeriodicProgram
     from pipecompile.ir.plan import Plan as Plan
     from pipecompile.ir.timeline import Timeline as Timeline
     from pipecompile.layouts.estimate import plan_for as plan_for
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from pipecompile.passes.overlapping import insert_overlap as insert_overlap
     from pipecompile.passes.sharding import insert_sharding as insert_sharding
     from pipecompile.passes.sharding import shard_to_fit as shard_to_fit
+    from pipecompile.passes.periodic_lowering import lower_periodic as lower_periodic
+    from pipecompile.passes.periodic_lowering import unroll as unroll
     from pipecompile.passes.user_passes import UserPass as UserPass
     from pipecompile.pipeline import Pipeline as Pipeline
     from pipecompile.runtime.launch_timeline import simulate_launches as simulate_launches
@@ -100,6 +103,7 @@ _HOMES = {
     "interchange": ("OrderReport", "PipelineOrder", "check_order", "read_schedule", "repair_order"),
     "ir": ("Program", "Schedule"),
     "ir.periodic": ("PeriodicSchedule",),
+    "ir.periodic_program": ("PeriodicProgram",),
     "partitioners": ("Partition", "Problem", "partition"),
     "layouts.estimate": ("plan_for",),
     "layouts.hardware": ("Cluster",),
@@ -107,6 +111,7 @@ _HOMES = {
     "passes.offloading": ("insert_offload", "offload_to_fit"),
     "passes.overlapping": ("insert_overlap",),
     "passes.sharding": ("insert_sharding", "shard_to_fit"),
+    "passes.periodic_lowering": ("lower_periodic", "unroll"),
     "passes.user_passes": ("UserPass",),
     "pipeline": ("Pipeline",),
     "ir.plan": ("Plan",),

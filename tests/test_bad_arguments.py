@@ -80,6 +80,7 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "insert_sharding": (pc.insert_sharding, {"schedule": SCHEDULE, "stages": None, "ahead": 1}),
     "build_periodic": (pc.build_periodic, {"schedule": "1f1b", "n_stages": 2, "n_microbatches": 8}),
     "find_period": (pc.find_period, {"schedule": SCHEDULE}),
+    "unroll": (pc.unroll, {"program": pc.lower_periodic(pc.build_periodic("1f1b", 2, 8)), "repetitions": 2}),
     "offload_to_fit": (pc.offload_to_fit, {"schedule": SCHEDULE, "memory_limit": 8.0, "saved_bytes": 3.0}),
     "shard_to_fit": (pc.shard_to_fit, {"schedule": SCHEDULE, "memory_limit": 8.0, "unsharded_bytes": 3.0}),
     "plan_for": (pc.plan_for, {"model": net(), "cluster": "2xH100", "example_args": (X,)}),

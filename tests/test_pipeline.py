@@ -133,9 +133,9 @@ def planned_for_a_cluster() -> tuple[object, ...]:
     return planned, planned.rows[0], planned.cluster
 
 
-def periodic() -> tuple[pc.PeriodicSchedule, pc.SteadyState]:
+def periodic() -> tuple[pc.PeriodicSchedule, pc.PeriodicProgram, pc.SteadyState]:
     schedule = pc.build_periodic("1f1b", 4, 64)
-    return schedule, pc.simulate_periodic(schedule)
+    return schedule, pc.lower_periodic(schedule), pc.simulate_periodic(schedule)
 
 
 def test_every_public_object_is_one_short_line() -> None:

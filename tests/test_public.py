@@ -30,6 +30,7 @@ EXPECTED = [
     "Partition",
     "PartitionError",
     "PartitionWarning",
+    "PeriodicProgram",
     "PeriodicSchedule",
     "PipecompileError",
     "Pipeline",
@@ -60,6 +61,7 @@ EXPECTED = [
     "insert_sharding",
     "is_recomputing",
     "latest_checkpoint",
+    "lower_periodic",
     "offload_to_fit",
     "partition",
     "partitions",
@@ -74,6 +76,7 @@ EXPECTED = [
     "simulate_launches",
     "simulate_periodic",
     "trace",
+    "unroll",
     "verify",
 ]
 

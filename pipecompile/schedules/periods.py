@@ -137,17 +137,23 @@ def build_periodic(
     Raise ScheduleError if it has no period, or another one for more micro-batches.
     """
     n_stages, n_microbatches = whole("n_stages", n_stages, 1), whole("n_microbatches", n_microbatches, 1)
-    few = min(n_microbatches, 2 * n_stages + 2 * _LEAST)
-    small = _periodic(schedule, n_stages, few, n_devices)
+    few = min(n_microbatches, n_stages + 2 * _LEAST)
+    most = min(n_microbatches, 8 * few)
+    while (small := find_period(build_schedule(schedule, n_stages, few, n_devices=n_devices))) is None:
+        if few == most:
+            raise _has_no_period(schedule, f"no part of {few} micro-batches repeats {_LEAST} times")
+        few = min(2 * few, most)
+    if rest := (n_microbatches - few) % small.step:
+        few += rest
+        small = _periodic(schedule, n_stages, few, n_devices)
     if few == n_microbatches:
         return small
-    few += (n_microbatches - few) % small.step
-    small = _periodic(schedule, n_stages, few, n_devices)
     more = _periodic(schedule, n_stages, few + small.step, n_devices)
     if more != small.repeated(small.repetitions + 1):
         raise _has_no_period(schedule, f"{few} and {few + small.step} micro-batches repeat different parts")
-    verify(more.unrolled())
-    return small.repeated(small.repetitions + (n_microbatches - few) // small.step)
+    found = small.repeated(small.repetitions + (n_microbatches - few) // small.step)
+    verify(found)
+    return found
 
 
 def _periodic(schedule: str | Builder, n_stages: int, n_microbatches: int, n_devices: int | None) -> PeriodicSchedule:

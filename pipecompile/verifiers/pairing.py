@@ -15,7 +15,7 @@ from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program, Value, pla
 from pipecompile.verifiers.deadlock import Step, deadlocks
 from pipecompile.verifiers.message_models import MessageModel
 
-__all__ = ["pairing_faults"]
+__all__ = ["pairing_faults", "waiting_rows"]
 
 Message = tuple[Value, int, int]
 """A message: its value, its source and its target; a source or target is a device or HOST."""
@@ -107,6 +107,17 @@ def _end(end: int) -> str:
 
 def _deadlocks(program: Program, lines: Sequence[Line], *, meet: bool) -> list[str]:
     """Return the cycles of waits. With `meet`, a send waits for its receive as the receive waits for its send."""
+    rows, origin = _waits(program, lines, meet=meet)
+    return deadlocks(rows, lambda device, step: lines[device][origin[device][step]][0])
+
+
+def waiting_rows(program: Program, *, meet: bool) -> tuple[list[list[Step]], list[list[int]]]:
+    """Return the steps of each row that wait or are awaited, and for each step the number of its exchange in the row."""
+    numbers: dict[Message, int] = {}
+    return _waits(program, [_line(device, row, numbers) for device, row in enumerate(program.rows)], meet=meet)
+
+
+def _waits(program: Program, lines: Sequence[Line], *, meet: bool) -> tuple[list[list[Step]], list[list[int]]]:
     parties = {tie.name: tie.devices(program.placement) for tie in program.ties}
     rows: list[list[Step]] = []
     origin: list[list[int]] = []
@@ -123,7 +134,7 @@ def _deadlocks(program: Program, lines: Sequence[Line], *, meet: bool) -> list[s
             index_of += [index] * (len(steps) - before)
         rows.append(steps)
         origin.append(index_of)
-    return deadlocks(rows, lambda device, step: lines[device][origin[device][step]][0])
+    return rows, origin
 
 
 def _steps(number: int, is_send: bool, meet: bool) -> list[Step]:

@@ -16,16 +16,16 @@ Actions are encoded as integers, so that a need is at a constant distance from i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from pipecompile.ir import SHARDING, Action, Kind, Route, Schedule
 from pipecompile.ir.overlap import is_pair
-from pipecompile.verifiers.deadlock import deadlocks
+from pipecompile.verifiers.deadlock import Step, deadlocks
 from pipecompile.verifiers.sharding import microbatch_fault, sharding_faults
 
-__all__ = ["schedule_faults", "shape_faults"]
+__all__ = ["schedule_faults", "schedule_needs", "schedule_waits", "shape_faults"]
 
 LETTERS = F, B, I, W, R, OFFLOAD, RELOAD = tuple(kind for kind in Kind if kind not in SHARDING)  # noqa: E741 the letters of the schedule
 N_KINDS = len(LETTERS)
@@ -165,6 +165,9 @@ def _pair_begins(schedule: Schedule) -> list[frozenset[int]]:
     ]
 
 
+Cell = tuple[int, Kind]
+"""A stage and a kind of action."""
+
 Needs = list[dict[int, tuple[int, ...]]]
 """Per stage and index of the kind in LETTERS: the distances from an action to the actions that it waits for."""
 
@@ -192,13 +195,44 @@ def _needs(n_stages: int, numbers: _Numbers, routes: Sequence[Route], kinds: Col
 def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, counts: Counter[int]) -> list[str]:
     """Return the faults of order within each row, then deadlocks between rows as if each row were in order."""
     faults: list[str] = []
-    waits = []
+    waits = _waits(schedule, rows, needs, counts, faults)
+    return faults + deadlocks(waits, lambda device, index: schedule.rows[device][index])
+
+
+def schedule_waits(schedule: Schedule, routes: Sequence[Route]) -> list[list[Step]]:
+    """Return, per row and action, what it waits for on other devices, and its own number, for which others wait."""
+    numbers = _Numbers(schedule.n_microbatches)
+    rows = [numbers.row(row) for row in schedule.rows]
+    counts = Counter(number for row in rows for number in row)
+    needs = _needs(schedule.n_stages, numbers, routes, {LETTERS[number % N_KINDS] for number in counts})
+    return _waits(schedule, rows, needs, counts, [])
+
+
+def schedule_needs(n_stages: int, routes: Sequence[Route], kinds: Collection[Kind]) -> list[dict[Kind, list[Cell]]]:
+    """Return, per stage and kind, the (stage, kind) of each action of the same micro-batch that may be needed."""
+    needs = _needs(n_stages, _Numbers(1), routes, kinds)
+    return [
+        {
+            LETTERS[kind]: [
+                (cell // N_KINDS, LETTERS[cell % N_KINDS]) for cell in (stage * N_KINDS + kind + d for d in all_of)
+            ]
+            for kind, all_of in of_stage.items()
+        }
+        for stage, of_stage in enumerate(needs)
+    ]
+
+
+def _waits(
+    schedule: Schedule, rows: list[list[int]], needs: Needs, counts: Counter[int], faults: list[str]
+) -> list[list[Step]]:
+    """Return what each action waits for on other devices, and its number. Append the faults of order within each row."""
+    waits: list[list[Step]] = []
     per_stage = N_KINDS * schedule.n_microbatches
     for device, (row, begins) in enumerate(zip(rows, _pair_begins(schedule), strict=True)):
         position = dict(zip(reversed(row), range(len(row) - 1, -1, -1), strict=True))
-        steps: list[tuple[tuple[int, ...], int]] = []
+        steps: list[Step] = []
         for index, number in enumerate(row):
-            elsewhere: tuple[int, ...] = ()
+            elsewhere: tuple[Hashable, ...] = ()
             begin = index - 1 if index - 1 in begins else index
             for distance in needs[number // per_stage][number % N_KINDS]:
                 need = number + distance
@@ -211,7 +245,7 @@ def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, count
                 steps[-1], elsewhere = (steps[-1][0] + elsewhere, steps[-1][1]), ()
             steps.append((elsewhere, number))
         waits.append(steps)
-    return faults + deadlocks(waits, lambda device, index: schedule.rows[device][index])
+    return waits
 
 
 def _early(row: Sequence[Action], device: int, index: int, late: int) -> str:

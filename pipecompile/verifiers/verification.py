@@ -8,8 +8,11 @@ from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import Action, Program, Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import amounts
+from pipecompile.ir.periodic import PeriodicSchedule
+from pipecompile.ir.periodic_program import PeriodicProgram
 from pipecompile.verifiers.memory_bounds import byte_faults, in_flight_faults
 from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel, models_named
+from pipecompile.verifiers.periodic import periodic_program_faults, periodic_schedule_faults
 from pipecompile.verifiers.program import Level, program_faults
 from pipecompile.verifiers.routes import route_faults, route_sequence
 from pipecompile.verifiers.schedule import schedule_faults
@@ -23,7 +26,7 @@ PerDevice = float | Sequence[float]
 
 @without_collection
 def verify(
-    subject: Schedule | Program,
+    subject: Schedule | Program | PeriodicSchedule | PeriodicProgram,
     *,
     routes: Sequence[Route] | None = None,
     models: Iterable[str] | str = ("buffered", "rendezvous", "fifo"),
@@ -42,37 +45,75 @@ def verify(
     `in_flight` is the largest allowed number of micro-batches in flight, one number or one per device. `memory_limit`
     is the largest allowed size in bytes of a program's live values, one number or one per device, where stage s saves
     `saved_bytes[s]` bytes for a backward, and holds `unsharded_bytes[s]` of gathered parameters from UNSHARD to RESHARD.
+
+    Of a periodic schedule or program a few repetitions are verified, and the others by induction (`verifiers/periodic.py`): faults are
+    those of the few.
     """
-    if not isinstance(subject, Schedule | Program):
+    if not isinstance(subject, Schedule | Program | PeriodicSchedule | PeriodicProgram):
         raise InputError(
             f"{type(subject).__name__} is neither a Schedule nor a Program",
             hint='pc.build_schedule("1f1b", 4, 8), or the program of a pipeline: pipe.program',
         )
     faults = _legal(subject, routes, models_named(models))
+    few = subject
+    if isinstance(subject, PeriodicSchedule | PeriodicProgram) and not faults:
+        few = subject.unrolled(min(_SEVERAL, subject.repetitions))
+    if isinstance(few, Schedule | Program):
+        stage_bytes = saved_bytes, unsharded_bytes
+        faults += _limit_faults(few, in_flight, memory_limit, stage_bytes, is_legal=not faults)
+    if faults and isinstance(subject, Schedule):
+        raise VerifyError(f"schedule {subject.name!r}", faults, marked(subject.rows, faults))
+    if faults:
+        raise VerifyError(_NAMES[type(subject)], faults)
+
+
+_NAMES = {Program: "program", PeriodicSchedule: "periodic schedule", PeriodicProgram: "periodic program"}
+
+_SEVERAL = 2
+"""Repetitions that hold what all hold: a repetition ends with what it began with."""
+
+
+def _limit_faults(
+    few: Schedule | Program,
+    in_flight: PerDevice | None,
+    memory_limit: PerDevice | None,
+    stage_bytes: tuple[float | Sequence[float], float | Sequence[float]],
+    *,
+    is_legal: bool,
+) -> list[str]:
+    """Return the faults of devices that hold more than their limits. `stage_bytes` are those of saved values and of gathered parameters."""
+    faults: list[str] = []
     if in_flight is not None:
-        limit = amounts("in_flight", in_flight, subject.n_devices, "device", finite=False)
-        faults += in_flight_faults(_actions(subject), subject.placement, limit)
+        limit = amounts("in_flight", in_flight, few.n_devices, "device", finite=False)
+        faults += in_flight_faults(_actions(few), few.placement, limit)
     if memory_limit is not None:
-        if isinstance(subject, Schedule):
+        if isinstance(few, Schedule):
             raise InputError(
                 "memory_limit needs a program",
                 why="a schedule has no values and no messages",
                 hint="verify(lower(schedule), memory_limit=...)",
             )
-        limit = amounts("memory_limit", memory_limit, subject.n_devices, "device", finite=False)
-        faults += [] if faults else byte_faults(subject, _sizes(subject, saved_bytes, unsharded_bytes), limit)
-    if faults and isinstance(subject, Schedule):
-        raise VerifyError(f"schedule {subject.name!r}", faults, marked(subject.rows, faults))
-    if faults:
-        raise VerifyError("program", faults)
+        limit = amounts("memory_limit", memory_limit, few.n_devices, "device", finite=False)
+        faults += byte_faults(few, _sizes(few, *stage_bytes), limit) if is_legal else []
+    return faults
 
 
-def _legal(subject: Schedule | Program, routes: Sequence[Route] | None, models: frozenset[MessageModel]) -> list[str]:
-    if isinstance(subject, Program):
-        return program_faults(subject, Level.SLOTS, models)
+def _legal(
+    subject: Schedule | Program | PeriodicSchedule | PeriodicProgram,
+    routes: Sequence[Route] | None,
+    models: frozenset[MessageModel],
+) -> list[str]:
+    match subject:
+        case Program():
+            return program_faults(subject, Level.SLOTS, models)
+        case PeriodicProgram():
+            return periodic_program_faults(subject, models)
     all_routes = route_sequence(routes, subject.n_stages)
     faults = route_faults(all_routes, subject.n_stages)
-    return [*faults, *schedule_faults(subject, () if faults else all_routes)]
+    usable = () if faults else all_routes
+    if isinstance(subject, PeriodicSchedule):
+        return [*faults, *periodic_schedule_faults(subject, usable)]
+    return [*faults, *schedule_faults(subject, usable)]
 
 
 def _actions(subject: Schedule | Program) -> list[list[Action]]:

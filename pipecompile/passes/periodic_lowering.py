@@ -1,0 +1,131 @@
+"""The lowering of periodic schedules: few repetitions are lowered, and the rest follows by shifting micro-batches.
+
+    lowered, n repetitions       ├─ prologue ─┤  ...  ├─ P ─┤├─ P, a step later ─┤  ...  ├─ epilogue ─┤
+
+The order of communication follows the times at which messages are sent if every F, I and W takes the same time: n is large enough for
+these to recur. Where the last two whole repetitions of a row are not the same, n is doubled. That the program with any number of repetitions is legal is
+shown by `verifiers/periodic.py`. Linear in the actions of n repetitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipecompile.errors import InputError, ScheduleError
+from pipecompile.ir import Action, Instruction, Kind, Program, Route, Tie, chain
+from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.periodic import PeriodicSchedule
+from pipecompile.ir.periodic_program import PeriodicProgram, is_later, later
+from pipecompile.ir.routes import Sums
+from pipecompile.passes.buffer_slots import assign_slots
+from pipecompile.passes.checkpointing import Checkpoint
+from pipecompile.passes.lowering import lowering
+from pipecompile.simulation.steady_state import simulate_periodic
+from pipecompile.verifiers import verify
+
+__all__ = ["lower_periodic", "unroll"]
+
+_MORE = 4
+"""Repetitions that are lowered beside those until the times recur; twice as many as long as the last but these are not the same."""
+
+
+@without_collection
+def lower_periodic(
+    schedule: PeriodicSchedule,
+    routes: Sequence[Route] | None = None,
+    *,
+    ties: Sequence[Tie] = (),
+    checkpoint: Checkpoint = "never",
+    receive_ahead: int = 0,
+    sums: Sums = "eager",
+) -> PeriodicProgram:
+    """Return the program of a periodic schedule as prologue, period and epilogue, without lowering all micro-batches.
+
+    The keywords are those of `lower`: `receive_ahead` is the number of receives that may be posted before their values are needed. `unroll` of
+    the result is `lower(schedule.unrolled())`. Raise ScheduleError if it has no period, InputError
+    for what is no periodic schedule, VerifyError if schedule, routes or ties are not legal.
+    """
+    if not isinstance(schedule, PeriodicSchedule):
+        raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
+    if checkpoint == "except_last":
+        raise InputError("checkpoint='except_last' has no period", hint="'always', or a flag per stage")
+    all_routes = chain(schedule.n_stages) if routes is None else tuple(routes)
+    verify(schedule, routes=all_routes)
+    manager = lowering(all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, sums=sums)
+    passes = [each.run for each in manager.passes if each.name != "slots"]
+    count = first = simulate_periodic(schedule, routes=all_routes).simulated + _MORE + receive_ahead
+    while count < max(schedule.repetitions, first + 1):
+        small = _lowered(schedule.unrolled(count), passes)
+        if (program := _periodic(schedule, small, count, 1 + receive_ahead)) is not None:
+            verify(program)
+            return program
+        count *= 2
+    raise ScheduleError(
+        f"the program of {schedule.repetitions} repetitions has no period",
+        why="its repetitions are lowered differently",
+        hint="lower(schedule.unrolled())",
+    )
+
+
+def unroll(program: PeriodicProgram, repetitions: int | None = None) -> Program:
+    """Return the program with slots, as `lower` makes it, with the number of repetitions of this one or another.
+
+    Raise InputError for what is no periodic program.
+    """
+    if not isinstance(program, PeriodicProgram):
+        raise InputError(f"a {type(program).__name__} is no PeriodicProgram", hint="lower_periodic(schedule)")
+    return assign_slots(program.unrolled(repetitions))
+
+
+def _lowered(subject: object, passes: Sequence[object]) -> Program:
+    for each in passes:
+        subject = each(subject)  # type: ignore[operator]
+    assert isinstance(subject, Program)
+    return subject
+
+
+def _periodic(schedule: PeriodicSchedule, small: Program, count: int, after: int) -> PeriodicProgram | None:
+    """Return the program cut into parts; None if the last two repetitions but `after` of a row are not the same."""
+    runs = []
+    for device, row in enumerate(small.rows):
+        first, each = (_passes(part[device]) for part in (schedule.prologue, schedule.period))
+        run = _run(row, first + each * (count - after - 3), each, schedule.step)
+        if run is None:
+            return None
+        runs.append(run)
+    repeated = min(each for _, _, each in runs)
+    repetitions = schedule.repetitions - count + repeated
+    if repetitions < 1:
+        return None
+    step = schedule.step
+    parts = [
+        (row[:start], later(row[start : start + length], 0), later(row[start + repeated * length :], -step * repeated))
+        for row, (start, length, _) in zip(small.rows, runs, strict=True)
+    ]
+    prologue, period, epilogue = (tuple(part[index] for part in parts) for index in range(3))
+    counts = small.n_stages, small.placement, small.routes
+    return PeriodicProgram(*counts, prologue, period, epilogue, repetitions, step, small.ties)
+
+
+def _passes(row: Sequence[Action]) -> int:
+    """Return the number of actions that `checkpoint` does not add."""
+    return sum(action.kind is not Kind.RECOMPUTE for action in row)
+
+
+def _run(row: Sequence[Instruction], first: int, each: int, step: int) -> tuple[int, int, int] | None:
+    """Return the start of the first repetition in a lowered row, the length of a period, and the number of repetitions.
+
+    From the action number `first` on, R left out, there are two repetitions of `each` actions. They have to be the same: their run is as
+    long as instructions agree with those one period later.
+    """
+    actions = [index for index, i in enumerate(row) if i.action is not None and i.action.kind is not Kind.RECOMPUTE]
+    begin, end, last = (actions[first + each * index] for index in range(3))
+    length = end - begin
+    if last - end != length or not is_later(row[end:last], row[begin:end], step):
+        return None
+    start, stop = begin, last
+    while start > 0 and is_later(row[start - 1 + length : start + length], row[start - 1 : start], step):
+        start -= 1
+    while stop < len(row) and is_later(row[stop : stop + 1], row[stop - length : stop - length + 1], step):
+        stop += 1
+    return start, length, (stop - start) // length

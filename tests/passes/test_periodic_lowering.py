@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipecompile.errors import InputError
+from pipecompile.ir import HOST, Route, Tie, chain
+from pipecompile.ir.periodic import PeriodicSchedule
+from pipecompile.ir.periodic_program import PeriodicProgram
+from pipecompile.passes import lower
+from pipecompile.passes.periodic_lowering import lower_periodic, unroll
+from pipecompile.schedules.periods import build_periodic
+
+ONE_STAGE = ("1f1b", "eager-1f1b", "zb-h1", "zb-h2", "mario")
+NAMES = (*ONE_STAGE, "interleaved", "interleaved-zb", "zbv", "v-half", "v-min", "dualpipev", "sequential", "po-half")
+KEYWORDS = ("", "receive_ahead", "routes", "checkpoint")
+CASES = [(name, devices, keyword) for devices in (2, 3, 4) for keyword in KEYWORDS for name in NAMES]
+
+
+def keywords_of(keyword: str, stages: int) -> dict[str, Any]:
+    ends = Route("x", HOST, (0,), gradient=False), Route("y", stages - 1, (HOST,)), Route("skip", 0, (stages - 1,))
+    routes = (*chain(stages), *ends) if stages > 2 else chain(stages)
+    ties = (Tie("w", (0, stages - 1)),)
+    return {
+        "": {},
+        "receive_ahead": {"receive_ahead": 1},
+        "routes": {"routes": routes, "ties": ties},
+        "checkpoint": {"checkpoint": [stage % 2 == 0 for stage in range(stages)]},
+    }[keyword]
+
+
+@pytest.mark.sampled(11)
+@pytest.mark.parametrize(("name", "devices", "keyword"), CASES)
+def test_the_program_is_that_of_the_unrolled_schedule(name: str, devices: int, keyword: str) -> None:
+    """With recomputation, early receives, skips, tied parameters, and values from and for the host."""
+    stages = devices * (1 if name in ONE_STAGE else 2)
+    schedule = build_periodic(name, stages, 8 * devices + 1, n_devices=devices)
+    keywords = keywords_of("" if keyword == "checkpoint" and name in ("mario", "po-half") else keyword, stages)
+    program = lower_periodic(schedule, **keywords)
+    assert unroll(program) == lower(schedule.unrolled(), **keywords)
+    assert PeriodicProgram.from_text(str(program)) == program
+
+
+def test_few_repetitions_and_more_than_lowered_are_right() -> None:
+    schedule = PeriodicSchedule.from_csv("0F0,(0F1;0B0)x1+1,0B1\n(1F0;1B0)x1+1,1F1,1B1\n")
+    program = lower_periodic(schedule)
+    for repetitions in (1, 2, 3, 30):
+        assert unroll(program, repetitions) == lower(schedule.unrolled(repetitions))
+
+
+def test_its_size_is_that_of_the_period() -> None:
+    few, many = (lower_periodic(build_periodic("1f1b", 4, m)) for m in (40, 4_000_000))
+    assert many == few.repeated(many.repetitions)
+    assert many.n_microbatches == 4_000_000
+    assert repr(many) == "PeriodicProgram(n_stages=4, n_microbatches=4000000, n_devices=4, 3999997 times 1)"
+
+
+def test_what_cannot_be_lowered_so_is_refused() -> None:
+    schedule = build_periodic("1f1b", 2, 16)
+    with pytest.raises(InputError, match="a Schedule is no PeriodicSchedule"):
+        lower_periodic(schedule.unrolled())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="checkpoint='except_last' has no period"):
+        lower_periodic(schedule, checkpoint="except_last")
+    with pytest.raises(InputError, match="a Program is no PeriodicProgram"):
+        unroll(lower(schedule.unrolled()))  # type: ignore[arg-type]
