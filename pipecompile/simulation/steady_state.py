@@ -6,7 +6,7 @@
 A time is the latest of other times, each plus a constant: a max-plus linear system. If the times of as many repetitions as an action
 looks back are all those of c repetitions earlier plus T, so are the next, by induction (Baccelli et al., "Synchronization and
 Linearity", 1992, section 3.7). Links are part of it, each serves its messages in the order of one row. Hosts that launch, shared
-streams and engines per device are not: their schedules are simulated in full.
+streams, engines per device and copies to the host are not: their schedules are simulated in full. The repetitions are walked by arrays.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
+import numpy as np
+
 from pipecompile.errors import InputError
-from pipecompile.ir import Route
+from pipecompile.ir import Kind, Route
+from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.timeline import Timeline
-from pipecompile.simulation.costs import CostOptions
-from pipecompile.simulation.simulator import build_tasks, run_to_end, simulate
-from pipecompile.simulation.task_graph import TaskGraph, Times
+from pipecompile.simulation.array_memory import peak_bytes
+from pipecompile.simulation.array_walk import ArrayRun, ScheduleArrays
+from pipecompile.simulation.costs import CostOptions, Costs, Engines, make_costs
+from pipecompile.simulation.simulator import simulate
+from pipecompile.verifiers import verify
+from pipecompile.verifiers.routes import checked_routes
 
 __all__ = ["SteadyState", "simulate_periodic"]
 
 _FEW = 6
 """Repetitions that are simulated first; twice as many as long as there is no steady state."""
 
-_LONGEST_CYCLE = 4
-"""Repetitions after which times have to recur. Schedules of the catalogue need one, two at odd costs."""
+_MOST_SPANS = 20_000
+"""Actions of the simulated repetitions up to which the result has a timeline."""
 
 _EQUAL = 1e-12
 """Relative tolerance for equal differences of times: rounding alone."""
@@ -40,7 +46,7 @@ class SteadyState:
     """The run of a periodic schedule.
 
     `makespan` is in seconds, `period` the seconds of a repetition in the steady state (None if all were simulated), `simulated` the
-    number of repetitions of which `timeline` has the spans. `peak_memory` (bytes) and `peak_in_flight` are per device, of the whole run.
+    number of repetitions that were simulated. `timeline` has their spans; None if they have more than 20,000 actions. `peak_memory` (bytes) and `peak_in_flight` are per device, of the whole run.
     """
 
     makespan: float
@@ -49,7 +55,7 @@ class SteadyState:
     bubble: float
     peak_memory: tuple[float, ...]
     peak_in_flight: tuple[float, ...]
-    timeline: Timeline
+    timeline: Timeline | None
 
 
 def simulate_periodic(
@@ -61,25 +67,33 @@ def simulate_periodic(
     """
     if not isinstance(schedule, PeriodicSchedule):
         raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
-    count = _FEW
-    while count < schedule.repetitions:
-        subject = schedule.unrolled(count)
-        tasks, checked = build_tasks(subject, routes, **costs)
-        if tasks.issued or tasks.after or checked.engines.value != "pair":
-            break
-        times = run_to_end(subject, tasks, checked)
-        if (steady := _steady(schedule, count, tasks, times)) is not None:
-            cycle, seconds = steady
-            if rest := (schedule.repetitions - count) % cycle:
-                count += rest
-                continue
-            return _extended(schedule, count, seconds / cycle, routes, costs)
-        count *= 2
-    return _extended(schedule, schedule.repetitions, None, routes, costs)
+    routes = checked_routes(routes, schedule.n_stages)
+    verify(schedule, routes=routes)
+    checked = make_costs(schedule.n_stages, schedule.n_devices, routes, **costs)
+    if checked.engines is not Engines.PAIR or any(checked.launch) or checked.streams or _offloads(schedule):
+        return _simulated(schedule, schedule.repetitions, None, routes, costs)
+    arrays, count, steady = ScheduleArrays(schedule, routes, checked), min(_FEW, schedule.repetitions), None
+    while True:
+        run = arrays.run(count)
+        if count == schedule.repetitions or (steady := _steady(run, count)) is not None:
+            rest = (schedule.repetitions - count) % steady[0] if steady else 0
+            if not rest:
+                break
+            count += rest
+        else:
+            count = min(2 * count, schedule.repetitions)
+    period = steady[1] / steady[0] if steady and count < schedule.repetitions else None
+    if len(run.end) <= _MOST_SPANS:
+        return _simulated(schedule, count, period, routes, costs)
+    return _of_arrays(schedule, run, count, period, checked)
 
 
-def _extended(
-    schedule: PeriodicSchedule, count: int, period: float | None, routes: Sequence[Route] | None, costs: CostOptions
+def _offloads(schedule: PeriodicSchedule) -> bool:
+    return any(a.kind is Kind.OFFLOAD for rows in (schedule.prologue, schedule.period) for row in rows for a in row)
+
+
+def _simulated(
+    schedule: PeriodicSchedule, count: int, period: float | None, routes: Sequence[Route], costs: CostOptions
 ) -> SteadyState:
     """Return the run of which `count` repetitions are simulated and the rest takes `period` seconds each."""
     timeline = simulate(schedule.unrolled(count), routes=routes, **costs)
@@ -92,62 +106,54 @@ def _extended(
     return SteadyState(makespan, period, count, bubble, timeline.peak_memory, timeline.peak_in_flight, timeline)
 
 
-def _steady(schedule: PeriodicSchedule, count: int, tasks: TaskGraph, times: Times) -> tuple[int, float] | None:
+def _of_arrays(
+    schedule: PeriodicSchedule, run: ArrayRun, count: int, period: float | None, costs: Costs
+) -> SteadyState:
+    """Return the same, of a run that is too large for a timeline."""
+    more = schedule.repetitions - count
+    makespan = run.makespan + more * (period or 0.0)
+    busy = float(run.seconds.sum()) + more * float(run.seconds[run.repetition == count - 1].sum())
+    few = schedule.unrolled(min(2, schedule.repetitions))
+    flying = in_flight(few.rows, few.placement)
+    return SteadyState(
+        makespan, period, count, 1.0 - busy / (schedule.n_devices * makespan) if makespan else 0.0,
+        peak_bytes(run, schedule.placement, costs), flying, None,
+    )  # fmt: skip
+
+
+def _steady(run: ArrayRun, count: int) -> tuple[int, float] | None:
     """Return after how many repetitions all times recur, and how many seconds later; None if they do not within `count`."""
-    reach = _reach(tasks, _repetition_of_tasks(schedule, count, tasks), count)
+    reach = _reach(run, count)
     if reach is None:
         return None
-    vectors = [_times(_own(schedule, tasks, index), tasks, times) for index in range(count)]
-    for cycle in range(1, min(_LONGEST_CYCLE, count - reach) + 1):
+    own = run.repetition >= 0
+    own &= run.repetition < count
+    ends, arrivals = run.end[own], run.arrival[run.sends[own]]
+    arrivals[run.sends[own] == len(run.arrival) - 1] = np.nan
+    order = np.argsort(run.repetition[own], kind="stable")
+    times = np.concatenate([ends[order].reshape(count, -1), arrivals[order].reshape(count, -1)], axis=1)
+    times = times[:, ~np.isnan(times[0])]
+    tolerance = _EQUAL * run.makespan
+    for cycle in range(1, count - reach + 1):
         first = count - cycle - reach
-        shift = vectors[first + cycle][0] - vectors[first][0]
-        pairs = ((vectors[index], vectors[index + cycle]) for index in range(first, count - cycle))
-        if all(_is_later(before, after, shift, _EQUAL * times.makespan) for before, after in pairs):
-            return cycle, shift
+        later = times[first + cycle :] - times[first : count - cycle]
+        if (abs(later - later[0, 0]) <= tolerance).all():
+            return cycle, float(later[0, 0])
     return None
 
 
-def _is_later(before: Sequence[float], after: Sequence[float], shift: float, tolerance: float) -> bool:
-    """Return whether all times are `shift` seconds later."""
-    return all(abs(b - a - shift) <= tolerance for a, b in zip(before, after, strict=True))
-
-
-def _times(own: Sequence[tuple[int, int]], tasks: TaskGraph, times: Times) -> list[float]:
-    """Return the ends of the tasks of a repetition, and of the messages that they send."""
-    numbers = [task for first, size in own for task in range(first, first + size)]
-    messages = (message for task in numbers for message in tasks.sends[task])
-    return [*(times.end[task] for task in numbers), *(times.message_end[message] for message in messages)]
-
-
-def _own(schedule: PeriodicSchedule, tasks: TaskGraph, index: int) -> list[tuple[int, int]]:
-    """Return, per device, the first task of a repetition and the number of its tasks."""
-    return [
-        (row.start + len(prologue) + index * len(period), len(period))
-        for row, prologue, period in zip(tasks.rows, schedule.prologue, schedule.period, strict=True)
-    ]
-
-
-def _repetition_of_tasks(schedule: PeriodicSchedule, count: int, tasks: TaskGraph) -> list[int]:
-    """Return the repetition of each task: -1 in the prologue, `count` in the epilogue."""
-    found: list[int] = []
-    for prologue, period, row in zip(schedule.prologue, schedule.period, tasks.rows, strict=True):
-        found += [-1] * len(prologue)
-        for index in range(count):
-            found += [index] * len(period)
-        found += [count] * (len(row) - len(prologue) - count * len(period))
-    return found
-
-
-def _reach(tasks: TaskGraph, repetition: Sequence[int], count: int) -> int | None:
+def _reach(run: ArrayRun, count: int) -> int | None:
     """Return how many repetitions an action looks back at most; None if one needs a later part, or the epilogue the prologue."""
-    sender = {message: task for task, sent in enumerate(tasks.sends) for message in sent}
+    none = len(run.arrival) - 1
+    sent_in = np.full(none + 1, -1)
+    for column in run.sends.T:
+        sent_in[column] = run.repetition
     reach = 1
-    for task, needs in enumerate(tasks.needs):
-        here = repetition[task]
-        for message in needs:
-            source = repetition[sender[message]]
-            if source > here or (here == count and source < 0):
-                return None
-            if here >= 0 and source >= 0:
-                reach = max(reach, here - source)
+    for column in run.needs.T:
+        is_needed = column < none
+        here, source = run.repetition[is_needed], sent_in[column[is_needed]]
+        if (source > here).any() or ((here == count) & (source < 0)).any():
+            return None
+        within = source >= 0
+        reach = max(reach, int((here - source)[within].max(initial=1)))
     return reach
