@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from pipecompile.passes.offloading import insert_offload as insert_offload
     from pipecompile.passes.offloading import offload_to_fit as offload_to_fit
     from pipecompile.passes.overlapping import insert_overlap as insert_overlap
-    from pipecompile.passes.sharding import insert_sharding as insert_sharding
-    from pipecompile.passes.sharding import shard_to_fit as shard_to_fit
     from pipecompile.passes.periodic_lowering import lower_periodic as lower_periodic
     from pipecompile.passes.periodic_lowering import unroll as unroll
+    from pipecompile.passes.sharding import insert_sharding as insert_sharding
+    from pipecompile.passes.sharding import shard_to_fit as shard_to_fit
     from pipecompile.passes.user_passes import UserPass as UserPass
     from pipecompile.pipeline import Pipeline as Pipeline
     from pipecompile.runtime.launch_timeline import simulate_launches as simulate_launches
