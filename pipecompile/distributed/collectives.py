@@ -52,9 +52,11 @@ class CollectiveGroup:
         self.wait(dist.all_gather_into_tensor(rows.view(-1), sent, self.group, async_op=True))
         return rows.to(row.device)
 
-    def start_all_gather(self, row: torch.Tensor) -> PendingCollective:
-        """Start to gather the tensors `(width,)` of all ranks; the result is `(ranks, width)`. `row` must not change until then."""
-        rows = row.new_empty(self.size, row.numel())
+    def start_all_gather(self, row: torch.Tensor, into: torch.Tensor | None = None) -> PendingCollective:
+        """Start to gather the tensors `(width,)` of all ranks; the result is `(ranks, width)`, in the memory of `into` if it is given.
+        `row` must not change until then.
+        """
+        rows = row.new_empty(self.size, row.numel()) if into is None else into.view(self.size, row.numel())
         work = dist.all_gather_into_tensor(rows.view(-1), row, self.group, async_op=True)
         return PendingCollective(self, work, rows)
 

@@ -43,20 +43,30 @@ class ShardedParameter:
         """The rows in this rank's memory."""
         return local(self.shard.detach())
 
-    def gather(self, rows: torch.Tensor) -> None:
-        """Make the parameter whole, from its gathered elements `(ranks, width)`, padded at the end."""
-        shape = self.whole.shape
+    def allocated(self) -> torch.Tensor:
+        """Return the memory of the whole parameter, of which the values are any."""
+        shape, own = self.whole.shape, self.local
         if self.memory is None:
-            self.memory = torch.empty_strided(shape, self.stride, dtype=rows.dtype, device=rows.device)
+            self.memory = torch.empty_strided(shape, self.stride, dtype=own.dtype, device=own.device)
         elif not (storage := self.memory.untyped_storage()).nbytes():
             storage.resize_(_extent(shape, self.stride) * self.memory.element_size())
-        if self.memory.is_contiguous():
-            flat = self.memory.view(-1)
+        return self.memory
+
+    def gather(self, rows: torch.Tensor) -> None:
+        """Make the parameter whole, from its gathered elements `(ranks, width)`, padded at the end."""
+        memory = self.allocated()
+        if memory.is_contiguous():
+            flat = memory.view(-1)
             for index, row in enumerate(rows):
                 part = flat[index * self.width : (index + 1) * self.width]
                 part.copy_(row[: len(part)])
         else:
-            self.memory.copy_(rows.reshape(-1)[: self.whole.numel()].view(shape))
+            memory.copy_(rows.reshape(-1)[: self.whole.numel()].view(self.whole.shape))
+        self.take()
+
+    def take(self) -> None:
+        """Make the parameter whole, whose memory has the values of all ranks."""
+        assert self.memory is not None
         self.whole.data, self.is_whole = self.memory, True
         self.whole.requires_grad_(self.shard.requires_grad)
         self.version = version_of(self.whole)
@@ -75,6 +85,11 @@ class ShardedParameter:
             self.memory.untyped_storage().resize_(0)
         elif not is_kept:
             self.memory = None
+
+    def is_even(self, size: int) -> bool:
+        """Return whether the shards of so many ranks, one behind the other, are the whole parameter."""
+        is_dense = self.stride == torch.empty(self.whole.shape, device="meta").stride()
+        return self.whole.dim() > 0 and is_dense and self.width * size == self.whole.numel()
 
     def gradient_rows(self, size: int) -> torch.Tensor:
         """Return the gradient of the whole parameter as `(size, width)`: row `i` is the part of rank `i`."""

@@ -36,13 +36,17 @@ __all__ = ["Gathering", "ShardedParameters"]
 T = TypeVar("T", bound=torch.Tensor)
 R = TypeVar("R")
 
+_DIRECT = 1 << 20
+"""Bytes of a whole parameter from which on it is gathered by a message of its own, without a copy: benchmarks/sharding.py."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """An all-gather that is under way: its result is a row per rank with the shards of these parameters."""
+    """An all-gather that is under way: its result is a row per rank with the shards of these parameters, or the memory of the only one."""
 
     pending: PendingCollective
     parameters: Sequence[ShardedParameter]
+    is_direct: bool = False
 
 
 def _normal_tensors(method: Callable[..., R]) -> Callable[..., R]:
@@ -150,14 +154,25 @@ class ShardedParameters:
 
     @_normal_tensors
     def start(self, parameters: Sequence[ShardedParameter]) -> list[Gathering]:
-        """Start to gather parameters, with one all-gather per dtype."""
-        return [Gathering(self._row(own), own) for own in _by_dtype(parameters)]
+        """Start to gather parameters: large ones each into its own memory, the others with one all-gather per dtype."""
+        direct, rest = list[ShardedParameter](), list[ShardedParameter]()
+        for one in parameters:
+            is_direct = one.whole.nbytes >= _DIRECT and one.is_even(self.groups[-1].size)
+            (direct if is_direct else rest).append(one)
+        return [
+            *(Gathering(self._into(one), [one], is_direct=True) for one in direct),
+            *(Gathering(self._row(own), own) for own in _by_dtype(rest)),
+        ]
 
     @_normal_tensors
     def finish(self, gatherings: Iterable[Gathering]) -> None:
         """Make the parameters of gatherings whole. Raises RankLost."""
         for gathering in gatherings:
-            columns = gathering.pending.wait().split_with_sizes([p.width for p in gathering.parameters], 1)
+            rows = gathering.pending.wait()
+            if gathering.is_direct:
+                gathering.parameters[0].take()
+                continue
+            columns = rows.split_with_sizes([p.width for p in gathering.parameters], 1)
             for parameter, column in zip(gathering.parameters, columns, strict=True):
                 parameter.gather(column)
 
@@ -174,6 +189,9 @@ class ShardedParameters:
 
     def _gather(self) -> None:
         self.finish(self.start([parameter for parameter in self._parameters.values() if not parameter.is_whole]))
+
+    def _into(self, parameter: ShardedParameter) -> PendingCollective:
+        return self.groups[-1].start_all_gather(parameter.local.reshape(-1), parameter.allocated())
 
     def _row(self, parameters: Sequence[ShardedParameter]) -> PendingCollective:
         row = torch.cat([padded(parameter.local, parameter.width) for parameter in parameters])

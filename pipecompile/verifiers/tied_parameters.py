@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pipecompile.ir import UNTRAINED, Instruction, Op, Program, Tie
+from pipecompile.ir import SHARDING, UNTRAINED, Instruction, Op, Program, Tie
 from pipecompile.verifiers.routes import is_name
 
 __all__ = ["exchange_faults", "tie_faults"]
@@ -53,7 +53,8 @@ def exchange_faults(program: Program) -> Iterator[str]:
 
 
 def _of_device(tie: Tie, device: int, row: Sequence[Instruction], *, trained: bool) -> Iterator[str]:
-    uses = [index for index, i in enumerate(row) if i.action is not None and i.action.stage in tie.stages]
+    actions = ((index, i.action) for index, i in enumerate(row) if i.action is not None)
+    uses = [index for index, action in actions if action.stage in tie.stages and action.kind not in SHARDING]
     for op, expected in ((Op.BROADCAST, 1), (Op.REDUCE, int(trained))):
         indices = [index for index, i in enumerate(row) if i.op is op and i.tie == tie.name]
         if len(indices) != expected:

@@ -7,4 +7,6 @@ FULL_ONLY = (
     "direct listed",
     "direct tied on four",
     "sums on four",
+    "hsdp, by stage",
+    "tied, by stage",
 )

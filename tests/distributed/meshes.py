@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -17,6 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import pipecompile as pc
+from pipecompile.distributed.sharded_parameters import ShardedParameters
+from pipecompile.ir import Kind
 from tests.distributed.case_models import LANGUAGE, distance, mean_square
 from tests.distributed.cases import pair_mesh
 
@@ -71,8 +74,8 @@ def trained(
     model, x, y = blocks(), torch.randn(SAMPLES, 6).double(), torch.randn(SAMPLES, 3).double()
     eager, part = copy.deepcopy(model), part_of(mesh)
     prepare(model)
-    options = {"loss_fn": distance, "n_microbatches": 3, "cost": "analytic"} | options
-    pipe = pc.compile(model, mesh["pp"].size(), mesh=mesh, example_args=(x[part],), **options)
+    options = {"loss_fn": distance, "n_microbatches": 3, "cost": "analytic", "n_stages": mesh["pp"].size()} | options
+    pipe = pc.compile(model, mesh=mesh, example_args=(x[part],), **options)
     mine, theirs, off = make_optimizer(pipe.parameters()), adam(eager.parameters()), []
     for step, norm_type in zip(range(STEPS), (2.0, math.inf, 1.0), strict=True):
         for again in range(2):
@@ -99,13 +102,31 @@ def trained(
     return {"worst": max(map(abs, off)), "reductions": pipe.replicas.reductions, "own": len([*pipe.parameters()])}
 
 
-def tied() -> Any:
+def by_stage(mesh: DeviceMesh, name: str) -> dict[str, Any]:
+    """Train under a schedule that gathers and frees the parameters of each stage between its blocks. Note how often a row does."""
+    counted: list[str] = []
+    schedule = pc.insert_sharding(pc.build_schedule(name, 4, 3, n_devices=mesh["pp"].size()), ahead=0)
+    with patch.object(ShardedParameters, "release", _counting(ShardedParameters.release, counted)):
+        result = trained(mesh, n_stages=4, schedule=schedule)
+    expected = sum(action.kind is Kind.RESHARD for action in schedule.rows[mesh.get_local_rank("pp")])
+    return result | {"releases": len(counted), "expected": 2 * STEPS * expected}
+
+
+def _counting(release: Callable[..., None], counted: list[str]) -> Callable[..., None]:
+    def counting(self: ShardedParameters, parameters: Any) -> None:
+        release(self, parameters)
+        counted.append("released")
+
+    return counting
+
+
+def tied(schedule: Any = "zb-h1", checkpoint: str = "always") -> Any:
     """Train a language model with sharded parameters, embeddings tied over both ranks, a split backward and recomputation."""
     torch.manual_seed(5)
     model, inputs = LANGUAGE()
     eager, mesh = copy.deepcopy(model), mesh_of((2, 2), "dp_shard", "pp")
     part = {"input_ids": inputs["input_ids"][part_of(mesh)]}
-    options: dict[str, Any] = {"loss_fn": mean_square, "schedule": "zb-h1", "checkpoint": "always", "tied": "apart"}
+    options: dict[str, Any] = {"loss_fn": mean_square, "schedule": schedule, "checkpoint": checkpoint, "tied": "apart"}
     pipe = pc.compile(model, 2, mesh=mesh, example_kwargs=part, n_microbatches=2, cost="analytic", **options)
     mine, theirs, off = adam(pipe.parameters()), adam(eager.parameters()), []
     for _ in range(STEPS):
@@ -247,9 +268,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "dp_shard x pp": lambda: trained(mesh_of((2, 2), "dp_shard", "pp")),
     "hsdp": lambda: trained(mesh_of((2, 2, 1), "dp", "dp_shard", "pp")),
     "hsdp x pp": lambda: trained(mesh_of((2, 1, 2), "dp", "dp_shard", "pp")),
+    "dp_shard x pp, by stage": lambda: by_stage(mesh_of((2, 2), "dp_shard", "pp"), "zbv"),
+    "hsdp, by stage": lambda: by_stage(mesh_of((2, 2, 1), "dp", "dp_shard", "pp"), "looped-bfs"),
     "pp x tp": lambda: tensor_parallel(mesh_of((2, 2), "pp", "tp")),
     "dp x tp": lambda: tensor_parallel(mesh_of((2, 1, 2), "dp", "pp", "tp")),
     "tied": tied,
+    "tied, by stage": lambda: tied(pc.insert_sharding(pc.build_schedule("zb-h1", 2, 2), ahead=0)),
     "kept": kept_as_fully_shard_does,
     "layers loaded": layers_loaded,
     "scaler": lambda: scaled(mesh_of((4,), "pp")),

@@ -187,6 +187,14 @@ def test_a_mesh_trains_as_eager_does_on_the_whole_batch(run: RankRun, case: str,
         )  # one per stage of the rank and backward of the whole batch: 3 steps of 2 backwards
 
 
+@pytest.mark.parametrize("case", ["dp_shard x pp, by stage", "hsdp, by stage"])
+def test_parameters_are_gathered_and_freed_by_stage_as_the_schedule_says(run: RankRun, case: str) -> None:
+    """The same training; each RESHARD of a step frees its stage, and each stage is reduced by its REDUCE_GRAD."""
+    for each in run.of(case):
+        assert each["worst"] < 1e-12
+        assert each["releases"] == each["expected"] > 0
+
+
 @pytest.mark.parametrize("case", ["changed", "changed parts"])
 def test_a_change_on_one_rank_is_recorded_by_all(run: RankRun, case: str) -> None:
     for each in run.of(case):
@@ -212,7 +220,7 @@ def test_copies_may_run_different_programs(run: RankRun) -> None:
 
 
 def test_a_tied_weight_may_be_sharded(run: RankRun) -> None:
-    for each in run.of("tied"):
+    for each in (*run.of("tied"), *run.of("tied, by stage")):
         assert each["worst"] < 1e-5
         assert each["copies"] == 1
 

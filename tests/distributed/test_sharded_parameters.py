@@ -1,4 +1,4 @@
-"""Shards of one of two ranks, whose other rank has the same values; and a mesh of one rank."""
+"""Sharded parameters on a mesh of one rank."""
 
 from __future__ import annotations
 
@@ -12,73 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from pipecompile.distributed.sharded_parameters import ShardedParameter, ShardedParameters, _padded, _rows
-
-
-def test_rows_are_cut_as_torch_chunks_them() -> None:
-    whole = torch.arange(10.0).view(5, 2)
-    assert [len(_rows(whole, index, 4)) for index in range(4)] == [2, 2, 1, 0]
-    assert torch.equal(torch.cat([_rows(whole, index, 4) for index in range(4)]), whole)
-    assert _rows(torch.tensor(3.0), 1, 2).item() == 3.0
-
-
-def test_padding_is_at_the_end() -> None:
-    assert _padded(torch.ones(1, 2), 4).tolist() == [1.0, 1.0, 0.0, 0.0]
-
-
-def half(shape: tuple[int, ...], index: int = 0) -> ShardedParameter:
-    """The part of rank `index` of two; its shard is a plain tensor."""
-    whole = nn.Parameter(torch.arange(float(torch.Size(shape).numel())).view(shape))
-    rows = _rows(whole.data, index, 2).clone()
-    width = -(-shape[0] // 2) * torch.Size(shape[1:]).numel() if shape else 1
-    return ShardedParameter(whole, nn.Parameter(rows), whole.stride(), width)
-
-
-def test_a_freed_parameter_is_nan_and_keeps_its_shape() -> None:
-    parameter = half((3, 2))
-    parameter.free(0, 2)
-    assert parameter.whole.shape == (3, 2)
-    assert parameter.whole.isnan().all()
-    assert parameter.whole.untyped_storage().nbytes() == 4
-
-
-def test_a_gathered_parameter_has_the_values_of_both_ranks_and_its_strides() -> None:
-    parameter = half((3, 2))
-    parameter.stride = (1, 3)
-    parameter.free(0, 2)
-    parameter.gather(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0]))  # two numbers of padding
-    assert parameter.whole.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
-    assert parameter.whole.stride() == (1, 3)
-
-
-def test_rows_that_a_forward_writes_are_kept() -> None:
-    parameter = half((3, 2), index=1)
-    parameter.gather(torch.arange(8.0))
-    with torch.no_grad():
-        parameter.whole += 10
-    parameter.free(1, 2)
-    assert parameter.local.tolist() == [[14.0, 15.0]]
-
-
-def test_the_rows_of_a_gradient_are_those_of_the_ranks() -> None:
-    parameter = half((3, 2))
-    assert parameter.gradient_rows(2).tolist() == [[0.0] * 4] * 2
-    parameter.whole.grad = torch.arange(6.0).view(3, 2)
-    assert parameter.gradient_rows(2).tolist() == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 0.0, 0.0]]
-    scalar = half(())
-    scalar.whole.grad = torch.tensor(2.0)
-    assert scalar.gradient_rows(2).tolist() == [[2.0], [2.0]]
-
-
-def test_gradients_of_a_shard_are_added_up() -> None:
-    parameter = half((3, 2), index=1)
-    for _ in range(2):
-        parameter.add_gradient(torch.tensor([1.0, 2.0, 0.0, 0.0]))
-    assert parameter.shard.grad is not None
-    assert parameter.shard.grad.tolist() == [[2.0, 4.0]]
-
-
-# -- on a mesh of one rank ---------------------------------------------------------------------------------------------
+from pipecompile.distributed import sharded_parameters
+from pipecompile.distributed.sharded_parameters import ShardedParameters
 
 
 @pytest.fixture
@@ -135,6 +70,35 @@ def test_a_parameter_without_a_gradient_on_any_rank_gets_none(sharded: ShardedPa
         bucket.settle(bucket.pending.wait())
     assert sharded.shard_of(model.weight).grad is not None
     assert sharded.shard_of(model.bias).grad is None
+
+
+def test_parameters_are_gathered_and_freed_by_stage(
+    sharded: ShardedParameters, model: nn.Linear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for least in (0, 1 << 20):  # each into its own memory, and all in one message
+        monkeypatch.setattr(sharded_parameters, "_DIRECT", least)
+        with sharded.by_stage():
+            weight, bias = sharded.of({id(model.weight)}), sharded.apart_from({id(model.weight)})
+            assert [one.whole is model.bias for one in bias] == [True]
+            sharded.finish(sharded.start(weight + bias))
+            output = model(torch.ones(1, 3)).sum()
+            sharded.release(weight + bias)
+            assert model.weight.isnan().all()
+            sharded.finish(sharded.start(weight))
+            output.backward()
+            assert model.weight.grad.tolist() == [[1.0] * 3] * 2
+        assert model.weight.isnan().all()
+        model.zero_grad()
+
+
+def test_what_users_freeze_is_frozen_before_it_is_gathered(sharded: ShardedParameters, model: nn.Linear) -> None:
+    sharded.shard_of(model.bias).requires_grad_(False)
+    with sharded.by_stage():
+        assert not model.bias.requires_grad
+        sharded.gather_rest()
+        assert not sharded.is_by_stage
+        assert not model.weight.isnan().any()
+    assert model.weight.isnan().all()
 
 
 def test_without_a_mesh_nothing_is_sharded(model: nn.Linear) -> None:
