@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     from pipecompile.show.chakra import save_chakra as save_chakra
     from pipecompile.simulation.advice import Advice as Advice
     from pipecompile.simulation.advice import advise as advise
+    from pipecompile.simulation.calibration import calibrate as calibrate
+    from pipecompile.simulation.forecast import StepForecast as StepForecast
+    from pipecompile.simulation.forecast import forecast as forecast
     from pipecompile.simulation.simulator import simulate as simulate
     from pipecompile.simulation.steady_state import SteadyState as SteadyState
     from pipecompile.simulation.steady_state import simulate_periodic as simulate_periodic
@@ -122,6 +125,8 @@ _HOMES = {
     "schedules.periods": ("build_periodic", "find_period"),
     "show.chakra": ("save_chakra",),
     "simulation.advice": ("Advice", "advise"),
+    "simulation.calibration": ("calibrate",),
+    "simulation.forecast": ("StepForecast", "forecast"),
     "simulation.simulator": ("simulate",),
     "simulation.steady_state": ("SteadyState", "simulate_periodic"),
     "ir.timeline": ("Timeline",),

@@ -74,6 +74,8 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "check_order": (pc.check_order, {"order": SCHEDULE, "rules": "pair"}),
     "repair_order": (pc.repair_order, {"order": SCHEDULE}),
     "simulate": (pc.simulate, {"subject": SCHEDULE}),
+    "forecast": (pc.forecast, {"subject": SCHEDULE, "jitter": 0.1, "draws": 2}),
+    "calibrate": (pc.calibrate, {"measured": pc.simulate(SCHEDULE)}),
     "advise": (pc.advise, {"subject": SCHEDULE}),
     "insert_offload": (pc.insert_offload, {"schedule": SCHEDULE, "stages": None}),
     "insert_overlap": (pc.insert_overlap, {"schedule": SCHEDULE, "routes": None}),

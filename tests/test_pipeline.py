@@ -145,7 +145,7 @@ def test_every_public_object_is_one_short_line() -> None:
     assert considered is not None
     schedule = pc.build_schedule("1f1b", 2, 64)
     cut = pc.partition(problem, 3)
-    made = [pipe, plan, problem, considered, considered.best, pipe.program, schedule, pc.simulate(schedule), cut,
+    made = [pipe, plan, problem, considered, considered.best, pipe.program, schedule, pc.simulate(schedule), pc.forecast(schedule), cut,
             pc.explain(Net(), batch()[0]), *pc.advise(schedule), pc.Microbatch(1, target=2),
             (report := pc.check_order(schedule)), report.order, *planned_for_a_cluster(), *periodic(), pc.CardPartition(torch.device("cuda", 0), 0, 4, 33, None), pc.UserPass(lambda program: program, "mine", before="compute")]  # fmt: skip
     errors = [pc.InputError("what", why="why", hint="hint"), pc.MismatchError("what"), pc.RunError("what", stage=1, microbatch=2), pc.CostError("what"),

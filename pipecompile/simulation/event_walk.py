@@ -20,7 +20,7 @@ __all__ = ["walk", "walk_events"]
 
 def walk(tasks: TaskGraph, engines: Engines = Engines.PAIR) -> Times:
     """Return the earliest times of all tasks and messages, given the order of tasks in the rows."""
-    if engines is Engines.DEVICE or tasks.issued or tasks.after:
+    if engines is Engines.DEVICE or tasks.issued or tasks.after or tasks.engines:
         return walk_events(tasks, engines)
     return walk_rows(tasks, lambda: walk_events(tasks).order)
 
@@ -113,11 +113,12 @@ class _EventWalk:
 
     def _send(self, messages: tuple[int, ...], now: float, task: int) -> None:
         """Send messages at `now`, the end of `task`: each starts when its engines are free."""
+        shared = self.tasks.engines
         for message in messages:
             seconds, begin, cause = self.tasks.delays[message], now, task
             source, target = link = self.tasks.links[message]
             if seconds:
-                occupied = _engines(source, target) if self.by_device else (link,)
+                occupied = shared.get(link) or (_engines(source, target) if self.by_device else (link,))
                 for engine in occupied:
                     free, last = self.busy.get(engine, (0.0, 0))
                     if free > begin:

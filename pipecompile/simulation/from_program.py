@@ -1,6 +1,11 @@
 """Task graph of a program: a task per compute instruction, and a message per SEND to another device.
 
 RECV does not wait: the instruction that reads the value waits. FREE and slots only affect memory.
+
+With rendezvous, both ends wait: the receiver says that it is ready, in a message of no seconds, and the transfer begins when the sender
+has also come to its SEND.
+
+    SEND   wait for "ready" │ send │ wait for the value          RECV   send "ready" │ wait for the value
 """
 
 from __future__ import annotations
@@ -20,14 +25,14 @@ Message = tuple[Value | str, int, int]
 """(value, or instruction such as "REDUCE name" of a tie; source device; target device)."""
 
 
-def tasks_of_program(program: Program, costs: Costs) -> TaskGraph:
-    """Return the tasks of a legal program. Linear."""
-    return tasks_and_messages(program, costs)[0]
+def tasks_of_program(program: Program, costs: Costs, *, rendezvous: bool = False) -> TaskGraph:
+    """Return the tasks of a legal program. With `rendezvous`, a device waits in each SEND and RECV until the transfer is over. Linear."""
+    return tasks_and_messages(program, costs, rendezvous=rendezvous)[0]
 
 
-def tasks_and_messages(program: Program, costs: Costs) -> tuple[TaskGraph, list[Message]]:
+def tasks_and_messages(program: Program, costs: Costs, *, rendezvous: bool = False) -> tuple[TaskGraph, list[Message]]:
     """Return the tasks of a legal program, and its messages between devices in the order of their numbers."""
-    builder = _TaskBuilder(program, costs, _sizes(program, costs))
+    builder = _TaskBuilder(program, costs, _sizes(program, costs), rendezvous)
     for device, row in enumerate(program.rows):
         builder.row(device, row)
     messages = list(builder.messages)
@@ -55,6 +60,7 @@ class _TaskBuilder:
     program: Program
     costs: Costs
     sizes: Mapping[str, float]
+    rendezvous: bool = False
     tasks: TaskGraph = field(default_factory=TaskGraph)
     messages: dict[Message, int] = field(default_factory=dict)
 
@@ -107,10 +113,15 @@ class _TaskBuilder:
         assert peer is not None
         if peer == HOST:
             return
-        if value in state.awaited:
-            self._task(state, (state.awaited.pop(value),), 0.0)
+        needs: tuple[int, ...] = (state.awaited.pop(value),) if value in state.awaited else ()
+        if self.rendezvous:
+            needs += (self._message((f"ready {value}", peer, state.device), 0.0),)
+        if needs:
+            self._task(state, needs, 0.0)
         message = self._message((value, state.device, peer), self._seconds(value, state.device, peer))
         self._add_send(state, message)
+        if self.rendezvous:
+            self._task(state, (message,), 0.0)
         if self.tasks.delays[message]:
             state.leaving.setdefault(value, []).append((Anchor.MESSAGE_END, message))
 
@@ -121,10 +132,15 @@ class _TaskBuilder:
         if peer == HOST:
             state.change(size, *state.now)
             return
-        message = state.awaited[value] = self._message(
-            (value, peer, state.device), self._seconds(value, peer, state.device)
-        )
+        if self.rendezvous:
+            self._task(state, (), 0.0)
+            self._add_send(state, self._message((f"ready {value}", state.device, peer), 0.0))
+        message = self._message((value, peer, state.device), self._seconds(value, peer, state.device))
         state.change(size, (Anchor.MESSAGE_START, message))
+        if self.rendezvous:
+            self._task(state, (message,), 0.0)
+        else:
+            state.awaited[value] = message
 
     def _free(self, state: _RowState, value: Value) -> None:
         unread = [(Anchor.MESSAGE_END, state.awaited.pop(value))] if value in state.awaited else []

@@ -31,7 +31,7 @@ from pipecompile.simulation.task_graph import TaskGraph, Times
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import checked_routes
 
-__all__ = ["build_tasks", "run_to_end", "simulate"]
+__all__ = ["build_tasks", "make_timeline", "run_to_end", "simulate"]
 
 COLLECTIVES = "collectives"
 """Track of what copies of the pipeline do together."""
@@ -77,7 +77,7 @@ def simulate(
     program does not run to its end, and InputError if a cost is not a number per stage, route or pair of devices.
     """
     tasks, checked = build_tasks(subject, routes, **costs)
-    timeline = _timeline(subject, tasks, run_to_end(subject, tasks, checked))
+    timeline = make_timeline(subject, tasks, run_to_end(subject, tasks, checked))
     if isinstance(subject, Schedule) and subject.certificate is not None:
         fingerprint = cost_fingerprint(checked, checked_routes(routes, subject.n_stages))
         return (
@@ -87,9 +87,13 @@ def simulate(
 
 
 def build_tasks(
-    subject: Schedule | Program, routes: Sequence[Route] | None = None, **options: Unpack[CostOptions]
+    subject: Schedule | Program,
+    routes: Sequence[Route] | None = None,
+    *,
+    rendezvous: bool = False,
+    **options: Unpack[CostOptions],
 ) -> tuple[TaskGraph, Costs]:
-    """Return the task graph and the checked costs. Raises VerifyError if a schedule is not legal, and InputError."""
+    """Return the task graph and the checked costs. With `rendezvous`, sends and receives of a program wait for each other. Raises VerifyError if a schedule is not legal, and InputError."""
     match subject:
         case Schedule():
             routes = checked_routes(routes, subject.n_stages)
@@ -102,7 +106,7 @@ def build_tasks(
             if len(subject.placement) != subject.n_stages:
                 verify(subject)
             costs = make_costs(subject.n_stages, subject.n_devices, subject.routes, subject.ties, **options)
-            tasks = _tasks_of_program(subject, costs)
+            tasks = _tasks_of_program(subject, costs, rendezvous=rendezvous)
         case _:
             raise InputError(
                 f"{type(subject).__name__} is neither a Schedule nor a Program",
@@ -115,10 +119,10 @@ def build_tasks(
     return tasks, costs
 
 
-def _tasks_of_program(program: Program, costs: Costs) -> TaskGraph:
+def _tasks_of_program(program: Program, costs: Costs, *, rendezvous: bool) -> TaskGraph:
     """Return the tasks of a program. Raise VerifyError with the faults of a program that names what it does not have."""
     try:
-        return tasks_of_program(program, costs)
+        return tasks_of_program(program, costs, rendezvous=rendezvous)
     except (LookupError, StopIteration):
         verify(program)
         raise
@@ -133,7 +137,8 @@ def run_to_end(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> T
     return times
 
 
-def _timeline(subject: Schedule | Program, tasks: TaskGraph, times: Times) -> Timeline:
+def make_timeline(subject: Schedule | Program, tasks: TaskGraph, times: Times) -> Timeline:
+    """Return spans, memory curves, peaks and critical path of simulated times."""
     tracks = _tracks(tasks)
     return Timeline(
         tasks.n_devices,

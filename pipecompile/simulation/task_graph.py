@@ -10,7 +10,7 @@ object per task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -57,6 +57,8 @@ class TaskGraph:
     """Begin and end of the launch of each task by the host, in seconds; an empty list if launching takes no time."""
     after: list[int] = field(default_factory=list)
     """The task of another device before each task on a stream that both compute on, -1 for none; an empty list without such streams."""
+    engines: dict[tuple[int, int], tuple[Hashable, ...]] = field(default_factory=dict)
+    """Per link, what its messages occupy, one at a time, in the place of the link or of the copy engines; only links that share."""
     constant: tuple[float, ...] = ()
     """Bytes per device that it holds all the time; () for none."""
 

@@ -1,0 +1,53 @@
+"""Costs of the simulator from a measured step: the median seconds of each kind of action on each stage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import median
+from typing import cast
+
+from pipecompile.errors import InputError, ScheduleError
+from pipecompile.ir import Action, Kind
+from pipecompile.ir.timeline import COMPUTE, Timeline
+from pipecompile.simulation.costs import CostOptions
+
+__all__ = ["calibrate"]
+
+_COSTS = {
+    Kind.FORWARD: "forward",
+    Kind.INPUT_GRAD: "input_grad",
+    Kind.WEIGHT_GRAD: "weight_grad",
+    Kind.BACKWARD: "backward",
+    Kind.RECOMPUTE: "recompute",
+}
+
+
+def calibrate(measured: Timeline) -> CostOptions:
+    """Return the costs of `simulate` as a step measured them: `simulate(pipe.program, **calibrate(pipe.measured))`.
+
+    Per stage, the median seconds of its F, R, B, I and W over the micro-batches. A kind that no stage ran is left out; a stage that did
+    not run a kind has 0 seconds for it. Transfers, launches and bytes are not in a measured step. Raise InputError for what is no
+    timeline of actions.
+    """
+    if not isinstance(measured, Timeline):
+        raise InputError(f"a {type(measured).__name__} is no Timeline", hint="pipe.measured, after a step")
+    seconds = defaultdict[Kind, dict[int, list[float]]](lambda: defaultdict(list))
+    for span in measured.spans:
+        if span.track == COMPUTE and (action := _action(span.name)) is not None:
+            seconds[action.kind][action.stage].append(span.end - span.start)
+    n_stages = 1 + max((stage for stages in seconds.values() for stage in stages), default=-1)
+    if not n_stages:
+        raise InputError("the timeline has no actions", hint="pipe.measured, after a step")
+    costs = {
+        name: [median(seconds[kind][stage]) if seconds[kind][stage] else 0.0 for stage in range(n_stages)]
+        for kind, name in _COSTS.items()
+        if kind in seconds
+    }
+    return cast("CostOptions", costs)
+
+
+def _action(name: str) -> Action | None:
+    try:
+        return Action.parse(name)
+    except ScheduleError:
+        return None
