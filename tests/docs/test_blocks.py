@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 
+import pipecompile.cli
 from pipecompile.schedules import CATALOGUE
+from tests.support.small_models import with_small_models
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,15 +49,32 @@ def commands(page: Path) -> list[tuple[str, str]]:
     return [(part.split("\n")[0], part.partition("\n")[2].strip("\n")) for part in parts if part]
 
 
-def run(command: str, directory: Path) -> str:
-    """Return what a command prints, without GPUs. `pipecompile` and `python` are those that run this test."""
-    program, *arguments = shlex.split(command)
-    start = {"pipecompile": [sys.executable, "-m", "pipecompile"], "python": [sys.executable]}[program]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run([*start, *arguments], cwd=directory, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
-    assert done.returncode == 0, f"{command}\n{done.stderr}"
-    return done.stdout
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[str], str]]:
+    """Return a function that runs a `pipecompile` command in an empty folder, and returns what it prints.
+
+    Commands run in this process, which has imported torch already; tests/cli runs commands in processes of their own.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    modules = {*sys.modules}
+
+    def run(command: str) -> str:
+        program, *arguments = shlex.split(command)
+        assert program == "pipecompile"
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        with torch.random.fork_rng(), warnings.catch_warnings(record=True), pytest.raises(SystemExit) as end:
+            pipecompile.cli.main()
+        printed = capsys.readouterr()
+        assert end.value.code == 0, f"{command}\n{printed.err}"
+        return printed.out
+
+    yield run
+    for name in {*sys.modules} - modules:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -69,10 +88,16 @@ def test_every_block_has_a_language_that_is_tested(page: Path) -> None:
     "page", [page for page in PAGES if page.name not in ELSEWHERE and python_of(page)], ids=lambda page: page.name
 )
 def test_python_blocks_run_in_order(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pytestconfig: pytest.Config,
 ) -> None:
-    """Text in a block `text printed` is what the Python above it prints."""
+    """Text in a block `text printed` is what the Python above it prints. Without `--full`, large models have fewer blocks."""
     monkeypatch.chdir(tmp_path)
+    if not pytestconfig.getoption("--full"):
+        with_small_models(monkeypatch)
     namespace: dict[str, object] = {"__name__": page.stem}
     with warnings.catch_warnings(), patch.dict(CATALOGUE):  # a page registers a schedule
         warnings.simplefilter("ignore")
@@ -91,26 +116,32 @@ def assert_printed(shown: str, printed: str) -> None:
         at = printed.index(part, at)
 
 
+def sessions(page: Path) -> list[tuple[tuple[str, str], ...]]:
+    """Return the commands of a page with what is shown; one that reads a file in out/ comes with the command before it."""
+    grouped: list[tuple[tuple[str, str], ...]] = []
+    for command in commands(page):
+        grouped.append((*grouped.pop(), command) if " out/" in command[0] else (command,))
+    return grouped
+
+
 @pytest.mark.parametrize(
-    ("page", "command", "shown"),
-    [(page, *command) for command, page in {command: page for page in PAGES for command in commands(page)}.items()],
-    ids=lambda value: value.name if isinstance(value, Path) else value.split("\n")[0],
+    ("page", "session"),
+    [(page, session) for session, page in {session: page for page in PAGES for session in sessions(page)}.items()],
+    ids=lambda value: value.name if isinstance(value, Path) else value[-1][0],
 )
-def test_commands_print_what_is_shown(page: Path, command: str, shown: str, tmp_path: Path) -> None:
-    program, *arguments = shlex.split(command)
-    if program in ("make", "pip"):
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-        assert set(arguments) <= {*targets, "install", "PATH"}
-        return
+def test_commands_print_what_is_shown(
+    page: Path, session: tuple[tuple[str, str], ...], tmp_path: Path, run: Callable[[str], str]
+) -> None:
     for _, text, name in python_of(page):
         if name:
             (tmp_path / name).write_text(text, encoding="utf-8")
-    if program == "python":
-        (tmp_path / "examples").symlink_to(ROOT / "examples")
-    if "show out/" in command:  # a file that another command of the page writes
-        run(next(other for other, _ in commands(page) if other.endswith("--out out")), tmp_path)
-    printed = run(command, tmp_path)
-    assert_printed(shown, printed)
+    for command, shown in session:
+        program, *arguments = shlex.split(command)
+        if program in ("make", "pip"):
+            targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+            assert set(arguments) <= {*targets, "install", "PATH"}
+        else:
+            assert_printed(shown, run(command))
 
 
 def test_the_command_of_the_readme_is_installed() -> None:

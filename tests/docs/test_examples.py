@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TextIO
 
 import pytest
 import torch
 
+from tests.support.small_models import with_small_models
 from tests.support.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
@@ -26,32 +31,54 @@ FILES = {
     "timeline.json",
     "timeline.svg",
 }
+
+
+class Run(Protocol):
+    def __call__(self, name: str, *options: str) -> str: ...
+
+
 STEP = re.compile(r"^ *(\d+) +(\S+) +(\S+) +(\S+)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "unet"])
-def test_an_example_equals_eager_and_writes_what_it_names(name: str, tmp_path: Path) -> None:
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pytestconfig: pytest.Config) -> Run:
+    """Return a function that runs a script of examples/ in this process, which has torch already, and returns what it prints.
+
+    Without `--full`, models of torchvision have fewer blocks.
+    """
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    if not pytestconfig.getoption("--full"):
+        with_small_models(monkeypatch)
+
+    def run(name: str, *options: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *options])
+        n_threads = torch.get_num_threads()
+        with torch.random.fork_rng():
+            runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        torch.set_num_threads(n_threads)
+        return capsys.readouterr().out
+
+    return run
+
+
+def print_of_process(name: str, *options: str) -> str:
+    """Return what a script of examples/ prints in a process of its own."""
+    script = [sys.executable, str(ROOT / "examples" / name)]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*script, *options], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["quickstart.py", "unet.py"])
+def test_an_example_equals_eager_and_writes_what_it_names(name: str, tmp_path: Path, run: Run) -> None:
     """In two small steps on CPU. One test, since two workers would both run the example for the tests that they share."""
-    printed = print_of(name, tmp_path)
+    printed = run(name, "--out", str(tmp_path), "--steps", "2", "--image-size", "32", "--batch", "17")
     check_that_steps_equal_eager(printed)
     check_table_and_bubbles(printed)
     check_files(printed, tmp_path)
     check_skips(printed)
-
-
-def print_of(name: str, out: Path) -> str:
-    script = ROOT / "examples" / f"{name}.py"
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONIOENCODING": "utf-8",
-    }
-    options = ["--steps", "2", "--image-size", "32", "--batch", "17"]
-    done = subprocess.run([sys.executable, str(script), "--out", str(out), *options], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def check_that_steps_equal_eager(printed: str) -> None:
@@ -82,96 +109,96 @@ def check_skips(text: str) -> None:
     assert all(int(target) > int(source) + 1 for source, target in shown)
 
 
-def test_training_on_two_ranks_and_on_from_there_on_one(tmp_path: Path) -> None:
-    """The second run prints the steps that the first has not, and goes on with its losses."""
-    script = [
-        str(ROOT / "examples" / "train_distributed.py"),
-        "--out",
-        str(tmp_path),
-        "--image-size",
-        "32",
-        "--batch",
-        "9",
-    ]
-    losses = {}
-    for ranks, steps in ((2, 3), (1, 4)):
-        printed = torchrun(ranks, *script, "--steps", str(steps), "--every", "2", timeout=120)
-        losses |= {int(line.split()[0]): (float(line.split()[1]), ranks) for line in printed.splitlines()}
-    assert [ranks for _, ranks in losses.values()] == [2, 2, 2, 1]
-    assert losses[3][0] < losses[2][0] < losses[0][0]
-    assert {path.name: len([*path.glob("*.distcp")]) for path in tmp_path.iterdir()} == {
+def print_of_ranks(*runs: tuple[object, ...]) -> list[str]:
+    """Return what each run prints, one after the other on the same ranks: a number of ranks, a script of examples/, its options."""
+    words = json.dumps([[run[0], *map(str, run[1:])] for run in runs])
+    ranks = max(run[0] for run in runs)
+    printed = torchrun(ranks, ROOT / "tests" / "support" / "examples_on_ranks.py", words)
+    return re.split(r"^run \d+\n", printed, flags=re.MULTILINE)[1:]
+
+
+def test_the_examples_on_ranks_train_as_one_process_does_and_go_on_from_checkpoints(tmp_path: Path) -> None:
+    """Training that goes on with one rank where two were prints the steps that were left.
+
+    Copies have parts of 42 and 41 samples, and of 2 and 2 in the last batch; validation is over 84, 83, 83 and 4 samples.
+    """
+    script, copies = "train_distributed.py", "train_copies.py"
+    options = ("--out", tmp_path / "steps", "--image-size", 32, "--batch", 9, "--every", 2, "--steps")
+    first, second, alone, two_copies, two_stages = print_of_ranks(
+        (2, script, *options, 3), (1, script, *options, 4), (1, copies, "--epochs", 2),
+        (2, copies, "--epochs", 2, "--copies", 2, "--out", tmp_path / "copies"), (2, copies, "--epochs", 2),
+    )  # fmt: skip
+    losses = [[float(line.split()[1]) for line in printed.splitlines()] for printed in (first, second)]
+    assert [len(steps) for steps in losses] == [3, 1]
+    assert losses[1][0] < losses[0][2] < losses[0][0]
+    assert {path.name: len([*path.glob("*.distcp")]) for path in (tmp_path / "steps").iterdir()} == {
         "00000003": 2, "00000004": 1, "last_good": 0,
     }  # fmt: skip
-
-
-def train_copies(ranks: int, *options: str) -> list[str]:
-    """Return the lines that examples/train_copies.py prints on so many ranks."""
-    return torchrun(ranks, ROOT / "examples" / "train_copies.py", "--epochs", "2", *options).splitlines()
-
-
-@pytest.mark.timeout(1000)
-def test_copies_and_stages_train_as_one_process_does(tmp_path: Path) -> None:
-    """Parts of 42 and 41 samples, and of 2 and 2 in the last batch; validation over 84, 83, 83 and 4 samples."""
-    lines = train_copies(1)
-    assert len(lines) == 2
-    assert "right" in lines[0]
-    assert train_copies(2, "--copies", "2", "--out", str(tmp_path)) == lines
-    assert train_copies(2) == lines
-    state = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert len(alone.splitlines()) == 2
+    assert "right" in alone
+    assert two_copies == alone
+    assert two_stages == alone
+    state = torch.load(tmp_path / "copies" / "best.pt", weights_only=True)
     assert [*state] == [f"{layer}.{name}" for layer in (0, 2, 3, 5) for name in ("weight", "bias")]
 
 
 def test_copies_train_in_mixed_precision(pytestconfig: pytest.Config) -> None:
     if not pytestconfig.getoption("--full"):
         pytest.skip("with --full")
-    first, second = (float(line.split()[3]) for line in train_copies(2, "--copies", "2", "--amp"))
+    (printed,) = print_of_ranks((2, "train_copies.py", "--epochs", 2, "--copies", 2, "--amp"))
+    first, second = (float(line.split()[3]) for line in printed.splitlines())
     assert second < first
 
 
-def resumed(name: str, options: list[str]) -> list[str]:
-    """Return the lines that a script of examples/ prints in a process of its own."""
-    script = [sys.executable, str(ROOT / "examples" / name)]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*script, *options], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+@dataclass
+class CopyAtSecondEpoch:
+    """Standard output that copies a folder when a script prints its first line of the second epoch."""
+
+    stream: TextIO
+    folder: Path
+    copy: Path
+
+    def write(self, text: str) -> int:
+        if text.startswith("epoch 1 ") and not self.copy.exists():
+            shutil.copytree(self.folder, self.copy)
+        return self.stream.write(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
 
 
 @pytest.mark.parametrize(
-    ("name", "batches", "least"),
+    ("name", "batches", "least", "resume_in_process"),
     [
-        ("train_images.py", 16, 90),
-        ("finetune_language_model.py", 12, 95),
-        ("segment_images.py", 16, 95),
-        ("train_in_lightning.py", 16, 90),
+        ("train_images.py", 16, 90, False),
+        ("finetune_language_model.py", 12, 95, True),
+        ("segment_images.py", 16, 95, True),
+        ("train_in_lightning.py", 16, 90, True),
     ],
 )
 def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_learns(
     name: str,
     batches: int,
     least: float,
+    resume_in_process: bool,
     tmp_path: Path,
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    pytestconfig: pytest.Config,
 ) -> None:
-    """The first two runs are in this process, which has torch already; the one that goes on is in a new process."""
+    """What goes on has the checkpoint that was there when the second epoch began, as if that had been interrupted."""
 
-    def trained(out: str, epochs: int) -> list[str]:
-        monkeypatch.setattr(sys, "argv", [name, *options(out, epochs)])
-        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
-        return capsys.readouterr().out.splitlines()
+    def options(out: str) -> list[str]:
+        in_half = "language" in name or (pytestconfig.getoption("--full") and "lightning" not in name)
+        amp = ["--amp"] if in_half else []  # convolutions in bfloat16 take 25 times as long as in float32 on CPUs
+        return [*amp, "--out", str(tmp_path / out), "--epochs", "2"]
 
-    def options(out: str, epochs: int) -> list[str]:
-        amp = [] if "lightning" in name else ["--amp"]  # its bfloat16 is slow on CPUs
-        return [*amp, "--out", str(tmp_path / out), "--epochs", str(epochs)]
-
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    n_threads = torch.get_num_threads()
-    with torch.random.fork_rng():
-        whole, first = trained("whole", 2), trained("parts", 1)
-    torch.set_num_threads(n_threads)
-    assert first + resumed(name, options("parts", 2)) == whole
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", CopyAtSecondEpoch(sys.stdout, tmp_path / "whole", tmp_path / "parts"))
+        whole = run(name, *options("whole")).splitlines()
+    second = next(number for number, line in enumerate(whole) if line.startswith("epoch 1 "))
+    goes_on = run if resume_in_process else print_of_process
+    assert goes_on(name, *options("parts")).splitlines() == whole[second:]
     assert len([line for line in whole if "batch" in line]) == 2 * batches
     right = [float(share) for share in re.findall(r"(?:right|overlap) (.*)%", "\n".join(whole))]
     assert right[0] < right[1]
@@ -179,19 +206,12 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_l
     assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 100
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", ["attention-residuals", "hyper-connections", "unet++", "densenet"])
-def test_values_and_gradients_of_every_layer_skips_cross_once_per_device(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_and_gradients_of_every_layer_skips_cross_once_per_device(model: str, run: Run) -> None:
     """Printed are the pairs of a value and a device that reads it, and what is sent forth and back."""
-    arguments = ["every_layer_skips.py", "--steps", "1", "--time-limit", "0.2", "--models", model]
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    n_threads = torch.get_num_threads()
-    with torch.random.fork_rng():
-        runpy.run_path(str(ROOT / "examples" / arguments[0]), run_name="__main__")
-    torch.set_num_threads(n_threads)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    printed = run("every_layer_skips.py", "--steps", "1", "--time-limit", "0.2", "--models", model)
+    rows = [line.split() for line in printed.splitlines()[1:]]
     assert [(name, schedule, stages) for name, schedule, stages, *_ in rows] == [
         (model, "1f1b", "4"), (model, "interleaved", "8"), (model, "zbv", "8"),
     ]  # fmt: skip
