@@ -64,14 +64,16 @@ docs: $(VENV)/ready # the generated pages, and the site in out/site; needs no ne
 	$(BIN)/python docs/options.py
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs out/site
 
-# sdist and wheel in dist/; the wheel is installed where nothing else is, and a user's file runs there and passes mypy.
+# sdist and wheel in dist/; the wheel is installed where nothing else is, and a user's file runs there and passes mypy and
+# pyright: basedpyright is pyright with Node in its wheel, where the package `pyright` asks npm.
 wheel: $(VENV)/ready
 	rm -rf build dist
 	$(BIN)/python -m build
 	$(PYTHON) -m venv --clear $(CLEAN)
-	$(CLEAN)/bin/python $(PIP) dist/*.whl mypy==1.18.*
+	$(CLEAN)/bin/python $(PIP) dist/*.whl mypy==1.18.* basedpyright==1.40.*
 	cp tests/packaging/user_code.py $(CLEAN)/
 	cd $(CLEAN) && bin/python -I user_code.py && bin/python -m mypy --strict user_code.py
+	cd $(CLEAN) && bin/python -m basedpyright --level error --pythonpath bin/python user_code.py
 
 zoo: $(VENV)/ready # an hour
 	$(BIN)/python benchmarks/zoo.py --jobs 2
