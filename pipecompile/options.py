@@ -90,7 +90,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_plan()
-        self._check_open_count()
+        self._check_count()
         check_graphs(self.partitions, cuda_graphs=self.cuda_graphs)
         if isinstance(self.checkpoint, tuple) and len(self.checkpoint) != self.n_stages:
             hint = f"checkpoint={[*self.checkpoint, *(False,) * self.n_stages][: self.n_stages]}"
@@ -130,17 +130,17 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
             f"plan is given together with {other}", why="nothing is solved with a plan", hint="one of the two"
         )
 
-    def _check_open_count(self) -> None:
-        """Raise InputError where the number of micro-batches cannot be chosen."""
-        if self.n_microbatches != "auto":
-            return
-        if isinstance(self.schedule, Schedule):
-            count = self.schedule.n_microbatches
+    def _check_count(self) -> None:
+        """Raise InputError where the number of micro-batches is not that of the Schedule, or cannot be chosen."""
+        count = self.default_microbatches
+        if isinstance(self.schedule, Schedule) and self.n_microbatches not in (None, count):
             raise InputError(
-                'n_microbatches="auto" is given together with a Schedule',
-                why=f"the schedule is for {count} micro-batches",
+                f"n_microbatches={self.n_microbatches} is given together with a Schedule".replace("=auto", '="auto"'),
+                why=f"the schedule is for {count} micro-batch{'es' * (count != 1)}",
                 hint=f"n_microbatches={count}, or the name of a schedule, which is built for any number",
             )
+        if self.n_microbatches != "auto":
+            return
         if isinstance(self.costs, Mapping):
             raise InputError(
                 'n_microbatches="auto" is given together with costs in seconds',

@@ -36,7 +36,7 @@ from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.gpu_spans import seconds_of
 from pipecompile.runtime.registers import Frame, Spans
-from pipecompile.runtime.results import require_gradient, return_input_gradients
+from pipecompile.runtime.results import return_input_gradients, without_backward
 from pipecompile.schedules import Builder
 from pipecompile.show import StagePicture, pipeline_html, render, stage_table
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -120,11 +120,10 @@ class Pipeline(ModelProxy):
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
         executable.finished(frame, threaded=self._dispatcher.threaded)
-        if trains and self._cache.context.backend.holds_model:  # ranks without the last stage get plain losses
-            require_gradient(losses)
+        self._cache.context.check_losses(losses, trains=trains)
         if is_whole:
             self._note_step(executable, frame.spans, batch.whole.samples)
-        loss = weighted_loss(losses, weights)
+        loss = without_backward(weighted_loss(losses, weights))
         return (loss, aux) if self._options.has_aux else loss
 
     def evaluate(self, batches: Iterable[Any], metric: Callable[..., Any] | None = None) -> Evaluation:
@@ -163,7 +162,8 @@ class Pipeline(ModelProxy):
         Raises ScheduleError or InputError.
         """
         schedule = self._options.schedule if schedule is None else load_schedule(schedule)
-        count = self._options.n_microbatches if n_microbatches is None else n_microbatches
+        of_schedule = schedule.n_microbatches if isinstance(schedule, Schedule) else self._options.n_microbatches
+        count = of_schedule if n_microbatches is None else n_microbatches
         self._cache.reschedule(replace(self._options, schedule=schedule, n_microbatches=count))
         self._last = None
         return self

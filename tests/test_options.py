@@ -97,6 +97,13 @@ def test_an_open_number_of_micro_batches_needs_something_to_choose_by() -> None:
             options(n_microbatches="auto", **other)
 
 
+def test_a_number_of_micro_batches_is_that_of_the_schedule() -> None:
+    schedule = build_schedule("gpipe", 2, 4)
+    assert options(schedule=schedule, n_microbatches=4).default_microbatches == 4
+    with pytest.raises(pc.InputError, match=r"n_microbatches=8 is given together with a Schedule[^$]*n_microbatches=4"):
+        options(schedule=schedule, n_microbatches=8)
+
+
 def test_a_choice_left_open_is_that_of_the_plans_best_candidate() -> None:
     considered = Considered((Candidate(2, "gpipe", seconds=2.0), Candidate(4, "zb-h1", seconds=1.0)), chosen=1)
     opened = options(n_microbatches="auto", schedule="auto", plan=plan(considered))

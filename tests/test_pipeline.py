@@ -325,6 +325,18 @@ def test_a_loss_inside_the_model() -> None:
     assert out["logits"].shape == (7, 4)
 
 
+def test_the_loss_of_a_step_says_that_its_backward_has_run(tmp_path: Path) -> None:
+    """It is a plain tensor otherwise, also in files that are loaded without code."""
+    pipe, (x, y) = piped(pair()[0], batch_norm="each"), batch()
+    losses = pipe.step(x, target=y), pipe.step(microbatches=[(x, y)])
+    for loss in losses:
+        with pytest.raises(pc.InputError, match=r"(?s)backward\(\) on the loss that step returned.*optimizer.step\(\)"):
+            loss.backward()
+    torch.save(losses[0], tmp_path / "loss.pt")
+    assert torch.equal(torch.load(tmp_path / "loss.pt"), losses[0])
+    (copy.deepcopy(losses[0]).requires_grad_() * 2).backward()
+
+
 def test_nested_targets_are_taken_apart() -> None:
     model, eager = pair()
     x, target = batch()

@@ -164,6 +164,7 @@ class CompileCache:
         The first step in several micro-batches finds what the loss divides by. Raise InputError while tensors have no values.
         """
         self.check_values()
+        self.context.warnings.drop_delayed()
         arrivals = specialization.arrivals(batch)
         if target is not None:
             parts = scatter_tree(target, len(batch.sizes), batch.whole.samples, self.options.batch_dims)

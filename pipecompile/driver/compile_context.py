@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
 from pipecompile.batching.microbatches import MiniBatch
@@ -18,6 +20,7 @@ from pipecompile.parameters.meta_init import MetaInit
 from pipecompile.parameters.placement import Homes
 from pipecompile.partitioners import Problem
 from pipecompile.planning.planner import Planned
+from pipecompile.runtime.results import require_gradient
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -90,6 +93,12 @@ class CompileContext:
     warnings: WarningsOnce
     changing: ChangingValues
     kept: dict[bool, tuple[OpaqueReason, ...]] = field(default_factory=dict)
+
+    def check_losses(self, losses: Sequence[torch.Tensor], *, trains: bool) -> None:
+        """Give the warnings that waited for the end of a step. Raise DetachedLossError if a step that trains has losses without a gradient."""
+        self.warnings.give_delayed()
+        if trains and self.backend.holds_model:  # ranks without the last stage get plain losses
+            require_gradient(losses)
 
     @classmethod
     def of(cls, model: nn.Module, options: Options, backend: Backend) -> CompileContext:

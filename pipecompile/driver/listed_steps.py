@@ -28,7 +28,7 @@ from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.listed_call import ListedCall, ListedPorts
 from pipecompile.runtime.registers import Frame, Spans
-from pipecompile.runtime.results import require_gradient
+from pipecompile.runtime.results import without_backward
 
 __all__ = ["ListedSteps", "refuse_others"]
 
@@ -121,6 +121,7 @@ class ListedSteps:
         with torch.set_grad_enabled(trains):
             recordings = self.cache.find_each(listed)
         self.cache.check_values()
+        self.cache.context.warnings.drop_delayed()
         for one in recordings:
             one.require_loss(listed.has_targets)
         is_whole = trains == self.cache.options.has_backward
@@ -136,9 +137,12 @@ class ListedSteps:
         program.executable.finished(frame, threaded=self.dispatcher.threaded)
         if is_whole:
             self.dispatcher.settle(frame.spans)
-        if trains and self.cache.context.backend.holds_model:
-            require_gradient(losses)
-        return weighted_loss(losses, weights), aux, (program.executable, frame.spans) if is_whole else last
+        self.cache.context.check_losses(losses, trains=trains)
+        return (
+            without_backward(weighted_loss(losses, weights)),
+            aux,
+            (program.executable, frame.spans) if is_whole else last,
+        )
 
     def _arrivals(
         self,

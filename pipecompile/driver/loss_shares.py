@@ -66,7 +66,9 @@ def find_loss(
     `target` is that of the mini-batch; `arrivals` have the micro-batches of the inputs and of the target. `fixed_rules` gives
     the rules of the outputs of a recording for one batch size.
     """
-    options, before = specialization.options, specialization.losses.get(target_kind(target))
+    key = target_kind(target)
+    options, before = specialization.options, specialization.losses.get(key)
+    forget = partial(specialization.losses.pop, key, None)
     changes = max(len(specialization.losses), 0 if before is None else before.changes + 1)
     if len(specialization.losses) >= _KEPT:
         del specialization.losses[next(iter(specialization.losses))]
@@ -74,14 +76,14 @@ def find_loss(
     analysis = replace(analysis, changes=changes)
     is_unknown = analysis.divisor is None and analysis.rule.kind is MergeKind.COMPUTED
     if outputs is not None and (is_unknown or changes >= _ANALYSED_AT_MOST):
-        device = specialization.stage_devices[-1]
-        measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warnings.undivided_loss)  # type: ignore[arg-type]
+        device, warn = specialization.stage_devices[-1], partial(warnings.undivided_loss, forget)
+        measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warn)  # type: ignore[arg-type]
         if measured.is_defined(*specialization.step_values(batch, target, arrivals), batch.sizes):
             return replace(analysis, divisor=measured, guards=None)
     if analysis.rule.kind is MergeKind.ADDED:
         warnings.summed()
     elif is_unknown:
-        warnings.undivided_loss(analysis.line)
+        warnings.undivided_loss(forget, analysis.line)
     return analysis
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -27,6 +27,7 @@ class WarningsOnce:
     def __init__(self) -> None:
         self._given: set[tuple[str, str]] = set()
         self._evicted: deque[Signature] = deque(maxlen=_REMEMBERED)
+        self._delayed: dict[str, tuple[str, Callable[[], object] | None]] = {}
         self.counted: set[int | str | None] = set()
 
     def check_options(self, options: Options) -> None:
@@ -166,13 +167,13 @@ class WarningsOnce:
             " Try compile(..., loss_reduction='sum')",
         )
 
-    def undivided_loss(self, line: str = "") -> None:
+    def undivided_loss(self, forget: Callable[[], object], line: str = "") -> None:
         """Warn that the loss is no mean over samples as far as is known, nor a mean over what is known before the forward.
 
-        `line` is where samples meet.
+        `line` is where samples meet. `forget` drops the analysis that says so.
         """
         meet = f" (samples meet at {line})" if line else ""
-        self._once(
+        self._after_step(
             "undivided loss",
             f"as far as can be found{meet}, the loss is neither a mean nor a sum over samples, nor a mean over what targets and inputs"
             " count: micro-batches may change it, and are weighted by samples. Try n_microbatches=1 and compare; or compile(...,"
@@ -180,11 +181,12 @@ class WarningsOnce:
             " of the whole mini-batch:\n"
             "    pc.compile(..., loss_reduction='sum', loss_fn=lambda output, target: loss_sum(output, target) / divisor[0])\n"
             "    divisor[0] = count(target); pipe.step(x, target=target)",
+            forget,
         )
 
     def uncounted_loss(self) -> None:
         """Warn that micro-batches of a list are weighted by samples, because what their loss counts is not known."""
-        self._once(
+        self._after_step(
             "uncounted loss",
             "what the loss divides by cannot be found: the micro-batches of a list are weighted by their samples, whatever their"
             " lengths. Try a sum, with the divisor of the whole step:\n"
@@ -194,7 +196,7 @@ class WarningsOnce:
 
     def uncounted_copies(self) -> None:
         """Warn that copies of the pipeline are weighted by samples, because what their loss counts is not known."""
-        self._once(
+        self._after_step(
             "uncounted copies",
             "what the loss divides by cannot be found: the copies of the pipeline are weighted by their samples. Try a loss that"
             " can be recorded (no .item(), no NumPy, no y[mask]); or loss_reduction='sum', with a divisor of all copies",
@@ -229,6 +231,23 @@ class WarningsOnce:
         if (kind, "") not in self._given:
             self._given.add((kind, ""))
             warn(text, RecordingWarning)
+
+    def _after_step(self, kind: str, text: str, forget: Callable[[], object] | None = None) -> None:
+        """Keep a warning until the step has run: a loss function that raises is no loss to warn of. `forget` is called if the step fails."""
+        self._delayed.setdefault(kind, (text, forget))
+
+    def give_delayed(self) -> None:
+        """Give the warnings that were kept until the end of the step."""
+        while self._delayed:
+            kind, (text, _) = self._delayed.popitem()
+            self._once(kind, text)
+
+    def drop_delayed(self) -> None:
+        """Drop the warnings of a step that failed, and what they were about, which is then analysed again."""
+        while self._delayed:
+            _, forget = self._delayed.popitem()[1]
+            if forget is not None:
+                forget()
 
     def _at(self, guard: Guard, kind: str, consequence: str) -> None:
         key = kind, guard.place or str(guard)

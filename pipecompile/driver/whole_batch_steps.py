@@ -16,7 +16,7 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.joined_calls import Ran, joined_call
 from pipecompile.runtime.cells.stage_call import loss_function
-from pipecompile.runtime.results import require_gradient
+from pipecompile.runtime.results import require_gradient, without_backward
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.device_functions import to_device
 
@@ -41,4 +41,4 @@ def whole_batch_step(
     if trains:
         require_gradient([loss])
         (loss if scaler is None else scaler.scale(loss)).backward()
-    return loss.detach(), aux, ran if trains else last
+    return without_backward(loss.detach()), aux, ran if trains else last

@@ -33,6 +33,7 @@ __all__ = [
     "require_gradient",
     "return_input_gradients",
     "summed_gradient",
+    "without_backward",
 ]
 
 # -- the model's output ------------------------------------------------------------------------------------------------
@@ -136,6 +137,21 @@ def require_gradient(losses: Sequence[torch.Tensor]) -> None:
             why="no parameter requires one, or the loss is detached from the model's output",
             hint="requires_grad_(True) on what is to be trained; torch.no_grad() around step for the loss alone",
         )
+
+
+def without_backward(loss: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a step, a scalar without a gradient, whose `backward()` raises DetachedLossError. A saved loss is a plain tensor."""
+    loss.backward = _refuse_backward  # type: ignore[method-assign]
+    loss.__getstate__ = dict  # type: ignore[method-assign] # torch.save and pickle read no attributes
+    return loss
+
+
+def _refuse_backward(*_: object, **__: object) -> None:
+    raise DetachedLossError(
+        "backward() on the loss that step returned",
+        why="step runs the backward itself: the gradients are in .grad, and the loss is detached",
+        hint="leave it out: loss = pipe.step(x, target=y); optimizer.step(). Or, without step: loss_fn(pipe(x), y).backward()",
+    )
 
 
 # -- gradients of the inputs -------------------------------------------------------------------------------------------

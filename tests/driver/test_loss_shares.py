@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -189,3 +190,20 @@ def test_a_loss_that_micro_batches_change_is_told_in_the_first_step(
     pipe = pc.compile(Tagger(), 1, cost="analytic", devices=["cpu"], n_microbatches=2, loss_fn=loss_fn)
     with pytest.warns(pc.RecordingWarning, match=words):
         pipe.step(torch.randn(7, 3, 4), target=LABELS)
+
+
+def test_a_loss_that_fails_is_not_warned_of_and_a_loss_that_mixes_samples_is_once_a_step_has_run() -> None:
+    def loss(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(y, labels, reduction="sum") * y.detach().std()
+
+    torch.manual_seed(0)
+    pipe = pc.compile(
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), 2, n_microbatches=2, cost="analytic", loss_fn=loss
+    )
+    x = torch.randn(4, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(pc.RunError):
+            pipe.step(x, target=torch.randn(4, 3))
+    with pytest.warns(pc.RecordingWarning, match="neither a mean nor a sum"):
+        pipe.step(x, target=torch.randn(4, 2))
