@@ -22,7 +22,8 @@ from torch import nn
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import is_synchronized
-from pipecompile.runtime.cells.deferred_batchnorm import BatchMoments, DeferredCall, DeferredNorm, DeferredNorms
+from pipecompile.runtime.cells.batch_moments import BatchMoments
+from pipecompile.runtime.cells.deferred_batchnorm import DeferredCall, DeferredNorm, DeferredNorms
 from pipecompile.torch_private.modules import BatchNorm, InstanceNorm, NormBase, sync_check_input_dim
 
 __all__ = ["ReplicatedNorms", "check_sync_groups", "sync_batchnorm_layers", "synchronised_line", "without_sync"]
@@ -131,6 +132,7 @@ class ReplicatedNorms(DeferredNorms):
     def settle(self) -> None:
         """Merge the statistics of all replicas, then update the running statistics."""
         with torch.inference_mode(False), torch.no_grad():
+            self.merge()
             if (model := self.unlike_model()) is not None:
                 self._settle_by_name(model)
             elif updated := [(call, call.seen) for norm in self.norms for call in norm.calls if call.seen is not None]:

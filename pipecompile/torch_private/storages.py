@@ -13,8 +13,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # 2.11; 
 __all__ = [
     "exchange",
     "footprint",
+    "foreach_add",
     "foreach_copy",
     "foreach_mul",
+    "foreach_sub",
     "is_traceable_wrapper_subclass",
     "preserve_versions",
     "storage_key",
@@ -31,8 +33,14 @@ preserve_versions = _unsafe_preserve_version_counter
 exchange: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
 """Swap the insides of two tensor objects. 2.11; `torch.utils.swap_tensors` refuses tensors with weak references."""
 
+foreach_add: Callable[..., Sequence[torch.Tensor]] = torch._foreach_add
+"""Return the sum of each tensor of one list and its tensor of another, in few kernels. 2.11."""
+
 foreach_mul: Callable[..., Sequence[torch.Tensor]] = torch._foreach_mul
-"""Return each tensor times its number, in few kernels. 2.11."""
+"""Return each tensor times its number, or times its tensor of another list, in few kernels. 2.11."""
+
+foreach_sub: Callable[..., Sequence[torch.Tensor]] = torch._foreach_sub
+"""Return each tensor of one list less its tensor of another, in few kernels. 2.11."""
 
 foreach_copy: Callable[..., Any] = torch._foreach_copy_
 """Copy each tensor of the second list into that of the first, in few kernels. 2.11."""

@@ -5,8 +5,7 @@
     micro-batch    n, mean, squared deviations  ─┘
 
 Each micro-batch is still normalised by itself. A layer runs as it is, hooks included, with empty running statistics and
-momentum 1, so that the layer writes the micro-batch's statistics there. Statistics are merged as by Chan, Golub and LeVeque,
-"Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979; the variance is unbiased for the number of
+momentum 1, so that the layer writes the micro-batch's statistics there. `batch_moments.py` merges them after the run; the variance is unbiased for the number of
 values in the mini-batch. An InstanceNorm averages the statistics of its samples. A layer that a forward calls twice is updated
 twice, in this order.
 """
@@ -24,33 +23,11 @@ from torch import nn
 
 from pipecompile.graph.cross_sample import norms_by_node
 from pipecompile.graph.stages import Stage
+from pipecompile.runtime.cells.batch_moments import BatchMoments, Observations, merge_all
 from pipecompile.torch_private.modules import InstanceNorm, NormBase
 from pipecompile.tracing.recompute_flag import is_recomputing, is_recomputing_region
 
-__all__ = [
-    "BatchMoments", "DeferredBatchNorm", "DeferredCall", "DeferredNorm", "DeferredNorms", "defer_norms",
-]  # fmt: skip
-
-
-@dataclass(slots=True)
-class BatchMoments:
-    """Statistics of one layer over the values of a mini-batch so far, per channel.
-
-    count     values per channel
-    mean      their mean, `(channels,)`
-    spread    the sum of their squared deviations from the mean, `(channels,)`
-    """
-
-    count: float
-    mean: torch.Tensor
-    spread: torch.Tensor
-
-    def add(self, count: float, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Merge the values of one more micro-batch, whose `variance` is unbiased."""
-        total, difference = self.count + count, mean - self.mean
-        self.spread += variance * (count - 1) + difference.square() * (self.count * count / total)
-        self.mean = self.mean + difference * (count / total)
-        self.count = total
+__all__ = ["DeferredBatchNorm", "DeferredCall", "DeferredNorm", "DeferredNorms", "defer_norms"]
 
 
 class DeferredCall:
@@ -64,7 +41,7 @@ class DeferredCall:
 
     def __init__(self, layer: NormBase) -> None:
         self.layer = layer
-        self.seen: BatchMoments | None = None
+        self.observed = Observations(isinstance(layer, InstanceNorm))
         self.momentum: float | None = None
         self.settled: BatchMoments | None = None
         self.runs = self.repeats = self.settled_runs = 0
@@ -83,7 +60,7 @@ class DeferredCall:
         return self.empty_statistics()
 
     def record(self, samples: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Merge the statistics that a run with momentum 1 wrote. A recomputation is skipped: its forward was recorded."""
+        """Note the statistics that a run with momentum 1 wrote. A recomputation is skipped: its forward was recorded."""
         if is_recomputing() or is_recomputing_region():
             return
         if self.receiver is not None:
@@ -91,25 +68,17 @@ class DeferredCall:
             self.receiver.record(samples, mean, variance)
             return
         self.runs += 1
-        mean, variance = mean.double(), variance.double()
-        if isinstance(self.layer, InstanceNorm):
-            self._average(float(len(samples)), mean, variance)
-            return
-        count = samples.numel() / samples.shape[1]
-        if self.seen is None:
-            self.seen = BatchMoments(count, mean, variance * (count - 1))
-        else:
-            self.seen.add(count, mean, variance)
+        count = float(len(samples)) if self.observed.is_averaged else samples.numel() / samples.shape[1]
+        self.observed.parts.append((count, mean, variance))
 
-    def _average(self, count: float, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Average the statistics of `count` samples, each normalised by itself: those before have `seen.spread` for variance."""
-        seen = self.seen or BatchMoments(0.0, torch.zeros_like(mean), torch.zeros_like(variance))
-        total = seen.count + count
-        mean, variance = (
-            (old * (seen.count / total) + value * (count / total))
-            for old, value in ((seen.mean, mean), (seen.spread, variance))
-        )
-        self.seen = BatchMoments(total, mean, variance)
+    @property
+    def seen(self) -> BatchMoments | None:
+        """The statistics of the present mini-batch; None if there are none."""
+        return self.observed.merged()
+
+    @seen.setter
+    def seen(self, moments: BatchMoments | None) -> None:
+        self.observed = Observations(self.observed.is_averaged, moments)
 
     def take(self) -> bool:
         """Close the statistics of the run so far. Return whether there are new ones."""
@@ -216,11 +185,16 @@ class DeferredNorms:
                 for norm in self.norms:
                     norm.forget()
 
+    def merge(self) -> None:
+        """Merge the statistics of the micro-batches, for all layers at once."""
+        merge_all(call.observed for norm in self.norms for call in norm.calls)
+
     def settle(self) -> None:
         """After the forwards of a run, update the running statistics of all layers."""
         self._link(is_linked=False)
         if self.norms:
             with torch.inference_mode(False), torch.no_grad():
+                self.merge()
                 for norm in self.norms:
                     norm.settle()
 
