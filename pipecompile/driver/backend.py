@@ -124,7 +124,8 @@ class ProcessBackend:
     ) -> Mirrors:
         devices = [options.devices[device] for device in plan.placement]
         memories = plan.placement if options.partitions else self.memories(devices, plan.placement)
-        mirrors = place_stages(graph, stages, devices, memories, homes)
+        held = [sum(plan.stages[s].memory for s, one in enumerate(plan.placement) if one == d) for d in plan.placement]
+        mirrors = place_stages(graph, stages, devices, memories, homes, held)
         homes.move_unused(model, options.devices[0])
         return mirrors
 

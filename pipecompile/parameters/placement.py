@@ -7,15 +7,17 @@ A tensor used on several devices has its home on the device of its first use, an
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Lock
 
 import torch
 from torch import fx, nn
 
-from pipecompile.errors import InputError
+from pipecompile.errors import InfeasibleError, InputError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import Stage
+from pipecompile.ir.units import BYTES, written
 from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule, Mirrors
 from pipecompile.parameters.uninitialized import UninitializedTensors
 from pipecompile.torch_private.accelerators import is_accelerator
@@ -51,6 +53,7 @@ class Homes:
 
     def __init__(self) -> None:
         self._homes: dict[int, tuple[torch.Tensor, Hashable]] = {}
+        self._moved: list[tuple[torch.Tensor, torch.device]] | None = None
         self.uninitialized = UninitializedTensors()
         self.lock = Lock()
 
@@ -70,13 +73,29 @@ class Homes:
         if tensor.is_meta:
             self.uninitialized.add(tensor, device, is_copy=is_copy)
         elif tensor.device != device:
-            tensor.data = tensor.data.to(device)
+            here, tensor.data = tensor.device, tensor.data.to(device)
+            if self._moved is not None:
+                self._moved.append((tensor, here))
 
     def move_unused(self, model: nn.Module, device: torch.device) -> None:
         """Give memory on `device` to the tensors of `model.state_dict()` on meta that no stage uses."""
         for value in model.state_dict(keep_vars=True).values():
             if isinstance(value, torch.Tensor) and value.is_meta and self.find(value) is None:
                 self.move(value, device)
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Undo what a failing block has moved and which homes it has made. What came from meta keeps its memory."""
+        before, self._moved = dict(self._homes), []
+        try:
+            yield
+        except BaseException:
+            self._homes = before
+            for tensor, device in self._moved:
+                tensor.data = tensor.data.to(device)
+            raise
+        finally:
+            self._moved = None
 
     def keep(self, model: nn.Module) -> None:
         """Forget the homes of tensors that `model` no longer has as parameters or buffers, unless they are plain attributes."""
@@ -107,24 +126,42 @@ def place_stages(
     stage_devices: Sequence[torch.device],
     memories: Sequence[Hashable],
     homes: Homes,
+    peaks: Sequence[float] = (),
 ) -> Mirrors:
     """Move every parameter and buffer to its home. Return the mirrors, which the stages now use for tensors with another home.
 
-    `memories` has a key per stage: stages with equal keys use the same tensor objects.
+    `memories` has a key per stage: stages with equal keys use the same tensor objects. `peaks` are the predicted bytes of each stage's
+    device in a step. Raise InfeasibleError, with the tensors where they were, if a device has too little memory.
     """
     mirrors: dict[tuple[Hashable, int], Mirror] = {}
-    for stage, tensor in tensor_uses(graph, stages):
-        memory, device = memories[stage.index], stage_devices[stage.index]
-        is_placed = homes.find(tensor) == memory
-        if homes.assign(tensor, memory) == memory:
-            if is_placed and tensor.device != device:
-                raise _moved(tensor, device, stage)
-            homes.move(tensor, device)
-        elif (memory, id(tensor)) not in mirrors:
-            mirrors[memory, id(tensor)] = Mirror.of(tensor, device)
+    with homes.all_or_none():
+        for stage, tensor in tensor_uses(graph, stages):
+            memory, device = memories[stage.index], stage_devices[stage.index]
+            is_placed = homes.find(tensor) == memory
+            with _fitting(stage, device, peaks):
+                if homes.assign(tensor, memory) == memory:
+                    if is_placed and tensor.device != device:
+                        raise _moved(tensor, device, stage)
+                    homes.move(tensor, device)
+                elif (memory, id(tensor)) not in mirrors:
+                    mirrors[memory, id(tensor)] = Mirror.of(tensor, device)
     if mirrors:
         _bind_mirrors(stages, memories, mirrors, homes.lock)
     return Mirrors(tuple(mirrors.values()))
+
+
+@contextmanager
+def _fitting(stage: Stage, device: torch.device, peaks: Sequence[float]) -> Iterator[None]:
+    """Raise InfeasibleError where `device` has too little memory for a tensor of `stage`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        predicted = f"; the predicted peak of a step there is {written(BYTES, peaks[stage.index])}" if peaks else ""
+        raise InfeasibleError(
+            f"the parameters of stage {stage.index} do not fit on {device}, which is out of memory{predicted}",
+            why="something else holds memory of the device, or the plan was made for more of it",
+            hint="more stages, or memory_limit= with the bytes that are free on each device",
+        ) from error
 
 
 def _moved(tensor: torch.Tensor, device: torch.device, stage: Stage) -> InputError:

@@ -16,7 +16,7 @@ from pipecompile.driver.backend import ProcessBackend
 from pipecompile.driver.compile_context import Decision
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.graph.colocation import note_ties
-from pipecompile.parameters.placement import move_model
+from pipecompile.parameters.placement import Homes, move_model
 from pipecompile.planning.planner import Planned
 from pipecompile.tracing.traced_graph import TracedGraph
 from tests.support.compilations import context_of, layers, mini_batch, options_of, request_of
@@ -174,6 +174,50 @@ def test_a_model_that_does_not_fit_stays_where_it_is(monkeypatch: pytest.MonkeyP
     assert all(bool((p == 7.0).all()) for p in model.parameters())
     move_back()
     assert not any(bool(p.any()) for p in model.parameters())
+
+
+def test_stages_that_do_not_fit_stay_where_they_are_and_the_error_says_what_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, an error of torch without a stage, and half of the model on the device."""
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), torch.randn(4, 3)
+    places = [p.data_ptr() for p in model.parameters()]
+    move, room = Homes.move, [3]
+
+    def crowded(homes: Homes, tensor: torch.Tensor, device: torch.device, **_: object) -> None:
+        room[0] -= 1
+        if room[0] < 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        move(homes, tensor, device)
+
+    monkeypatch.setattr(Homes, "move", crowded)
+    with pytest.raises(
+        pc.InfeasibleError, match=r"stage 1 do not fit on cpu.*predicted peak of a step there is \d"
+    ) as caught:
+        pc.compile(model, 2, example_args=(x,), cost="analytic")
+    assert "memory_limit=" in str(caught.value)
+    assert [p.data_ptr() for p in model.parameters()] == places
+    room[0] = 99
+    assert pc.compile(model, 2, example_args=(x,), cost="analytic")(x).shape == (4, 3)
+
+
+def test_a_failed_placement_moves_back_what_it_had_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, homes, crowded = [torch.ones(2) for _ in range(3)], Homes(), Crowded(2)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **_: crowded.to(self, device))
+    homes.assign(tensors[0], "kept")
+    gpu = torch.device("cuda:0")
+    homes.move(tensors[0], gpu)
+
+    def place() -> None:
+        with homes.all_or_none():
+            for tensor in tensors[1:]:
+                homes.assign(tensor, "gpu")
+                homes.move(tensor, gpu)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        place()
+    assert [homes.find(one) for one in tensors] == ["kept", None, None]
+    assert [float(one[0]) for one in tensors] == [7.0, 0.0, 1.0], "before, there again, never moved"
 
 
 @pytest.mark.parametrize("place", ["moving", "measuring"])
