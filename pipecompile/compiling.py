@@ -26,7 +26,6 @@ from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import Init
 from pipecompile.passes.checkpointing import Checkpoint
-from pipecompile.passes.offloading import refused_on_streams
 from pipecompile.passes.user_passes import UserPass
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells.torch_compiled import check_backend
@@ -153,7 +152,7 @@ def compile(
       micro-batches but the last), a flag per stage, or "auto", the stages that `memory_limit` demands.
     - `restored`: number of micro-batches that a waiting device may run again ahead of their gradients.
     - `offload`: True moves what forwards saved to the host until shortly before their backward, for as few micro-batches as
-      `memory_limit` demands, and for all without a limit. Not with several GPUs in one process, nor with `checkpoint`.
+      `memory_limit` demands, and for all without a limit. Not with `checkpoint`.
     - `gradient_sums`: "eager" adds up the gradients of a value in the order of eager autograd; a device sends one for each of its stages
       that read the value, unless eager adds these up first. "device" sends one per device, their sum: less is sent, and the sums of
       three gradients and more are rounded in another order.
@@ -188,8 +187,6 @@ def compile(
     options = Options.of(model, n_stages, devices=devices if ranks is None else ranks.devices, **keywords)
     if options.compile_stages:
         check_backend(options.compile_stages)
-    if options.offload and ranks is None and options.overlap:
-        raise refused_on_streams("offload=True")
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, _on_rank(options), ranks)
     if (args or kwargs) and not options.split and "microbatches" not in kwargs:
         flatten(model.forward, args, kwargs, options.batch_dims)  # raises before anything changes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import pipecompile as pc
 from pipecompile import compiling
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
-from pipecompile.settings import machine_settings
 
 X = torch.randn(8, 8)
 
@@ -185,14 +183,6 @@ REFUSED: dict[str, list[Bad]] = {
 """Per keyword of `compile`, wrong types, values, lengths and names. A keyword without a row fails the first test."""
 
 ROWS = [pytest.param(name, bad, id=f"{name}-{i}") for name, rows in REFUSED.items() for i, bad in enumerate(rows)]
-
-
-def test_offload_is_refused_where_copies_run_on_streams_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_settings, "DeviceStreams", lambda devices: SimpleNamespace(overlap=True))
-    with pytest.raises(
-        pc.ScheduleError, match=r"offload=True cannot run on GPUs of one process yet(.|\n)*one rank per GPU"
-    ):
-        build(Net(), offload=True)
 
 
 def test_every_keyword_has_a_row() -> None:

@@ -15,6 +15,11 @@ __all__ = ["Span", "Timeline"]
 COMPUTE = "compute"
 
 
+def _track(action: str) -> str:
+    """Return the track of a measured instruction."""
+    return "to host" if "OFFLOAD" in action else "from host" if "RELOAD" in action else COMPUTE
+
+
 class Span(NamedTuple):
     """One bar of the chart. `name` is an action (2F0) on track "compute", or a value on the track of a copy ("to 2").
 
@@ -49,10 +54,12 @@ class Timeline:
     def measured(cls, spans: Sequence[tuple[int, str, float, float]], n_devices: int) -> Timeline:
         """Return the timeline of measured compute instructions: (device, action, start, end), in seconds of any clock.
 
-        Times count from the first start. `n_devices` also counts devices without instructions.
+        OFFLOAD and RELOAD are copies, on the tracks "to host" and "from host". Times count from the first start. `n_devices` also counts devices without instructions.
         """
         origin = min((start for _, _, start, _ in spans), default=0.0)
-        bars = tuple(Span(device, COMPUTE, name, start - origin, end - origin) for device, name, start, end in spans)
+        bars = tuple(
+            Span(device, _track(name), name, start - origin, end - origin) for device, name, start, end in spans
+        )
         return cls(n_devices, bars)
 
     def __repr__(self) -> str:

@@ -7,6 +7,9 @@
     after    RECV v#0 from 0   1F0 v#0 -> @1#0              ...   1B0 @1#0   FREE @1#0   FREE v#0  may have saved it;
                                                                              a gradient is kept until after W
 
+    before   0OFFLOAD0   FREE @0.o#0   0F1   0OFFLOAD1                 offloaded: the copy may last until the next OFFLOAD, which
+    after    0OFFLOAD0                 0F1   0OFFLOAD1   FREE @0.o#0   waits for it anyway, or until the RELOAD of the same cell
+
 The caching allocator returns memory to the stream of its allocation, and this stream waits for the last reader. For a
 sent value, compute waits for the copy, which is over by then. For a received value, copies wait for the backward.
 Linear.
@@ -18,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pipecompile.ir import HOST, Instruction, Op, Program, Route, Value
+from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Route, Value
 
 __all__ = ["let_linger"]
 
@@ -26,7 +29,7 @@ __all__ = ["let_linger"]
 def let_linger(program: Program) -> Program:
     """Return the same instructions with the FREEs of values that cross between devices moved later."""
     routes = {route.value: route for route in program.routes}
-    return replace(program, rows=tuple(tuple(_row(row, routes)) for row in program.rows))
+    return replace(program, rows=tuple(tuple(_row(list(_until_stored(row)), routes)) for row in program.rows))
 
 
 def _row(row: Sequence[Instruction], routes: dict[str, Route]) -> Iterator[Instruction]:
@@ -44,10 +47,32 @@ def _row(row: Sequence[Instruction], routes: dict[str, Route]) -> Iterator[Instr
         else:
             yield instruction
         yield from delayed_frees.pop(index, ())
-        if instruction.op is Op.COMPUTE and not instruction.overlaps:
+        if instruction.action is not None and instruction.action.kind not in _COPIES and not instruction.overlaps:
             yield from sent_frees
             sent_frees.clear()
     yield from sent_frees
+
+
+_COPIES = Kind.OFFLOAD, Kind.RELOAD
+
+
+def _until_stored(row: Sequence[Instruction]) -> Iterator[Instruction]:
+    """Yield a row with the FREE of what an OFFLOAD copies after the next OFFLOAD, or before the RELOAD of the cell."""
+    waiting: Instruction | None = None
+    stores = {
+        one.reads[0].value: one.action for one in row if one.action is not None and one.action.kind is Kind.OFFLOAD
+    }
+    for instruction in row:
+        action = instruction.action
+        if instruction.op is Op.FREE and instruction.reads[0].value in stores:
+            waiting, instruction = instruction, waiting  # noqa: PLW2901
+        elif waiting is not None and action == replace(stores[waiting.reads[0].value], kind=Kind.RELOAD):
+            yield waiting
+            waiting = None
+        if instruction is not None:
+            yield instruction
+    if waiting is not None:
+        yield waiting
 
 
 def _last_frees(row: Sequence[Instruction]) -> dict[tuple[int, int], int]:

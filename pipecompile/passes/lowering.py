@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipecompile.errors import VerifyError
-from pipecompile.ir import Kind, Program, Route, Schedule, Tie, chain
+from pipecompile.ir import Program, Route, Schedule, Tie, chain
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.pass_manager import Hook, Pass, PassManager, Step, watch
 from pipecompile.ir.routes import Sums
@@ -22,7 +22,6 @@ from pipecompile.passes.communication_order import order_meetings
 from pipecompile.passes.copy_lifetimes import let_linger
 from pipecompile.passes.liveness import insert_frees
 from pipecompile.passes.lower_actions import lower_actions
-from pipecompile.passes.offloading import refused_on_streams
 from pipecompile.passes.tied_parameters import insert_exchanges
 from pipecompile.passes.transfers import insert_transfers
 from pipecompile.verifiers import Level, verify, verify_program
@@ -57,8 +56,6 @@ def lower(
     """
     all_routes = chain(schedule.n_stages) if routes is None else tuple(routes)
     verify(schedule, routes=all_routes)
-    if overlap and any(action.kind is Kind.OFFLOAD for row in schedule.rows for action in row):
-        raise refused_on_streams("a schedule with OFFLOAD")
     manager = lowering(
         all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap, sums=sums
     )

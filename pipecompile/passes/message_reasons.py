@@ -70,7 +70,9 @@ def lingering_reasons(before: Program, after: Program) -> Iterator[str]:
             if value in held and (holder := next((other for other in freed if other in held[value]), None)):
                 reason = f"after FREE {holder}, which may hold it where autograd saved it"
             else:
-                reason = f"after {_bare(previous)}: until then its copy to {' and '.join(ends.get(value, ()))} may run"
+                reason = (
+                    f"after {_bare(previous)}: until then its copy to {' and '.join(ends.get(value, ['host']))} may run"
+                )
             yield _line(device, row[index], reason)
 
 

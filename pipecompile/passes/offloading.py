@@ -23,7 +23,7 @@ from pipecompile.passes.memory_fit import check_schedule, checked_stages, does_n
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.simulator import simulate
 
-__all__ = ["insert_offload", "offload_to_fit", "refused_on_streams"]
+__all__ = ["insert_offload", "offload_to_fit"]
 
 _MORE = "more stages, smaller micro-batches, or checkpoint='always'"
 
@@ -79,15 +79,6 @@ def offload_to_fit(
             else:
                 why, hint = "all cells that could move to the host are there already", _MORE
                 raise does_not_fit(device, timeline.peak_memory[device], limit[device], why, hint)
-
-
-def refused_on_streams(what: str) -> ScheduleError:
-    """Return the error of an offload where copies between the GPUs of one process run on streams of their own."""
-    return ScheduleError(
-        f"{what} cannot run on GPUs of one process yet",
-        why="its copies would need streams and buffers of their own, beside those between devices",
-        hint="one rank per GPU, or checkpoint='always' instead",
-    )
 
 
 def _latest_resident(

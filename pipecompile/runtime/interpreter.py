@@ -10,9 +10,10 @@ where a channel is a list entry, and in threads, where a channel is a queue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -41,7 +42,7 @@ from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import on_gpu, timed_on_gpu
 from pipecompile.runtime.profiler_ranges import in_range, timed
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
-from pipecompile.runtime.stream_events import Launch, Place, launches
+from pipecompile.runtime.stream_events import STORE, Launch, Place, launches
 from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched
 from pipecompile.runtime.transport import Link, copy_into, take_from, then_free, upload_into
 from pipecompile.torch_private.accelerators import is_accelerator
@@ -176,6 +177,9 @@ class CodeBuilder:
             buffer = self.registers.setdefault(("buffer", buffer), len(self.registers))
         if launch.lane is None and buffer is None:
             return StreamTask(place, op, free_received(reads[0], self.streams.release(device)), reads, writes)
+        if launch.lane is not None and STORE in launch.lane:
+            run = self.compute(instruction, device, {"buffer": buffer, "allocate": self.streams.allocator(device)})
+            return StreamTask(place, op, run, reads, writes if buffer is None else (buffer, *writes))
         if buffer is None:
             received = tuple(self.received.intersection(reads))
             return StreamTask(place, op, self.run(instruction, device), reads, writes, received)
@@ -191,8 +195,10 @@ class CodeBuilder:
 
     # -- compute --------------------------------------------------------------------------------------------------
 
-    def compute(self, instruction: Instruction, device: int) -> Run:
-        """Return the function of a compute instruction, which notes its times."""
+    def compute(self, instruction: Instruction, device: int, beside: Mapping[str, Any] | None = None) -> Run:
+        """Return the function of a compute instruction, which notes its times. `beside` are the arguments of `copy_cell` for a copy
+        on a stream of its own.
+        """
         action = instruction.action
         assert action is not None
         registers = CellRegisters(instruction, partial(self.register, device=device))
@@ -201,9 +207,9 @@ class CodeBuilder:
         if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
             from pipecompile.runtime.cells.offload import copy_cell
 
-            run = in_range(copy_cell(action.kind, registers, self.devices[device]), str(action))
-            return timed(run, device, str(action))
-        cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
+            cell: Callable[[Action, CellRegisters, torch.device], Run] = partial(copy_cell, **(beside or {}))
+        else:
+            cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
         run = in_range(cell(action, registers, self.devices[device]), str(action))
         if not is_accelerator(self.devices[device]):
             return timed(run, device, str(action))

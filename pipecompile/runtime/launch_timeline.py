@@ -15,7 +15,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Instruction, Op, Program
 from pipecompile.ir.execution_order import merged
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
-from pipecompile.runtime.stream_events import Lane, Launch, launches
+from pipecompile.runtime.stream_events import STORE, Lane, Launch, launches
 from pipecompile.simulation.costs import CostOptions, Costs, Hosts, make_costs
 from pipecompile.simulation.host_launches import launch_seconds
 
@@ -25,8 +25,8 @@ __all__ = ["simulate_launches"]
 def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timeline:
     """Return the timeline of a program as it is launched on one GPU per pipeline device. `costs` are those of `simulate`, in seconds.
 
-    The host launches all devices in one order and waits for none of them. The program has to be lowered with `overlap=True`. Memory is
-    not simulated. Copies queue for the link between their two devices. Raises InputError for ties, which ranks alone exchange, and
+    Copies of OFFLOAD and RELOAD have a stream per direction and device. The host launches all devices in one order and waits for none of them. The program has to be lowered with `overlap=True`. Memory is
+    not simulated. Copies between devices queue for the link between their two devices. Raises InputError for ties, which ranks alone exchange, and
     for `engines="device"`. O(n) for n instructions.
     """
     if not isinstance(program, Program):
@@ -72,12 +72,17 @@ class _LaunchRun:
         seconds = self.seconds(instruction, launch.lane)
         end = self.free[launch.lane] = self.ends[place] = max(start + seconds, launched)
         source, target = launch.lane
+        if STORE in launch.lane:
+            ends = (source, "to host") if target == STORE else (target, "from host")
+            return Span(*ends, str(instruction.writes[0].value), start, end) if seconds else None
         if instruction.op is Op.COMPUTE:
             return Span(source, COMPUTE, str(instruction.action), start, end)
         return Span(source, f"to {target}", str(instruction.reads[0].value), start, end) if seconds else None
 
     def seconds(self, instruction: Instruction, lane: Lane) -> float:
-        """Return the seconds of an instruction; copies from and to the host take none."""
+        """Return the seconds of an instruction; copies of inputs and outputs, from and to the host, take none."""
+        if instruction.action is not None and STORE in lane:
+            return self.costs.offload_seconds(instruction.action.stage)
         if instruction.action is not None:
             return self.costs.seconds[instruction.action.kind][instruction.action.stage]
         if instruction.op is not Op.SEND or lane[0] == lane[1] or HOST in lane:

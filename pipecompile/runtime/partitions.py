@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import HOST
 from pipecompile.runtime.green_contexts import NoPartitionsError, green_streams
 from pipecompile.runtime.registers import Frame
-from pipecompile.runtime.streams import CopyStream, DeviceStreams, Stream, StreamTask
+from pipecompile.runtime.streams import CopyStream, DeviceStreams, Stream, StreamTask, allocated
 from pipecompile.runtime.transport import CardCopy, Link
 from pipecompile.torch_private.accelerators import OnStreams, accelerator_indices, accelerator_type, is_accelerator
 
@@ -101,8 +102,8 @@ class PartitionStreams(DeviceStreams):
     def _compute(self, index: int) -> Stream:
         return _PartStream(self.parts[index].stream)
 
-    def _copies(self, source: int, target: int) -> Stream:  # noqa: ARG002 all copies are within the card
-        return CopyStream([self.devices[target]])
+    def _copies(self, source: int, target: int) -> Stream:  # noqa: ARG002 all copies have an end on the card
+        return CopyStream([self.devices[0]])
 
     def link(self, source: int, target: int) -> Link:
         """Return the link from one part, or from HOST, to another."""
@@ -125,6 +126,10 @@ class PartitionStreams(DeviceStreams):
         """Return a function after which the memory of a tensor, once free, is reused when the compute of part `index` is over."""
         stream = self.parts[index].stream
         return lambda tensor: tensor.record_stream(stream) if is_accelerator(tensor.device) else None
+
+    def allocator(self, index: int) -> Callable[[int], torch.Tensor]:
+        """Return a function that allocates bytes in memory of the compute of part `index`."""
+        return partial(allocated, stream=self.parts[index].stream)
 
 
 class _PartStream:

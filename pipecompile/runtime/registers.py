@@ -28,6 +28,7 @@ class Frame:
     events        (device, index in its row) ──► event recorded after that instruction; recorded again in the next run, as those of
                   the times of cells are
     recordings    number of the recording of each micro-batch, where a program serves several
+    host_buffers  register ──► memory of the host for what forwards saved, kept for the next run
     """
 
     registers: list[Any]
@@ -38,10 +39,18 @@ class Frame:
     spans: Spans = field(default_factory=list)
     events: dict[Any, Any] = field(default_factory=dict)
     recordings: tuple[int, ...] = ()
+    host_buffers: dict[int, Any] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Let go of all values, in the very containers, which a traceback may hold. The frame cannot be used again."""
-        for container in (self.registers, self.channels, self.events, self.arrivals, self.departures):
+        for container in (
+            self.registers,
+            self.channels,
+            self.events,
+            self.arrivals,
+            self.departures,
+            self.host_buffers,
+        ):
             container.clear()
 
 

@@ -8,6 +8,12 @@ A stream runs its launches in order, so a wait for a launch includes the launche
 launch that others wait for. Launches wait only for events of launches before them, so the host never waits. RECV and FREE of
 a received value launch nothing: its readers wait for the copy, and the next copy into its buffer waits for its readers.
 
+    device 0, compute     0F0 ■                 0F1 ■  FREE @0.o#0: waits for the copy    0B1 ■          0B0
+    to the store              └─► 0OFFLOAD0 ■──────────┘                                     │            │
+    from the store                          └────────────────────────────────────────────────┴─► 0RELOAD0 ■
+
+What RELOAD writes is memory of compute: so the copy begins after all that compute has launched before.
+
 On ranks each host launches the row of its device alone, so a value that crosses is launched twice, as a message without a buffer
 on the sender and as a copy from the peer on the receiver. All events are of the own row.
 """
@@ -17,15 +23,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from pipecompile.ir import HOST, Instruction, Op, Program, Value
+from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Value
 from pipecompile.ir.execution_order import Place, merged
 
-__all__ = ["Lane", "Launch", "Place", "launches", "row_launches"]
+__all__ = ["STORE", "Lane", "Launch", "Place", "launches", "row_launches"]
 
 Lane = tuple[int, int]
-"""A stream: (d, d) computes on device d, (d, e) copies from device d to device e, (HOST, d) copies from the host to device d.
+"""A stream: (d, d) computes on device d, (d, e) copies from device d to device e, (HOST, d) copies from the host to device d,
+(d, STORE) copies what forwards saved to the host, and (STORE, d) copies it back.
 On ranks (d, e) is a stream on both devices: the messages that d sends, and those that e receives."""
+
+STORE = -2
+"""The memory of the host for what forwards saved: its copies wait for other things than those of inputs, so they have lanes of their own."""
 
 SPARE_BUFFERS = 2
 """Receive buffers of a value beyond those that hold one when a copy is launched. Without a spare one, a copy waits for the
@@ -37,7 +48,7 @@ class Launch:
     """Launch of one instruction on `lane`, after the launches `waits`; None for an instruction that launches nothing.
 
     `is_awaited`: another launch waits for this one. `buffer` is the receive buffer that a copy writes, or that RECV takes its value
-    from. `follows` are launches of other devices that the host must have launched before.
+    from; of an OFFLOAD, the buffer of the host. `follows` are launches of other devices that the host must have launched before.
     """
 
     lane: Lane | None
@@ -86,44 +97,68 @@ class _LaunchPlan:
     def __init__(self, program: Program, apart: Callable[[int, int], bool], rank: int | None = None) -> None:
         self.program, self.apart, self.rank = program, apart, rank
         order = merged(program) if rank is None else tuple((rank, i) for i in range(len(program.rows[rank])))
-        self.copies = _assigned(program, order, self.copied_to)
+        self.copies = _assigned(self, order)
 
     def copied_to(self, device: int, instruction: Instruction) -> int | None:
         """Return the device to which an instruction copies a value on a stream of its own, or None."""
         peer = instruction.peer
+        if self.is_stored(device, instruction):
+            return STORE
         if peer is None or (peer != HOST and (instruction.op is Op.SEND) is not (self.rank is None)):
             return None
         if instruction.op is Op.SEND:
             return peer if peer != HOST and self.apart(device, peer) else None
         return device if self.apart(peer, device) else None
 
+    def is_stored(self, device: int, instruction: Instruction) -> bool:
+        """Return whether an instruction is an OFFLOAD that runs beside compute."""
+        return _is_copy(instruction, Kind.OFFLOAD) and self.apart(HOST, device)
+
+    def is_restored(self, device: int, instruction: Instruction) -> bool:
+        """Return whether an instruction is a RELOAD that runs beside compute."""
+        return _is_copy(instruction, Kind.RELOAD) and self.apart(HOST, device)
+
     def is_message(self, instruction: Instruction) -> bool:
         """Return whether an instruction sends a value to another rank."""
         return self.rank is not None and instruction.op is Op.SEND and instruction.peer != HOST
 
 
-def _assigned(
-    program: Program, order: Sequence[Place], copied_to: Callable[[int, Instruction], int | None]
-) -> dict[tuple[Value, int], _Copy]:
+def _is_copy(instruction: Instruction, kind: Kind) -> bool:
+    return instruction.action is not None and instruction.action.kind is kind
+
+
+def _assigned(plan: _LaunchPlan, order: Sequence[Place]) -> dict[tuple[Value, int], _Copy]:
     """Return the copies with their buffers, in the order in which one thread launches: the buffer that was freed first is next."""
     copies: dict[tuple[Value, int], _Copy] = {}
     free: dict[tuple[int, str, int | None], deque[tuple[int, Place]]] = {}
-    latest: dict[int, Place] = {}
+    latest: dict[int | Value, Place] = {}
     count = 0
     for d, i in order:
-        instruction = program.rows[d][i]
-        if instruction.op is Op.COMPUTE:
-            latest[d] = d, i
-        elif (target := copied_to(d, instruction)) is not None:
-            value = (*instruction.reads, *instruction.writes)[0].value
-            pool = free.setdefault((target, value.name, value.consumer), deque())
+        instruction = plan.program.rows[d][i]
+        if plan.is_restored(d, instruction):
+            latest[instruction.reads[0].value] = d, i
+        elif (target := plan.copied_to(d, instruction)) is not None:
+            value = _copied_value(instruction)
+            pool = free.setdefault((d if target == STORE else target, value.name, value.consumer), deque())
             buffer, reuse = pool.popleft() if len(pool) > SPARE_BUFFERS else (count, None)
             count += reuse is None
             copies[value, target] = _Copy((d, i), target, buffer, reuse)
-        elif instruction.op is Op.FREE and (copy := copies.get((instruction.reads[0].value, d))) is not None:
+        elif instruction.op is Op.COMPUTE:
+            latest[d] = d, i
+        elif instruction.op is Op.FREE:
             value = instruction.reads[0].value
-            free[d, value.name, value.consumer].append((copy.buffer, latest.get(d, copy.place)))
+            copy, reader = copies.get((value, d)), latest.get(d)
+            if copy is None:
+                copy, reader = copies.get((value, STORE)), latest.get(value)
+            if copy is not None:
+                free[d, value.name, value.consumer].append((copy.buffer, reader or copy.place))
     return copies
+
+
+def _copied_value(instruction: Instruction) -> Value:
+    """Return the value that an instruction copies: of an OFFLOAD, what the host holds then."""
+    operands = instruction.writes if instruction.action is not None else (*instruction.reads, *instruction.writes)
+    return operands[0].value
 
 
 @dataclass(slots=True)
@@ -155,8 +190,12 @@ class _RowPlan:
         if self.plan.is_message(instruction):
             return self.message(instruction, place)
         if target is not None:
-            return self.copy(instruction, copies[(*instruction.reads, *instruction.writes)[0].value, target])
+            return self.copy(instruction, copies[_copied_value(instruction), target])
+        if self.plan.is_restored(d, instruction):
+            return self.restore(instruction, place)
         value = (*instruction.writes, *instruction.reads)[0].value if instruction.op is not Op.COMPUTE else None
+        if instruction.op is Op.FREE and (value, STORE) in copies:
+            return Launch(None)
         if value is not None and instruction.op in (Op.RECV, Op.FREE) and (copy := copies.get((value, d))) is not None:
             if instruction.op is Op.FREE:
                 return Launch(None)
@@ -182,6 +221,15 @@ class _RowPlan:
             waits += [source] if source is not None else []
             self.sent.setdefault(value, []).append(copy.place)
         return Launch(lane, tuple(self.new_waits(lane, waits)), buffer=copy.buffer, follows=follows)
+
+    def restore(self, instruction: Instruction, place: Place) -> Launch:
+        """Return the launch of a RELOAD, after the copy to the host and after all launches of compute so far: its memory is theirs."""
+        d, lane = self.device, (STORE, self.device)
+        self.arriving[instruction.writes[0].value] = place
+        waits = [self.plan.copies[instruction.reads[0].value, STORE].place]
+        before = (i for i in reversed(range(place[1])) if self.planned[i].lane == (d, d))
+        waits += [(d, i) for i in islice(before, 1)]
+        return Launch(lane, tuple(self.new_waits(lane, waits)))
 
     def message(self, instruction: Instruction, place: Place) -> Launch:
         """Return the launch of a message to another rank, after the launch that computed the value."""

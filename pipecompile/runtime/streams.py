@@ -2,7 +2,7 @@
 
 The compute stream of a device is the stream that is current there. Copies between two GPUs have a stream on either side, and
 both are made current, since `Tensor.to` synchronizes with the current streams of both devices. Copies from the host have a
-stream on the device.
+stream on the device, and so have copies of what forwards saved, to the host and back.
 
 A receive buffer is a register that the copy writes. It keeps its tensor until the next copy into it, which waits for the last reader
 first, or until the end of the run, since the next run forks first: so the memory returns to the stream of the copies in their order.
@@ -31,6 +31,7 @@ __all__ = [
     "Stream",
     "StreamTask",
     "Streams",
+    "allocated",
     "free_received",
     "launched",
 ]
@@ -88,6 +89,9 @@ class Streams(Protocol):
     def release(self, index: int) -> Callable[[torch.Tensor], None]:
         """Return a function after which the memory of a tensor, once free, is reused when the compute of a device is over."""
 
+    def allocator(self, index: int) -> Callable[[int], torch.Tensor]:
+        """Return a function that allocates so many bytes of a device, in memory of its compute, whatever stream is current."""
+
 
 def launched(
     task: StreamTask, launch: Launch, stream: Stream | None, follows: Sequence[int] = (), followers: Sequence[int] = ()
@@ -142,6 +146,12 @@ def released_to(device: torch.device) -> Callable[[torch.Tensor], None]:
     return release
 
 
+def allocated(nbytes: int, stream: Any) -> torch.Tensor:
+    """Return so many bytes on the device of a stream, in memory that is reused in the order of that stream."""
+    with OnStreams(stream):
+        return torch.empty(nbytes, dtype=torch.uint8, device=stream.device)
+
+
 def _copying_views(task: StreamTask) -> Run:
     """Return the task's function, copying outputs that are views of received inputs: that memory is written by the next copy."""
 
@@ -167,6 +177,7 @@ class DeviceStreams:
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = tuple(devices)
         self._lanes: dict[Lane, Stream] = {}
+        self._current: dict[torch.device, Any] = {}
 
     @property
     def overlap(self) -> bool:
@@ -197,8 +208,7 @@ class DeviceStreams:
         return _ComputeStream(device) if is_accelerator(device) else HostStream()
 
     def _copies(self, source: int, target: int) -> Stream:
-        ends = (target,) if source == HOST else (source, target)
-        return CopyStream([self.devices[end] for end in ends])
+        return CopyStream([self.devices[end] for end in (source, target) if end >= 0])
 
     def link(self, source: int, target: int) -> Link:
         """Return the link from one device, or from HOST, to another."""
@@ -208,6 +218,7 @@ class DeviceStreams:
 
     def fork(self, frame: Frame) -> None:
         mark_origins(frame, self.devices)
+        self._current = {one: torch.accelerator.current_stream(one) for one in self.devices if is_accelerator(one)}
         for stream in self._lanes.values():
             if isinstance(stream, CopyStream):
                 stream.fork()
@@ -218,6 +229,10 @@ class DeviceStreams:
     def release(self, index: int) -> Callable[[torch.Tensor], None]:
         """Return the release of memory that the compute of device `index` reads."""
         return released_to(self.devices[index])
+
+    def allocator(self, index: int) -> Callable[[int], torch.Tensor]:
+        """Return a function that allocates bytes in memory of the compute of device `index`, as the last `fork` found its stream."""
+        return lambda nbytes: allocated(nbytes, self._current[self.devices[index]])
 
     def finish(self) -> None:
         for device in dict.fromkeys(self.devices):

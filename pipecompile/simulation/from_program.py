@@ -1,6 +1,7 @@
 """Task graph of a program: a task per compute instruction, and a message per SEND to another device.
 
-RECV does not wait: the instruction that reads the value waits. FREE and slots only affect memory.
+RECV does not wait: the instruction that reads the value waits. FREE and slots only affect memory, but for the FREE of what an OFFLOAD
+copies: where other actions stand between the two, the copy runs beside them, and the device waits for its end at the FREE.
 
 With rendezvous, both ends wait: the receiver says that it is ready, in a message of no seconds, and the transfer begins when the sender
 has also come to its SEND.
@@ -105,6 +106,7 @@ class _TaskBuilder:
         self._add_send(state, message)
         if action.kind is Kind.OFFLOAD:
             state.leaving.setdefault(source, []).append((Anchor.MESSAGE_END, message))
+            state.stored[source] = message, state.now
         else:
             state.change(self.sizes[target.name], *state.now, (Anchor.MESSAGE_START, message))
 
@@ -143,6 +145,10 @@ class _TaskBuilder:
             state.awaited[value] = message
 
     def _free(self, state: _RowState, value: Value) -> None:
+        if value in state.stored:
+            message, after = state.stored.pop(value)
+            if after != state.now:
+                self._task(state, (message,), 0.0)
         unread = [(Anchor.MESSAGE_END, state.awaited.pop(value))] if value in state.awaited else []
         state.change(-self.sizes[value.name], *state.now, *state.leaving.pop(value, ()), *unread)
 
@@ -194,7 +200,8 @@ class _TaskBuilder:
 @dataclass(slots=True)
 class _RowState:
     """The position in a row: `now` is the end of the previous task, `awaited` has the messages received and not yet read,
-    `leaving` the ends of the sends of each value. `overlaps`: the next action overlaps with the previous one.
+    `leaving` the ends of the sends of each value, `stored` the copies of OFFLOADs and the positions after which they begin.
+    `overlaps`: the next action overlaps with the previous one.
     """
 
     device: int
@@ -202,6 +209,7 @@ class _RowState:
     now: tuple[tuple[Anchor, int], ...] = ()
     awaited: dict[Value, int] = field(default_factory=dict)
     leaving: dict[Value, list[tuple[Anchor, int]]] = field(default_factory=dict)
+    stored: dict[Value, tuple[int, tuple[tuple[Anchor, int], ...]]] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
 
     def change(self, size: float, *moments: tuple[Anchor, int]) -> None:

@@ -8,7 +8,7 @@ from golden import CheckGolden
 from hypothesis import HealthCheck, given, settings
 from program_strategies import programs
 
-from pipecompile.errors import ScheduleError, VerifyError
+from pipecompile.errors import VerifyError
 from pipecompile.ir import HOST, Op, Program, Route, Schedule, Value, chain
 from pipecompile.ir.program_text import parse_route
 from pipecompile.passes import lower
@@ -84,8 +84,16 @@ def _crossings(program: Program, route: Route, device: dict[int, int]) -> set[tu
     return {(Value(route.value, m), peer) for m in range(program.n_microbatches) for peer in peers}
 
 
-def test_offloading_beside_the_copy_streams_of_gpus_is_refused() -> None:
+def test_what_is_offloaded_is_freed_after_the_next_copy_where_copies_run_beside_compute() -> None:
+    """Before, such schedules were refused; a FREE at once would let compute wait for each copy."""
     schedule = insert_offload(build_schedule("gpipe", 2, 4))
-    lower(schedule)
-    with pytest.raises(ScheduleError, match="OFFLOAD cannot run on GPUs of one process yet"):
-        lower(schedule, overlap=True)
+    at_once, later = (
+        [str(one).split("[")[0] for one in lower(schedule, overlap=overlap).rows[0] if "@0.o" in str(one)]
+        for overlap in (False, True)
+    )
+    assert at_once[2] == "FREE @0.o#0"
+    assert later[:5] == ["0F0 -> v0#0", "0OFFLOAD0 @0.o#0", "0F1 -> v0#1", "0OFFLOAD1 @0.o#1", "FREE @0.o#0"]
+    row = [str(one).split(" ")[0] for one in lower(schedule, overlap=True).rows[0]]
+    assert len([one for one in row if one == "FREE"]) == len(
+        [one for one in lower(schedule).rows[0] if one.op is Op.FREE]
+    )

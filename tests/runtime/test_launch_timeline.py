@@ -6,7 +6,7 @@ import pytest
 
 import pipecompile as pc
 from pipecompile.errors import InputError
-from pipecompile.ir import Route, Tie, chain
+from pipecompile.ir import Kind, Route, Tie, chain
 from pipecompile.passes import lower
 from pipecompile.runtime.launch_timeline import simulate_launches
 from pipecompile.schedules import CATALOGUE, compared_names
@@ -27,6 +27,21 @@ def test_launches_take_as_long_as_simulated(name: str, copy: float) -> None:
         costs = {"forward": each, "input_grad": each, "weight_grad": each, "transfer": copy}
         simulated = pc.simulate(program, **costs).makespan
         assert simulate_launches(program, **costs).makespan == pytest.approx(simulated, rel=0.005), (devices, uneven)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "interleaved", "zbv", "v-half"])
+@pytest.mark.parametrize("offload", [0.3, 2.5])
+def test_launches_of_an_offloading_program_take_as_long_as_simulated(name: str, offload: float) -> None:
+    """Copies to the host and back run beside compute. Slower ones hold it up where their memory is needed, in both."""
+    schedule = pc.insert_offload(pc.build_schedule(name, 6, 9, n_devices=6 // (CATALOGUE[name].chunks or 2)))
+    program = lower(schedule, overlap=True)
+    costs = {"forward": UNEVEN[:6], "transfer": 0.1, "offload": [offload * seconds for seconds in UNEVEN[:6]]}
+    simulated, launched = pc.simulate(program, **costs), simulate_launches(program, **costs)
+    assert launched.makespan == pytest.approx(simulated.makespan, rel=1e-9)
+    copies = [{s for s in one.spans if "host" in s.track} for one in (simulated, launched)]
+    assert {s[:3] for s in copies[0]} == {s[:3] for s in copies[1]}
+    assert len(copies[0]) == 2 * sum(action.kind is Kind.OFFLOAD for row in schedule.rows for action in row)
+    assert offload > 1 or simulated.makespan == pc.simulate(schedule, **costs).makespan
 
 
 def test_spans_are_those_of_streams() -> None:

@@ -80,9 +80,12 @@ def parts(count: int, multiprocessors: int = 32) -> list[CardPartition]:
     return [CardPartition(CARD, i, count, multiprocessors, Stream(CARD, f"part {i}")) for i in range(count)]
 
 
-@pytest.mark.parametrize(("schedule", "dispatch"), [("1f1b", "inline"), ("zb-h1", "inline"), ("gpipe", "threads")])
+@pytest.mark.parametrize(
+    ("schedule", "dispatch", "offload"),
+    [("1f1b", "inline", False), ("zb-h1", "inline", True), ("gpipe", "threads", True)],
+)
 def test_a_pipeline_on_partitions_has_the_gradients_of_eager(
-    schedule: str, dispatch: str, accelerator: Accelerator
+    schedule: str, dispatch: str, offload: bool, accelerator: Accelerator
 ) -> None:
     torch.manual_seed(0)
     shared = nn.Linear(8, 8)
@@ -95,7 +98,8 @@ def test_a_pipeline_on_partitions_has_the_gradients_of_eager(
     gradients = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
     given = parts(3)
     pipe = pc.compile(
-        model, 3, example_args=(x,), devices=given, n_microbatches=4, loss_fn=square_loss, cost="analytic", schedule=schedule, dispatch=dispatch
+        model, 3, example_args=(x,), devices=given, n_microbatches=4, loss_fn=square_loss, cost="analytic", schedule=schedule, dispatch=dispatch,
+        offload=offload,
     )  # fmt: skip
     for _ in range(2):
         model.zero_grad()
@@ -109,6 +113,8 @@ def test_a_pipeline_on_partitions_has_the_gradients_of_eager(
     )
     for part in given:
         assert ("after", "caller") in part.stream.notes, "a run begins after what the caller launched before"
+    tracks = {span.track for span in pipe.measured.spans}
+    assert tracks == ({"compute", "to host", "from host"} if offload else {"compute"})
     assert any(note == ("event of", "copies") for note in given[1].stream.notes), (
         "part 1 waits for the copies that it reads"
     )

@@ -4,6 +4,9 @@
     compute 0     ...zz 0F0 ■   zz FREE: NaN   z 0F1                      in order, each after a delay
     copy 0►1               z wait ■ zzz NaN, SEND ■                       the buffer is overwritten first
 
+    compute 0     ... 0F1   FREE @0.o#0   0B1 ■                           what RELOAD writes is memory that compute gave back last
+    from store                                └─ NaN, 0RELOAD0 ■
+
 What the host puts into a register stands for a tensor to come. A missing wait reads too early, an early free reads NaN. Memory
 that a copy writes was given back to that copy: whoever still reads what was there reads NaN.
 """
@@ -29,13 +32,15 @@ from pipecompile.ir import HOST, Op, Program
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.passes import lower
 from pipecompile.runtime import interpreter
+from pipecompile.runtime.cells.offload import HostBuffer, OffloadedGraph
 from pipecompile.runtime.cells.stage_cells import loss_cells
 from pipecompile.runtime.executable import Executable, ProgramBinding
 from pipecompile.runtime.interpreter import bind
 from pipecompile.runtime.registers import Frame
-from pipecompile.runtime.stream_events import Lane, Place, launches
+from pipecompile.runtime.stream_events import STORE, Lane, Place, launches
 from pipecompile.runtime.streams import StreamTask
 from pipecompile.runtime.transport import Link
+from pipecompile.torch_private.autograd_engine import other_users
 from tests.support.launch_mutants import Launches, Mutant
 
 __all__ = ["EmulatedExecutable", "EmulatedStreams"]
@@ -80,6 +85,7 @@ class EmulatedStreams:
     errors: list[BaseException] = field(default_factory=list)
     lanes: dict[Lane, EmulatedStream] = field(default_factory=dict)
     slow: dict[Place, float] = field(default_factory=dict)
+    freed: dict[int, Handle] = field(default_factory=dict)
 
     def apart(self, source: int, target: int) -> bool:
         return source != target
@@ -123,6 +129,9 @@ class EmulatedStreams:
     def release(self, index: int) -> Callable[[torch.Tensor], None]:
         return lambda tensor: None
 
+    def allocator(self, index: int) -> Callable[[int], torch.Tensor]:
+        return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)
+
     def close(self) -> None:
         for stream in self.lanes.values():
             stream.queue.put(None)
@@ -137,7 +146,8 @@ class EmulatedEvent:
 
 class EmulatedStream:
     def __init__(self, streams: EmulatedStreams, lane: Lane, chance: random.Random) -> None:
-        self.streams, self.is_compute, self.is_upload = streams, lane[0] == lane[1], lane[0] == HOST
+        self.streams, self.lane = streams, lane
+        self.is_compute, self.is_upload = lane[0] == lane[1], lane[0] == HOST
         self.chance, self.pace = chance, 1.0
         self.queue: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=_work, args=(self.queue, streams), daemon=True).start()
@@ -148,6 +158,7 @@ class EmulatedStream:
         if task.op is Op.FREE:
             (index,) = task.reads
             frame.registers[index] = None
+            self.streams.freed[self.lane[0]] = given[index]
             self._later(task, lambda: self._give_back(given[index]))
             return
         first = Handle()  # what receives writes a buffer and a register: one tensor
@@ -155,13 +166,18 @@ class EmulatedStream:
         made = {index: first if is_received else Handle() for index in task.writes}
         for index, handle in made.items():
             frame.registers[index] = handle
+        taken = self.streams.freed.get(self.lane[1]) if self.lane[0] == STORE else None
 
         def late() -> None:
+            if taken is not None and not taken.is_given_back:
+                _overwrite(taken.value)
             for handle in before:
                 if handle is not None and not (self.is_upload and _is_held(handle)):
                     _overwrite(handle.value)
             device = Device({index: handle.value for index, handle in given.items()}, frame)
             task.run(device)  # type: ignore[arg-type]
+            for index, handle in given.items():
+                handle.value = device.registers[index]
             for index, handle in made.items():
                 handle.value = device.registers[index]
                 if handle.is_given_back:
@@ -204,6 +220,16 @@ def _work(queue: SimpleQueue[Any], streams: EmulatedStreams) -> None:
 def _overwrite(value: Any) -> None:
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         value.data.fill_(float("nan"))
+    for memory in _bytes_in(value):
+        if isinstance(value, OffloadedGraph) or not other_users(memory):
+            memory.fill_(0xFF)
+
+
+def _bytes_in(value: Any) -> list[torch.Tensor]:
+    """What a forward saved: on the device before its OFFLOAD, on the device after it, or on the host."""
+    if isinstance(value, OffloadedGraph):
+        return [one for one in (value.tensors.storages if value.tensors else ()) if one is not None]
+    return value.tensors if isinstance(value, HostBuffer) else value if isinstance(value, list) else []
 
 
 def _is_held(handle: Handle) -> bool:

@@ -48,7 +48,7 @@ class Mutant:
         return all(self.missed in after[place] for place in self.at)
 
     def late(self, program: Program) -> set[Place]:
-        return {self.missed} | {reader for place in self.at for reader in _readers(program, place)}
+        return {self.missed} | {reader for place in (*self.at, self.missed) for reader in _readers(program, place)}
 
 
 def mutants(program: Program, planned: Launches) -> Iterator[Mutant]:

@@ -144,7 +144,8 @@ class SteppedStream(EmulatedStream):
     """A queue of launches, of waits (place None, work None) and of recordings."""
 
     def __init__(self, streams: SteppedStreams, lane: Lane) -> None:
-        self.streams, self.is_compute, self.is_upload = streams, lane[0] == lane[1], lane[0] == HOST
+        self.streams, self.lane = streams, lane
+        self.is_compute, self.is_upload = lane[0] == lane[1], lane[0] == HOST
         self.pace = 1.0
         self.works: deque[tuple[Any, Any]] = deque()
 

@@ -6,11 +6,13 @@
     B or I    saved tensors ◄─ SavedTensors                a read between OFFLOAD and RELOAD is an error
 
 Autograd hands every tensor that it saves to a hook, and asks for it in the backward. Tensors that share a storage share its copy.
-The device waits for each copy. `lower` refuses programs that copy beside compute on GPUs.
+On a CPU the device waits for each copy. On a GPU both copies have streams of their own, to and from page-locked memory that serves the
+next micro-batches too: then FREE lets go of what is copied, when compute has waited for the copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +21,19 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from pipecompile.ir import Kind
+from pipecompile.ir import Action, Kind
 from pipecompile.runtime.cells.forward_backward import SavedGraph
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
+from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.storages import storage_key, version_of
 
-__all__ = ["OffloadedGraph", "SavedTensors", "copy_cell", "offloaded_forward", "resident_storages"]
+__all__ = [
+    "Allocate", "HostBuffer", "OffloadedGraph", "SavedTensors", "copy_cell", "offloaded_forward", "resident_storages",
+]  # fmt: skip
+
+Allocate = Callable[[int], torch.Tensor]
+"""Returns so many bytes of a device, in memory of its compute."""
 
 
 def resident_storages(stage: nn.Module) -> frozenset[int]:
@@ -91,8 +99,11 @@ class SavedTensors:
         empty = torch.empty(0, dtype=place.dtype, device=storage.device)
         return empty.set_(storage.untyped_storage(), place.offset, place.size, place.stride)
 
-    def offload(self) -> None:
-        """Copy all storages to the host, and let go of them."""
+    def offload(self, buffer: HostBuffer | None = None) -> list[torch.Tensor]:
+        """Copy all storages to the host, and let go of them. Return them: they must live until the copies are over.
+
+        Without a `buffer` they are over; those into a buffer run on the current stream.
+        """
         for number, (tensor, version) in enumerate(self.versions):
             if version_of(tensor) != version:
                 self.stale[number] = (
@@ -101,13 +112,39 @@ class SavedTensors:
                 )
         self.versions.clear()
         self.numbers.clear()
-        self.host = [storage.to("cpu", copy=True) for storage in self.storages if storage is not None]
+        storages = [storage for storage in self.storages if storage is not None]
+        self.host = [one.to("cpu", copy=True) for one in storages] if buffer is None else buffer.copies_of(storages)
         self.storages = [None] * len(self.host)
+        return storages
 
-    def reload(self, device: torch.device) -> None:
-        """Copy all storages back to the device."""
-        self.storages = [tensor.to(device, copy=True) for tensor in self.host]
+    def reload(self, device: torch.device, allocate: Allocate | None = None) -> None:
+        """Copy all storages back to the device; into memory of `allocate` on the current stream."""
+        if allocate is None:
+            self.storages = [tensor.to(device, copy=True) for tensor in self.host]
+        else:
+            self.storages = [allocate(tensor.nbytes).copy_(tensor, non_blocking=True) for tensor in self.host]
         self.host = []
+
+
+class HostBuffer:
+    """Memory of the host for what one forward saved, page-locked for a GPU. It is kept: the next copy into it must wait for its reader."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def copies_of(self, storages: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies of the storages of a device in this memory, which the current stream makes."""
+        for number, storage in enumerate(storages):
+            if number == len(self.tensors):
+                self.tensors.append(_host_memory(storage))
+            elif self.tensors[number].nbytes < storage.nbytes:
+                self.tensors[number] = _host_memory(storage)
+        pairs = zip(self.tensors, storages, strict=False)
+        return [tensor[: storage.nbytes].copy_(storage, non_blocking=True) for tensor, storage in pairs]
+
+
+def _host_memory(storage: torch.Tensor) -> torch.Tensor:
+    return torch.empty(storage.nbytes, dtype=torch.uint8, pin_memory=is_accelerator(storage.device))
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -144,14 +181,26 @@ def offloaded_forward(forward: Run, module: nn.Module, saved: int) -> Run:
     return run
 
 
-def copy_cell(kind: Kind, registers: CellRegisters, device: torch.device) -> Run:
-    """Return the function of an OFFLOAD or a RELOAD on a device."""
+def copy_cell(
+    action: Action,
+    registers: CellRegisters,
+    device: torch.device,
+    *,
+    buffer: int | None = None,
+    allocate: Allocate | None = None,
+) -> Run:
+    """Return the function of an OFFLOAD or a RELOAD. With `allocate` it runs on a stream of its own, an OFFLOAD into a `buffer`."""
     (read,), (written,) = registers.reads.values(), registers.writes.values()
-    return _offload(read, written) if kind is Kind.OFFLOAD else _reload(read, written, device)
+    if action.kind is Kind.OFFLOAD:
+        return _offload(buffer, read, written)
+    return _reload(read, written, device, allocate)
 
 
-def _offload(saved: int, held: int) -> Run:
-    """Return the function of an OFFLOAD: what the register `saved` has moves to the host and into the register `held`."""
+def _offload(buffer: int | None, saved: int, held: int) -> Run:
+    """Return the function of an OFFLOAD: what the register `saved` has moves to the host and into the register `held`.
+
+    With a `buffer`, a register, the copy runs on the current stream, and `saved` has the memory of the device until its FREE.
+    """
 
     def offload(frame: Frame) -> None:
         kept: OffloadedGraph = frame.registers[saved]
@@ -159,19 +208,26 @@ def _offload(saved: int, held: int) -> Run:
             for leaf, place in zip(kept.graph.leaves, kept.leaves, strict=True):
                 if leaf is not None and isinstance(place, _Place):
                     leaf.data = leaf.new_empty(()).expand(leaf.shape)
-            kept.tensors.offload()
+            if buffer is None:
+                kept.tensors.offload()
+            else:
+                memory = frame.registers[buffer] = frame.host_buffers.setdefault(buffer, HostBuffer())
+                frame.registers[saved] = kept.tensors.offload(memory)
         frame.registers[held] = kept
 
     return offload
 
 
-def _reload(held: int, saved: int, device: torch.device) -> Run:
-    """Return the function of a RELOAD, which writes to the register `saved` what an F without offloading would have written."""
+def _reload(held: int, saved: int, device: torch.device, allocate: Allocate | None = None) -> Run:
+    """Return the function of a RELOAD, which writes to the register `saved` what an F without offloading would have written.
+
+    With `allocate` the copy runs on the current stream.
+    """
 
     def reload(frame: Frame) -> None:
         kept: OffloadedGraph = frame.registers[held]
         if kept.tensors is not None:
-            kept.tensors.reload(device)
+            kept.tensors.reload(device, allocate)
             for leaf, place in zip(kept.graph.leaves, kept.leaves, strict=True):
                 if leaf is not None and isinstance(place, _Place):
                     leaf.data = kept.tensors.unpack(place)
