@@ -30,7 +30,7 @@ from pipecompile.passes.user_passes import UserPass
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells.torch_compiled import check_backend
 from pipecompile.runtime.malloc import keep_freed_memory
-from pipecompile.runtime.partitions import CardPartition
+from pipecompile.runtime.partitions import CardPartition, parts_of_one_card
 from pipecompile.schedules import Builder
 from pipecompile.settings.batch_settings import example_inputs
 from pipecompile.settings.keyword_names import with_suggestions
@@ -184,6 +184,8 @@ def compile(
     validate_model(model)
     args, kwargs = example_inputs(example_args, example_kwargs)
     ranks = RankMesh.of(mesh) if _is_on_ranks(mesh, devices) else None
+    if ranks is None and not cuda_graphs:
+        devices = parts_of_one_card(devices)
     options = Options.of(model, n_stages, devices=devices if ranks is None else ranks.devices, **keywords)
     if options.compile_stages:
         check_backend(options.compile_stages)

@@ -23,6 +23,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.ir.progress import task
 from pipecompile.options import Options
+from pipecompile.runtime.partitions import stream_of
 from pipecompile.torch_private.accelerators import OnStreams
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -86,7 +87,7 @@ def _measure(graph: TracedGraph, leaves: Sequence[Any], options: Options, repeat
         return MeasuredCosts("own", costs_from_provider(on_device, values, options.costs))
     model = select_cost_model(on_device, values, cost=options.cost, device=device)
     verb = "measuring" if model == "profile" else "estimating"
-    streams = OnStreams(options.partitions[0].stream) if options.partitions else nullcontext()
+    streams = OnStreams(stream_of(options.partitions[0])) if options.partitions else nullcontext()
     with task(f"{verb} {len(compute_nodes(on_device))} operations") as work, streams:
         costs = node_costs(on_device, values, cost=model, device=options.cost_device, repeats=repeats, work=work)
     if options.costs:

@@ -27,18 +27,21 @@ from pipecompile.runtime.streams import CopyStream, DeviceStreams, Stream, Strea
 from pipecompile.runtime.transport import CardCopy, Link
 from pipecompile.torch_private.accelerators import OnStreams, accelerator_indices, accelerator_type, is_accelerator
 
-__all__ = ["CardPartition", "PartitionStreams", "partitions"]
+__all__ = ["CardPartition", "PartitionStreams", "partitions", "parts_of_one_card", "stream_of"]
 
 
 @dataclass(frozen=True)
 class CardPartition:
-    """One of `count` parts of a card. `multiprocessors`: how many it has for itself; 0 if all parts share those of the card."""
+    """One of `count` parts of a card. `multiprocessors`: how many it has for itself; 0 if all parts share those of the card.
+
+    `stream` is None for a part of a card that was named several times: the process has one for each, `stream_of`.
+    """
 
     device: torch.device
     index: int
     count: int
     multiprocessors: int
-    stream: Any
+    stream: Any = None
 
     def __str__(self) -> str:
         return f"{self.device}, part {self.index} of {self.count}"
@@ -59,6 +62,33 @@ def partitions(device: str | torch.device = "cuda:0", count: int = 4) -> list[Ca
         warnings.warn(text, RuntimeWarning, stacklevel=2)
         streams, each = tuple(torch.Stream(card) for _ in range(count)), 0
     return [CardPartition(card, index, count, each, stream) for index, stream in enumerate(streams)]
+
+
+_STREAMS: dict[tuple[torch.device, int], Any] = {}
+"""The streams of cards that were named several times, by card and pipeline device: one for all programs, since each has memory of its own."""
+
+
+def stream_of(part: CardPartition) -> Any:
+    """Return the stream that a part computes on."""
+    if part.stream is not None:
+        return part.stream
+    key = part.device, part.index
+    return _STREAMS.get(key) or _STREAMS.setdefault(key, torch.Stream(part.device))
+
+
+def parts_of_one_card(devices: Any) -> Any:
+    """Return a part per entry of `devices` if they all name one GPU that is here; other `devices` as they are."""
+    if not isinstance(devices, (list, tuple)) or not all(isinstance(one, (str, torch.device)) for one in devices):
+        return devices
+    try:
+        cards = {_checked(one) for one in devices}
+    except InputError:
+        return devices  # refused elsewhere, or CPUs
+    return (
+        [CardPartition(*cards, i, len(devices), 0) for i in range(len(devices))]
+        if len(cards) == 1 < len(devices)
+        else devices
+    )
 
 
 def _checked(device: Any) -> torch.device:
@@ -84,6 +114,7 @@ class PartitionStreams(DeviceStreams):
     def __init__(self, parts: Sequence[CardPartition]) -> None:
         super().__init__([part.device for part in parts])
         self.parts = tuple(parts)
+        self.computes = tuple(map(stream_of, parts))
 
     @property
     def overlap(self) -> bool:
@@ -100,7 +131,7 @@ class PartitionStreams(DeviceStreams):
         return source != target
 
     def _compute(self, index: int) -> Stream:
-        return _PartStream(self.parts[index].stream)
+        return _PartStream(self.computes[index])
 
     def _copies(self, source: int, target: int) -> Stream:  # noqa: ARG002 all copies have an end on the card
         return CopyStream([self.devices[0]])
@@ -124,12 +155,12 @@ class PartitionStreams(DeviceStreams):
 
     def release(self, index: int) -> Callable[[torch.Tensor], None]:
         """Return a function after which the memory of a tensor, once free, is reused when the compute of part `index` is over."""
-        stream = self.parts[index].stream
+        stream = self.computes[index]
         return lambda tensor: tensor.record_stream(stream) if is_accelerator(tensor.device) else None
 
     def allocator(self, index: int) -> Callable[[int], torch.Tensor]:
         """Return a function that allocates bytes in memory of the compute of part `index`."""
-        return partial(allocated, stream=self.parts[index].stream)
+        return partial(allocated, stream=self.computes[index])
 
 
 class _PartStream:

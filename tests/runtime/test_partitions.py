@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -179,6 +180,33 @@ def test_parts_are_given_all_together_or_not_at_all() -> None:
             pc.compile(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 2, devices=devices)
     with pytest.raises(pc.InputError, match="cuda_graphs=True is given together with partitions"):
         pc.compile(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 2, devices=given, cuda_graphs=True)
+
+
+def test_a_card_that_is_named_several_times_has_a_stream_for_each(
+    monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator
+) -> None:
+    """Before, `["cuda:0"] * 4` computed on one stream, and was simulated as four devices."""
+    monkeypatch.setattr(partitions, "accelerator_indices", lambda: range(2))
+    monkeypatch.setattr(partitions, "accelerator_type", lambda: "cuda")
+    monkeypatch.setattr(partitions, "_STREAMS", {})
+    for kept in (None, ["cuda:0"], ["cuda:0", "cuda:1"], ["cpu"] * 2, ["cuda:7"] * 2, parts(2), ["nothing"] * 2):
+        assert partitions.parts_of_one_card(kept) is kept
+    given = partitions.parts_of_one_card(["cuda", torch.device("cuda:0")])
+    assert [(str(one.device), one.index, one.multiprocessors, one.stream) for one in given] == [
+        ("cuda:0", 0, 0, None),
+        ("cuda:0", 1, 0, None),
+    ]
+    first, second = PartitionStreams(given), PartitionStreams(given)
+    assert first.computes == second.computes
+    assert len(set(map(id, first.computes))) == 2
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(4, 4)
+    expected = accumulate(nn.Sequential(*model), x, 2, square_loss)
+    shared = [CardPartition(CARD, i, 2, 0) for i in range(2)]
+    pipe = pc.compile(model, 2, devices=shared, n_microbatches=2, cost="analytic", loss_fn=square_loss)
+    torch.testing.assert_close(pipe.step(x), expected, rtol=1e-6, atol=1e-6)
+    assert pickle.loads(pickle.dumps(pipe))._options.partitions == tuple(shared)
+    assert {key for key in partitions._STREAMS if key[0] == CARD} == {(CARD, 0), (CARD, 1)}
+    assert accelerator.current.name == "caller"
 
 
 def test_without_the_gpu_the_error_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
