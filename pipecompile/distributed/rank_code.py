@@ -9,7 +9,8 @@ Launches come in the order of the row. That order is proven to end if each send 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -74,9 +75,9 @@ class RankCodeBuilder(CodeBuilder):
         run = _into_buffer(self.receive(instruction, device), register, buffer)
         return StreamTask((device, index), Op.RECV, run, (), (buffer, register))
 
-    def compute(self, instruction: Instruction, device: int) -> Run:
+    def compute(self, instruction: Instruction, device: int, beside: Mapping[str, Any] | None = None) -> Run:
         """Return the function of a compute instruction, which waits for the parameters of its stage."""
-        run, action = super().compute(instruction, device), instruction.action
+        run, action = super().compute(instruction, device, beside), instruction.action
         if self.parameters is None or action is None or action.kind in (*SHARDING, Kind.OFFLOAD, Kind.RELOAD):
             return run
         outputs = [self.register(o, device) for o in instruction.writes if not o.value.name.startswith("@")]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
 
-from pipecompile.errors import InputError, ScheduleError
+from pipecompile.errors import InputError
 from pipecompile.ir import BACKWARDS, Action, Kind, Route, Schedule
 from pipecompile.ir.input_checks import amounts
 from pipecompile.ir.overlap import grouped

@@ -84,11 +84,9 @@ def parts_of_one_card(devices: Any) -> Any:
         cards = {_checked(one) for one in devices}
     except InputError:
         return devices  # refused elsewhere, or CPUs
-    return (
-        [CardPartition(*cards, i, len(devices), 0) for i in range(len(devices))]
-        if len(cards) == 1 < len(devices)
-        else devices
-    )
+    if len(cards) > 1 or len(devices) < 2:
+        return devices
+    return [CardPartition(card, index, len(devices), 0) for card in cards for index in range(len(devices))]
 
 
 def _checked(device: Any) -> torch.device:
