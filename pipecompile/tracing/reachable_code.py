@@ -69,14 +69,14 @@ def reachable(model: nn.Module, most: int | None = None) -> ReachableCode:
     kept = _kept.get() if most is None else None
     if kept is not None and (found := kept.get(id(model))) is not None and found.is_current(roots):
         return found.code
-    search = _Search(model, roots)
+    search = _CodeSearch(model, roots)
     search.run(most)
     if kept is not None:
         kept[id(model)] = search
     return search.code
 
 
-_kept: ContextVar[dict[int, _Search] | None] = ContextVar("kept searches", default=None)
+_kept: ContextVar[dict[int, _CodeSearch] | None] = ContextVar("kept searches", default=None)
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def searches_kept() -> Iterator[None]:
         _kept.reset(token)
 
 
-class _Search:
+class _CodeSearch:
     """One search, and what it has read: per namespace, names are followed once, since thousands of functions share them."""
 
     def __init__(self, model: nn.Module, roots: list[Any]) -> None:
