@@ -3,16 +3,16 @@
     python benchmarks/sharding.py [--ranks 2 4] [--mib 16] [--markdown benchmarks/results/sharding.md]
 
 A tower of 8 blocks of one weight each, in 8 stages. gloo on this machine, a thread per rank. Every row has processes of its own, whose
-heap gives freed memory back at once. *Measured* is the peak of a step (`VmHWM`) less what the rank holds before it, on the rank where
-that is most. *Predicted* is the peak that `simulate` counts, plus the shards of gradients, which stay, and the buffer of a collective.
+heap gives freed memory back at once. Measured is the peak of a step (`VmHWM`) less what the rank holds before it, without gradients, on
+the rank where that is most. Predicted is the peak that `simulate` counts, with the shards of gradients, which stay.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -117,7 +117,76 @@ def measured(row: str, mib: int, copies: int, n_devices: int) -> dict[str, Any]:
         return dict(json.loads(Path(folder, "result.json").read_text()))
 
 
-if __name__ == "__main__":
+def predicted(row: str, size: float, copies: int, n_devices: int) -> float | None:
+    """Return the bytes by which a step grows on the rank where that is most; None for torch's own. `size` is that of a block in bytes."""
+    stages = BLOCKS // n_devices
+    if row == "dp":
+        return (stages + 1) * size  # gradients, and those of a bucket once more
+    if row == "dp_shard, whole step":
+        return (2 * stages + stages / copies) * size  # parameters, gradients and their shards
+    if row.startswith("fully_shard"):
+        return None
+    costs = {
+        "unsharded_bytes": size,
+        "gradient_bytes": size,
+        "reduce_grad": 2.0,
+    }  # a reduction is over when the next one begins
+    timeline = pc.simulate(schedule_of(row, n_devices), **costs)
+    return max(_peak(timeline, device, size / copies) for device in range(n_devices))
+
+
+def _peak(timeline: pc.Timeline, device: int, shard: float) -> float:
+    """Return the peak of a device with the shards of the gradients that are reduced."""
+    spans = (span for span in timeline.spans if span.device == device and span.name.endswith("REDUCE_GRAD"))
+    ends = [span.end for span in spans if span.track == "collectives"]
+    return max(total + shard * sum(end <= time for end in ends) for time, total in timeline.memory[device])
+
+
+def page(mib: int, results: dict[tuple[int, int], dict[str, dict[str, Any]]]) -> str:
+    lines = [
+        "# Memory and time of a step with sharded parameters",
+        "",
+        f"Written by `benchmarks/sharding.py --mib {mib}`: {BLOCKS} blocks of {mib} MiB in {BLOCKS} stages, one micro-batch, gloo, torch {torch.__version__}.",
+        "*Grows* is the peak of a step less what a rank holds before it, without gradients, on the rank where that is most; *shards* is what stays of it:",
+        "the rank's gradients. *Predicted* is what `simulate` counts. Seconds are medians; on CPUs a collective takes cores from the computation.",
+    ]  # fmt: skip
+    for (copies, n_devices), rows in results.items():
+        torch_growth = rows.get("fully_shard per block", {}).get("growth")
+        lines += [
+            "",
+            f"## {copies} copies, {n_devices} pipeline device{'s' * (n_devices > 1)}",
+            "",
+            "| | grows by, MiB | predicted, MiB | shards, MiB | of fully_shard | seconds | loss |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for row, one in rows.items():
+            guess = predicted(row, mib * MIB, copies, n_devices)
+            kept = BLOCKS // n_devices * mib / (1 if row == "dp" else copies)
+            share = f"{one['growth'] / torch_growth:.2f}" if torch_growth else ""
+            text = "" if guess is None else f"{guess / MIB:.1f}"
+            lines.append(
+                f"| {row} | {one['growth'] / MIB:.1f} | {text} | {kept:.1f} | {share} | {one['seconds']:.2f} | {one['loss']:.6f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--mib", type=int, default=16, help="size of a block's weight")
+    parser.add_argument("--markdown", type=Path, help="write the tables here")
+    arguments = parser.parse_args()
     os.environ.update(HEAP)
-    for row in sys.argv[2:] or ROWS:
-        print(row, measured(row, int(sys.argv[1]), 2, 1), flush=True)
+    meshes = [(ranks, 1) for ranks in arguments.ranks] + [(2, 2)] * (4 in arguments.ranks)
+    results: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    for copies, n_devices in meshes:
+        rows = [row for row in ROWS if n_devices == 1 or not row.startswith("fully_shard")]
+        results[copies, n_devices] = {row: measured(row, arguments.mib, copies, n_devices) for row in rows}
+    text = page(arguments.mib, results)
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -128,7 +128,8 @@ class GradientReduction:
         """Wait for all buckets and set the gradients. Raises RunError for a gradient that was added after its bucket started."""
         for bucket in self._buckets:
             bucket.start_further()
-        results = [bucket.complete() for bucket in self._buckets]
+        for bucket in self._buckets:
+            bucket.complete()
         if late := [weight for bucket in self._buckets for weight in bucket.weights if weight.grad is not None]:
             raise RunError(
                 f"a gradient was added to {len(late)} parameter{'s' * (len(late) > 1)} while the gradients of all copies"
@@ -138,7 +139,8 @@ class GradientReduction:
                 why="all backwards of this rank that use the parameter were over: a hook may have added the gradient",
                 hint="add it where the parameter is used, or after the step",
             )
-        for bucket, result in zip(self._buckets, results, strict=True):
+        for bucket in self._buckets:
+            result, bucket.result = bucket.complete(), None
             bucket.settle(result)
 
 

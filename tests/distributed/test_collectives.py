@@ -67,11 +67,15 @@ def test_the_sum_of_a_bucket_goes_on_to_further_groups() -> None:
         def wait(self, work: object) -> None:
             pass
 
-    first = Doubling()
-    bucket = GradientBucket([], first.start_sum(torch.ones(1)), [Doubling(), Doubling()], lambda _: None)
+    first, last = Doubling(), Doubling()
+    bucket = GradientBucket([], first.start_sum(torch.ones(4)), [Doubling(), last], lambda _: None)
     bucket.start_further()
-    assert bucket.pending.wait().item() == 8.0
-    assert bucket.pending.group is bucket.further[-1]
+    assert bucket.pending is not None
+    assert bucket.pending.group is last
+    bucket.pending = PendingCollective(last, None, bucket.pending.result[1:2])
+    assert bucket.complete().item() == 8.0
+    assert bucket.complete().untyped_storage().nbytes() == 4  # of the rows of all ranks its own is left
+    assert bucket.pending is None
 
 
 class Never:
