@@ -22,7 +22,8 @@ from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import amount, amounts, whole
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import counted
-from pipecompile.simulation.costs import CostOptions, PerStage
+from pipecompile.simulation.contention_walk import walk_contended
+from pipecompile.simulation.costs import CostOptions, Costs, Engines, PerStage
 from pipecompile.simulation.gradient_reductions import last_ends, optimizer_times, reduction_times
 from pipecompile.simulation.simulator import build_tasks, make_timeline, run_to_end
 from pipecompile.simulation.task_graph import TaskGraph, Times
@@ -71,6 +72,7 @@ def forecast(
     optimizer: PerStage = 0.0,
     rendezvous: bool = False,
     nics: Sequence[int] | None = None,
+    contention: float = 0.0,
     jitter: float = 0.0,
     draws: int = 100,
     seed: int = 0,
@@ -88,6 +90,9 @@ def forecast(
     `nics`: per device the number of the network card that it shares with others. A transfer between devices of two cards occupies the sending
     side of one and the receiving side of the other, first come, first served; devices of one card have links of their own.
 
+    `contention`: share by which compute takes longer while a copy to or from its device is under way. Not together with `launch`, `streams` or
+    `engines="device"`.
+
     `jitter`: relative standard deviation of the seconds of every action, transfer, reduction and optimizer step, drawn `draws` times (a
     number of steps) from `seed`.
 
@@ -100,20 +105,36 @@ def forecast(
         tasks.engines = _shared(tasks, _checked_cards(nics, subject.n_devices))
     names = ("reduction", reduction), ("optimizer", optimizer)
     after = [amounts(name, value, subject.n_stages, "stage") for name, value in names]
+    slowness = _checked_contention(contention, tasks, checked)
     deviation, count, random = amount("jitter", jitter), whole("draws", draws, 0), Random(whole("seed", seed, 0))
-    times = run_to_end(subject, tasks, checked)
+    times = _run(subject, tasks, checked, slowness)
     timeline = make_timeline(subject, tasks, times)
     spans = _after_the_pipeline(tasks, times, subject.placement, *after)
     results = []
     seconds, delays = tasks.seconds, tasks.delays
     for _ in range(count if deviation else 0):
         tasks.seconds, tasks.delays = (_drawn(each, deviation, random) for each in (seconds, delays))
-        drawn = run_to_end(subject, tasks, checked)
+        drawn = _run(subject, tasks, checked, slowness)
         rest = _after_the_pipeline(
             tasks, drawn, subject.placement, *(_drawn(each, deviation, random) for each in after)
         )
         results.append(max([drawn.makespan, *(span.end for span in rest)]))
     return StepForecast(replace(timeline, spans=(*timeline.spans, *spans)), tuple(results))
+
+
+def _checked_contention(contention: float, tasks: TaskGraph, costs: Costs) -> float:
+    share = amount("contention", contention)
+    if share and (tasks.issued or tasks.after or costs.engines is Engines.DEVICE):
+        why = "launch, streams and engines='device' have resources that are simulated at full speed alone"
+        raise InputError("contention goes together with links and nics only", why=why, hint="contention=0")
+    return share
+
+
+def _run(subject: Schedule | Program, tasks: TaskGraph, costs: Costs, contention: float) -> Times:
+    """Return the times. Raise VerifyError with the faults of a program that does not run to its end."""
+    if contention and (times := walk_contended(tasks, contention)).is_complete:
+        return times
+    return run_to_end(subject, tasks, costs)
 
 
 def _checked_cards(nics: Sequence[int], n_devices: int) -> list[int]:
