@@ -184,7 +184,7 @@ def compile(
     validate_model(model)
     args, kwargs = example_inputs(example_args, example_kwargs)
     ranks = RankMesh.of(mesh) if _is_on_ranks(mesh, devices) else None
-    if ranks is None and not cuda_graphs:
+    if ranks is None and cuda_graphs is False:
         devices = parts_of_one_card(devices)
     options = Options.of(model, n_stages, devices=devices if ranks is None else ranks.devices, **keywords)
     if options.compile_stages:

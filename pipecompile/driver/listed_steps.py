@@ -138,11 +138,8 @@ class ListedSteps:
         if is_whole:
             self.dispatcher.settle(frame.spans)
         self.cache.context.check_losses(losses, trains=trains)
-        return (
-            without_backward(weighted_loss(losses, weights)),
-            aux,
-            (program.executable, frame.spans) if is_whole else last,
-        )
+        last = (program.executable, frame.spans) if is_whole else last
+        return without_backward(weighted_loss(losses, weights)), aux, last
 
     def _arrivals(
         self,

@@ -168,10 +168,8 @@ class CodeBuilder:
     def task(self, launch: Launch, device: int, index: int) -> StreamTask:
         """Return an instruction's function with its place, the registers that it reads and those that it writes."""
         instruction = self.program.rows[device][index]
-        reads, writes = (
-            tuple(self.register(operand, device) for operand in side)
-            for side in (instruction.reads, instruction.writes)
-        )
+        sides = instruction.reads, instruction.writes
+        reads, writes = (tuple(self.register(operand, device) for operand in side) for side in sides)
         place, op, buffer = (device, index), instruction.op, launch.buffer
         if buffer is not None:
             buffer = self.registers.setdefault(("buffer", buffer), len(self.registers))
@@ -196,9 +194,7 @@ class CodeBuilder:
     # -- compute --------------------------------------------------------------------------------------------------
 
     def compute(self, instruction: Instruction, device: int, beside: Mapping[str, Any] | None = None) -> Run:
-        """Return the function of a compute instruction, which notes its times. `beside` are the arguments of `copy_cell` for a copy
-        on a stream of its own.
-        """
+        """Return the function of a compute instruction, which notes its times. `beside`: how `copy_cell` copies on a stream of its own."""
         action = instruction.action
         assert action is not None
         registers = CellRegisters(instruction, partial(self.register, device=device))

@@ -84,9 +84,10 @@ def parts_of_one_card(devices: Any) -> Any:
         cards = {_checked(one) for one in devices}
     except InputError:
         return devices  # refused elsewhere, or CPUs
-    if len(cards) > 1 or len(devices) < 2:
+    if len(cards) != 1 or len(devices) == 1:
         return devices
-    return [CardPartition(card, index, len(devices), 0) for card in cards for index in range(len(devices))]
+    (card,) = cards
+    return [CardPartition(card, index, len(devices), 0) for index in range(len(devices))]
 
 
 def _checked(device: Any) -> torch.device:

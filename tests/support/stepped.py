@@ -5,7 +5,7 @@
 
 A seed stands for one order: each stream has a pace, the host is fast, even with the devices, or waits for all of them, and it may stand
 still for once. So a timing costs a millisecond and comes again with its seed. Launches whose lateness is asked for are chosen
-only when nothing else can go on.
+only when nothing else can go on. Each device can have a random generator of its own, as GPUs have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import sleep
 from typing import Any
@@ -26,7 +27,7 @@ from pipecompile.runtime.stream_events import Lane, Place
 from pipecompile.runtime.streams import StreamTask
 from tests.support.emulated import EmulatedStream, EmulatedStreams
 
-__all__ = ["SteppedStreams"]
+__all__ = ["SteppedStreams", "own_generator"]
 
 HOSTS = (0.0, 0.0, 0.3, 0.6, 0.9, 1.2)
 """Launches that devices do for each launch of the host: none before it is through, ..., more than there are."""
@@ -62,6 +63,7 @@ class SteppedStreams(EmulatedStreams):
     orders: set[int] = field(default_factory=set)
     order: int = 0
     lock: Any = field(default_factory=threading.RLock)
+    generators: dict[int, torch.Tensor] | None = None
 
     def stream(self, lane: Lane) -> SteppedStream:
         with self.lock:
@@ -106,7 +108,8 @@ class SteppedStreams(EmulatedStreams):
             stream = choices[0] if len(choices) == 1 else self.chance.choices(choices, [s.pace for s in choices])[0]
             place, work = stream.works.popleft()
             self.order = hash((self.order, place))
-            self._do(work)
+            with own_generator(self.generators if stream.is_compute else None, stream.lane[0]):
+                self._do(work)
             stream.record_events()
 
     def _ready(self) -> list[Any]:
@@ -138,6 +141,21 @@ class SteppedStreams(EmulatedStreams):
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+@contextmanager
+def own_generator(states: dict[int, torch.Tensor] | None, device: int) -> Iterator[None]:
+    """Let random numbers be drawn from the generator of a device, which its number seeds."""
+    if states is None:
+        yield
+        return
+    before = torch.get_rng_state()
+    torch.set_rng_state(states.setdefault(device, torch.Generator().manual_seed(device).get_state()))
+    try:
+        yield
+    finally:
+        states[device] = torch.get_rng_state()
+        torch.set_rng_state(before)
 
 
 class SteppedStream(EmulatedStream):
