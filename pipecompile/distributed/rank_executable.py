@@ -177,7 +177,6 @@ class RankExecutable(Executable):
         losses = [loss for loss in frame.departures.get((LOSS, False), ()) if isinstance(loss, torch.Tensor)]
         if losses and self._trains:
             require_gradient(losses)
-            self.sharded.check_losses(losses)
 
     @cached_property
     def _trains(self) -> bool:

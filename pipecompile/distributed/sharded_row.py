@@ -20,6 +20,7 @@ from pipecompile.distributed.data_parallel import Replicas
 from pipecompile.distributed.sharded_parameters import Gathering
 from pipecompile.errors import RunError
 from pipecompile.ir import Action, Instruction, Kind
+from pipecompile.runtime.cells.forward_backward import SavedGraph
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import storage_key
@@ -74,14 +75,19 @@ class ShardedRow:
         act = {Kind.UNSHARD: self.unshard, Kind.RESHARD: self.reshard, Kind.REDUCE_GRAD: self.reduce}[action.kind]
         return lambda _frame: act(stage)
 
-    def around(self, action: Action, run: Run, outputs: Sequence[int]) -> Run:
-        """Return the function of a computation that waits for its parameters. `outputs` are the registers of the values that leave it."""
+    def around(self, action: Action, run: Run, outputs: Sequence[int], saved: int | None = None) -> Run:
+        """Return the function of a computation that waits for its parameters.
+
+        `outputs` are the registers of the values that leave it, and `saved` is that of what a backward of the last stage reads.
+        """
         stage = action.stage
         if stage not in self.gathered:
             return run
 
         def run_when_whole(frame: Frame) -> None:
             self.wait(stage)
+            if saved is not None:
+                self.check_loss(frame.registers[saved])
             run(frame)
             if outputs and self._storages:
                 self.pin(frame.registers[index] for index in outputs)
@@ -131,16 +137,17 @@ class ShardedRow:
                 if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                     self._pinned |= {self._storages.get(storage_key(leaf), 0)} - {0}
 
-    def check_losses(self, losses: Sequence[torch.Tensor]) -> None:
+    def check_loss(self, graph: Any) -> None:
         """Raise RunError if the loss uses a parameter that an action may have freed: one that the last stage does not use.
 
-        The first step that gathers by stage is checked.
+        `graph` is what the last stage saved for a backward. The first step that gathers by stage is checked.
         """
         if self._is_loss_checked or not self.shards.is_by_stage:
             return
         self._is_loss_checked = True
         foreign = self.managed - self.weights[-1]
-        if losses and any(id(leaf) in foreign for leaf in _leaves(losses[0])):
+        nodes = [edge.node for edge in graph.edges if edge is not None] if isinstance(graph, SavedGraph) else []
+        if any(id(leaf) in foreign for leaf in _leaves(nodes)):
             last = len(self.weights) - 1
             raise RunError(
                 "the loss uses a weight of another stage than the last",
@@ -151,9 +158,9 @@ class ShardedRow:
             )
 
 
-def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the leaves that a loss has gradients of."""
-    todo, seen = [loss.grad_fn], set[Any]()
+def _leaves(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the leaves of an autograd graph."""
+    todo, seen = [*nodes], set[Any]()
     while todo:
         node = todo.pop()
         if node is None or node in seen:
