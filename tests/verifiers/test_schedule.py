@@ -131,7 +131,7 @@ def test_illegal_routes_are_reported_along_with_the_schedule() -> None:
     assert second == "0F0 is run 2 times, once is right"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schedules(max_stages=4, max_microbatches=4), st.data())
 def test_a_shuffled_schedule_is_legal_just_when_its_graph_has_no_cycle(schedule: Schedule, data: st.DataObject) -> None:
     device = data.draw(st.sampled_from(range(schedule.n_devices)))
