@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import nn
 
@@ -43,20 +44,24 @@ STAGES, COUNT = 4, 4
 LOOPED = ("interleaved", "interleaved-zb", "looped-bfs", "hanayo", "llama3", "po-half", "po-full")
 """Schedules with any number of stages per device: they get two."""
 
+MODES = ("never", "except_last", "always", "offload")
+"""What a forward keeps for its backward: all, its inputs but for the last micro-batch, its inputs, or all, of which the host has what waits."""
+
 Outcome = list[torch.Tensor | None]
 
 
 class Net(nn.Module):
-    """A chain with a skip over all stages, small enough to be run a thousand times."""
+    """A chain with a skip over all stages, small enough to be run a thousand times; with `drop`, each layer draws."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, drop: float = 0.0) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
+        self.layers, self.drop = nn.ModuleList(nn.Linear(8, 8) for _ in range(depth)), drop
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = h = self.layers[0](x)
         for layer in list(self.layers)[1:]:
             h = layer(h.tanh())
+            h = F.dropout(h, self.drop) if self.drop else h
         return h + first
 
 
@@ -77,6 +82,7 @@ def models() -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
     )
     yield "net", Net(8), {"x": torch.randn(8, 8)}
     yield "tiny", Net(4), {"x": torch.randn(8, 8)}
+    yield "drops", Net(8, 0.3), {"x": torch.randn(8, 8)}
     yield "gpt2", transformers.GPT2LMHeadModel(config), {"input_ids": torch.randint(40, (8, 8))}
 
 
@@ -101,7 +107,8 @@ def piped(
     devices = ["cpu"] * (STAGES // (chunks or (2 if schedule in LOOPED else 1)))
     return pc.compile(
         copy.deepcopy(model), STAGES, example_kwargs=inputs, n_microbatches=COUNT, loss_fn=loss_of, cost="analytic",
-        dispatch=dispatch, devices=devices, schedule=schedule, checkpoint=checkpoint, tied="apart",
+        dispatch=dispatch, devices=devices, schedule=schedule, tied="apart",
+        **({"offload": True} if checkpoint == "offload" else {"checkpoint": checkpoint}),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -120,8 +127,12 @@ class Row:
 def timings(name: str, model: nn.Module, inputs: dict[str, Any], number: int, schedules: list[str]) -> Iterator[Row]:
     """Run half of `number` timings launched by one thread, and half by a thread per device."""
     for schedule in schedules:
-        for checkpoint in ("never", "except_last", "always"):
-            pipe, streams = piped(model, inputs, schedule, checkpoint), SteppedStreams()
+        for checkpoint in MODES if schedule != "auto" else MODES[:-1]:
+            try:
+                pipe, streams = piped(model, inputs, schedule, checkpoint), SteppedStreams()
+            except pc.ScheduleError as error:
+                print(f"{schedule} {checkpoint}: refused: {error.args[0]:.100}", flush=True)
+                continue
             expected = outcome(pipe, inputs)
             try:
                 made = EmulatedExecutable(pipe, COUNT, streams=streams)
@@ -129,12 +140,22 @@ def timings(name: str, model: nn.Module, inputs: dict[str, Any], number: int, sc
                 print(f"{schedule} {checkpoint}: refused: {error.args[0]:.100}", flush=True)
                 continue
             equal, seeds = 0, range(max(1, number // 2))
+            if getattr(model, "drop", 0.0):
+                expected = drawn_at_once(pipe, inputs, streams)
             for pipe._dispatcher.choice in ("inline", "threads"):
                 for seed in seeds:
                     streams.reseed(seed)
+                    streams.generators = {}
                     equal += same(outcome(pipe, inputs), expected)
+            made.n_runs -= bool(getattr(model, "drop", 0.0))
             assert (made.n_runs, made.n_threaded_runs) == (2 * len(seeds), len(seeds) * (len(pipe.devices) > 1))
             yield Row(name, schedule, checkpoint, equal, 2 * len(seeds), len(streams.orders))
+
+
+def drawn_at_once(pipe: pc.Pipeline, inputs: dict[str, Any], streams: SteppedStreams) -> Outcome:
+    """The step on devices that have no launch to come when the host launches the next, each with a generator of its own."""
+    streams.host, streams.generators = 1e9, {}
+    return outcome(pipe, inputs)
 
 
 def damaged(name: str, model: nn.Module, inputs: dict[str, Any], schedule: str) -> Iterator[Harm]:
@@ -208,7 +229,7 @@ def main() -> None:
     parser.add_argument(
         "--timings", type=int, default=20, help="of each schedule in each mode of checkpointing; 0 for none"
     )
-    parser.add_argument("--models", nargs="+", default=["resnet18", "unet", "net", "tiny", "gpt2"])
+    parser.add_argument("--models", nargs="+", default=["resnet18", "unet", "net", "tiny", "drops", "gpt2"])
     parser.add_argument("--schedules", nargs="+", default=[name for name in (*CATALOGUE, "auto") if name != "forward"])
     parser.add_argument("--no-damage", action="store_true", help="leave out the damages")
     parser.add_argument("--markdown", type=Path)
@@ -242,10 +263,10 @@ def report(rows: list[Row], harms: list[Harm], command: str) -> str:
         f"device; in brackets, the different orders in which the devices worked. Together {equal:,} of {total:,}.",
         "",
     ]
-    lines += ["| model | schedule | never | except_last | always |", "|---|---|---|---|---|"]
+    lines += [f"| model | schedule | {' | '.join(MODES)} |", "|---|---|" + "---|" * len(MODES)]
     cells = {(row.model, row.schedule, row.checkpoint): f"{row.equal}/{row.of} ({row.orders})" for row in rows}
     for name, schedule in dict.fromkeys((row.model, row.schedule) for row in rows):
-        modes = " | ".join(cells.get((name, schedule, mode), "-") for mode in ("never", "except_last", "always"))
+        modes = " | ".join(cells.get((name, schedule, mode), "-") for mode in MODES)
         lines.append(f"| {name} | {schedule} | {modes} |")
     lines += ["", "Damages, one at a time, with what was waited for after all that can go on without it:", ""]
     lines += [
