@@ -56,6 +56,7 @@ schedules: $(VENV)/ready # an hour and a half
 	$(BIN)/python benchmarks/schedules.py --markdown benchmarks/results/schedules.md
 	$(BIN)/python benchmarks/mutations.py --markdown benchmarks/results/mutations.md
 	$(BIN)/python benchmarks/schedules_speed.py --markdown benchmarks/results/schedules_speed.md
+	$(BIN)/python benchmarks/periodic.py --markdown benchmarks/results/periodic.md
 	$(BIN)/python benchmarks/schedules_auto.py --resume benchmarks/results/schedules_auto.jsonl --markdown benchmarks/results/schedules_auto.md
 
 docs: $(VENV)/ready # the generated pages, and the site in out/site; needs no network
