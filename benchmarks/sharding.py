@@ -149,6 +149,7 @@ def page(mib: int, results: dict[tuple[int, int], dict[str, dict[str, Any]]]) ->
         f"Written by `benchmarks/sharding.py --mib {mib}`: {BLOCKS} blocks of {mib} MiB in {BLOCKS} stages, one micro-batch, gloo, torch {torch.__version__}.",
         "*Grows* is the peak of a step less what a rank holds before it, without gradients, on the rank where that is most; *shards* is what stays of it:",
         "the rank's gradients. *Predicted* is what `simulate` counts. Seconds are medians; on CPUs a collective takes cores from the computation.",
+        "`simulate` counts no buffers of collectives, so steps by stage grow by more: a reduction copies gradients into a message, and gloo has buffers of its own.",
     ]  # fmt: skip
     for (copies, n_devices), rows in results.items():
         torch_growth = rows.get("fully_shard per block", {}).get("growth")
