@@ -12,6 +12,7 @@ from pipecompile.errors import InputError
 __all__ = ["validate_model"]
 
 _SHAPELESS = (UninitializedParameter, UninitializedBuffer)
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def _as_module(value: object) -> str:
@@ -26,12 +27,18 @@ def _as_module(value: object) -> str:
 
 
 def validate_model(model: object) -> nn.Module:
-    """Return the model. Raise InputError if it is no `nn.Module` or has lazy layers without shapes."""
+    """Return the model. Raise InputError if it is no `nn.Module`, wrapped or compiled already, or has lazy layers without shapes."""
     if not isinstance(model, nn.Module):
         raise InputError(
             f"the model is a {type(model).__name__}, not an nn.Module",
             hint=_as_module(model),
         )
+    if isinstance(model, _WRAPPERS):
+        raise InputError(f"the model is wrapped in {type(model).__name__}", why="the wrapper copies the whole model to every device",
+                         hint='the model inside: compile(model.module, ...); mesh= with a dimension "dp" copies a pipeline')  # fmt: skip
+    if hasattr(type(model), "reschedule"):
+        raise InputError(f"the model is a {type(model).__name__} already", why="a pipeline is compiled once",
+                         hint="compile(pipe.model, ...); or pipe.reschedule(...) for another schedule")  # fmt: skip
     if lazy := [
         name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if isinstance(tensor, _SHAPELESS)
     ]:

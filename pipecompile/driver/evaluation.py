@@ -115,8 +115,8 @@ class ValidationLoop:
             raise InputError(f"metric={metric!r:.60} is no function", hint="metric=lambda output, target: ...")
         total = RunningTotal(is_mean=self.options.loss_reduction == "mean")
         with evaluating(self.pipe.model, self.pipe.train):
-            for batch in batches:
-                args, kwargs = arguments_of(batch, with_target=self.options.is_target_required)
+            for number, batch in enumerate(batches):
+                args, kwargs = self._arguments(number, batch)
                 inputs = {name: value for name, value in kwargs.items() if name != "target"}
                 if self.is_skipped(args, inputs):
                     continue
@@ -126,6 +126,14 @@ class ValidationLoop:
                 )
                 total.add(loss, samples, metrics)
         return total
+
+    def _arguments(self, number: int, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a batch. Raise InputError if its target is missing."""
+        args, kwargs = arguments_of(batch, with_target=self.options.is_target_required)
+        if self.options.is_target_required and kwargs.get("target") is None:
+            hint = "evaluate(loader) of batches (x, y); evaluate([(x, y)]) for one batch"
+            raise InputError(f"batch {number} has no target", why="loss_fn takes a target", hint=hint)
+        return args, kwargs
 
     def _loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         result = self.pipe.step(*args, **kwargs)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipecompile.costs.device_specs import Links
+from pipecompile.errors import InputError
 from pipecompile.ir import Kind, Program, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
@@ -116,7 +117,10 @@ class Inspection:
         """Return the picture of stages and devices, and write its SVG to `path`. Raises InputError if the file cannot be written."""
         picture = stage_picture(self.plan)
         if path is not None:
-            write_text(file_path("path", path), str(picture))
+            path = file_path("path", path)
+            if path.suffix not in ("", ".svg"):
+                raise InputError(f"path={str(path)!r}: the picture is SVG", hint=str(path.with_suffix(".svg")))
+            write_text(path, str(picture))
         return picture
 
     def report(self) -> str:

@@ -138,8 +138,8 @@ class ListedSteps:
         if is_whole:
             self.dispatcher.settle(frame.spans)
         self.cache.context.check_losses(losses, trains=trains)
-        last = (program.executable, frame.spans) if is_whole else last
-        return without_backward(weighted_loss(losses, weights)), aux, last
+        this = (program.executable, frame.spans) if is_whole else last
+        return without_backward(weighted_loss(losses, weights)), aux, this
 
     def _arrivals(
         self,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import pipecompile as pc
 from pipecompile.batching.model_checks import validate_model
 from pipecompile.errors import InputError
 
@@ -29,3 +30,10 @@ def test_only_modules_with_shapes_are_models() -> None:
 def test_what_is_no_model_says_what_to_write(value: Any, words: str) -> None:
     with pytest.raises(InputError, match=f"(?s)is a .*, not an nn.Module.*{words}"):
         validate_model(value)
+
+
+def test_a_wrapped_model_and_a_pipeline_are_refused() -> None:
+    with pytest.raises(InputError, match=r"(?s)wrapped in DataParallel.*model\.module"):
+        validate_model(nn.DataParallel(nn.Linear(2, 2)))
+    with pytest.raises(InputError, match=r"(?s)is a Pipeline already.*pipe\.model"):
+        pc.compile(pc.compile(nn.Linear(2, 2), 1), 1)

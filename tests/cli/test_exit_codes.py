@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import typer
 
+from pipecompile.__main__ import main
 from pipecompile.cli.command_report import CommandReport
 from pipecompile.cli.exit_codes import conclude, exit_code
 from pipecompile.errors import InfeasibleError, PartitionError, PipecompileError, PlanError
@@ -50,4 +54,17 @@ def test_ctrl_c_ends_in_one_line(capsys):
     with pytest.raises(typer.Exit) as ended:
         conclude(False, work)
     assert ended.value.exit_code == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_in_one_line(capsys, monkeypatch):
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=lambda name, *_: interrupted(name)), *sys.meta_path])
+        patch.delitem(sys.modules, "pipecompile.cli", raising=False)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 130
     assert capsys.readouterr() == ("", "interrupted\n")

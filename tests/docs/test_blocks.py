@@ -146,7 +146,7 @@ def test_commands_print_what_is_shown(
 
 def test_the_command_of_the_readme_is_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["scripts"]["pipecompile"] == "pipecompile.cli:main"
+    assert project["scripts"]["pipecompile"] == "pipecompile.__main__:main"
 
 
 def test_the_readme_is_short() -> None:

@@ -17,7 +17,7 @@ from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
 from pipecompile.tracing.state import function_state
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text()
-SILENT = {"evicted", "check_options"}
+SILENT = {"evicted", "check_options", "give_delayed", "drop_delayed"}
 """Methods that give no warning of their own; `check_options` is looked at for its text on CUDA graphs."""
 
 

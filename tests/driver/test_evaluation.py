@@ -107,3 +107,8 @@ def test_arguments_by_name_in_order_or_alone() -> None:
 def test_a_loader_without_batches_is_an_error() -> None:
     with pytest.raises(InputError, match="nothing to evaluate"):
         piped(net()).evaluate([])
+
+
+def test_a_batch_in_place_of_batches_says_what_to_write() -> None:
+    with pytest.raises(InputError, match=r"(?s)batch 0 has no target.*evaluate\(\[\(x, y\)\]\)"):
+        piped(net()).evaluate(LOADER[0])

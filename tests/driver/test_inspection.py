@@ -82,3 +82,5 @@ def test_a_drawing_is_returned_and_written(inspection: Inspection, tmp_path: Pat
     assert inspection.draw(tmp_path / "missing" / "stages.svg") == picture
     with pytest.raises(InputError, match="is a directory, not a file"):
         inspection.draw(tmp_path)
+    with pytest.raises(InputError, match=r"(?s)the picture is SVG.*stages\.svg"):
+        inspection.draw(tmp_path / "stages.png")
