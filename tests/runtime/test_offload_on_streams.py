@@ -30,6 +30,7 @@ def offloading(schedule: str, dispatch: str = "inline") -> tuple[EmulatedExecuta
     return EmulatedExecutable(pipe, COUNT, streams=SteppedStreams()), pipe, x
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h2", "interleaved"])
 def test_any_timing_gives_what_one_thread_gives(schedule: str, dispatch: str, monkeypatch: pytest.MonkeyPatch) -> None:
