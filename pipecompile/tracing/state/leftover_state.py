@@ -86,6 +86,10 @@ class StateChange:
         """Whether the container is a module's table of buffers."""
         return self.place.name == BUFFER_TABLE
 
+    def is_at(self, other: StateChange) -> bool:
+        """Return whether another change is of the same key of the same container."""
+        return other.place.container is self.place.container and other.key == self.key
+
     @property
     def is_count(self) -> bool:
         """Whether a number replaced a number."""

@@ -215,7 +215,8 @@ def _record_changes(
         if lost and not change.tensors and not change.is_count:
             lost.append(change)
         else:
-            if not (change.tensors and _is_constant(change, recording.values, constants)):
+            is_constant = change.tensors and _is_constant(change, recording.values, constants)
+            if not is_constant or any(map(change.is_at, later)):
                 recording.leftovers.note_written(change)  # of a table that is made once, guards see that it is there
             recording.write_effect(effect, () if change.is_count else (change.value,))
     return lost
@@ -225,7 +226,7 @@ def _effect(change: StateChange, later: Sequence[StateChange], values: ValueNode
     """Return the function of a node that makes the change, `_MADE_ANYWAY`, or None if no node can make it."""
     if not all(map(values.has_node_for, change.tensors)):
         return None
-    if change.tensors and not change.is_buffer and _is_constant(change, values, constants):
+    is_missing = change.before is None and change.key is not None
+    if change.tensors and is_missing and not change.is_buffer and _is_constant(change, values, constants):
         return _MADE_ANYWAY
-    same = (c.value for c in later if c.place.container is change.place.container and c.key == change.key)
-    return effect_function(change, next(same, None))
+    return effect_function(change, next((one.value for one in later if change.is_at(one)), None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -129,3 +131,39 @@ def test_hooks_and_the_note_of_them_are_left_together_or_not_at_all() -> None:
     assert torch.equal(model.seen[-1], output)
     pipe.step(x)
     assert len(model.b._forward_hooks) == 1
+
+
+class Replacing(nn.Module):
+    """Replaces tensors that are no buffers by others that do not depend on the inputs, as the anchors of a detection model."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(4, 4)
+        self.rows, self.one = [torch.arange(4.0), torch.ones(4)], torch.arange(4.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        match self.kind:
+            case "list":
+                self.rows = [row.to(x.dtype) for row in self.rows]
+            case "item":
+                self.rows[0] = self.rows[0].to(x.dtype)
+            case "attribute":
+                self.one = self.one.to(x.dtype)
+            case "each time":
+                self.one = torch.arange(4.0) + 7
+            case "appended":
+                self.rows.append(torch.ones(4))
+        return self.linear(x) * self.rows[0] + self.one
+
+
+@pytest.mark.parametrize("kind", ["list", "item", "attribute", "each time", "appended"])
+def test_a_constant_that_replaces_another_is_left_on_the_model(kind: str) -> None:
+    model = Replacing(kind).double()
+    eager, x = copy.deepcopy(model), torch.randn(6, 4).double()
+    pipe = pc.compile(model, 1, devices=["cpu"], loss_fn=torch.mean, n_microbatches=2, cost="analytic")
+    for _ in range(3):
+        expected = torch.stack([torch.mean(eager(part)) / 2 for part in x.split(3)]).sum()
+        torch.testing.assert_close(pipe.step(x), expected.detach())
+    for mine, theirs in ((model.one, eager.one), *zip(model.rows, eager.rows, strict=True)):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    assert pipe._cache._traces <= 2
