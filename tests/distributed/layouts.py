@@ -40,6 +40,24 @@ def llama() -> Example:
     return transformers.LlamaForCausalLM(config), {"input_ids": torch.randint(40, (SAMPLES, 8))}
 
 
+class Turned(nn.Module):
+    """Layers, and a buffer outside `state_dict` that the constructor computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(8))
+        self.register_buffer("frequencies", torch.arange(6.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * self.frequencies
+        return x
+
+
+def turned() -> Example:
+    return Turned(), {"x": torch.randn(SAMPLES, 6)}
+
+
 def on_meta(make: Callable[[], Example]) -> Example:
     torch.manual_seed(1)
     inputs = make()[1]
@@ -122,7 +140,7 @@ def uninitialised() -> Any:
 
     A slow rank learns it from the failure of another rank.
     """
-    model, inputs = on_meta(llama)
+    model, inputs = on_meta(turned)
     pipe = pc.compile(model, 4, example_kwargs=inputs, **OPTIONS)
     try:
         pipe.step(**inputs)

@@ -116,7 +116,7 @@ def test_a_loss_without_a_gradient_is_refused_on_all_ranks(run: RankRun) -> None
 def test_every_schedule_ran(run: RankRun) -> None:
     names = {name for case in ("plain", "looped", "vee") for name in run.of(case)[0]}
     assert names == set(compared_names())
-    for kind in ("deep", "direct"):
+    for kind in ("deep", "direct") if run.full else ("direct",):
         again = {name for case in ("plain", "looped", "vee") for name in run.of(f"{kind} {case}")[0]}
         assert again == names if run.full else len(again) > len(names) / 2 - 1 and again < names
 
@@ -297,8 +297,8 @@ def test_copies_of_a_model_on_meta_have_the_same_values(run: RankRun) -> None:
 
 def test_all_ranks_name_the_tensors_without_values(run: RankRun) -> None:
     for message in run.of("uninitialised"):
-        assert "model.rotary_emb.inv_freq (a buffer outside state_dict), model.embed_tokens.weight" in message
-        assert "and 23 more" in message
+        assert "frequencies (a buffer outside state_dict), layers.0.weight" in message
+        assert "and 9 more" in message
     for message in run.of("measured"):
         assert "only real tensors can be measured" in message
 
