@@ -54,9 +54,8 @@ def _specimen(group: str, name: str) -> Specimen:
     lists = ("images", "targets") if group == "detection" else ()
     whole = Specimen("torchvision", group or "classification", name, build, inputs, skipped, lists)
     if name in SMALLER or group in ("video", "detection"):
-        inputs = (
-            images(64) if name == "maxvit_t" else _clips(4, 32) if group == "video" and name not in CLIPS else inputs
-        )
+        has_any_size = group == "video" and name not in CLIPS and not name.startswith("mvit")
+        inputs = images(64) if name == "maxvit_t" else _clips(4, 32) if has_any_size else inputs
         options = {"input_size": (64, 64)} if name == "maxvit_t" else {}
         return replace(whole, smaller=replace(whole, build=partial(_with_fewer_blocks, build, options), inputs=inputs))
     return whole
