@@ -125,8 +125,8 @@ by_pairs = cases.by_pairs
 
 CASES: dict[str, Callable[[], Any]] = {
     "direct plain": between_devices(lambda: by_pairs(unet, LANGUAGE, *cases.some(cases.PLAIN))),
-    "direct looped": between_devices(lambda: by_pairs(unet, LANGUAGE, *cases.some(cases.LOOPED))),
-    "direct vee": between_devices(lambda: by_pairs(LANGUAGE, unet, *cases.some(cases.VEE))),
+    "direct looped": between_devices(lambda: by_pairs(unet, LANGUAGE, *cases.LOOPED)),
+    "direct vee": between_devices(lambda: by_pairs(LANGUAGE, unet, *cases.VEE)),
     "direct mixed": between_devices(lambda: by_pairs(mixed, mixed, "1f1b", "zb-h1")),
     "direct on four": between_devices(lambda: cases.by_all(unet, "zb-h2")),
     "direct tied on four": between_devices(lambda: cases.by_all(LANGUAGE, "1f1b")),
@@ -134,7 +134,7 @@ CASES: dict[str, Callable[[], Any]] = {
         lambda: by_pairs(unet, LANGUAGE, "1f1b", checkpoint="always", batch_norm="deferred")
     ),
     "direct emulated": on_emulated_streams(lambda: by_pairs(unet, LANGUAGE, *cases.some(cases.PLAIN))),
-    "direct emulated looped": on_emulated_streams(lambda: by_pairs(CONVOLUTIONAL, unet, *cases.some(cases.LOOPED))),
+    "direct emulated looped": on_emulated_streams(lambda: by_pairs(CONVOLUTIONAL, unet, *cases.LOOPED)),
     "direct copies": between_devices(cases.replicated),
     "direct sharded": between_devices(lambda: meshes.trained(meshes.mesh_of((2, 2), "dp_shard", "pp"))),
     "direct scaler": between_devices(lambda: meshes.scaled(meshes.mesh_of((4,), "pp"))),

@@ -116,9 +116,8 @@ def test_a_loss_without_a_gradient_is_refused_on_all_ranks(run: RankRun) -> None
 def test_every_schedule_ran(run: RankRun) -> None:
     names = {name for case in ("plain", "looped", "vee") for name in run.of(case)[0]}
     assert names == set(compared_names())
-    for kind in ("deep", "direct") if run.full else ("direct",):
-        again = {name for case in ("plain", "looped", "vee") for name in run.of(f"{kind} {case}")[0]}
-        assert again == names if run.full else len(again) > len(names) / 2 - 1 and again < names
+    for kind in ("deep", "direct") if run.full else ():
+        assert names == {name for case in ("plain", "looped", "vee") for name in run.of(f"{kind} {case}")[0]}
 
 
 def test_values_that_go_from_device_to_device_are_those_of_one_process(run: RankRun) -> None:

@@ -83,7 +83,7 @@ def test_step_equals_the_plain_loop(name: str, n_stages: int, pytestconfig: pyte
     gc.collect()  # an fx graph and its module hold each other, and through them the weights
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in REORDERED])
 def test_call_equals_eager(name: str) -> None:
     """`pipe(x)` in training and evaluation mode: outputs bit-equal to the micro-batches of eager, put together."""
