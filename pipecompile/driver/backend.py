@@ -6,6 +6,7 @@ what runs a program. `distributed/rank_backend.py` is the backend of ranks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -124,7 +125,10 @@ class ProcessBackend:
     ) -> Mirrors:
         devices = [options.devices[device] for device in plan.placement]
         memories = plan.placement if options.partitions else self.memories(devices, plan.placement)
-        held = [sum(plan.stages[s].memory for s, one in enumerate(plan.placement) if one == d) for d in plan.placement]
+        of_devices = defaultdict[int, float](float)
+        for device, stage in zip(plan.placement, plan.stages, strict=False):  # a plan may have no figures
+            of_devices[device] += stage.memory
+        held = [of_devices[device] for device in plan.placement]
         mirrors = place_stages(graph, stages, devices, memories, homes, held)
         homes.move_unused(model, options.devices[0])
         return mirrors

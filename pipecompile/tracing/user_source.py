@@ -71,14 +71,14 @@ def caller() -> str:
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Give a warning at the innermost line that is not of torch, this package or the command line."""
+    """Give a warning at the innermost line that is not of torch, this package, the command line or a `with`."""
     frame, level = sys._getframe(1), 2
-    while (is_foreign(frame) or frame.f_globals.get("__name__", "").startswith(_COMMAND_LINE)) and frame.f_back:
+    while (is_foreign(frame) or frame.f_globals.get("__name__", "").startswith(_AROUND)) and frame.f_back:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
 
-_COMMAND_LINE = "click.", "typer."
+_AROUND = "click.", "typer.", "contextlib"
 
 
 def raiser(error: BaseException) -> str:

@@ -51,7 +51,7 @@ def test_communication_in_a_file_is_left_out_and_what_overlaps_stays_together() 
 1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1B1,1SEND_B1,1WAIT_SEND_B1
 """
     assert Schedule.from_csv(text).to_csv().splitlines() == [
-        "0F0,0F1,0B0,0B1",
+        "0UNSHARD,0F0,0F1,0B0,0B1,0REDUCE_GRAD,0RESHARD",
         "1F0,(1F1;1B0)OVERLAP_F_B,1B1",
     ]
 
