@@ -15,6 +15,7 @@ import linecache
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "CODES",
@@ -66,6 +67,14 @@ class PipecompileError(Exception):
         self.what, self.where, self.why, self.hint = what, where, why, hint
         parts = (("where", where), ("why", why), ("try", hint))
         super().__init__("\n".join([what, *(f"  {label:<6} {text}" for label, text in parts if text)]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy or unpickle the error, with its text and its parts and without its traceback."""
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(cls: type[PipecompileError], args: tuple[Any, ...]) -> PipecompileError:
+    return cls.__new__(cls, *args)
 
 
 class InputError(PipecompileError):

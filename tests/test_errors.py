@@ -84,6 +84,23 @@ def test_an_error_of_one_text_can_be_copied_and_sent(copied: object) -> None:
     assert "it broke" in str(again)
 
 
+ERRORS = (
+    TraceError("it broke", code="PC103", where="net.py:3 in forward", why="it was old"),
+    VerifyError("the program", ["a fault", "another"]),
+    RunError("it broke", stage=1, microbatch=2, where="here"),
+)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_copy_of_an_error_has_its_text_and_parts_and_no_traceback(copied: object, error: PipecompileError) -> None:
+    with pytest.raises(type(error)) as caught:
+        raise error
+    again = copied(caught.value)  # type: ignore[operator]
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+    assert again.__traceback__ is None
+
+
 def test_codes_are_unique_in_order_and_complete() -> None:
     assert list(CODES) == sorted(CODES)
     for name, entry in CODES.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import operator
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -19,27 +18,18 @@ from torch import nn
 
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.container_items import values_in
+from pipecompile.tracing.loaded_names import imported_modules, names_in
 
 __all__ = [
     "CachedFunction",
     "ReachableCode",
     "closure_tensors",
-    "loaded_globals",
-    "names_in",
     "reachable",
     "searches_kept",
 ]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
 """Packages whose code is not followed."""
-
-_known: dict[int, tuple[CodeType, frozenset[str]]] = {}
-"""Cache of `names_in` by id: the code object, which stays alive here, and its names."""
-
-_LOAD_GLOBAL, _LOAD_NAME, _EXTENDED = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"], dis.opmap["EXTENDED_ARG"]
-
-_known_loads: dict[int, tuple[CodeType, frozenset[str]]] = {}
-"""Cache by id: the code object, which stays alive here, and the globals that it loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +139,8 @@ class _CodeSearch:
         modules = self._modules(scope)
         yield from self._values(scope, self._new(scope, names - modules), scope, code)
         self._read += [(scope, (name,), [scope[name]]) for name in self._new(scope, names & modules)]
-        for space in (vars(scope[name]) for name in names & modules):
+        held = [scope[name] for name in sorted(names & modules)]
+        for space in (vars(module) for module in (*held, *imported_modules(function))):
             if space.get("__name__", "").partition(".")[0] not in _FOREIGN:
                 yield from self._values(space, self._new(space, names), space, code)
 
@@ -231,35 +222,6 @@ def _is_full(cell: Any) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
-
-
-def names_in(code: CodeType) -> frozenset[str]:
-    """Return the globals and attributes that code names, also in the functions inside it."""
-    if id(code) not in _known:
-        inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-        _known[id(code)] = code, frozenset(code.co_names).union(*inner)
-    return _known[id(code)][1]
-
-
-def loaded_globals(code: CodeType) -> frozenset[str]:
-    """Return the names of the globals that code loads, without names of attributes."""
-    if id(code) not in _known_loads:
-        inner = [loaded_globals(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-        _known_loads[id(code)] = code, frozenset(_loads(code)).union(*inner)
-    return _known_loads[id(code)][1]
-
-
-def _loads(code: CodeType) -> list[str]:
-    """Return the globals that one code object loads. The argument of LOAD_GLOBAL has a flag in bit 0."""
-    body, names, extended = code.co_code, [], 0
-    for position in range(0, len(body), 2):
-        operation, argument = body[position], body[position + 1] | extended
-        extended = argument << 8 if operation == _EXTENDED else 0
-        if operation == _LOAD_GLOBAL:
-            names.append(code.co_names[argument >> 1])
-        elif operation == _LOAD_NAME:
-            names.append(code.co_names[argument])
-    return names
 
 
 def _is_foreign(value: Any) -> bool:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import nn
 
-from pipecompile.tracing.reachable_code import closure_tensors, loaded_globals, reachable, searches_kept
+from pipecompile.tracing.reachable_code import closure_tensors, reachable, searches_kept
 
 
 def deep(x):
@@ -95,31 +94,3 @@ def test_tensors_in_closures_are_found():
     assert {id(tensor) for tensor in closure_tensors(function)} == {id(x), id(y)}
     assert not list(closure_tensors(torch.sin))
     assert not list(closure_tensors(deep))
-
-
-SCALE = 2.0
-
-
-def reads(x: Any) -> Any:
-    return [SCALE * item.step for item in x] + [len(x)]
-
-
-def test_globals_are_named_and_attributes_are_not() -> None:
-    assert loaded_globals(reads.__code__) == {"SCALE", "len"}
-
-
-def test_functions_inside_a_function_count() -> None:
-    def outer() -> Any:
-        def inner() -> float:
-            return SCALE
-
-        return inner
-
-    assert "SCALE" in loaded_globals(outer.__code__)
-
-
-def test_an_index_of_two_bytes_is_read() -> None:
-    names = [f"name_{i}" for i in range(400)]
-    scope: dict[str, Any] = {}
-    exec("def f():\n" + "".join(f"    {name}\n" for name in names), scope)
-    assert loaded_globals(scope["f"].__code__) == set(names)

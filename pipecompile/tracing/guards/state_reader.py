@@ -13,6 +13,7 @@ import argparse
 import enum
 import functools
 import os
+import queue
 import sys
 import threading
 from collections import ChainMap, UserDict, UserList, deque
@@ -29,26 +30,30 @@ from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
 from pipecompile.tracing.container_items import CONTAINERS
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.container_state import ATOMS, add_container
+from pipecompile.tracing.guards.library_state import add_library_object
 from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.object_state import add_object, class_attribute
-from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState, line_of_read
-from pipecompile.tracing.reachable_code import loaded_globals, names_in
+from pipecompile.tracing.guards.process_state import add_flags, add_result, returns_state
+from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
+from pipecompile.tracing.loaded_names import imported_modules, loaded_globals, names_in
 
 __all__ = ["StateReader"]
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"sympy", "numpy", "pipecompile"}
 _TORCH = _FOREIGN | {"torch"}
-_WHOLE = (SimpleNamespace, functools.partial, argparse.Namespace, UserDict, UserList, ChainMap, threading.local)
+_WHOLE = (
+    SimpleNamespace,
+    functools.partial,
+    argparse.Namespace,
+    UserDict,
+    UserList,
+    ChainMap,
+    threading.local,
+    threading.Event,
+    queue.Queue,
+)
 _parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _content_of_cell = attrgetter("cell_contents", "cell_contents")  # of a single name, attrgetter returns no tuple
-_CLOCKS = {
-    ("time", name) for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "process_time")
-}
-_CLOCKS |= {("posix", "getpid"), ("nt", "getpid")}
-"""Module and name of functions that return another number at every run."""
-
-_ARRAY_BYTES = 1 << 20
-"""Bytes up to which the contents of a numpy array are compared before every run."""
 
 
 class StateReader:
@@ -130,13 +135,11 @@ class StateReader:
             add(label, value, place)
             if isinstance(value, type):
                 self.note_class(value, place)
-        elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
-            self._array(value, label, place)
         elif wrapped := getattr(type(value), "__wrapped__", None) or (_is_cache(value) and value.__wrapped__):
             add(label, value, place)
             self.later(wrapped, label, place)
         elif _package(type(value)) in _FOREIGN and not isinstance(value, _WHOLE):
-            self._foreign(value, label, place)
+            add_library_object(self, value, label, place)
         else:
             add(label, value if isinstance(value, nn.Module) else type(value), place)
             add_object(self, value, label, place)
@@ -147,20 +150,6 @@ class StateReader:
         add_container(self, value, label, place)
         if _package(type(value)) not in _TORCH and hasattr(value, "__dict__"):
             add_object(self, value, f"{label}, as an object", place)
-
-    def _array(self, value: Any, label: str, place: Place) -> None:
-        self.state.add(label, (type(value), str(value.dtype), value.shape), place)
-        if value.nbytes <= _ARRAY_BYTES and not value.dtype.hasobject:
-            self.state.arrays.append((label, value, value.tobytes()))
-        else:
-            self.state.risks[label] = "a large numpy array: a write into it is not noticed"
-
-    def _foreign(self, value: Any, label: str, place: Place) -> None:
-        self.state.add(label, value, place)
-        if (getattr(value, "__module__", ""), getattr(value, "__name__", "")) in _CLOCKS:
-            self.state.risks[label] = f"at {line_of_read(place)}: what it returns is a constant of the recording"
-        if hasattr(type(value), "__next__"):
-            self.state.risks[label] = f"a {type(value).__name__}: each call of next changes it, unseen"
 
     # -- functions --------------------------------------------------------------------------------------------------
 
@@ -182,6 +171,8 @@ class StateReader:
         """Note the code of a function of the user's, and what it holds and loads. Of others, the function itself."""
         if _package(function) in _TORCH:
             self.state.add(label, function, place)
+            if returns_state(function):
+                add_result(self.state, function, label, place)
             return
         code = function.__code__
         self.state.add(label, code, place)
@@ -210,6 +201,8 @@ class StateReader:
         for name in loaded_globals(code) & scope.keys():
             if isinstance(scope[name], ModuleType):
                 self._add_module(scope[name], names, (code, name))
+        for module in imported_modules(function):
+            self._add_module(module, names, (code, module.__name__))
 
     def _add_module(self, module: ModuleType, names: frozenset[str], place: Place) -> None:
         """Note the attributes of a module that a function names; of a library's module, also of its submodules."""
@@ -222,6 +215,9 @@ class StateReader:
             self.later(scope[name], f"{module.__name__}.{name}", where, Holder(scope, name))
             if isinstance(scope[name], ModuleType):
                 self._add_module(scope[name], names, place)
+            else:
+                add_flags(self.state, scope[name], names, f"{module.__name__}.{name}", where)
+        add_flags(self.state, module, names, module.__name__, place)
         if "environ" in named or "getenv" in named:
             self.state.add_row(_variables, os.environ)
             self.state.add("the environment variables", *_variables(os.environ), place)

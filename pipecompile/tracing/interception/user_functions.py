@@ -28,7 +28,8 @@ import torch
 
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensor
-from pipecompile.tracing.reachable_code import CachedFunction, names_in
+from pipecompile.tracing.loaded_names import names_in
+from pipecompile.tracing.reachable_code import CachedFunction
 
 __all__ = ["builtin_calls_redirected", "caches_bypassed", "caches_purged"]
 

@@ -7,6 +7,7 @@ record ──► fails ──► the smallest piece that the exception passed th
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -51,7 +52,7 @@ _INCURABLE = ("PC106", "PC113")
 
 @dataclass(frozen=True, slots=True)
 class OpaqueReason:
-    """The failure that made a piece opaque."""
+    """The failure that made a piece opaque, without its traceback, whose frames hold every tensor of the attempt."""
 
     piece: Piece
     fault: TraceError
@@ -141,7 +142,7 @@ class OpaquePieces:
         pieces = [piece]
         if has_sibling and piece.path:
             pieces = [sibling for sibling in same_class_pieces(piece, self.model) if sibling not in self.rejected]
-        reasons = {**self.reasons, **{each: OpaqueReason(each, fault) for each in pieces}}
+        reasons = {**self.reasons, **{each: OpaqueReason(each, copy.copy(fault)) for each in pieces}}
         try:
             self.result_specs = self._infer(reasons)
         except UnpredictableResult as problem:

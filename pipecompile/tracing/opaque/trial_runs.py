@@ -22,10 +22,11 @@ from pipecompile.batching.containers import argument_leaves, flatten_containers
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import TorchDispatchMode
 from pipecompile.torch_private.operators import schema_of
-from pipecompile.torch_private.storages import footprint, storage_key, version_of
+from pipecompile.torch_private.storages import footprint, version_of
 from pipecompile.tracing.interception.randomness import draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
+from pipecompile.tracing.opaque.saved_bytes import SavedBytes, memory_key
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.reachable_code import closure_tensors, reachable
 from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
@@ -157,11 +158,6 @@ def _changed_values(copy: torch.Tensor, dim: Any, generator: torch.Generator, *,
 # -- observation ------------------------------------------------------------------------------------------------------
 
 
-def _memory_key(tensor: torch.Tensor) -> int:
-    """Return an identity of the tensor's memory, equal for all views of it."""
-    return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
-
-
 def _memory_reference(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
@@ -187,12 +183,12 @@ class _KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read = _tensors((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        known = {_memory_key(tensor) for tensor in read}
+        known = {memory_key(tensor) for tensor in read}
         if self.observer is not None:
             self.observer.note_kernel(func, args, kwargs or {}, read, result)
         for tensor in _tensors(result):
-            if _memory_key(tensor) not in known and tensor.layout is torch.strided:
-                self.makers[_memory_key(tensor)] = self.observer.piece if self.observer else None
+            if memory_key(tensor) not in known and tensor.layout is torch.strided:
+                self.makers[memory_key(tensor)] = self.observer.piece if self.observer else None
                 self.memory.append(_memory_reference(tensor))  # so that no other memory gets this key
         return result
 
@@ -201,7 +197,7 @@ class _KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Observe one call of `piece` inside the block."""
         self.observer = observer = _CallObserver(self, piece, arguments)
         try:
-            with saved_tensors_hooks(observer.note_saved, lambda packed: packed):
+            with saved_tensors_hooks(observer.saved.note, lambda packed: packed):
                 yield observer
         finally:
             self.observer = None
@@ -214,39 +210,32 @@ class _CallObserver:
         self.model, self.piece, self.result = kernels.model, piece, cast(Any, None)
         owner = kernels.model.get_submodule(piece.path)
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
-        self.state = {_memory_key(t): t for t in (*kernels.model.parameters(), *kernels.model.buffers())}
+        self.state = {memory_key(t): t for t in (*kernels.model.parameters(), *kernels.model.buffers())}
         self.given, self.arguments = arguments, argument_leaves(arguments)
         self.versions = [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self.arguments]
-        self.known = {_memory_key(tensor) for tensor in (*own, *_tensors(self.arguments))}
+        self.known = {memory_key(tensor) for tensor in (*own, *_tensors(self.arguments))}
         self.makers = dict(kernels.makers)
         self.outside: dict[int, torch.Tensor] = {}
-        self.saved: dict[int, int] = {}
+        self.saved = SavedBytes(frozenset(self.state))
         self.work: list[KernelWork] = []
         self.draws_random = False
         self.states = RandomStates(kernels.sources)
 
     def note_kernel(self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], result: Any) -> None:
         """Note what a kernel reads from outside the call, what it allocates, and its FLOPs and bytes."""
-        keys = {_memory_key(tensor) for tensor in read}
+        keys = {memory_key(tensor) for tensor in read}
         self.draws_random = self.draws_random or draws_random(func, args, kwargs)
         for tensor in read:
-            if _memory_key(tensor) not in self.known:
-                self.outside[_memory_key(tensor)] = tensor
-        allocated = [tensor for tensor in _tensors(result) if _memory_key(tensor) not in keys]
-        self.known |= {_memory_key(tensor) for tensor in allocated}
+            if memory_key(tensor) not in self.known:
+                self.outside[memory_key(tensor)] = tensor
+        allocated = [tensor for tensor in _tensors(result) if memory_key(tensor) not in keys]
+        self.known |= {memory_key(tensor) for tensor in allocated}
         if allocated or schema_of(func).is_mutable:
             count_flops = flop_registry.get(getattr(func, "overloadpacket", func))
             moved_bytes = sum(map(footprint, (*read, *allocated)))
             dtype = next((tensor.dtype for tensor in (*read, *allocated)), torch.float32)
             flops = float(count_flops(*args, **kwargs, out_val=result)) if count_flops else 0.0
             self.work.append((flops, float(moved_bytes), dtype))
-
-    def note_saved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Note the bytes of a tensor that autograd saves; tensors of the model are there anyway."""
-        key = _memory_key(tensor)
-        if key not in self.state:
-            self.saved[key] = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
-        return tensor.detach()
 
     def block_call(self, block: BlockCall) -> TrialCall:
         """Return the notes on the call of a block, which also uses what it may use in other runs. Raise UnsuitableBlock."""
@@ -270,7 +259,7 @@ class _CallObserver:
         is_changed = [*map(id, present)] != [*map(id, self.arguments)]
         return TrialCall(
             structure, returned, tuple(written), tuple(used), self._reads_foreign_tensors(), self.work,
-            sum(self.saved.values()), self.draws_random or bool(self.states.changed()), is_changed,
+            sum(self.saved.sizes.values()), self.draws_random or bool(self.states.changed()), is_changed,
         )  # fmt: skip
 
     def _reads_foreign_tensors(self) -> bool:
@@ -278,13 +267,13 @@ class _CallObserver:
         if any(self.makers.get(key, self.piece) != self.piece for key in foreign):
             return True
         enclosed = (tensor for leaf in self.arguments for tensor in closure_tensors(leaf))
-        return any(_memory_key(tensor) not in self.state for tensor in enclosed)
+        return any(memory_key(tensor) not in self.state for tensor in enclosed)
 
     def _trial_tensor(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided:
             return tensor
         argument = next((position for position, leaf in enumerate(self.arguments) if leaf is tensor), None)
-        source = argument if argument is not None else self._source(_memory_key(tensor))
+        source = argument if argument is not None else self._source(memory_key(tensor))
         is_source = argument is not None or any(tensor is owned for owned in self.state.values())
         return TrialTensor(
             tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.requires_grad,
@@ -293,6 +282,6 @@ class _CallObserver:
 
     def _source(self, key: int) -> int | torch.Tensor | None:
         for position, leaf in enumerate(self.arguments):
-            if isinstance(leaf, torch.Tensor) and _memory_key(leaf) == key:
+            if isinstance(leaf, torch.Tensor) and memory_key(leaf) == key:
                 return position
         return self.state.get(key)

@@ -16,7 +16,8 @@ from torch import nn
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.container_items import size_of, values_in
-from pipecompile.tracing.reachable_code import names_in, reachable
+from pipecompile.tracing.loaded_names import names_in
+from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.snapshot import can_hold, content_of, contents_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 from pipecompile.tracing.user_source import warn

@@ -21,7 +21,8 @@ from torch import nn
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
 from pipecompile.tracing.container_items import items_in, refill, size_of, values_in
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
-from pipecompile.tracing.reachable_code import names_in, reachable
+from pipecompile.tracing.loaded_names import names_in
+from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.random_states import (
     RandomStates,
     generators_among,

@@ -1,0 +1,104 @@
+"""The names that the code of a function loads, read from its instructions without running it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dis import opmap
+from types import CodeType, FunctionType, ModuleType
+
+__all__ = ["imported_modules", "loaded_globals", "names_in"]
+
+_LOAD_GLOBAL, _LOAD_NAME, _IMPORT_NAME = opmap["LOAD_GLOBAL"], opmap["LOAD_NAME"], opmap["IMPORT_NAME"]
+_EXTENDED = opmap["EXTENDED_ARG"]
+
+_known: dict[int, tuple[CodeType, frozenset[str]]] = {}
+"""Cache of `names_in` by id: the code object, which stays alive here, and its names."""
+
+_known_loads: dict[int, tuple[CodeType, frozenset[str], frozenset[str]]] = {}
+"""Cache by id: the code object, which stays alive here, the globals that it loads, and the modules that it imports."""
+
+
+def names_in(code: CodeType) -> frozenset[str]:
+    """Return the globals and attributes that code names, also in the functions inside it."""
+    if id(code) not in _known:
+        inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+        _known[id(code)] = code, frozenset(code.co_names).union(*inner)
+    return _known[id(code)][1]
+
+
+def loaded_globals(code: CodeType) -> frozenset[str]:
+    """Return the names of the globals that code loads, without names of attributes."""
+    return _loads_of(code)[0]
+
+
+def imported_modules(function: FunctionType) -> list[ModuleType]:
+    """Return the modules that a function imports when it runs, and the packages around them, as far as they are loaded."""
+    package = function.__globals__.get("__package__") or ""
+    names = {inner for name in _loads_of(function.__code__)[1] for inner in _packages(_absolute(name, package))}
+    return [module for name in sorted(names) if isinstance(module := sys.modules.get(name), ModuleType)]
+
+
+def _loads_of(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the globals that code loads and the modules that it imports, with a dot for each level of a relative import."""
+    if id(code) not in _known_loads:
+        inner = [_loads_of(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+        loads, imports = frozenset(_loads(code)), frozenset(_imports(code))
+        _known_loads[id(code)] = (
+            code,
+            loads.union(*(names for names, _ in inner)),
+            imports.union(*(names for _, names in inner)),
+        )
+    return _known_loads[id(code)][1:]
+
+
+def _loads(code: CodeType) -> list[str]:
+    """Return the globals that one code object loads. The argument of LOAD_GLOBAL has a flag in bit 0."""
+    names = []
+    for operation, argument in _operations(code):
+        if operation == _LOAD_GLOBAL:
+            names.append(code.co_names[argument >> 1])
+        elif operation == _LOAD_NAME:
+            names.append(code.co_names[argument])
+    return names
+
+
+def _imports(code: CodeType) -> list[str]:
+    """Return the modules that one code object imports. Two instructions before, their level and names are loaded."""
+    operations, names = list(_operations(code)), []
+    for position, (operation, argument) in enumerate(operations):
+        if operation == _IMPORT_NAME:
+            level = _loaded_number(code, *operations[position - 2]) if position >= 2 else 0
+            names.append("." * level + code.co_names[argument])
+    return names
+
+
+def _loaded_number(code: CodeType, operation: int, argument: int) -> int:
+    """Return the number that an instruction loads, from the constants or from its own argument."""
+    if operation == opmap.get("LOAD_SMALL_INT"):  # Python 3.14
+        return argument
+    constant = code.co_consts[argument] if operation == opmap["LOAD_CONST"] else 0
+    return constant if isinstance(constant, int) else 0
+
+
+def _operations(code: CodeType) -> Iterator[tuple[int, int]]:
+    body, extended = code.co_code, 0
+    for position in range(0, len(body), 2):
+        operation, argument = body[position], body[position + 1] | extended
+        extended = argument << 8 if operation == _EXTENDED else 0
+        if operation != _EXTENDED:
+            yield operation, argument
+
+
+def _absolute(name: str, package: str) -> str:
+    try:
+        return importlib.util.resolve_name(name, package)
+    except ImportError:
+        return name
+
+
+def _packages(name: str) -> Iterator[str]:
+    """Yield the names of a module and of all packages around it."""
+    parts = name.split(".")
+    yield from (".".join(parts[: count + 1]) for count in range(len(parts)))
