@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -47,9 +47,10 @@ def main() -> None:
         for name, case in every.items():
             if name in FULL_ONLY and not cases.FULL:
                 continue
-            start = perf_counter()
+            start, start_cpu = perf_counter(), process_time()
             out.write(json.dumps([name, result_of(case)]) + "\n")
-            print(f"{name}: {perf_counter() - start:.1f} s", flush=True)
+            seconds, cpu_seconds = perf_counter() - start, process_time() - start_cpu
+            print(f"{name}: {seconds:.1f} s, {cpu_seconds:.1f} s of CPU", flush=True)
             out.flush()
     cases.fail()
 
