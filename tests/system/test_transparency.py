@@ -1,5 +1,6 @@
 """The promise: what a pipeline computes equals a plain micro-batched eager loop, for every model x stages x schedule x count
-(`--full`; without, two of the eight pairs of schedule and count, and each model in three stages or in eight).
+(`--full`; without, two of the eight pairs of schedule and count, each model in three stages or in eight, and large models with
+fewer blocks).
 
 Bit-equal, unless a value is used more than once in another stage: then that stage sums its own uses first, which is
 another order of the same sum than eager's. Those models run in float64, where the difference is far below 1e-8.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
@@ -18,6 +20,7 @@ from torch import nn
 import pipecompile as pc
 from tests.support.eager import accumulate, assert_same, square_loss
 from tests.support.models import ZOO, deterministic
+from tests.support.small_models import with_small_models
 
 REORDERED = {"densenet121": 1e-8, "googlenet": 1e-8}
 """Models with values that are used more than once across a cut, and the tolerance that their gradients get."""
@@ -35,6 +38,15 @@ def configurations(index: int, *, full: bool) -> list[tuple[str, int]]:
     """Schedule and count: all pairs, or two with other schedules and counts; the models together have all of them."""
     pairs = [(schedule, count) for count in COUNTS for schedule in ("gpipe", "1f1b")]
     return pairs if full else [pairs[index % 8], pairs[(index + 3) % 8]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_models(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Use smaller models without `--full`, which runs them as their authors wrote them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not pytestconfig.getoption("--full"):
+            with_small_models(patch)
+        yield
 
 
 @lru_cache(maxsize=1)
