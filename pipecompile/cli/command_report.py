@@ -160,7 +160,7 @@ def _certificate(schedule: Schedule) -> str:
 def _device_table(timeline: Timeline, devices: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("device")
-    for header in ("busy", "peak memory", "in flight"):
+    for header in ("busy", "peak activations", "in flight"):
         table.add_column(header, justify="right")
     for device in range(timeline.n_devices):
         busy = sum(s.end - s.start for s in timeline.compute(device)) / (timeline.makespan or 1.0)

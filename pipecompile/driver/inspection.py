@@ -5,16 +5,20 @@ These functions take an `Inspection`, a frozen view of the pipeline, so that the
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipecompile.costs.device_specs import Links
 from pipecompile.errors import InputError
-from pipecompile.ir import Kind, Program, Schedule
+from pipecompile.graph.stages import routes
+from pipecompile.ir import LOSS, Kind, Program, Route, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.progress import task
 from pipecompile.ir.timeline import Timeline
+from pipecompile.ir.training_routes import training_routes
+from pipecompile.ir.what_if import RouteCosts, WhatIf
 from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
 from pipecompile.passes.user_passes import UserPass
@@ -127,7 +131,7 @@ class Inspection:
         """Return the report: tables, timelines, advice, and what other machines and schedules would take."""
         from pipecompile.driver.run_environment import environment_facts, lines_again, throughput
 
-        seconds, predicted = self.links.seconds(self.plan.routes, self.plan.placement), self.simulate()
+        predicted = self.simulate()
         run = self.measured
         is_whole = run is not None and all(map(run.compute, self.plan.placement))  # not one rank's row alone
         step = run.makespan if run is not None and is_whole else 0.0
@@ -138,7 +142,7 @@ class Inspection:
             plan=self.plan,
             graph=self.graph,
             advice=advise(self.program, **self.costs),
-            what_if=what_if(self.plan, self.problem, self.schedule, seconds),
+            what_if=self._what_if(),
             title=self.title,
             dispatch=self.dispatch,
             memory=self._memory(predicted),
@@ -148,6 +152,26 @@ class Inspection:
                 lines_again(self.plan.devices, self.schedule, has_run=run is not None),
             ),
         )
+
+    def _what_if(self) -> WhatIf:
+        """Return the alternatives to the plan, with what crosses between stages in the step that runs and in other cuts."""
+
+        def costs(crossing: Sequence[Route], placement: Sequence[int] | None, scale: float = 1.0) -> list[RouteCosts]:
+            sized = [replace(route, nbytes=route.nbytes * scale) for route in crossing]
+            seconds = self.links.seconds(sized, placement)
+            return [RouteCosts(r.source, r.consumers, r.nbytes, r.gradient, seconds[r.value]) for r in sized]
+
+        def of_cut(stage_of: Mapping[str, int], n_stages: int) -> list[RouteCosts]:
+            crossing = routes(self.graph, stage_of)
+            if not is_training:
+                return costs(crossing, None, scale)
+            return costs(training_routes(crossing, n_stages, with_target=True), None, scale)
+
+        recorded = sum(route.nbytes for route in routes(self.graph, self.plan.stage_of))
+        scale = sum(route.nbytes for route in self.plan.routes) / recorded if recorded else 1.0
+        is_training = any(route.value == LOSS for route in self.program.routes)
+        own = costs(self.program.routes, self.plan.placement)
+        return what_if(self.plan, self.problem, self.schedule, own, of_cut, overlaps=self.is_overlapped)
 
     def _memory(self, predicted: Timeline) -> MemoryFigures:
         """Return the bytes of each device by kind at the peak of the predicted step, and the limits."""

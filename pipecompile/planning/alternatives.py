@@ -9,14 +9,14 @@ A cut takes some hundredths of a second (dynamic programming alone). An order is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from pipecompile.errors import PartitionError, ScheduleError, VerifyError
-from pipecompile.ir import Schedule
+from pipecompile.ir import HOST, Schedule
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.what_if import Order, StageCosts, WhatIf
+from pipecompile.ir.what_if import Order, RouteCosts, StageCosts, WhatIf
 from pipecompile.partitioners import Problem, partition
 from pipecompile.schedules import CATALOGUE, build_schedule
 
@@ -27,19 +27,34 @@ _MOST, _MOST_OF_OWN = 256, 1024
 """Largest product of devices and micro-batches whose catalogue goes into the page: 240 bytes each, 400 KB in all."""
 
 
-def what_if(plan: Plan, problem: Problem | None, schedule: Schedule, transfer: dict[str, float]) -> WhatIf:
-    """Return the alternatives to a plan. `transfer` has the seconds of every route, by value.
+RoutesOf = Callable[[Mapping[str, int], int], Sequence[RouteCosts]]
+"""From the stage of every node and the number of stages to the costs of what crosses."""
+
+
+def what_if(
+    plan: Plan,
+    problem: Problem | None,
+    schedule: Schedule,
+    routes: Sequence[RouteCosts],
+    routes_of: RoutesOf,
+    *,
+    overlaps: bool = False,
+) -> WhatIf:
+    """Return the alternatives to a plan with these `routes`; those of another cut are `routes_of` it.
 
     Without a problem, other numbers of stages share the work evenly.
     """
     own = _order(schedule)
-    costs = {plan.n_stages: _planned(plan, transfer)}
+    costs = {plan.n_stages: _planned(plan, routes)}
     counts = sorted({*_DEVICES, schedule.n_devices})
     for n_stages in sorted({chunks * count for count in counts for chunks in (1, 2)} - {plan.n_stages}):
-        cut = _even(costs[plan.n_stages], n_stages) if problem is None else _cut_anew(plan, problem, n_stages)
+        if problem is None:
+            cut: StageCosts | None = _even(costs[plan.n_stages], n_stages)
+        else:
+            cut = _cut_anew(plan, problem, n_stages, routes_of)
         if cut is not None:
             costs[n_stages] = cut
-    return _with_orders(own, costs, counts)
+    return replace(_with_orders(own, costs, counts), overlaps=overlaps)
 
 
 def unit_what_if(schedule: Schedule) -> WhatIf:
@@ -47,11 +62,11 @@ def unit_what_if(schedule: Schedule) -> WhatIf:
 
     Other numbers of stages share the same work evenly.
     """
-    own, ones = _order(schedule), (1.0,) * schedule.n_stages
-    costs = {schedule.n_stages: StageCosts(ones, ones, ones, ones, (0.0,) * schedule.n_stages)}
+    own, ones, n_stages = _order(schedule), (1.0,) * schedule.n_stages, schedule.n_stages
+    costs = {n_stages: StageCosts(ones, (2.0,) * n_stages, ones, ones, ones, ones, _chain(n_stages))}
     counts = sorted({*_DEVICES, schedule.n_devices})
-    for n_stages in sorted({chunks * count for count in counts for chunks in (1, 2)} - {schedule.n_stages}):
-        costs[n_stages] = _even(costs[schedule.n_stages], n_stages)
+    for count in sorted({chunks * count for count in counts for chunks in (1, 2)} - {n_stages}):
+        costs[count] = _even(costs[n_stages], count)
     return _with_orders(own, costs, counts)
 
 
@@ -92,16 +107,23 @@ def _catalogue(n_devices: int, n_microbatches: int) -> tuple[Order, ...]:
     return tuple(orders)
 
 
-def _planned(plan: Plan, transfer: dict[str, float]) -> StageCosts:
-    sent = [sum(transfer.get(r.value, 0.0) for r in plan.routes if r.source == s) for s in range(plan.n_stages)]
-    rows = (
-        (s.forward, s.backward - w, w, s.saved_bytes) for s in plan.stages for w in (min(s.weight_grad, s.backward),)
+def _planned(plan: Plan, routes: Sequence[RouteCosts]) -> StageCosts:
+    stages = plan.stages
+    held = [stage.held_bytes for stage in stages]
+    return StageCosts(
+        forward=tuple(stage.forward for stage in stages),
+        backward=tuple(stage.backward for stage in stages),
+        input_grad=tuple(stage.input_grad for stage in stages),
+        weight_grad=tuple(stage.weight_grad for stage in stages),
+        saved=tuple(held),
+        kept=tuple(
+            h if s.weight_saved_bytes is None else s.weight_saved_bytes for s, h in zip(stages, held, strict=True)
+        ),
+        routes=tuple(routes),
     )
-    forward, inward, weight, saved = zip(*rows, strict=True)
-    return StageCosts(forward, inward, weight, saved, tuple(sent))
 
 
-def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:
+def _cut_anew(plan: Plan, problem: Problem, n_stages: int, routes_of: RoutesOf) -> StageCosts | None:
     """Return the costs of the graph cut into `n_stages` stages, without limits and constraints; None if it cannot be cut so.
 
     The problem has one time per node. That time is divided into forward and backward as in the node's stage of the plan.
@@ -114,29 +136,46 @@ def _cut_anew(plan: Plan, problem: Problem, n_stages: int) -> StageCosts | None:
         return None
     if len(set(stage_of.values())) < n_stages:
         return None
-    return _summed(plan, problem, stage_of, n_stages)
+    return _summed(plan, problem, stage_of, routes_of(stage_of, n_stages), n_stages)
 
 
-def _summed(plan: Plan, problem: Problem, stage_of: Mapping[str, int], n_stages: int) -> StageCosts:
-    """Return the costs of the stages, summed over the nodes and tensors of the problem."""
+def _summed(
+    plan: Plan, problem: Problem, stage_of: Mapping[str, int], routes: Sequence[RouteCosts], n_stages: int
+) -> StageCosts:
+    """Return the costs of the stages, summed over the nodes of the problem. A stage keeps what it receives until its backward."""
     ahead = [stage.forward / ((stage.forward + stage.backward) or 1.0) for stage in plan.stages]
-    forward, back, saved, sent = ([0.0] * n_stages for _ in range(4))
+    forward, back, saved = ([0.0] * n_stages for _ in range(3))
     for node in problem.nodes:
         stage, part = stage_of[node.name], ahead[plan.stage_of[node.name]]
         forward[stage] += node.time * part
-        back[stage] += node.time * (1 - part) / 2
+        back[stage] += node.time * (1 - part)
         saved[stage] += node.activation
-    for tensor in problem.tensors:
-        source = stage_of[tensor.source]
-        if any(stage_of[consumer] > source for consumer in tensor.consumers):
-            sent[source] += tensor.time / 2
-    return StageCosts(tuple(forward), tuple(back), tuple(back), tuple(saved), tuple(sent))
+    for route in routes:
+        for end in route.ends if route.gradient and route.source != HOST else ():
+            saved[end] += route.nbytes * (end != HOST)
+    half, held = tuple(seconds / 2 for seconds in back), tuple(saved)
+    return StageCosts(tuple(forward), tuple(back), half, half, held, held, tuple(routes))
 
 
 def _even(known: StageCosts, n_stages: int) -> StageCosts:
-    """Return the same work in `n_stages` equal stages. A transfer takes the mean of the known transfers."""
-    forward, input_grad, weight_grad, saved = (
-        (sum(each) / n_stages,) * n_stages for each in (known.forward, known.input_grad, known.weight_grad, known.saved)
+    """Return the same work in `n_stages` equal stages, each of which sends the mean of the known values to the next."""
+    crossing = [route for route in known.routes if HOST not in (route.source, *route.ends)]
+    count = max(1, len(known.forward) - 1)
+    seconds, nbytes = (sum(getattr(r, name) for r in crossing) / count for name in ("seconds", "nbytes"))
+
+    def evenly(values: Sequence[float]) -> tuple[float, ...]:
+        return (sum(values) / n_stages,) * n_stages
+
+    return StageCosts(
+        forward=evenly(known.forward),
+        backward=evenly(known.backward),
+        input_grad=evenly(known.input_grad),
+        weight_grad=evenly(known.weight_grad),
+        saved=evenly(known.saved),
+        kept=evenly(known.kept),
+        routes=_chain(n_stages, nbytes, seconds),
     )
-    mean = sum(known.transfer) / max(1, len(known.transfer) - 1)
-    return StageCosts(forward, input_grad, weight_grad, saved, (mean,) * (n_stages - 1) + (0.0,))
+
+
+def _chain(n_stages: int, nbytes: float = 0.0, seconds: float = 0.0) -> tuple[RouteCosts, ...]:
+    return tuple(RouteCosts(s, (s + 1,), nbytes, True, seconds) for s in range(n_stages - 1))

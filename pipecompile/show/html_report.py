@@ -255,9 +255,9 @@ def _cut_routes(
 # -- what if --------------------------------------------------------------------------------------------------------
 
 _NOTE = (
-    "Simulated in this page, over a chain: stage s sends all its outputs to stage s + 1. For another number of stages the graph "
-    "was cut again. Saved at most: what forwards keep for backwards on one device, without inputs and copies. The last column is the time for the same number of samples, relative to the schedule, devices and "
-    "micro-batches of this report. Select a row of the table to see its timeline, and the line of Python that makes it."
+    "Simulated in this page. For another number of stages the graph was cut again. Peak activations: the highest point of the memory of "
+    "a device, as in the table of memory and the curves. The last column is the time for the same number of samples, relative to the "
+    "schedule, devices and micro-batches of this report. Select a row of the table to see its timeline, and the line of Python that makes it."
 )
 
 
@@ -268,6 +268,7 @@ def _what_if(what_if: WhatIf, devices: Sequence[str]) -> dict[str, Any]:
         "microbatches": what_if.microbatches,
         "costs": {str(count): msgspec.to_builtins(costs) for count, costs in what_if.costs.items()},
         "orders": msgspec.to_builtins(what_if.orders),
+        "overlaps": what_if.overlaps,
         "type": devices[0].partition(":")[0] if devices else "",
         "note": _NOTE,
     }

@@ -29,12 +29,13 @@ def memory_columns(
 ) -> dict[str, tuple[list[str], str]]:
     """Return header -> a cell per device and the total. `kinds` and `limits` are bytes per device."""
     sums = _sums(kinds)
-    unit, largest = fit(BYTES, [*sums, *limits]), max([*sums, *limits], default=0.0)
+    unit, largest = fit(BYTES, sums), max(sums, default=0.0)
     columns = {"device": ([f"{d} · {name}" for d, name in enumerate(devices)], "")}
-    for name, row in {**kinds, "all": sums, **({"limit": limits} if limits else {})}.items():
-        total = "" if name == "limit" else unit.format(sum(row), largest)
-        columns[f"{name}\n{unit.name}"] = [unit.format(size, largest) for size in row], total
+    for name, row in {**kinds, "all": sums}.items():
+        columns[f"{name}\n{unit.name}"] = [unit.format(size, largest) for size in row], unit.format(sum(row), largest)
     if limits:
+        most = fit(BYTES, limits)
+        columns[f"limit\n{most.name}"] = [most.format(size, max(limits)) for size in limits], ""
         columns["of the limit"] = [f"{own / most:.0%}" for own, most in zip(sums, limits, strict=True)], ""
     return columns
 

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.graph.stages import routes
 from pipecompile.ir import Schedule
-from pipecompile.ir.what_if import Order, StageCosts
+from pipecompile.ir.what_if import Order, RouteCosts, StageCosts
 from pipecompile.planning.alternatives import unit_what_if, what_if
 from pipecompile.schedules import build_schedule
 from pipecompile.simulation.simulator import simulate
@@ -21,19 +22,36 @@ def pipe():
     )  # fmt: skip
 
 
+def crossing(routes, seconds=0.0):
+    return [RouteCosts(r.source, r.consumers, r.nbytes, r.gradient, seconds) for r in routes]
+
+
+def found_for(pipe, problem=None, seconds=0.0):
+    def of_cut(stage_of, n_stages):
+        return crossing(routes(pipe._inspection().graph, stage_of), seconds)
+
+    return what_if(pipe.plan, problem, pipe.schedule, crossing(pipe.program.routes, seconds), of_cut)
+
+
 def test_every_cut_has_the_whole_work_and_more_stages_than_pieces_are_left_out(pipe):
-    found = what_if(pipe.plan, pipe.problem, pipe.schedule, {})
+    found = found_for(pipe, pipe.problem)
     assert set(found.costs) == {2, 3, 4, 6, 8}
     whole = sum(stage.forward for stage in pipe.plan.stages), sum(stage.backward for stage in pipe.plan.stages)
     for count, costs in found.costs.items():
-        assert {len(getattr(costs, name)) for name in StageCosts.__slots__} == {count}
+        assert {len(getattr(costs, name)) for name in StageCosts.__slots__ if name != "routes"} == {count}
         assert sum(costs.forward) == pytest.approx(whole[0])
+        assert sum(costs.backward) == pytest.approx(whole[1])
         assert sum(costs.input_grad) + sum(costs.weight_grad) == pytest.approx(whole[1])
-        assert sum(costs.saved) == pytest.approx(sum(stage.saved_bytes for stage in pipe.plan.stages))
+        inner = [r for r in costs.routes if r.gradient and r.source >= 0]
+        received = sum(r.nbytes * sum(end >= 0 for end in r.ends) for r in inner)
+        saved = sum(costs.saved) - (
+            received if count != pipe.plan.n_stages else sum(s.received_bytes for s in pipe.plan.stages)
+        )
+        assert saved == pytest.approx(sum(stage.saved_bytes for stage in pipe.plan.stages))
 
 
 def test_its_own_order_comes_first_and_none_twice(pipe):
-    found = what_if(pipe.plan, pipe.problem, pipe.schedule, {})
+    found = found_for(pipe, pipe.problem)
     assert found.orders[0] == Order("1f1b", 3, 6, (0, 1, 2), pipe.schedule.to_csv()) == found.own
     keys = [(order.name, order.devices, order.microbatches, len(order.placement)) for order in found.orders]
     assert len(set(keys)) == len(keys)
@@ -42,14 +60,16 @@ def test_its_own_order_comes_first_and_none_twice(pipe):
         assert Schedule.from_csv(order.csv).placement == order.placement
 
 
-def test_transfers_are_those_of_what_a_stage_sends(pipe):
-    times = {route.value: 0.5 for route in pipe.plan.routes}
-    found = what_if(pipe.plan, pipe.problem, pipe.schedule, times)
-    assert found.costs[3].transfer == (0.5, 0.5, 0.5)  # the last one sends its output to the host
+def test_what_crosses_is_that_of_the_program_and_of_the_new_cut(pipe):
+    found = found_for(pipe, pipe.problem, 0.5)
+    assert found.costs[3].routes == tuple(crossing(pipe.program.routes, 0.5))
+    assert [(r.source, r.ends) for r in found.costs[4].routes if r.gradient and r.source >= 0][:3] == [
+        (0, (1,)), (1, (2,)), (2, (3,)),
+    ]  # fmt: skip
 
 
 def test_without_a_problem_or_a_model_the_work_is_shared_evenly(pipe):
-    found = what_if(pipe.plan, None, pipe.schedule, {})
+    found = found_for(pipe)
     assert found.costs[8].forward == pytest.approx((sum(stage.forward for stage in pipe.plan.stages) / 8,) * 8)
     alone = unit_what_if(build_schedule("1f1b", 4, 8))
     assert sum(alone.costs[16].input_grad) == 4

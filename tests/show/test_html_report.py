@@ -14,7 +14,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.planning.alternatives import unit_what_if
-from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.schedules import build_schedule
 from pipecompile.show import report_html
 from pipecompile.simulation.simulator import simulate
 
@@ -169,42 +169,6 @@ def test_text_of_the_user_cannot_end_the_data(schedule, predicted, tmp_path):
     )
 
 
-def test_the_page_simulates_as_we_do():
-    """Every schedule of the catalogue under unequal costs, in the browser's code and in ours: makespan, bubble, peaks."""
-    cases, expected = [], []
-    for name, entry in CATALOGUE.items():
-        if not entry.compared and name != "forward":
-            continue
-        chunks = entry.chunks or 2
-        for devices, microbatches in ((1, 3), (3, 4), (4, 9)):
-            n = chunks * devices
-            schedule = build_schedule(name, n, microbatches, n_devices=devices)
-            costs = {
-                "forward": [1 + 0.1 * (s * 7 % 5) for s in range(n)],
-                "input_grad": [1.5 + 0.2 * (s % 3) for s in range(n)],
-                "weight_grad": [0.7 + 0.1 * (s % 4) for s in range(n)],
-                "saved_bytes": [100.0 + s for s in range(n)],
-            }
-            transfer = [0.3 * (s % 3) for s in range(n)]
-            timeline = simulate(schedule, transfer={f"v{s}": transfer[s] for s in range(n - 1)}, **costs)
-            keys = ("forward", "input_grad", "weight_grad", "saved_bytes")
-            short = dict(zip(("forward", "input", "weight", "saved"), (costs[key] for key in keys), strict=True))
-            cases.append(
-                {"placement": schedule.placement, "csv": schedule.to_csv(), "costs": short | {"transfer": transfer}}
-            )
-            trained = name != "forward"
-            expected.append((timeline.makespan, timeline.bubble, list(timeline.peak_memory) if trained else None))
-    source = (scripts() / "simulate.js").read_text()
-    told = run_script(
-        f"{source}\nconst found = {json.dumps(cases)}.map(({{placement, csv, costs}}) => simulateOrder({{placement, rows: "
-        "parseRows(csv)}, costs));\nconsole.log(JSON.stringify(found.map((f) => [f.makespan, f.bubble, f.peaks])));"
-    )
-    for (makespan, bubble, peaks), (ours, our_bubble, our_peaks) in zip(told, expected, strict=True):
-        assert makespan == pytest.approx(ours)
-        assert bubble == pytest.approx(our_bubble)
-        assert our_peaks is None or peaks == pytest.approx(our_peaks)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_the_line_of_an_order_makes_its_schedule(pipe, page):
     """Every fifth order of the report: compiled on devices of the type of the report, and built without a model."""
@@ -223,18 +187,6 @@ def test_the_line_of_an_order_makes_its_schedule(pipe, page):
         assert options["devices"] == ["cpu"] * order["devices"]
         assert (options["schedule"], options["n_microbatches"]) == (order["name"], order["microbatches"])
         assert options.keys() <= signature(pc.compile).parameters.keys()
-
-
-def test_an_order_that_waits_for_ever_has_no_timeline():
-    source = (scripts() / "simulate.js").read_text()
-    costs = {key: [1, 1] for key in ("forward", "input", "weight", "saved", "transfer")}
-    order = 'rows: parseRows("0F0,0B0,0F1,0B1\\n1F1,1B1,1F0,1B0")'
-    assert (
-        run_script(
-            f"{source}\nconsole.log(JSON.stringify(simulateOrder({{placement: [0, 1], {order}}}, {json.dumps(costs)})))"
-        )
-        is None
-    )
 
 
 def test_a_browser_shows_it_and_answers(page, tmp_path):

@@ -123,7 +123,7 @@ function cellText([stage, kind, mb, start, seconds, critical]) {
 function described(timeline, devices, name) {
   const rows = timeline.rows.map((row, d) => {
     const busy = timeline.makespan ? row.reduce((total, span) => total + span[4], 0) / timeline.makespan : 0, peak = timeline.peaks[d];
-    return `${devices[d] ?? `device ${d}`}: ${row.length} actions, busy ${share(busy)}${peak ? `, peak memory ${bytes(peak)}` : ""}`;
+    return `${devices[d] ?? `device ${d}`}: ${row.length} actions, busy ${share(busy)}${peak ? `, peak activations ${bytes(peak)}` : ""}`;
   });
   return `Timeline, ${name}: ${time(timeline.makespan)}, bubble ${share(timeline.bubble)}. ${rows.join("; ")}.`;
 }

@@ -31,25 +31,30 @@ class WhatIf {
     return made;
   }
 
-  costs(order) {
-    const cut = this.given.costs[order.placement.length], factor = this.batch.checked ? this.given.microbatches / order.microbatches : 1;
-    const times = (list, by) => list.map((value) => value * by);
-    return { forward: times(cut.forward, factor), input: times(cut.input_grad, factor), weight: times(cut.weight_grad, factor),
-      saved: times(cut.saved, factor), transfer: times(cut.transfer, factor * Number(this.links.value)) };
+  costs(order, factor = 1, links = 1) {
+    const cut = this.given.costs[order.placement.length], times = (list) => list.map((value) => value * factor);
+    return { forward: times(cut.forward), backward: times(cut.backward), input: times(cut.input_grad), weight: times(cut.weight_grad), saved: times(cut.saved), kept: times(cut.kept),
+      routes: cut.routes.map((route) => ({ ...route, nbytes: route.nbytes * factor, seconds: route.seconds * factor * links })) };
+  }
+
+  // The order of the report of a model has the figures of the report, as long as nothing is changed.
+  run(order) {
+    const factor = this.batch.checked ? this.given.microbatches / order.microbatches : 1, links = Number(this.links.value);
+    if (this.given.type && order === this.given.orders[0] && links === 1) return scaled(DATA.timelines[0]);
+    return simulateOrder({ placement: order.placement, rows: parseRows(order.csv) }, this.costs(order, factor, links), this.given.overlaps);
   }
 
   found() {
     const fitting = this.given.orders.filter((o) => o.devices === Number(this.devices.value) && o.microbatches === Number(this.microbatches.value));
-    const runs = fitting.map((order) => ({ order, run: simulateOrder({ placement: order.placement, rows: parseRows(order.csv) }, this.costs(order)) }));
-    return runs.filter(({ run }) => run).sort((a, b) => a.run.makespan - b.run.makespan);
+    return fitting.map((order) => ({ order, run: this.run(order) })).filter(({ run }) => run).sort((a, b) => a.run.makespan - b.run.makespan);
   }
 
   draw() {
     const found = this.found(), table = this.section.querySelector("table");
     table.replaceChildren();
     const head = html(html(table, "thead"), "tr");
-    for (const [name, kind] of [["schedule", "text"], ["stages", ""], ["step", ""], ["bubble", ""], ["saved at most", ""], ["per sample", ""]]) html(head, "th", name, { class: kind });
-    const body = html(table, "tbody"), base = this.base();
+    for (const [name, kind] of [["schedule", "text"], ["stages", ""], ["step", ""], ["bubble", ""], ["peak activations", ""], ["per sample", ""]]) html(head, "th", name, { class: kind });
+    const body = html(table, "tbody"), base = DATA.timelines[0].makespan;
     const chosen = found.find(({ order }) => order.name === this.schedule) ?? found[0];
     for (const { order, run } of found) {
       const row = html(body, "tr", null, { class: order === chosen?.order ? "mark" : "" });
@@ -67,14 +72,5 @@ class WhatIf {
     this.view = new View(chosen.run.makespan);
     legend(this.chart, chosen.run, names);
     new Gantt(this.chart, chosen.run, this.view, names, chosen.order.name);
-  }
-
-  // The step of what the report is about, under the same model.
-  base() {
-    const own = this.given.own, order = this.given.orders.find((o) => o.name === own.schedule && o.devices === own.devices && o.microbatches === own.microbatches);
-    if (!order) return null;
-    const cut = this.given.costs[order.placement.length];
-    const costs = { forward: cut.forward, input: cut.input_grad, weight: cut.weight_grad, saved: cut.saved, transfer: cut.transfer };
-    return simulateOrder({ placement: order.placement, rows: parseRows(order.csv) }, costs)?.makespan ?? null;
   }
 }
