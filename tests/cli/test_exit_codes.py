@@ -68,3 +68,20 @@ def test_ctrl_c_while_the_command_line_is_imported_ends_in_one_line(capsys, monk
             main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "interrupted\n")
+
+
+@pytest.mark.parametrize("place", ["commands.conclude", "exit_codes._print_text"])
+def test_ctrl_c_beside_the_work_of_a_command_ends_in_one_line(place, capsys, monkeypatch, tmp_path):
+    """Before the work, while typer calls the command, and after it, while the report is printed; typer says nothing of either."""
+    plan = tmp_path / "schedule.csv"
+    plan.write_text("0F0,0B0\n")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"pipecompile.cli.{place}", interrupted)
+    monkeypatch.setattr(sys, "argv", ["pipecompile", "show", str(plan)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
