@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
 
 import msgspec
 import typer
@@ -33,7 +35,7 @@ INTERRUPTED = 130
 def conclude(as_json: bool, work: Callable[[], CommandReport]) -> None:
     """Print the report that `work` returns. Raise typer.Exit with the code of its PipecompileError, or of the report."""
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), _warnings_as_lines():
             report = work()
     except PipecompileError as error:
         message = as_options(str(error)) if exit_code(error) in (2, 4) else str(error)
@@ -51,6 +53,24 @@ def conclude(as_json: bool, work: Callable[[], CommandReport]) -> None:
         _print_text(report)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Show our warnings like errors, with options for keywords: no line of a user's file made them."""
+    show = warnings.showwarning
+
+    def show_line(message: Warning | str, category: type[Warning], *args: Any) -> None:
+        if category.__module__.startswith("pipecompile"):
+            typer.echo(f"{category.__name__}: {as_options(str(message))}", err=True)
+        else:
+            show(message, category, *args)
+
+    warnings.showwarning = show_line
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 def exit_code(error: PipecompileError) -> int:

@@ -139,11 +139,11 @@ def memory_excess(problem: Problem, cut: Partition, n_stages: int) -> str:
 
 
 def warn_of_gap(cut: Partition, options: Options) -> None:
-    """Warn if the time limit ended the search before the cut was proven to be within `gap` of the best."""
+    """Warn if the time limit or Ctrl-C ended the search before the cut was proven to be within `gap` of the best."""
     if cut.gap > options.gap and cut.status == "feasible" and options.partitioner != "dp":
         warn(
-            f"the cut is not proven to be the best after {options.time_limit:g} s: its slowest stage is at most "
-            f"{cut.gap:.2%} above the least there can be. A larger time_limit may close this",
+            f"the search ended, by its time limit or Ctrl-C, before the cut was proven to be the best: its slowest stage is at most "
+            f"{cut.gap:.2%} above the least there can be. More than time_limit={options.time_limit:g} seconds may close this",
             PartitionWarning,
         )
 

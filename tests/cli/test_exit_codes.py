@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import typer
 from pipecompile.__main__ import main
 from pipecompile.cli.command_report import CommandReport
 from pipecompile.cli.exit_codes import conclude, exit_code
-from pipecompile.errors import InfeasibleError, PartitionError, PipecompileError, PlanError
+from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning, PipecompileError, PlanError
 
 
 def test_blocks_are_parted_by_a_blank_line_and_brackets_are_no_markup(capsys):
@@ -85,3 +86,16 @@ def test_ctrl_c_beside_the_work_of_a_command_ends_in_one_line(place, capsys, mon
         main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def test_a_warning_names_options_and_no_line_of_ours(capsys):
+    def work() -> CommandReport:
+        warnings.warn("more than time_limit=40 may close this", PartitionWarning, stacklevel=2)
+        warnings.warn("from elsewhere", UserWarning, stacklevel=1)
+        return CommandReport({}, ())
+
+    before = warnings.showwarning
+    with pytest.warns(UserWarning, match="from elsewhere"):
+        conclude(False, work)
+    assert warnings.showwarning is before
+    assert capsys.readouterr().err == "PartitionWarning: more than --time-limit 40 may close this\n"

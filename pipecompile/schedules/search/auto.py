@@ -8,26 +8,25 @@
 
 The result is never slower than the fastest schedule of the catalogue that fits. Its certificate has a lower bound on all schedules:
 that of `makespan_bound.py`, raised by CP-SAT. List schedules bound what stages save; if the buffers of values do not fit beside that,
-`list_search.py` reduces the capacity and schedules again. The search is deterministic, unless `time_limit` ends it.
+`list_search.py` reduces the capacity and schedules again. The search is deterministic, unless `time_limit` or Ctrl-C ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from numbers import Integral
 from typing import Unpack
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Route, Schedule
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import amount, amounts, whole
+from pipecompile.ir.input_checks import amount, whole
 from pipecompile.ir.progress import task
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
-from pipecompile.schedules.building_blocks import check_cells, loop, serial, vee
+from pipecompile.schedules.building_blocks import check_cells, serial
 from pipecompile.schedules.catalogue import CATALOGUE
 from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.schedules.search.deadline import Deadline
@@ -36,15 +35,13 @@ from pipecompile.schedules.search.exact import ExactProblem, cp_sat, solve_exact
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
+from pipecompile.schedules.search.search_arguments import PerDevice, memory_bound, placements_to_try
 from pipecompile.schedules.search.tie_breaks import lightest
 from pipecompile.schedules.search.workload import Workload
 from pipecompile.simulation.costs import CostOptions, Costs, cost_fingerprint, make_costs
 from pipecompile.verifiers.routes import checked_routes
 
 __all__ = ["auto_schedule"]
-
-PerDevice = float | Sequence[float]
-"""One number for all devices, or one per device."""
 
 _LIST_ACTIONS = 600_000
 """Actions scheduled by list scheduling at effort 1: some seconds for 16 devices and 64 micro-batches."""
@@ -88,8 +85,8 @@ def auto_schedule(
     default a chain. `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bounds every device: one
     number, or one per device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto",
     which recomputes where memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search,
-    in units of some seconds for 16 devices and 64 micro-batches. `time_limit` ends the search after so many seconds, with the best
-    schedule so far. `costs` are those of `simulate`.
+    in units of some seconds for 16 devices and 64 micro-batches. `time_limit` or Ctrl-C ends the search, the former after so many seconds,
+    with the best schedule so far. `costs` are those of `simulate`.
 
     The schedule has a `certificate`: its makespan, a lower bound in seconds on all schedules within the memory, and its `gap`. If
     OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule, unless `exact=False`.
@@ -99,10 +96,10 @@ def auto_schedule(
     n_stages, n_microbatches = whole("n_stages", n_stages), whole("n_microbatches", n_microbatches)
     check_cells(n_stages, n_microbatches)
     routes = checked_routes(routes, n_stages)
-    placements = _placements(n_stages, n_devices, placement)
+    placements = placements_to_try(n_stages, n_devices, placement)
     devices = max(map(max, placements)) + 1
     checked = make_costs(n_stages, devices, routes, **costs)
-    limit = _limit(memory_limit, in_flight, devices)
+    limit = memory_bound(memory_limit, in_flight, devices)
     effort, deadline = amount("effort", effort), Deadline(amount("time_limit", time_limit, finite=False))
     for name, flag in (("split", split), ("exact", exact)):
         if not isinstance(flag, bool):
@@ -110,39 +107,6 @@ def auto_schedule(
     search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, exact, effort, deadline)
     with task(search.line):
         return search.run(placements)
-
-
-def _placements(n_stages: int, n_devices: int | None, placement: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
-    """Return the placements to try. Raises InputError for an invalid `placement` or number of devices."""
-    if placement is not None:
-        numbers = (
-            tuple(placement) if isinstance(placement, Iterable) and getattr(placement, "shape", None) != () else ()
-        )
-        is_whole = all(isinstance(device, Integral) for device in numbers)
-        if not is_whole or len(numbers) != n_stages or set(numbers) != set(range(max(numbers) + 1)):
-            raise InputError(
-                f"placement={numbers or placement} has no device for each of {counted(n_stages, 'stage')}",
-                hint="devices are 0, 1, 2 ... and each has a stage",
-            )
-        return (tuple(map(int, numbers)),)
-    devices = n_stages if n_devices is None else whole("n_devices", n_devices)
-    if devices > n_stages:
-        raise InputError(
-            f"{counted(n_stages, 'stage')} cannot be placed on {counted(devices, 'device')}",
-            why="every device has at least one stage",
-            hint=f"n_devices from 1 to {n_stages}",
-        )
-    return (loop(n_stages, devices), *((vee(devices),) if n_stages == 2 * devices else ()))
-
-
-def _limit(memory_limit: PerDevice | None, in_flight: PerDevice | None, n_devices: int) -> MemoryLimit | None:
-    if memory_limit is None and in_flight is None:
-        return None
-    if memory_limit is not None and in_flight is not None:
-        raise InputError("memory_limit and in_flight cannot both be given", hint="memory_limit, which is more precise")
-    name, limit = ("in_flight", in_flight) if memory_limit is None else ("memory_limit", memory_limit)
-    capacity = amounts(name, limit, n_devices, "device", finite=False)
-    return MemoryLimit(capacity, in_bytes=memory_limit is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,59 +130,86 @@ class _AutoSearch:
         return f"searching a schedule for {counted(self.n_microbatches, 'micro-batch')}{best}"
 
     def run(self, placements: Sequence[tuple[int, ...]]) -> Schedule:
-        """Return the fastest schedule that fits, improved by swaps. Raises ScheduleError if no schedule fits."""
+        """Return the fastest schedule that fits, improved by swaps. Raises ScheduleError if no schedule fits.
+
+        Ctrl-C ends the search with the best schedule so far; without one it raises KeyboardInterrupt.
+        """
         evaluators = [Evaluator(place, self.routes, self.costs, self.limit) for place in placements]
-        fitting = self.fitting
-        for evaluator in evaluators:
-            self._add_catalogue(evaluator, fitting)
-        if not fitting or self.deadline.allows(0.8, _LIST_STEPS * len(evaluators)):
-            fitting += [search.best for search in self._list_searches(evaluators) if search.best]
-        for evaluator in evaluators:
-            if not fitting or self.deadline.allows(0.8):
-                fitting += self._fitting(serial(evaluator.placement, self.n_microbatches), evaluator)
-        if not fitting:
-            raise self._infeasible(evaluators[0])
-        best = lightest(fitting)
+        with self.deadline.moved_by_interrupt():
+            self._gather(evaluators)
+        if not self.fitting:
+            raise KeyboardInterrupt if self.deadline.is_interrupted else self._infeasible(evaluators[0])
+        best = lightest(self.fitting)
         if self.deadline.allows(0.9, 2) and (better := self._improved(best)) is not best.schedule:
             best = EvaluatedSchedule(best.evaluator.seconds(better), better, best.evaluator)
         return self._certified(best, evaluators)
 
+    def _gather(self, evaluators: Sequence[Evaluator]) -> None:
+        """Append schedules that fit to `fitting`: the catalogue's, searched ones, and one micro-batch after another."""
+        fitting = self.fitting
+        for evaluator in evaluators:
+            self._add_catalogue(evaluator, fitting)
+        if not fitting or self.deadline.allows(0.8, _LIST_STEPS * len(evaluators)):
+            self._search_lists(evaluators)
+        for evaluator in evaluators:
+            if not fitting or self.deadline.allows(0.8):
+                fitting += self._fitting(serial(evaluator.placement, self.n_microbatches), evaluator)
+
     def _certified(self, best: EvaluatedSchedule, evaluators: Sequence[Evaluator]) -> Schedule:
-        """Return the schedule with its certificate, after the exact back end has improved both."""
-        bounds = []
-        for evaluator in sorted(evaluators, key=lambda each: each is not best.evaluator):
-            workload = self._workload(evaluator)
-            problem = ExactProblem(evaluator, workload, self.n_microbatches, self.checkpoint == "auto")
-            bound = makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity, recompute=problem.recompute)
-            if self.exact and bound < best.seconds * (1 - _NEGLIGIBLE):
-                incumbent = best.schedule if evaluator is best.evaluator else None
-                seconds = self.effort * _EXACT_SECONDS / len(evaluators), self.deadline.left
-                result = solve_exactly(problem, incumbent, shorter_than=best.seconds, bound=bound, seconds=seconds)
-                best, bound = result.schedule or best, result.bound
-            bounds.append(bound)
+        """Return the schedule with its certificate, after the exact back end has improved both; without one if Ctrl-C ends the bound."""
+        bounds: list[float] = []
+        with self.deadline.moved_by_interrupt():
+            for evaluator in sorted(evaluators, key=lambda each: each is not best.evaluator):
+                better, bound = self._bounded(best, evaluator, self.effort * _EXACT_SECONDS / len(evaluators))
+                best = better or best
+                bounds.append(bound)
+        if len(bounds) < len(evaluators):
+            return replace(best.schedule, name="auto", certificate=None)
         costs = cost_fingerprint(self.costs, self.routes)
         certificate = Certificate(best.seconds, min(best.seconds, *bounds), self.exact and cp_sat() is not None, costs)
         return replace(best.schedule, name="auto", certificate=certificate)
+
+    def _bounded(
+        self, best: EvaluatedSchedule, evaluator: Evaluator, seconds: float
+    ) -> tuple[EvaluatedSchedule | None, float]:
+        """Return a shorter schedule, None if none is found, and a lower bound in seconds, both for the placement of the evaluator."""
+        workload = self._workload(evaluator)
+        problem = ExactProblem(evaluator, workload, self.n_microbatches, self.checkpoint == "auto")
+        bound = makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity, recompute=problem.recompute)
+        if not self.exact or bound >= best.seconds * (1 - _NEGLIGIBLE):
+            return None, bound
+        incumbent = best.schedule if evaluator is best.evaluator else None
+        limits = seconds, self.deadline.left
+        result = solve_exactly(problem, incumbent, shorter_than=best.seconds, bound=bound, seconds=limits)
+        if result.is_interrupted:
+            self.deadline.interrupt()
+        return result.schedule, result.bound
 
     def _workload(self, evaluator: Evaluator) -> Workload:
         """Return the workload with the stages that `checkpoint` recomputes; with "auto", none."""
         flags = next(self._flag_sets(evaluator))
         return evaluator.workload(flags, split=self.split)
 
-    def _list_searches(self, evaluators: Sequence[Evaluator]) -> list[ListSearch]:
-        """Return a finished list search per placement and set of recomputed stages, with the budget shared by `_SHARES`."""
+    def _search_lists(self, evaluators: Sequence[Evaluator]) -> None:
+        """Append the best of a list search per placement and set of recomputed stages, also of a search that Ctrl-C ends."""
         searches = [
             ListSearch(evaluator, evaluator.workload(flags, split=self.split), self.n_microbatches)
             for evaluator in evaluators
             for flags in self._flag_sets(evaluator)
         ]
+        try:
+            self._run(searches)
+        finally:
+            self.fitting.extend(search.best for search in searches if search.best)
+
+    def _run(self, searches: list[ListSearch]) -> None:
+        """Run the searches with the budget shared by `_SHARES`."""
         counts, methods = (len(searches), 3, 2), (ListSearch.try_rules, ListSearch.try_rules, ListSearch.climb)
         for share, count, method in zip(_SHARES, counts, methods, strict=True):
             searches.sort(key=lambda search: search.seconds)
             for search in searches[:count]:
                 if search.best is None or self.deadline.allows(0.8, _LIST_STEPS):
                     method(search, share * self.effort * _LIST_ACTIONS / count)
-        return searches
 
     def _add_catalogue(self, evaluator: Evaluator, fitting: list[EvaluatedSchedule]) -> None:
         """Append the catalogue's schedules that fit, until the time for them is over."""
@@ -270,6 +261,7 @@ class _AutoSearch:
             lambda device, row: evaluator.peak_saved(row) <= most[device],
             target=makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity),
             walks=int(self.effort * _SWAP_ACTIONS / sum(map(len, schedule.rows))),
+            deadline=self.deadline,
         )
         return schedule if any(evaluator.excess(better)) else better
 

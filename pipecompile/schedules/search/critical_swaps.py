@@ -12,10 +12,12 @@ number of walks (simulations), each linear in the number of actions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.schedules.search.deadline import Deadline
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import walk
@@ -35,13 +37,23 @@ _NEGLIGIBLE = 1e-9
 
 
 def improve(
-    schedule: Schedule, routes: Sequence[Route], costs: Costs, fits: Fits, *, target: float, walks: int
+    schedule: Schedule,
+    routes: Sequence[Route],
+    costs: Costs,
+    fits: Fits,
+    *,
+    target: float,
+    walks: int,
+    deadline: Deadline | None = None,
 ) -> Schedule:
-    """Return a schedule that takes no longer. Stop at a makespan of `target` seconds, or after `walks` simulations."""
+    """Return a schedule that takes no longer. Stop at a makespan of `target` seconds, after `walks` simulations, or with a deadline at
+    Ctrl-C.
+    """
     search = _TabuSearch(schedule, routes, costs, fits)
-    while search.walks < walks and search.best > target * (1 + _NEGLIGIBLE):
-        if not search.step():
-            break
+    with nullcontext() if deadline is None else deadline.moved_by_interrupt():
+        while search.walks < walks and search.best > target * (1 + _NEGLIGIBLE):
+            if not search.step():
+                break
     return replace(schedule, rows=search.rows, certificate=None)
 
 

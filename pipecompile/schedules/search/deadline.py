@@ -5,18 +5,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 __all__ = ["Deadline"]
 
 
 class Deadline:
-    """A limit of `seconds` from now on. `longest` is the longest step so far, in seconds."""
+    """A limit of `seconds` from now on. `longest` is the longest step so far, in seconds.
+
+    `is_interrupted` says that Ctrl-C has moved the deadline to now.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.start, self.seconds = perf_counter(), seconds
         self.longest = 0.0
         self.noted = self.start
+        self.is_interrupted = False
 
     @property
     def left(self) -> float:
@@ -31,3 +37,15 @@ class Deadline:
     def allows(self, share: float, steps: float = 1.0) -> bool:
         """Return whether so many steps, each like the longest, end within this share of the time."""
         return perf_counter() + steps * self.longest <= self.start + share * self.seconds
+
+    def interrupt(self) -> None:
+        """Move the deadline to now."""
+        self.seconds, self.is_interrupted = perf_counter() - self.start, True
+
+    @contextmanager
+    def moved_by_interrupt(self) -> Iterator[None]:
+        """Let Ctrl-C end the block, and move the deadline to now, instead of raising KeyboardInterrupt."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupt()

@@ -10,6 +10,7 @@ OR-Tools is the extra `exact` of this package. It is imported when it is first n
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -56,10 +57,14 @@ class ExactProblem:
 
 @dataclass(frozen=True, slots=True)
 class ExactResult:
-    """The best schedule that was found, None if none is shorter, and the proven lower bound on the makespan in seconds."""
+    """The best schedule that was found, None if none is shorter, and the proven lower bound on the makespan in seconds.
+
+    `is_interrupted` says that Ctrl-C ended the search.
+    """
 
     schedule: EvaluatedSchedule | None
     bound: float
+    is_interrupted: bool = False
 
 
 def solve_exactly(
@@ -85,21 +90,33 @@ def solve_exactly(
     )  # fmt: skip
     if incumbent is not None:
         _hint(built, incumbent, problem.evaluator)
-    best, proven = None, bound
+    best, proven, is_interrupted = None, bound, False
     for share, workers in _PHASES:
         solver = module.CpSolver()
         solver.parameters.num_workers, solver.parameters.interleave_search = workers, workers > 1
         solver.parameters.max_deterministic_time = share * seconds[0]
         solver.parameters.max_time_in_seconds = max(0.01, min(1e6, seconds[1] - (perf_counter() - start)))
-        status = solver.solve(built.model)
+        status, is_interrupted = _solved(solver, built.model)
         if status == module.INFEASIBLE:
             return ExactResult(best, shorter_than)
         proven = max(proven, min(shorter_than, solver.best_objective_bound * built.tick.size))
         if status in (module.OPTIMAL, module.FEASIBLE):
             best = _solution(problem, built, solver, shorter_than) or best
-        if status == module.OPTIMAL or perf_counter() - start > seconds[1]:
+        if status == module.OPTIMAL or is_interrupted or perf_counter() - start > seconds[1]:
             break
-    return ExactResult(best, proven)
+    return ExactResult(best, proven, is_interrupted)
+
+
+def _solved(solver: Any, model: Any) -> tuple[Any, bool]:
+    """Return the status of the solver, and whether Ctrl-C has ended it. It runs in a thread: this one can then receive Ctrl-C."""
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as pool:
+        solution = pool.submit(solver.solve, model)
+        try:
+            return solution.result(), False
+        except KeyboardInterrupt:
+            solver.stop_search()
+            return solution.result(), True
 
 
 def _solution(problem: ExactProblem, built: ExactModel, solver: Any, shorter_than: float) -> EvaluatedSchedule | None:
