@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import TextIO
 
 import msgspec
 import typer
@@ -60,11 +60,18 @@ def _warnings_as_lines() -> Iterator[None]:
     """Show our warnings like errors, with options for keywords: no line of a user's file made them."""
     show = warnings.showwarning
 
-    def show_line(message: Warning | str, category: type[Warning], *args: Any) -> None:
+    def show_line(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         if category.__module__.startswith("pipecompile"):
             typer.echo(f"{category.__name__}: {as_options(str(message))}", err=True)
         else:
-            show(message, category, *args)
+            show(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show_line
     try:
