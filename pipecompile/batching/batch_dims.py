@@ -107,6 +107,9 @@ def dims_of_shapes(shapes: tuple[torch.Size, ...]) -> tuple[int, Dims] | None:
     return lengths.pop(), tuple([0 if shape else None for shape in shapes])
 
 
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
+
 @lru_cache(maxsize=256)
 def sizes(samples: int, count: int) -> tuple[int, ...]:
     """Return the number of samples of each of `count` micro-batches, as `torch.tensor_split` divides them."""
@@ -121,6 +124,12 @@ def scatter(leaf: Any, dim: Any, count: int) -> Sequence[Any]:
     """
     if not isinstance(dim, int):
         return (leaf,) * count
+    if leaf.layout in _SPARSE:
+        raise InputError(
+            f"an input is a sparse tensor of shape {tuple(leaf.shape)}",
+            why="only dense tensors are cut into micro-batches",
+            hint='x.to_dense(); or batch_dims={"name": None}, if all samples share it',
+        )
     if leaf.requires_grad:
         return torch.tensor_split(leaf, count, dim)
     return torch.unsafe_split_with_sizes(leaf, sizes(leaf.shape[dim], count), dim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from torch import nn
+from torch.export import ExportedProgram
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from pipecompile.errors import InputError
@@ -21,16 +22,24 @@ def _as_module(value: object) -> str:
         return f"an instance of the class: compile({value.__name__}(...), ...)"
     if isinstance(value, Mapping):
         return "the model itself, after model.load_state_dict(...)"
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, str):
+        return f"a module, not its name; on the command line: pipecompile check torchvision:{value or 'resnet18'} --input 8x3x64x64"
+    if isinstance(value, Sequence):
         return "compile(nn.Sequential(*layers), ...)"
+    if isinstance(value, ExportedProgram):
+        return "the model that was exported: it is recorded anew, for every batch size"
     return "wrap the function in an nn.Module with this forward"
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[:1] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 def validate_model(model: object) -> nn.Module:
     """Return the model. Raise InputError if it is no `nn.Module`, wrapped or compiled already, or has lazy layers without shapes."""
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"the model is a {type(model).__name__}, not an nn.Module",
+            f"the model is {_with_article(type(model).__name__)}, not an nn.Module",
             hint=_as_module(model),
         )
     if isinstance(model, _WRAPPERS):
@@ -39,6 +48,8 @@ def validate_model(model: object) -> nn.Module:
     if hasattr(type(model), "reschedule"):
         raise InputError(f"the model is a {type(model).__name__} already", why="a pipeline is compiled once",
                          hint="compile(pipe.model, ...); or pipe.reschedule(...) for another schedule")  # fmt: skip
+    if isinstance(model, nn.ModuleList):
+        raise InputError("the model is a ModuleList, which has no forward", hint="compile(nn.Sequential(*layers), ...)")
     if lazy := [
         name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if isinstance(tensor, _SHAPELESS)
     ]:

@@ -95,6 +95,10 @@ class CheckSubject:
 
         if self.inputs:
             raise InputError(f"--input is about a model, and {self.model!r} is a pipeline", hint="no --input")
+        if self.model.endswith(".json"):
+            raise InputError(
+                f"{self.model!r} is no pipeline of another framework", hint=f"pipecompile show {self.model}"
+            )
         order = read_schedule(self.model, n_ranks=self.ranks, n_microbatches=self.microbatches)
         report = check_order(order, self.rules)
         blocks, files = [str(report)], list[str]()

@@ -56,7 +56,9 @@ def random_input(text: str) -> torch.Tensor:
     match = _SHAPE.fullmatch(text)
     dtype = getattr(torch, match[2] or "float32", None) if match else None
     if match is None or not isinstance(dtype, torch.dtype):
+        plain = re.sub(r"\s*[x\u00d7X*,]\s*", "x", text.strip(" ()[]"))
         hint = "--input 32x3x224x224, or with a dtype of torch --input 2x128:int64"
+        hint = f"--input {plain}" if plain != text and _SHAPE.fullmatch(plain) else hint
         raise InputError(f"--input {text!r} is not a shape", hint=hint)
     shape = [int(size) for size in match[1].split("x")]
     try:
@@ -80,8 +82,11 @@ def load_model(spec: str) -> torch.nn.Module:
             f"{source!r} is a file, not a module", hint=f"{module}:{name or 'build'}, from the folder of the file"
         )
     if not colon or not source or not name:
+        dotted = re.fullmatch(r"([\w.]+)\.(\w+)", spec)
+        meant = f"{dotted[1]}:{dotted[2]}; the forms are " if dotted else ""
         raise InputError(
-            f"{spec!r} names no model", hint="torchvision:resnet50, timm:NAME, hf:llama or package.module:factory"
+            f"{spec!r} names no model",
+            hint=f"{meant}torchvision:resnet50, timm:NAME, hf:llama or package.module:factory",
         )
     build = {"torchvision": _torchvision, "timm": _timm, "hf": transformers_model}.get(source)
     model = build(name) if build else _factory(source, name)

@@ -14,6 +14,7 @@ from pipecompile.costs.optimizer_bytes import optimizer_state
 from pipecompile.costs.user_costs import UserCosts
 from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
+from pipecompile.ir.units import parse_bytes
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.schedules import CATALOGUE, Builder
@@ -36,6 +37,14 @@ _NO_LIMIT = float(2**60)
 """Bytes of a device without a limit, beside devices that have one."""
 
 
+def _bytes_meant(text: str) -> str:
+    """Return the number of bytes of a text such as "16GiB", as Python writes it."""
+    try:
+        return f"{parse_bytes(text):.0f}"
+    except InputError:
+        return "16 * 2**30"
+
+
 def _memory_limit(name: str, value: Any) -> float | tuple[float, ...] | None:
     """Return bytes, or bytes per device; an infinite number of bytes is no limit, which is None for all devices."""
     if value is None:
@@ -44,6 +53,8 @@ def _memory_limit(name: str, value: Any) -> float | tuple[float, ...] | None:
     if isinstance(value, Sequence) and not isinstance(value, str):
         limits = entries(name, value, check, "a number of bytes above 0 per device", f"{name}=16 * 2**30")
         return tuple(min(limit, _NO_LIMIT) for limit in limits)
+    if isinstance(value, str):
+        raise refusal(name, value, "a number above 0", why="it is in bytes", hint=f"{name}={_bytes_meant(value)}")
     limit = check(name, value)
     return None if math.isinf(limit) else limit
 

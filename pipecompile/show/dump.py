@@ -60,6 +60,10 @@ def dump(
     texts |= {} if passes is None else {"passes.txt": passes}
     texts |= {} if phases is None else {"phases.txt": phases}
     texts |= {} if report is None else {"report.html": report}
+    if folder.is_file():
+        raise InputError(
+            f"{str(folder)!r} is a file, not a directory", hint=f"directory={str(folder.with_suffix('') / 'dump')!r}"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write(folder / name, texts[name]) for name in sorted(texts)]

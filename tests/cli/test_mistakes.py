@@ -23,6 +23,9 @@ def gives_text():
 def needs(width):
     return nn.Linear(width, width)
 
+def words():
+    return nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8))
+
 class Branches(nn.Module):
     def __init__(self):
         super().__init__()
@@ -135,6 +138,14 @@ MISTAKES = [
     ("plan hf:lama --input 2x8:int64", 2, "hf:llama"),
     ("plan hf:gpt2,n_layr=3 --input 2x8:int64", 2, "n_layer"),
     ("plan hf:gpt2,n_layer=many --input 2x8:int64", 2, "hf:gpt2"),
+    ("plan m:words --input 12x8", 3, "--input 2x128:int64"),
+    ("plan m.small --input 12x8", 2, "m:small"),
+    ("plan m:small --input 12×8", 2, "--input 12x8"),  # noqa: RUF001 as a formula is pasted
+    ("plan m:small --input '12, 8'", 2, "--input 12x8"),
+    ("plan m:small --input '(12,8):int64'", 2, "is not a shape"),
+    (f"plan {SMALL} --stages 2 --out m.py", 2, "is a file, not a directory"),
+    ("schedule gpipe --out m.py", 2, "is a file, not a directory"),
+    ("check empty.json", 2, "pipecompile show empty.json"),
 ]
 
 
