@@ -11,7 +11,7 @@ from html import escape
 
 from pipecompile.ir import HOST
 from pipecompile.ir.plan import Plan, StageSummary
-from pipecompile.ir.units import BYTES, COUNT, SECONDS, written
+from pipecompile.ir.units import BYTES, COUNT, SECONDS, counted, written
 from pipecompile.show.colours import COPY, FAINT, FILLS, INK
 
 __all__ = ["StagePicture", "stage_picture"]
@@ -59,7 +59,11 @@ def _head(plan: Plan, width: int, height: int, counts: tuple[int, int]) -> Itera
     """Yield the opening tag, the text alternative and the arrow heads. `counts` are those of pairs of stages and of skips."""
     style = f'style="max-width: 100%; background: white; font: 11px system-ui, sans-serif" fill="{INK}"'
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img" {style}>'
-    words = f"{plan.n_stages} stages on {len(plan.devices)} devices; values cross between {counts[0]} pairs of stages"
+    stages, devices, pairs = (
+        counted(number, noun)
+        for number, noun in ((plan.n_stages, "stage"), (len(plan.devices), "device"), (counts[0], "pair"))
+    )
+    words = f"{stages} on {devices}; values cross between {pairs} of stages"
     yield f"<title>{words}, {counts[1]} of them over a stage</title>"
     yield f"<defs>{_head_mark('way', COPY)}{_head_mark('skip', _SKIP)}</defs>"
 

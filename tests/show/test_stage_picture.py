@@ -51,3 +51,11 @@ def test_names_of_the_user_are_text_and_the_picture_says_what_it_shows(plan: Pla
     assert any(text.text == "<b>&" for text in picture.iter(f"{SVG}text"))
     assert (picture.findtext(f"{SVG}title") or "").startswith("4 stages on 4 devices")
     assert stage_picture(plan)._repr_svg_() == str(stage_picture(plan))
+
+
+def test_one_thing_is_in_the_singular(plan: Plan) -> None:
+    routes = (Route("h", 0, (1,), 8.0),)
+    two = replace(plan, n_stages=2, devices=("cpu", "cpu"), placement=(0, 1), stages=plan.stages[:2], routes=routes)
+    assert "2 stages on 2 devices; values cross between 1 pair of stages, 0 of them" in str(stage_picture(two))
+    one = replace(plan, n_stages=1, devices=("cpu",), placement=(0,), stages=plan.stages[:1], routes=())
+    assert "1 stage on 1 device; values cross between 0 pairs of stages" in str(stage_picture(one))
