@@ -34,12 +34,14 @@ class Replicas:
 
     `shards` has the parameters that the replicas shard among themselves. `reductions` counts the messages that gradients have
     taken: in each step and dtype one for all gradients that are complete at the same place of the row, and one for the rest.
+    `loss_weights` has the ids of the parameters that the loss uses, as far as is known.
     `needs_one_program` returns why copies cannot run different programs; "" if they can.
     """
 
     def __init__(self, group: CollectiveGroup | None, shards: ShardedParameters) -> None:
         self.group, self.shards, self.reductions = group, shards, 0
         self.needs_one_program: Callable[[], str] = str
+        self.loss_weights = frozenset[int]()
         self._step: GradientReduction | None = None
 
     @property

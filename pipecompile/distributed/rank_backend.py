@@ -61,6 +61,7 @@ class RankBackend:
         self.replicas = Replicas(self.copies, self.shards)
         self.has_copies = group is not None
         self.model: nn.Module | None = None  # set by the pipeline
+        self.is_here: Callable[[torch.Tensor], bool] = lambda _: True  # set by the pipeline
 
     @property
     def is_planner(self) -> bool:
@@ -153,10 +154,22 @@ class RankBackend:
             values=self.values,
             placement=plan.placement,
             replicas=self.replicas,
+            elsewhere=self.elsewhere,
         )
+
+    def elsewhere(self) -> dict[str, nn.Parameter]:
+        """Return the parameters, by name, that live on other ranks of the pipeline."""
+        named = () if self.model is None or self.communicator.ranks.size == 1 else self.model.named_parameters()
+        return {name: parameter for name, parameter in named if not self.is_here(parameter)}
 
     def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
         self.replicas.weigh(count, unit, floor)
+
+    def loss_uses(self, weights: frozenset[int]) -> None:
+        self.replicas.loss_weights = weights
+
+    def loss_values(self, weights: frozenset[int]) -> AbstractContextManager[None]:
+        return self.shards.gathered(weights)
 
     def weights_of_target(self, weights: Weights, last: int) -> Weights:
         """Return the weights of the rank with the last stage, and weight this copy as that rank does. Others may have a placeholder."""

@@ -18,7 +18,7 @@ from torch import fx
 from pipecompile.distributed.sharded_row import ShardedRow
 from pipecompile.distributed.value_transport import ValueTransport
 from pipecompile.graph.merge_laws import has_unknown_size
-from pipecompile.ir import BACKWARDS, HOST, LOSS, SHARDING, Action, Instruction, Kind, Op, Program, Value
+from pipecompile.ir import AUX, HOST, LOSS, SHARDING, Action, Instruction, Kind, Op, Program, Value
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.interpreter import CodeBuilder
@@ -80,12 +80,9 @@ class RankCodeBuilder(CodeBuilder):
         run, action = super().compute(instruction, device, beside), instruction.action
         if self.parameters is None or action is None or action.kind in (*SHARDING, Kind.OFFLOAD, Kind.RELOAD):
             return run
-        outputs = [self.register(o, device) for o in instruction.writes if not o.value.name.startswith("@")]
-        if action.kind is Kind.FORWARD:
-            return self.parameters.around(action, run, outputs)
-        is_last = action.kind in BACKWARDS and action.stage == self.program.n_stages - 1
-        saves = [self.register(o, device) for o in instruction.reads if is_last and o.value.name == f"@{action.stage}"]
-        return self.parameters.around(action, run, (), saves[0] if saves else None)
+        leaving = [o for o in instruction.writes if o.value.name == AUX or not o.value.name.startswith("@")]
+        outputs = [self.register(operand, device) for operand in leaving]
+        return self.parameters.around(action, run, outputs if action.kind is Kind.FORWARD else ())
 
     def sharding(self, action: Action) -> Run:
         """Return the function of an action on the parameters of a stage, which notes its times."""

@@ -43,6 +43,7 @@ class RankModule(Pipeline):
         self.__dict__["replicas"] = self._backend.replicas  # the model may have an attribute of this name
         self._lockstep: Lockstep = self._backend.lockstep
         self._state = RankState(model, self._owner, self._communicator)
+        self._backend.is_here = self._is_here
         if copied is not None:
             self._cache.decision = copied.decision
             tensors = (chain(one.parameters(), one.buffers()) for one in (copied.model, model))

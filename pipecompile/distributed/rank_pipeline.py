@@ -20,6 +20,7 @@ from pipecompile.distributed.copies import sum_of_totals, summed
 from pipecompile.distributed.data_parallel import check_unwrapped
 from pipecompile.distributed.gradient_norm import scale_to_norm, spread_infinities, total_norm
 from pipecompile.distributed.protocol import TIMELINES
+from pipecompile.distributed.rank_executable import old_values
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_module import RankModule
 from pipecompile.distributed.row_messages import leaves_read
@@ -35,6 +36,7 @@ from pipecompile.options import Options
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.registers import Frame
+from pipecompile.torch_private.hidden_values import hidden
 
 __all__ = ["RankPipeline"]
 
@@ -179,7 +181,8 @@ class RankPipeline(RankModule):
         rank with the last stage, which needs the targets.
         """
         self._require_shards()
-        loop = ValidationLoop(self, self._options, self._listed.samples_of, partial(self._is_empty, microbatches=None))
+        is_empty = partial(self._is_empty, microbatches=None)
+        loop = ValidationLoop(self, self._options, self._listed.samples_of, is_empty, self._own_values)
         with ExitStack() as stack:
             with self._together("pipe.evaluate"):
                 stack.enter_context(self._shards.whole())
@@ -189,6 +192,14 @@ class RankPipeline(RankModule):
             with self._together("the sums of pipe.evaluate"):
                 total = sum_of_totals(total, self.replicas.group, self._communicator, self._last_device)
         return total.evaluation()
+
+    @contextmanager
+    def _own_values(self) -> Iterator[None]:
+        """Run a loss outside of a program in this context. Where its result counts, it cannot read parameters that other ranks train."""
+        names = {weight: name for name, weight in self._backend.elsewhere().items() if weight.requires_grad}
+        refusal = partial(old_values, names=names)
+        with self._communicator.guarded(), hidden(names if self.needs_targets else (), refusal):
+            yield
 
     @contextmanager
     def _called(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:

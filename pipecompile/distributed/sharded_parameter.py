@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipecompile.torch_private.dtensors import like, local
+from pipecompile.torch_private.hidden_values import show
 from pipecompile.torch_private.storages import version_of
 
 __all__ = ["ShardedParameter", "padded", "rows_of"]
@@ -67,6 +68,7 @@ class ShardedParameter:
     def take(self) -> None:
         """Make the parameter whole, whose memory has the values of all ranks."""
         assert self.memory is not None
+        show(self.whole)
         self.whole.data, self.is_whole = self.memory, True
         self.whole.requires_grad_(self.shard.requires_grad)
         self.version = version_of(self.whole)
@@ -84,6 +86,7 @@ class ShardedParameter:
         if self.memory is not None and is_kept:
             self.memory.untyped_storage().resize_(0)
         elif not is_kept:
+            show(self.whole)
             self.memory = None
 
     def is_even(self, size: int) -> bool:

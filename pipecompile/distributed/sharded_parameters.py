@@ -29,6 +29,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket, PendingCollective
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.sharded_parameter import ShardedParameter, padded, rows_of
+from pipecompile.errors import InputError
+from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import version_of
 
 __all__ = ["Gathering", "ShardedParameters"]
@@ -133,6 +135,21 @@ class ShardedParameters:
             self.is_by_stage = self._is_whole = False
             self._free()
 
+    @contextmanager
+    def gathered(self, weights: Container[int]) -> Iterator[None]:
+        """Gather the parameters with these ids in this context, and hide the others, in a step whose program gathers parameters."""
+        if not self.is_by_stage:
+            yield
+            return
+        own = self.of(weights)
+        with self.communicator.starting(), hidden((p.whole for p in self.apart_from(weights)), _refusal):
+            self.finish(self.start(own))
+            try:
+                yield
+            finally:
+                for parameter in own:
+                    parameter.free(self.groups[-1].index, self.groups[-1].size)
+
     def follow_shards(self) -> None:
         """Let the model's own parameters require gradients as the shards do, which is what users see."""
         for parameter in self._parameters.values():
@@ -220,6 +237,12 @@ def _add_gradients(parameters: Sequence[ShardedParameter], row: torch.Tensor) ->
     for parameter, gradient, count in zip(parameters, gradients, counts.tolist(), strict=True):
         if count:
             parameter.add_gradient(gradient)
+
+
+def _refusal(_weight: torch.Tensor) -> InputError:
+    return InputError(
+        "the loss reads a parameter while it is sharded", why="the analysis of the loss has not seen that"
+    )
 
 
 def weigh_in_place(gradients: torch.Tensor, share: float) -> None:

@@ -4,25 +4,27 @@
     gathers   [ 0 ─────][ 2 ──────────]                                  [ the gradients of 2 ──
                                    waits                   waits
 
-A weight that several stages of the row use is gathered for the first, freed behind the last, and reduced with the last. What is tied
-to another rank, and what no action gathers, is whole for the length of the step. A value that leaves a stage may be a view of a weight:
-the weight then stays until the end of the step.
+A weight that several stages of the row use is gathered for the first, freed behind the last, and reduced with the last. The last stage uses
+what the loss uses, by its analysis (driver/loss_shares.py). What is tied to another rank, and what no action gathers, is whole for the length
+of the step. A value that leaves a stage may be a view of a weight: the weight then stays until the end of the step. While a weight is not
+whole, it is hidden: a hook, or a loss that could not be analysed, that reads it raises an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pipecompile.distributed.data_parallel import Replicas
+from pipecompile.distributed.sharded_parameter import ShardedParameter
 from pipecompile.distributed.sharded_parameters import Gathering
-from pipecompile.errors import RunError
+from pipecompile.errors import InputError
 from pipecompile.ir import Action, Instruction, Kind
-from pipecompile.runtime.cells.forward_backward import SavedGraph
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.hidden_values import hide
 from pipecompile.torch_private.storages import storage_key
 
 __all__ = ["ShardedRow"]
@@ -32,7 +34,8 @@ class ShardedRow:
     """The parameters of the stages of a row, in one step after the other.
 
     `weights` has the ids of the weights of every stage, and `tied` those that other ranks use as well. `gathered` are the stages with an
-    UNSHARD, `reduced` those with a REDUCE_GRAD. `managed` are the ids of the weights that actions gather and free.
+    UNSHARD, `reduced` those with a REDUCE_GRAD. `managed` are the ids of the weights that actions gather and free. `names` returns the
+    names of weights by id.
     """
 
     def __init__(
@@ -41,20 +44,30 @@ class ShardedRow:
         row: Sequence[Instruction],
         weights: Sequence[frozenset[int]],
         tied: frozenset[int] = frozenset(),
+        names: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
-        self.replicas, self.shards, self.weights, self.tied = replicas, replicas.shards, weights, tied
+        self.replicas, self.shards, self.tied, self.names = replicas, replicas.shards, tied, names
         actions = [one.action for one in row if one.action is not None]
         self.gathered, self.reduced = (
             frozenset(action.stage for action in actions if action.kind is kind)
             for kind in (Kind.UNSHARD, Kind.REDUCE_GRAD)
         )
-        self.managed = frozenset[int]().union(*(weights[stage] for stage in self.gathered)) - tied
-        self.users: dict[int, set[int]] = {}
-        for stage in sorted({action.stage for action in actions}):
-            for weight in weights[stage]:
-                self.users.setdefault(weight, set()).add(stage)
-        self._is_loss_checked = False
+        self.stages = sorted({action.stage for action in actions})
+        self._own, self._loss = tuple(weights), frozenset[int]()
+        self._follow_loss()
         self._reset()
+
+    def _follow_loss(self) -> None:
+        """Count what the loss uses among the weights of the last stage, if this row has it."""
+        last, own = len(self._own) - 1, self._own
+        managed = frozenset[int]().union(*(own[stage] for stage in self.gathered)) - self.tied
+        used = self._loss if last in self.stages else frozenset[int]()
+        self.managed = managed if last in self.gathered else managed - used
+        self.weights = (*own[:-1], own[-1] | (used & self.managed))
+        self.users: dict[int, set[int]] = {}
+        for stage in self.stages:
+            for weight in self.weights[stage]:
+                self.users.setdefault(weight, set()).add(stage)
 
     def _reset(self) -> None:
         self._whole, self._done, self._pinned = set[int](), set[int](), set[int]()
@@ -64,10 +77,14 @@ class ShardedRow:
     def begin(self) -> None:
         """Gather what no action gathers; all, if the row gathers nothing or the copies run different programs. Raises RankLost."""
         self._reset()
+        if self._loss != self.replicas.loss_weights:
+            self._loss = self.replicas.loss_weights
+            self._follow_loss()
         if self.shards.is_by_stage and (not self.gathered or self.replicas.is_unlike):
             self.shards.gather_rest()
         elif self.shards.is_by_stage:
             self.shards.finish(self.shards.start(self.shards.apart_from(self.managed)))
+            self.hide(self.shards.of(self.managed))
 
     def run(self, action: Action) -> Run:
         """Return the function of an action on the parameters of a stage."""
@@ -75,19 +92,14 @@ class ShardedRow:
         act = {Kind.UNSHARD: self.unshard, Kind.RESHARD: self.reshard, Kind.REDUCE_GRAD: self.reduce}[action.kind]
         return lambda _frame: act(stage)
 
-    def around(self, action: Action, run: Run, outputs: Sequence[int], saved: int | None = None) -> Run:
-        """Return the function of a computation that waits for its parameters.
-
-        `outputs` are the registers of the values that leave it, and `saved` is that of what a backward of the last stage reads.
-        """
+    def around(self, action: Action, run: Run, outputs: Sequence[int]) -> Run:
+        """Return the function of a computation that waits for its parameters. `outputs` are the registers of the values that leave it."""
         stage = action.stage
         if stage not in self.gathered:
             return run
 
         def run_when_whole(frame: Frame) -> None:
             self.wait(stage)
-            if saved is not None:
-                self.check_loss(frame.registers[saved])
             run(frame)
             if outputs and self._storages:
                 self.pin(frame.registers[index] for index in outputs)
@@ -120,7 +132,24 @@ class ShardedRow:
         self.wait(stage)
         self._whole.discard(stage)
         used = self._pinned.union(*(self.weights[one] for one in self._whole))
-        self.shards.release(self.shards.of((self.weights[stage] & self.managed) - used))
+        freed = self.shards.of((self.weights[stage] & self.managed) - used)
+        self.shards.release(freed)
+        self.hide(freed)
+
+    def hide(self, parameters: Iterable[ShardedParameter]) -> None:
+        """Let all that reads the values of parameters raise an error until they are whole again."""
+        for parameter in parameters:
+            hide(parameter.whole, self.refusal)
+
+    def refusal(self, weight: torch.Tensor) -> InputError:
+        """Return the error for a weight that is read while it is sharded."""
+        stages = [stage for stage in self.stages if id(weight) in self._own[stage]]
+        others = [stage for stage in sorted(self.gathered) if stage not in stages]
+        return InputError(
+            f"the values of {self.names().get(id(weight), 'a parameter')} are read while it is sharded",
+            why=f"the schedule has them gathered while stage {', '.join(map(str, stages))} runs; a hook, or the loss, reads them at another time",
+            hint=f"pc.insert_sharding(schedule, {others}): other stages are then gathered for the length of a step",
+        )
 
     def reduce(self, stage: int) -> None:
         """Start to reduce the gradients of a stage, but those that other stages of the row add to later."""
@@ -136,36 +165,3 @@ class ShardedRow:
             for leaf in leaves:
                 if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                     self._pinned |= {self._storages.get(storage_key(leaf), 0)} - {0}
-
-    def check_loss(self, graph: Any) -> None:
-        """Raise RunError if the loss uses a parameter that an action may have freed: one that the last stage does not use.
-
-        `graph` is what the last stage saved for a backward. The first step that gathers by stage is checked.
-        """
-        if self._is_loss_checked or not self.shards.is_by_stage:
-            return
-        self._is_loss_checked = True
-        foreign = self.managed - self.weights[-1]
-        nodes = [edge.node for edge in graph.edges if edge is not None] if isinstance(graph, SavedGraph) else []
-        if any(id(leaf) in foreign for leaf in _leaves(nodes)):
-            last = len(self.weights) - 1
-            raise RunError(
-                "the loss uses a weight of another stage than the last",
-                stage=last,
-                microbatch=0,
-                why="the schedule frees the parameters of that stage while the last one runs",
-                hint="a schedule without UNSHARD, under which all parameters are whole for the length of a step",
-            )
-
-
-def _leaves(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the leaves of an autograd graph."""
-    todo, seen = [*nodes], set[Any]()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            yield leaf
-        todo += [following for following, _ in node.next_functions]

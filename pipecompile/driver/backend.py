@@ -85,6 +85,12 @@ class Backend(Protocol):
         The loss divides by no less than `floor`.
         """
 
+    def loss_uses(self, weights: frozenset[int]) -> None:
+        """Note the ids of the parameters that the loss of the step at hand uses, as far as is known."""
+
+    def loss_values(self, weights: frozenset[int]) -> AbstractContextManager[None]:
+        """Return a context in which a loss can read the parameters with these ids, before the step runs."""
+
     def weights_of_target(self, weights: Weights, last: int) -> Weights:
         """Return the weights of micro-batches as pipeline device `last` has them, which runs the last stage and has the target."""
 
@@ -145,6 +151,12 @@ class ProcessBackend:
 
     def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
         pass
+
+    def loss_uses(self, weights: frozenset[int]) -> None:
+        pass
+
+    def loss_values(self, weights: frozenset[int]) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
 
     def weights_of_target(self, weights: Weights, last: int) -> Weights:  # noqa: ARG002
         return weights

@@ -174,6 +174,8 @@ class CompileCache:
         is_known = specialization.is_current(specialization.losses.get(key))
         if is_mean and (has_copies or len(batch.sizes) > 1) and not is_known:
             specialization.losses[key] = self._loss(specialization, batch, target, arrivals)
+        known = specialization.losses.get(key)
+        self.context.backend.loss_uses(frozenset() if known is None else known.weights)
         if is_mean and has_copies:
             weigh_copy(specialization, batch, target, arrivals, self.context)
         own = specialization.loss_weights(batch, target, arrivals)
@@ -188,7 +190,7 @@ class CompileCache:
         self, specialization: Specialization, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
     ) -> LossAnalysis:
         rules = partial(fixed_output_rules, specialization, batch, self.options, self.context)
-        return find_loss(specialization, batch, target, arrivals, self.context.warnings, rules)
+        return find_loss(specialization, batch, target, arrivals, self.context.warnings, rules, self.context.backend)
 
     def check_values(self) -> None:
         """Raise InputError while tensors that were on meta have no values."""

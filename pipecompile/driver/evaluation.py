@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,13 +95,14 @@ def evaluating(model: nn.Module, train: Callable[[bool], Any]) -> Iterator[None]
 class ValidationLoop:
     """The evaluation of one pipeline. `samples_of` returns the number of samples in a call, None without a batch.
 
-    A batch for which `is_skipped` holds counts nothing.
+    A batch for which `is_skipped` holds counts nothing. `around` gives a context for the user's functions on the output.
     """
 
     pipe: Any
     options: Options
     samples_of: Callable[[tuple[Any, ...], dict[str, Any]], int | None]
     is_skipped: Callable[[tuple[Any, ...], dict[str, Any]], bool] = lambda *_: False
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def run(self, batches: Iterable[Any], metric: Callable[..., Any] | None) -> Evaluation:
         """Return the losses and metrics of all batches, in eval mode and without gradients."""
@@ -147,10 +148,11 @@ class ValidationLoop:
         output = self.pipe(*args, **inputs)
         device = self.pipe.devices[self.pipe.plan.placement[-1]]
         target = [to_device(kwargs["target"], device)] if kwargs.get("target") is not None else []
-        loss = self.options.loss_fn(output, *target) if self.options.loss_fn else own_loss(output)
-        if loss is None:
-            raise InputError(
-                "evaluate needs a loss: the model's output is neither a scalar nor has it a `loss`",
-                hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
-            )
-        return loss[0] if self.options.has_aux else loss, metric(output, *target)
+        with self.around():
+            loss = self.options.loss_fn(output, *target) if self.options.loss_fn else own_loss(output)
+            if loss is None:
+                raise InputError(
+                    "evaluate needs a loss: the model's output is neither a scalar nor has it a `loss`",
+                    hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
+                )
+            return loss[0] if self.options.has_aux else loss, metric(output, *target)

@@ -33,6 +33,7 @@ class LossAnalysis:
     line       the user's line at which samples meet, "" if none is known
     guards     on what the loss function read while it was recorded; None if nothing can change the result
     changes    how often the loss was analysed before
+    weights    ids of the parameters that the loss function uses, as far as is known
     """
 
     divisor: LossDivisor | MeasuredShares | None
@@ -41,3 +42,4 @@ class LossAnalysis:
     line: str = ""
     guards: StateGuards | None = None
     changes: int = 0
+    weights: frozenset[int] = frozenset()

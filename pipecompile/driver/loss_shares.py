@@ -20,6 +20,7 @@ from pipecompile.batching.call_inputs import FlatInputs, flatten_target
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import LossDivisor, MiniBatch
+from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_analysis import LossAnalysis, no_count
 from pipecompile.driver.measured_shares import MeasuredShares
@@ -60,11 +61,12 @@ def find_loss(
     arrivals: Arrivals,
     warnings: WarningsOnce,
     fixed_rules: Callable[[], Sequence[MergeRule]],
+    backend: Backend,
 ) -> LossAnalysis:
     """Return the analysis of the loss of a step, without a divisor if shares are those of samples. Warn if neither is right.
 
     `target` is that of the mini-batch; `arrivals` have the micro-batches of the inputs and of the target. `fixed_rules` gives
-    the rules of the outputs of a recording for one batch size.
+    the rules of the outputs of a recording for one batch size. `backend` has the values that the loss reads.
     """
     key = target_kind(target)
     options, before = specialization.options, specialization.losses.get(key)
@@ -77,7 +79,8 @@ def find_loss(
     is_unknown = analysis.divisor is None and analysis.rule.kind is MergeKind.COMPUTED
     if outputs is not None and (is_unknown or changes >= _ANALYSED_AT_MOST):
         device, warn = specialization.stage_devices[-1], partial(warnings.undivided_loss, forget)
-        measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warn)  # type: ignore[arg-type]
+        values = partial(backend.loss_values, analysis.weights)
+        measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warn, values)  # type: ignore[arg-type]
         if measured.is_defined(*specialization.step_values(batch, target, arrivals), batch.sizes):
             return replace(analysis, divisor=measured, guards=None)
     if analysis.rule.kind is MergeKind.ADDED:
@@ -227,7 +230,8 @@ def _of_function(options: Options, outputs: LossOutputs, target: Any, samples: i
     rule = own.rule if is_known else _UNKNOWN
     reads = graph.facts.reads
     guards = replace(reads, others=(("loss_fn", options.loss_fn),)).guards() if reads else None
-    return LossAnalysis(found, rule, lambda: _fed(own.count(), outputs, places), own.line, guards)
+    weights = frozenset(map(id, graph.parameters()))
+    return LossAnalysis(found, rule, lambda: _fed(own.count(), outputs, places), own.line, guards, weights=weights)
 
 
 def _fed(divisor: LossDivisor | None, outputs: LossOutputs, places: Mapping[str, int]) -> LossDivisor | None:

@@ -8,7 +8,7 @@ holds for a mean over what counts, whatever the outputs are. A loss for which it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,8 @@ class _Draw:
 class MeasuredShares:
     """The shares of one loss function, measured in every step on the targets of the step.
 
-    `warn` is called once if a later step shows a loss that micro-batches change.
+    `warn` is called once if a later step shows a loss that micro-batches change. `values` gives the context in which the loss can read
+    the parameters that it uses.
     """
 
     loss_fn: Callable[..., Any]
@@ -61,6 +62,7 @@ class MeasuredShares:
     outputs: LossOutputs
     device: torch.device
     warn: Callable[[], None]
+    values: Callable[[], AbstractContextManager[None]] = nullcontext
     inputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -68,7 +70,8 @@ class MeasuredShares:
 
     def is_defined(self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]) -> bool:
         """Return whether the loss of these targets has shares that do not depend on the outputs."""
-        found = [self._measured(whole, parts, sizes, draw) for draw in range(_DRAWS)]
+        with self.values():
+            found = [self._measured(whole, parts, sizes, draw) for draw in range(_DRAWS)]
         if any(shares is None for shares in found):
             return False
         drawn = torch.tensor(found, dtype=torch.float64)
@@ -76,7 +79,8 @@ class MeasuredShares:
 
     def shares(self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]) -> Weights:
         """Return the weight of each micro-batch in the loss; sizes in samples."""
-        shares = self._measured(whole, parts, sizes, 0)
+        with self.values():
+            shares = self._measured(whole, parts, sizes, 0)
         if shares is None:
             self.warn()
             return loss_weights(sizes, mean=True)

@@ -194,6 +194,32 @@ def test_parameters_are_gathered_and_freed_by_stage_as_the_schedule_says(run: Ra
         assert each["releases"] == each["expected"] > 0
 
 
+def test_a_loss_may_use_weights_of_stages_that_are_freed(run: RankRun) -> None:
+    """Frozen, trained, read without gradients, by a layer, and by a loss whose shares are measured: all equal eager."""
+    for each in run.of("losses on sharded weights"):
+        assert sorted(each) == ["all", "counting", "frozen", "layer", "without grad"]
+        for result in each.values():
+            assert max(map(abs, result["off"])) < 1e-12
+
+
+def test_a_weight_that_a_loss_returns_beside_it_stays(run: RankRun) -> None:
+    for each in run.of("weights beside the loss"):
+        assert each == {"off": 0, "count": 3}
+
+
+@pytest.mark.parametrize("name", ["summed", "item", "hook"])
+def test_what_reads_a_freed_weight_unforeseen_is_refused(run: RankRun, name: str) -> None:
+    for each in run.of(f"refused: {name}"):
+        assert "the values of 0.frozen are read while it is sharded" in each
+        assert "pc.insert_sharding(schedule, [1, 2, 3])" in each
+
+
+def test_a_loss_that_reads_trained_weights_of_another_rank_is_refused(run: RankRun) -> None:
+    for errors in run.of("weights of other ranks"):
+        for error in errors:
+            assert "are read on a rank that does not train it" in error
+
+
 @pytest.mark.parametrize("case", ["changed", "changed parts"])
 def test_a_change_on_one_rank_is_recorded_by_all(run: RankRun, case: str) -> None:
     for each in run.of(case):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,11 +11,11 @@ import torch
 from torch import nn
 
 from pipecompile.distributed.sharded_row import ShardedRow
-from pipecompile.errors import RunError
+from pipecompile.errors import InputError
 from pipecompile.ir import Action, Schedule
 from pipecompile.passes import lower
-from pipecompile.runtime.cells.forward_backward import SavedGraph, edge_of
 from pipecompile.runtime.registers import Frame
+from pipecompile.torch_private.hidden_values import is_hidden, show
 
 ROW = "0UNSHARD,1UNSHARD,0F0,0RESHARD,1F0,2UNSHARD,2F0,2B0,2RESHARD,2REDUCE_GRAD,1B0,1RESHARD,1REDUCE_GRAD,0UNSHARD,0B0,0RESHARD,0REDUCE_GRAD"
 
@@ -49,6 +50,7 @@ class Shards:
         for gathering in gatherings:
             for one in gathering.parameters:
                 one.is_whole = True
+                show(one.whole)
             self.log.append(f"whole {self.names(gathering.parameters)}")
 
     def release(self, parameters: Any) -> None:
@@ -66,12 +68,14 @@ def shards() -> Shards:
     return Shards([Parameter(size) for size in (1, 2, 3, 4)])
 
 
-def row_of(shards: Shards, *, is_unlike: bool = False) -> ShardedRow:
-    """Stage 0 has a and b, stage 1 has c, stage 2 has a; d is of no stage."""
+def row_of(shards: Shards, *, is_unlike: bool = False, used: Collection[int] = (), schedule: str = ROW) -> ShardedRow:
+    """Stage 0 has a and b, stage 1 has c, stage 2 has a; d is of no stage. The loss uses the weights with the ids `used`."""
     a, b, c, _ = (id(one.whole) for one in shards.parameters)
     reduced = lambda weights: shards.log.append(f"reduce {shards.names(shards.of(weights))}")  # noqa: E731 a stand-in
-    replicas = SimpleNamespace(shards=shards, group="copies", is_unlike=is_unlike, reduce=reduced)
-    (row,) = lower(Schedule.from_csv(ROW)).rows
+    replicas = SimpleNamespace(
+        shards=shards, group="copies", is_unlike=is_unlike, reduce=reduced, loss_weights=frozenset(used)
+    )
+    (row,) = lower(Schedule.from_csv(schedule)).rows
     return ShardedRow(cast(Any, replicas), row, [frozenset({a, b}), frozenset({c}), frozenset({a})])
 
 
@@ -111,15 +115,42 @@ def test_copies_with_other_programs_gather_all_and_actions_do_nothing(shards: Sh
     assert [entry for entry in shards.log if not entry.startswith("reduce")] == ["gather all"]
 
 
-def test_a_loss_on_a_weight_that_may_be_freed_is_refused(shards: Shards) -> None:
-    row = row_of(shards)
+def test_the_last_stage_uses_what_the_loss_uses(shards: Shards) -> None:
+    row = row_of(shards, used=[id(shards.parameters[1].whole)])
     row.begin()
-    own, freed = shards.parameters[0].whole, shards.parameters[2].whole
-    with pytest.raises(RunError, match="the loss uses a weight of another stage than the last"):
-        row.check_loss(graph_of(own.sum() + freed.square().sum()))
-    row.check_loss(graph_of(freed.sum()))  # checked once
-    row_of(shards).check_loss(graph_of(own.sum()))
+    run(row, ROW)
+    assert shards.log == [
+        "gather d", "whole d", "gather ab", "gather c", "whole ab", "free ab", "whole c", "gather ab", "whole ab", "free ab", "reduce ",
+        "free c", "reduce c", "gather ab", "whole ab", "free ab", "reduce ab",
+    ]  # fmt: skip
 
 
-def graph_of(loss: torch.Tensor) -> SavedGraph:
-    return SavedGraph([], [None, edge_of(loss)], has_hooks=False)
+def test_what_the_loss_uses_is_whole_where_no_action_gathers_the_last_stage(shards: Shards) -> None:
+    schedule = "0UNSHARD,0F0,0RESHARD,1F0,2F0,2B0,1B0,0UNSHARD,0B0,0RESHARD,0REDUCE_GRAD"
+    row = row_of(shards, used=[id(shards.parameters[1].whole)], schedule=schedule)
+    row.begin()
+    run(row, schedule)
+    assert shards.log[:4] == ["gather bcd", "whole bcd", "gather a", "whole a"]
+    assert shards.log[4] == "free a"
+
+
+def test_a_freed_weight_cannot_be_read(shards: Shards) -> None:
+    """Its shape and gradient can, and its values again once it is gathered."""
+    row, weight = row_of(shards), shards.parameters[2].whole
+    row.begin()
+    for read in (
+        lambda: weight + 1,
+        lambda: weight.detach(),
+        lambda: weight.data,
+        lambda: torch.nn.functional.relu(weight),
+    ):
+        with pytest.raises(
+            InputError, match=r"read while it is sharded.*\n.*\n.*insert_sharding\(schedule, \[0, 2\]\)"
+        ):
+            read()
+    assert (weight.shape, weight.grad) == ((3,), None)
+    run(row, "0UNSHARD,0F0,1UNSHARD,1F0")
+    assert not is_hidden(weight)
+    assert weight.sum() == 3
+    run(row, "1RESHARD")
+    assert is_hidden(weight)

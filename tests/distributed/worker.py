@@ -30,6 +30,7 @@ from tests.distributed import (  # noqa: E402
     meshes,
     overlaps,
     own_order,
+    sharded_losses,
 )
 from tests.distributed.full_only import FULL_ONLY  # noqa: E402
 
@@ -43,7 +44,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
     with file.open("w") as out:
         every = cases.CASES | layouts.CASES | meshes.CASES | overlaps.CASES | batch_norms.CASES | changes.CASES
-        every |= listed.CASES | direct.CASES | own_order.CASES
+        every |= listed.CASES | direct.CASES | own_order.CASES | sharded_losses.CASES
         for name, case in every.items():
             if name in FULL_ONLY and not cases.FULL:
                 continue

@@ -1,0 +1,151 @@
+"""Cases of losses and hooks that read weights of other stages, under schedules that free them, and on other ranks. Run as in cases.py."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import pipecompile as pc
+from tests.distributed.meshes import SAMPLES, adam, blocks, distance_of, mesh_of, part_of
+
+Loss = Callable[..., Any]
+
+STEPS = 3
+
+
+def _frozen(model: nn.Module) -> Loss:
+    return lambda y, t: mse_loss(y, t) + (y @ model[0].frozen[:3]).square().mean()  # type: ignore[index]
+
+
+def _all(model: nn.Module) -> Loss:
+    return lambda y, t: mse_loss(y, t) + 0.01 * sum(parameter.square().sum() for parameter in model.parameters())
+
+
+def _without_grad(model: nn.Module) -> Loss:
+    def loss(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            norm = model[1].up.weight.norm() + model[0].down.weight.data.norm()  # type: ignore[index]
+        return mse_loss(y, t) * norm
+
+    return loss
+
+
+def _layer(model: nn.Module) -> Loss:
+    return lambda y, t: mse_loss(y, t) + model[0](y.repeat(1, 2)).square().mean()  # type: ignore[index]
+
+
+def _counting(model: nn.Module) -> Loss:
+    """Return a loss that changes in each step, so that its shares are measured."""
+    calls = [0]
+
+    def loss(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return mse_loss(y, t) * model[0].frozen.norm()  # type: ignore[index]
+
+    return loss
+
+
+def _auxiliary(model: nn.Module) -> Loss:
+    """Return a loss with a weight of the last stage, which stays as it was, beside it."""
+    return lambda y, t: (mse_loss(y, t), (model[4].weight, model[4].weight[0]))  # type: ignore[index]
+
+
+EQUAL = {"frozen": _frozen, "all": _all, "without grad": _without_grad, "layer": _layer, "counting": _counting}
+
+
+def _summed(model: nn.Module) -> Loss:
+    return lambda y, t: (y - t).square().sum() * model[0].frozen.norm()  # type: ignore[index]
+
+
+def _item(model: nn.Module) -> Loss:
+    return lambda y, t: mse_loss(y, t) * model[0].frozen.norm().item()  # type: ignore[index]
+
+
+def _hooked(model: nn.Module) -> Loss:
+    model[4].weight.register_hook(lambda gradient: gradient * model[0].frozen.norm())  # type: ignore[index]
+    return mse_loss
+
+
+REFUSED = {"summed": _summed, "item": _item, "hook": _hooked}
+
+
+def equal(name: str) -> dict[str, Any]:
+    """Train under a schedule that frees each stage between its blocks, evaluate, and compare to eager on the whole batch."""
+    torch.manual_seed(3)
+    model, x, y = blocks(), torch.randn(SAMPLES, 6).double(), torch.randn(SAMPLES, 3).double()
+    eager, mesh = copy.deepcopy(model), mesh_of((2, 2, 1), "dp", "dp_shard", "pp")
+    part, theirs = part_of(mesh), EQUAL[name](eager)
+    pipe = _pipe(model, mesh, x[part], EQUAL[name](model))
+    optimizers, off = [adam(pipe.parameters()), adam(eager.parameters())], []
+    for _ in range(STEPS):
+        loss, whole = pipe.step(x[part], target=y[part]), theirs(eager(x), y)
+        whole.backward()
+        off.append(float(loss - whole))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = dict(eager.named_parameters())
+    off += [distance_of(parameter, expected[key]) for key, parameter in pipe.named_parameters()]
+    with torch.no_grad():
+        off.append(float(pipe.step(x[part], target=y[part]) - theirs(eager(x), y)))
+    return {"off": off}
+
+
+def _pipe(model: nn.Module, mesh: Any, x: torch.Tensor, loss: Loss, **options: Any) -> pc.Pipeline:
+    schedule = pc.insert_sharding(pc.build_schedule("looped-bfs", 4, 3, n_devices=1), ahead=0)
+    return pc.compile(
+        model, 4, mesh=mesh, schedule=schedule, example_args=(x,), loss_fn=loss, cost="analytic", **options
+    )
+
+
+def refused(name: str) -> str:
+    """Return the error of a step whose loss, or a hook, reads a weight that is not there."""
+    torch.manual_seed(3)
+    model, x, y = blocks(), torch.randn(8, 6).double(), torch.randn(8, 3).double()
+    options = {"loss_reduction": "sum"} if name == "summed" else {}
+    pipe = _pipe(model, mesh_of((2, 2, 1), "dp", "dp_shard", "pp"), x, REFUSED[name](model), **options)
+    try:
+        return f"loss {pipe.step(x, target=y)}"
+    except (pc.InputError, pc.RunError) as error:
+        return str(error)
+
+
+def auxiliary() -> dict[str, float]:
+    """Return how far weights that a loss returns beside it are from those of the model."""
+    torch.manual_seed(3)
+    model, x, y = blocks(), torch.randn(8, 6).double(), torch.randn(8, 3).double()
+    expected = model[4].weight.detach().clone()  # type: ignore[index]
+    pipe = _pipe(model, mesh_of((2, 2, 1), "dp", "dp_shard", "pp"), x, _auxiliary(model), has_aux=True)
+    _, found = pipe.step(x, target=y)
+    off = [max((one - expected).abs().max(), (row - expected[0]).abs().max()) for one, row in found]
+    return {"off": float(max(off)), "count": len(found)}
+
+
+def elsewhere() -> list[str]:
+    """Return the errors of a step and of an evaluation whose loss reads a trained weight of another rank."""
+    errors = []
+    for call in ("step", "evaluate"):
+        torch.manual_seed(3)
+        model, x, y = blocks(), torch.randn(8, 6).double(), torch.randn(8, 3).double()
+        loss, mesh = _all(model), mesh_of((2, 2), "dp", "pp")
+        pipe = pc.compile(model, 2, mesh=mesh, n_microbatches=2, example_args=(x,), loss_fn=loss, cost="analytic")
+        try:
+            if call == "step":
+                errors.append(f"loss {pipe.step(x, target=y)}")
+            else:
+                errors.append(str(pipe.evaluate([(x, y)], metric=lambda output, target: (output - target).mean())))
+        except (pc.InputError, pc.RunError) as error:
+            errors.append(str(error))
+    return errors
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "losses on sharded weights": lambda: {name: equal(name) for name in EQUAL},
+    "weights beside the loss": auxiliary,
+    "weights of other ranks": elsewhere,
+} | {f"refused: {name}": (lambda name=name: refused(name)) for name in REFUSED}
