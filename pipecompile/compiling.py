@@ -75,6 +75,7 @@ def compile(
     checkpoint: Checkpoint = "never",
     restored: int = 1,
     offload: bool = False,
+    reshard_after_forward: bool = False,
     gradient_sums: str = "eager",
     batch_norm: str | None = None,
     across_batch: str | None = None,
@@ -153,6 +154,9 @@ def compile(
     - `restored`: number of micro-batches that a waiting device may run again ahead of their gradients.
     - `offload`: True moves what forwards saved to the host until shortly before their backward, for as few micro-batches as
       `memory_limit` demands, and for all without a limit. Not with `checkpoint`.
+    - `reshard_after_forward`: of parameters that copies of the pipeline shard (a mesh with "dp_shard"). False gathers all stages of a rank
+      for the length of a step. True gathers each stage shortly before its actions and frees it after them, and sums its gradients after
+      its last backward: with `memory_limit` as rarely as that allows, else between any two blocks of actions.
     - `gradient_sums`: "eager" adds up the gradients of a value in the order of eager autograd; a device sends one for each of its stages
       that read the value, unless eager adds these up first. "device" sends one per device, their sum: less is sent, and the sums of
       three gradients and more are rounded in another order.
@@ -186,7 +190,8 @@ def compile(
     ranks = RankMesh.of(mesh) if _is_on_ranks(mesh, devices) else None
     if ranks is None and cuda_graphs is False:
         devices = parts_of_one_card(devices)
-    options = Options.of(model, n_stages, devices=devices if ranks is None else ranks.devices, **keywords)
+    devices, shards = (devices, 1) if ranks is None else (ranks.devices, ranks.shards)
+    options = Options.of(model, n_stages, devices=devices, shards=shards, **keywords)
     if options.compile_stages:
         check_backend(options.compile_stages)
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, _on_rank(options), ranks)

@@ -26,6 +26,7 @@ from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import sources_of
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.offloading import insert_offload
+from pipecompile.passes.sharding import insert_sharding
 from pipecompile.schedules import Builder, build_schedule
 from pipecompile.settings.batch_settings import BatchSettings
 from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints, stage_count
@@ -37,6 +38,8 @@ from pipecompile.settings.machine_settings import (
     resolve_devices,
     resolve_partitions,
 )
+from pipecompile.settings.offload_choice import check_offload
+from pipecompile.settings.reshard_choice import check_reshard
 from pipecompile.settings.run_settings import RunSettings, load_schedule
 from pipecompile.settings.value_checks import shown
 from pipecompile.verifiers import verify
@@ -96,9 +99,9 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
             hint = f"checkpoint={[*self.checkpoint, *(False,) * self.n_stages][: self.n_stages]}"
             raise ScheduleError(f"checkpoint has {len(self.checkpoint)} flags for {self.n_stages} stages", hint=hint)
         if self.offload:
-            from pipecompile.settings.offload_choice import check_offload
-
             check_offload(self.schedule, self.checkpoint, self.across_batch)
+        if self.reshard_after_forward:
+            check_reshard(self.shards, self.schedule, offload=self.offload, across_batch=self.across_batch)
         if isinstance(self.schedule, WrittenProgram):
             self._check_written(self.schedule)
         schedule = self.schedule_for(self._any_count, custom=False)
@@ -113,11 +116,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         """Raise InputError for passes where no schedule of the user's step is lowered."""
         what, why, hint = "a Program", "it is not lowered", "schedule=my_pass(program)"
         if self.across_batch == "exact":
-            what, why = (
-                'across_batch="exact"',
-                "such a step runs two programs, one up to the loss and one from there on",
-            )
-            hint = "one of the two"
+            what, hint = 'across_batch="exact"', "one of the two"
+            why = "such a step runs two programs, one up to the loss and one from there on"
         if what != "a Program" or isinstance(self.schedule, WrittenProgram):
             raise InputError(f"passes are given together with {what}", why=why, hint=hint)
 
@@ -260,7 +260,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
     def schedule_for(
         self, n_microbatches: int, *, custom: bool = True, routes: Sequence[Route] | None = None
     ) -> Schedule:
-        """Return the schedule of `n_microbatches`, with its recomputation or offloading, for the DAG of stages that `routes` make, by default a
+        """Return the schedule of `n_microbatches`, with its recomputation, offloading or resharding, for the DAG of stages that `routes` make, by default a
         chain. For "auto", which is searched once costs are known, it is "interleaved".
 
         Raise ScheduleError if a Schedule has another number of micro-batches; not so with `custom=False`.
@@ -269,7 +269,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         schedule = self._without_recompute(n_microbatches, custom, routes)
         if self.offload:
             return insert_offload(schedule)
-        return schedule if checkpoint == "never" else insert_recompute(schedule, checkpoint)
+        schedule = schedule if checkpoint == "never" else insert_recompute(schedule, checkpoint)
+        return insert_sharding(schedule) if self.reshard_after_forward else schedule
 
     def _without_recompute(self, n_microbatches: int, custom: bool, routes: Sequence[Route] | None) -> Schedule:
         if not isinstance(self.schedule, Schedule):

@@ -167,6 +167,7 @@ REFUSED: dict[str, list[Bad]] = {
         Bad(True, "two programs", beside=(("across_batch", "exact"), ("schedule", "gpipe"))),
         Bad(True, "a Program", beside=(("schedule", lower(build_schedule("1f1b", 2, 4))),)),
     ],
+    "reshard_after_forward": [*NO_FLAG, Bad(True, "without a mesh that has dp_shard")],
     "batch_norm": [Bad("sync", "is not known"), Bad("defered", "batch_norm='deferred'"), Bad(True, "is not known")],
     "across_batch": [Bad("all", "is not known"), Bad("exact", 'schedule="gpipe"', error=pc.ScheduleError)],
     "has_aux": [*NO_FLAG, Bad(True, "without a loss_fn", beside=(("loss_fn", None),))],

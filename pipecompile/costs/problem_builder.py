@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.graph.colocation import compute_nodes, ties_of, ties_with_copies
@@ -30,10 +30,12 @@ def build_problem(
     groups: Iterable[Sequence[str]] = (),
     optimizer_state: int = 0,
     restored: int = 1,
+    shards: int = 1,
 ) -> Problem:
     """Return a problem with one node per compute node; times are seconds of forward and backward of one micro-batch.
 
-    The bytes of a node are its parameters with their gradients and `optimizer_state` copies, and its buffers. Tensors
+    The bytes of a node are its parameters with their gradients and `optimizer_state` copies, of which each of `shards` ranks
+    has a part, and its buffers. Tensors
     that several nodes use are shared: each device with any of these nodes holds them once. The activation of a node is
     the bytes that autograd saves, times the number of micro-batches `restored` at once where all stages recompute. A
     tensor's time is that of sending the activation and returning its gradient, each `latency` seconds and
@@ -42,7 +44,7 @@ def build_problem(
     """
     nodes, ties = compute_nodes(graph), ties_of(graph)
     names = {node.name for node in nodes}
-    held, shared = _held_bytes(graph, nodes, optimizer_state)
+    held, shared = _held_bytes(graph, nodes, optimizer_state, shards)
     edges = [(source.name, node.name) for node in nodes for source in sources(node) if source.name in names]
     tensors = [
         Tensor(
@@ -105,7 +107,7 @@ def sources(node: fx.Node) -> list[fx.Node]:
 
 
 def _held_bytes(
-    graph: TracedGraph, nodes: Sequence[fx.Node], optimizer_state: int
+    graph: TracedGraph, nodes: Sequence[fx.Node], optimizer_state: int, shards: int
 ) -> tuple[dict[str, float], tuple[Shared, ...]]:
     """Return the bytes that each node alone holds, and the bytes that several nodes share."""
     users: dict[int, dict[str, torch.Tensor]] = {}
@@ -116,6 +118,7 @@ def _held_bytes(
     for uses in users.values():
         names, tensor = tuple(uses), next(iter(uses.values()))
         size = float(footprint(tensor) * (1 + (1 + optimizer_state) * tensor.requires_grad))
+        size /= shards if isinstance(tensor, nn.Parameter) else 1
         if len(names) == 1:
             held[names[0]] += size
         else:

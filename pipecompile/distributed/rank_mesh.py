@@ -88,6 +88,11 @@ class RankMesh:
         return (here,) * self.size
 
     @property
+    def shards(self) -> int:
+        """Number of ranks that have a part of each parameter."""
+        return 1 if self.shard_mesh is None else self.shard_mesh.size(-1)
+
+    @property
     def member_index(self) -> int:
         """Index of this rank in `members`."""
         return self.members.index(self.rank)

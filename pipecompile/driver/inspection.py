@@ -23,7 +23,7 @@ from pipecompile.partitioners import Problem
 from pipecompile.passes import lower
 from pipecompile.passes.user_passes import UserPass
 from pipecompile.planning.alternatives import what_if
-from pipecompile.planning.schedule_choice import offload_seconds, simulation_costs
+from pipecompile.planning.schedule_choice import offload_seconds, sharding_bytes, simulation_costs
 from pipecompile.show import StagePicture, dump, report_html, stage_picture, write_text
 from pipecompile.show.html_report import ReportSetting
 from pipecompile.show.memory_table import MemoryFigures
@@ -73,6 +73,8 @@ class Inspection:
         costs = simulation_costs(self.plan.stages, self.program.routes, self.links, self.plan.placement)
         if any(action.kind is Kind.OFFLOAD for row in self.schedule.rows for action in row):
             costs["offload"] = offload_seconds(self.plan.stages, self.links)
+        if any(action.kind is Kind.UNSHARD for row in self.schedule.rows for action in row):
+            costs |= sharding_bytes(self.plan.stages)
         return CostOptions(**costs, streams=self.links.streams)
 
     def simulate(self) -> Timeline:

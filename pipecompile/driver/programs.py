@@ -13,7 +13,7 @@ from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.passes.user_passes import UserPass
-from pipecompile.planning.schedule_choice import make_schedule, simulation_costs
+from pipecompile.planning.schedule_choice import make_schedule, sharding_bytes, simulation_costs
 from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
 from pipecompile.runtime.cuda_graphs.stage_graphs import with_cuda_graphs
 from pipecompile.runtime.executable import Executable, ProgramBinding
@@ -167,6 +167,8 @@ def _predicted_peaks(specialization: Specialization, program: Program) -> Sequen
     plan, links = specialization.plan, specialization.options.links
     costs = simulation_costs(plan.stages, program.routes, links, plan.placement)
     costs["parameter_bytes"] = [stage.state_bytes for stage in plan.stages]
+    if specialization.options.reshard_after_forward:
+        costs |= sharding_bytes(plan.stages)
     return simulate(program, **costs).peak_memory
 
 

@@ -138,6 +138,7 @@ def make_problem(graph: TracedGraph, costs: Mapping[str, NodeCost], options: Opt
         memory_limit=options.memory_limit,
         in_flight=peak_in_flight(schedule, options),
         optimizer_state=options.optimizer_state,
+        shards=options.shards if options.reshard_after_forward else 1,
         restored=options.restored_at_once(schedule.n_microbatches),
     )
     is_shared = options.has_unequal_devices and placement != tuple(range(options.n_stages))

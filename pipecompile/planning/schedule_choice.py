@@ -15,6 +15,7 @@ from pipecompile.ir.training_routes import training_routes
 from pipecompile.options import Options
 from pipecompile.passes.early_recompute import advance_recompute
 from pipecompile.passes.offloading import insert_offload, offload_to_fit
+from pipecompile.passes.sharding import shard_to_fit
 from pipecompile.schedules import auto_schedule
 from pipecompile.schedules.building_blocks import chain_after
 from pipecompile.schedules.search.evaluate import Evaluator
@@ -23,7 +24,7 @@ from pipecompile.simulation.costs import CostOptions, make_costs
 SLOWER = 1.001
 """Ratio of step times above which the order of a chain is preferred."""
 
-__all__ = ["make_schedule", "offload_seconds", "search_schedule", "simulation_costs"]
+__all__ = ["make_schedule", "offload_seconds", "search_schedule", "sharding_bytes", "simulation_costs"]
 
 
 def simulation_costs(
@@ -65,6 +66,8 @@ def make_schedule(
     """
     if options.schedule == "auto":
         return search_schedule(options, stages, routes, n_microbatches, placement, exact=exact)
+    if options.reshard_after_forward and options.memory_limit is not None:
+        return _resharded(options, stages, routes, placement, n_microbatches)
     if options.offload:
         return _offloaded(options, stages, routes, placement, n_microbatches)
     schedule = _schedule_of_dag(options, stages, routes, placement, n_microbatches)
@@ -72,6 +75,26 @@ def make_schedule(
         return schedule
     costs = simulation_costs(stages, routes, options.links, placement)
     return advance_recompute(schedule, options.restored, routes=routes, **costs)
+
+
+def sharding_bytes(stages: Sequence[StageSummary]) -> CostOptions:
+    """Return the bytes of each stage from UNSHARD to RESHARD, and of its gradients until REDUCE_GRAD."""
+    sizes = [stage.parameter_bytes for stage in stages]
+    return CostOptions(unsharded_bytes=sizes, gradient_bytes=sizes)
+
+
+def _resharded(
+    options: Options,
+    stages: Sequence[StageSummary],
+    routes: Sequence[Route],
+    placement: Sequence[int],
+    n_microbatches: int,
+) -> Schedule:
+    """Return the schedule that gathers parameters as rarely as the memory limit allows. Raise InfeasibleError."""
+    whole = make_schedule(replace(options, reshard_after_forward=False), stages, routes, placement, n_microbatches)
+    costs = simulation_costs(stages, routes, options.links, placement) | sharding_bytes(stages)
+    costs |= {"parameter_bytes": [stage.state_bytes for stage in stages]}
+    return shard_to_fit(whole, options.memory_limit, routes=routes, **costs)  # type: ignore[arg-type]
 
 
 def _offloaded(

@@ -101,6 +101,7 @@ class RunSettings(Group):
     checkpoint: Annotated[Checkpoint, _checkpoint]
     restored: Annotated[int, whole_number(2)]
     offload: Annotated[bool, flag]
+    reshard_after_forward: Annotated[bool, flag] = False
     dispatch: Annotated[str, choice("auto", "inline", "threads")]
     gradient_sums: Annotated[Sums, choice("eager", "device")]
     compile_stages: Annotated[bool | str, _backend]

@@ -101,6 +101,7 @@ def test_every_argument_of_compile_that_can_be_typed_is_an_option(command):
         "loss_reduction",
         "has_aux",
         "mesh",
+        "reshard_after_forward",
         "passes",
         "costs",
         "cache_size",

@@ -194,6 +194,22 @@ def test_parameters_are_gathered_and_freed_by_stage_as_the_schedule_says(run: Ra
         assert each["releases"] == each["expected"] > 0
 
 
+def test_a_keyword_frees_stages_within_a_step(run: RankRun) -> None:
+    """Training equals eager, and a step holds less of the model at a time: four stages of which two are whole."""
+    for each in run.of("resharded"):
+        assert each["worst"] < 1e-12
+    for whole, resharded in run.of("whole bytes"):
+        assert resharded < 0.6 * whole
+
+
+def test_stages_are_freed_as_rarely_as_the_memory_limit_allows(run: RankRun) -> None:
+    for each in run.of("resharded under limits"):
+        (all_fit, loss), *tighter, nothing_fits = each
+        assert all_fit == 4
+        assert all(count > 4 and same == loss for count, same in tighter)
+        assert "InfeasibleError" in nothing_fits
+
+
 def test_a_loss_may_use_weights_of_stages_that_are_freed(run: RankRun) -> None:
     """Frozen, trained, read without gradients, by a layer, and by a loss whose shares are measured: all equal eager."""
     for each in run.of("losses on sharded weights"):

@@ -30,6 +30,7 @@ from tests.distributed import (  # noqa: E402
     meshes,
     overlaps,
     own_order,
+    resharded,
     sharded_losses,
 )
 from tests.distributed.full_only import FULL_ONLY  # noqa: E402
@@ -44,7 +45,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
     with file.open("w") as out:
         every = cases.CASES | layouts.CASES | meshes.CASES | overlaps.CASES | batch_norms.CASES | changes.CASES
-        every |= listed.CASES | direct.CASES | own_order.CASES | sharded_losses.CASES
+        every |= listed.CASES | direct.CASES | own_order.CASES | sharded_losses.CASES | resharded.CASES
         for name, case in every.items():
             if name in FULL_ONLY and not cases.FULL:
                 continue

@@ -1,0 +1,72 @@
+"""Cases of `reshard_after_forward`: training equals eager, and fewer parameters are whole at a time. Run as in cases.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import pipecompile as pc
+from pipecompile.distributed.sharded_parameter import ShardedParameter
+from pipecompile.ir import Kind
+from tests.distributed.meshes import blocks, mesh_of, trained
+
+LIMITS = (1e6, 16e3, 14e3, 1e3)
+"""Bytes: everything fits, stages are freed between their blocks, and nothing fits."""
+
+
+def train() -> dict[str, Any]:
+    """Train in four stages on one pipeline device, gathered by the keyword alone."""
+    mesh = mesh_of((2, 2, 1), "dp", "dp_shard", "pp")
+    return trained(mesh, n_stages=4, schedule="looped-bfs", reshard_after_forward=True)
+
+
+def compiled(limit: float | None = None, *, is_resharded: bool = True) -> tuple[pc.Pipeline, torch.Tensor]:
+    torch.manual_seed(3)
+    mesh, x = mesh_of((2, 2, 1), "dp", "dp_shard", "pp"), torch.randn(6, 6).double()
+    options: dict[str, Any] = {
+        "schedule": "looped-bfs",
+        "n_microbatches": 3,
+        "balance": [1, 1, 1, 2],
+        "cost": "analytic",
+    }
+    options |= {"loss_fn": lambda y: y.square().mean(), "reshard_after_forward": is_resharded, "memory_limit": limit}
+    return pc.compile(blocks(), 4, mesh=mesh, example_args=(x,), **options), x
+
+
+def whole_bytes(*, is_resharded: bool) -> int:
+    """Return the most bytes of gathered parameters that a step holds at a time."""
+    pipe, x = compiled(is_resharded=is_resharded)
+    kept, largest, real_take = dict[int, ShardedParameter](), [0], ShardedParameter.take
+
+    def take(self: ShardedParameter) -> None:
+        real_take(self)
+        kept[id(self)] = self
+        sizes = (one.memory.untyped_storage().nbytes() for one in kept.values() if one.memory is not None)
+        largest[0] = max(largest[0], sum(sizes))
+
+    with patch.object(ShardedParameter, "take", take):
+        pipe.step(x)
+    return largest[0]
+
+
+def limits() -> list[Any]:
+    """Return, for each limit, how often a step gathers stages, and the loss; or the error."""
+    found: list[Any] = []
+    for limit in LIMITS:
+        try:
+            pipe, x = compiled(limit)
+            count = sum(action.kind is Kind.UNSHARD for row in pipe.schedule.rows for action in row)
+            found.append([count, float(pipe.step(x))])
+        except pc.PipecompileError as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "resharded": train,
+    "whole bytes": lambda: [whole_bytes(is_resharded=each) for each in (False, True)],
+    "resharded under limits": limits,
+}
