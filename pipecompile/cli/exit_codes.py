@@ -20,13 +20,22 @@ from pipecompile.errors import (
     PlanError,
     ScheduleError,
     TraceError,
+    VerifyError,
 )
 from pipecompile.show.table import render
 
 __all__ = ["conclude", "exit_code"]
 
-_EXIT_CODES = ((TraceError, 3), (PartitionError, 4), (InputError, 2), (ScheduleError, 2), (PlanError, 2))
+_EXIT_CODES = (
+    (TraceError, 3),
+    (PartitionError, 4),
+    (InputError, 2),
+    (ScheduleError, 2),
+    (PlanError, 2),
+)
 
+_OF_A_FILE = ("schedule", "program in")
+"""Beginnings of what is not legal if a user wrote it; a program of ours that is not legal is a failure, code 1."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -81,7 +90,9 @@ def _warnings_as_lines() -> Iterator[None]:
 
 
 def exit_code(error: PipecompileError) -> int:
-    """Return 2 for wrong usage, 3 for a model that cannot be traced, 4 if no cut fits, else 1."""
+    """Return 2 for wrong usage, 3 for a model that cannot be traced, 4 if no cut fits, 5 for a pipeline in a file with a fault, else 1."""
+    if isinstance(error, VerifyError) and error.subject.startswith(_OF_A_FILE):
+        return 5
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 

@@ -262,6 +262,8 @@ def test_an_unknown_schedule_is_a_usage_error_that_lists_the_known(cli):
         (TraceError("cannot record", where="model.py:3"), 3),
         (InfeasibleError("nothing fits"), 4),
         (VerifyError("program", ["a fault"]), 1),
+        (VerifyError("program in mine.txt", ["a fault"]), 5),
+        (VerifyError("schedule 'mine'", ["a fault"]), 5),
         (RunError("stage failed", stage=1, microbatch=0), 1),
     ],
 )
