@@ -17,6 +17,7 @@ def solved(evaluator: Evaluator, n_microbatches: int, engines: Engines = Engines
     workload, module = evaluator.workload(), cp_sat()
     model = build_model(module, workload, n_microbatches, evaluator.capacity, engines, horizon=100.0, bound=0.0)
     solver = module.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the process from then on
     solver.parameters.num_workers = 1
     solver.parameters.max_time_in_seconds = 60
     assert solver.solve(model.model) == module.OPTIMAL
