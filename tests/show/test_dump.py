@@ -86,7 +86,7 @@ def test_nothing_is_written_when_a_text_cannot_be_made(tmp_path, pieces, monkeyp
 
 def test_a_file_in_the_way_is_an_input_error(tmp_path, schedule):
     (tmp_path / "taken").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="is a file, not a directory"):
         dump(tmp_path / "taken", schedule=schedule)
 
 
