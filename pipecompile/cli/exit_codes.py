@@ -26,13 +26,7 @@ from pipecompile.show.table import render
 
 __all__ = ["conclude", "exit_code"]
 
-_EXIT_CODES = (
-    (TraceError, 3),
-    (PartitionError, 4),
-    (InputError, 2),
-    (ScheduleError, 2),
-    (PlanError, 2),
-)
+_EXIT_CODES = ((TraceError, 3), (PartitionError, 4), (InputError, 2), (ScheduleError, 2), (PlanError, 2))
 
 _OF_A_FILE = ("schedule", "program in")
 """Beginnings of what is not legal if a user wrote it; a program of ours that is not legal is a failure, code 1."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -250,7 +249,7 @@ class RankExecutable(Executable):
         return incoming(self.program, self.device)
 
 
-def old_values(weight: torch.Tensor, names: Mapping[nn.Parameter, str] = MappingProxyType({})) -> InputError:
+def old_values(weight: torch.Tensor, *, names: Mapping[nn.Parameter, str]) -> InputError:
     """Return the error for a parameter of another rank whose values are read on this one."""
     name = names.get(cast(nn.Parameter, weight), f"a parameter {list(weight.shape)}")
     return InputError(

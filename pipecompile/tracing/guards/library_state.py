@@ -14,7 +14,7 @@ from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.process_state import add_result, returns_state
 from pipecompile.tracing.guards.read_state import Place, ReadState, line_of_read
 
-__all__ = ["add_library_object", "is_array"]
+__all__ = ["add_library_object"]
 
 _CLOCKS = {
     ("time", name) for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "process_time")
@@ -40,7 +40,7 @@ class _StateWalk(Protocol):
         """Visit a value in its turn. `holder` is where it is found."""
 
 
-def is_array(value: Any) -> bool:
+def _is_array(value: Any) -> bool:
     """Return whether a value is an array of numpy, or a number of numpy."""
     return type(value).__module__ == "numpy" and hasattr(value, "tobytes")
 
@@ -48,7 +48,7 @@ def is_array(value: Any) -> bool:
 def add_library_object(walk: _StateWalk, value: Any, label: str, place: Place) -> None:
     """Note the identity of an object of a library, and what it holds, if that is known to be state."""
     state = walk.state
-    if is_array(value):
+    if _is_array(value):
         _add_array(state, value, label, place)
         return
     state.add(label, value, place)
