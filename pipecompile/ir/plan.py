@@ -14,7 +14,7 @@ from pipecompile.errors import PlanError
 from pipecompile.ir import Route
 from pipecompile.ir.candidates import Considered
 from pipecompile.ir.input_checks import file_path, without_mark
-from pipecompile.ir.notebook_html import html_of
+from pipecompile.ir.views import html_of
 
 __all__ = ["Plan", "StageSummary", "StepSummary"]
 

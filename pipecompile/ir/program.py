@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from pipecompile.ir.action import Action
-from pipecompile.ir.notebook_html import html_of
 from pipecompile.ir.overlap import Pair
 from pipecompile.ir.routes import Route, Tie, place
+from pipecompile.ir.views import html_of
 
 __all__ = [
     "Instruction",

@@ -17,8 +17,8 @@ from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import SHARDING, Action, Kind
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.input_checks import checked_count
-from pipecompile.ir.notebook_html import html_of
 from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
+from pipecompile.ir.views import html_of
 
 __all__ = ["Schedule"]
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+from pipecompile.errors import InputError
 from pipecompile.ir.certificate import relative_gap
-from pipecompile.ir.notebook_html import html_of
+from pipecompile.ir.input_checks import file_path
+from pipecompile.ir.program import Program
+from pipecompile.ir.views import html_of, writer_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Span", "Timeline"]
 
@@ -113,6 +120,25 @@ class Timeline:
     def peak_memory(self) -> tuple[float, ...]:
         """Return the highest point of each device's memory curve, in bytes."""
         return tuple(max((size for _, size in curve), default=0.0) for curve in self.memory)
+
+    def save(self, path: str | Path, program: Program | None = None) -> None:
+        """Write the Chrome trace, for https://ui.perfetto.dev; with the program of the timeline its transfers have arrows.
+
+        Raise InputError for a path that does not end in .json, or that cannot be written.
+        """
+        file = file_path("path", path)
+        if file.suffix != ".json":
+            raise InputError(f"path={str(path)!r}: a timeline is saved as a Chrome trace",
+                             hint=f"{file.with_suffix('.json')}; plot().savefig({str(path)!r}) draws it")  # fmt: skip
+        writer_of("file")(file, writer_of("trace")(self, program=program))
+
+    def plot(self, *, seconds: bool = True) -> Figure:
+        """Return the Gantt chart as a figure of matplotlib; `seconds` False: times are in the unit of the costs.
+
+        Raise ImportError without matplotlib.
+        """
+        figure: Figure = writer_of("figure")(self, seconds=seconds)
+        return figure
 
     def _repr_html_(self) -> str | None:
         return html_of(self)

@@ -15,6 +15,7 @@ from pipecompile.ir import Program, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import Timeline
+from pipecompile.ir.views import register_writer
 from pipecompile.show.gantt import timeline_svg
 from pipecompile.show.graphviz import graph_dot
 from pipecompile.show.perfetto import timeline_trace
@@ -142,3 +143,6 @@ def _write(path: Path, text: str) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+register_writer("file", write_text)

@@ -15,6 +15,7 @@ from pipecompile.errors import ScheduleError
 from pipecompile.ir import NO_MICROBATCH, Action
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, Unit, fit, written
+from pipecompile.ir.views import register_writer
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
 
 if TYPE_CHECKING:
@@ -245,3 +246,6 @@ def _head(figure: Figure, title: str, timelines: Sequence[Timeline]) -> None:
         handles=patches, loc="center right", bbox_to_anchor=(1 - _RIGHT / width, 1 - 0.22 / height), ncols=5,
         frameon=False, fontsize=8, handlelength=1.0, handleheight=0.9, columnspacing=1.2, borderpad=0,
     )  # fmt: skip
+
+
+register_writer("figure", timeline_figure)

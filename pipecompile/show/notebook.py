@@ -11,9 +11,9 @@ from html import escape
 
 from pipecompile.errors import PipecompileError, ScheduleError
 from pipecompile.ir import NO_MICROBATCH, Action, Program, Schedule
-from pipecompile.ir.notebook_html import register_html
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
+from pipecompile.ir.views import register_html
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
 from pipecompile.show.table import stage_caption, stage_columns
 

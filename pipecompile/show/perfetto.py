@@ -15,6 +15,7 @@ import msgspec
 
 from pipecompile.ir import Kind, Op, Program
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
+from pipecompile.ir.views import register_writer
 
 __all__ = ["timeline_trace"]
 
@@ -152,3 +153,6 @@ def _ends(program: Program) -> tuple[dict[tuple[int, str], str], dict[tuple[int,
                 for operand in instruction.reads:
                     readers.setdefault((device, str(operand.value)), str(instruction.action))
     return writers, readers
+
+
+register_writer("trace", timeline_trace)

@@ -138,15 +138,17 @@ def _step_of_cuts(step: StepSummary) -> str:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Return one line for the recomputed stages and one for the price of the user's constraints, where there are
-    any.
-    """
+    """Return a line each, where it applies: on recomputed stages, the price of the user's constraints, the column `held`."""
     lines = [] if plan.step is None else [_step_of_cuts(plan.step)]
     if any(plan.recompute):
         stages = ", ".join(str(s) for s, redone in enumerate(plan.recompute) if redone)
         lines.append(f"recompute their forward: stages {stages}")
     if plan.price is not None:
         lines.append(f"what is forced makes the slowest stage {plan.price:.1%} slower")
+    if any(stage.memory for stage in plan.stages):
+        lines.append(
+            "held: state and all of each micro-batch in flight, as the cut counts them; a simulation has the peak of the program"
+        )
     return lines
 
 

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+import pipecompile as pc
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 
 #   device 0   │ 0F0   │       │ 0B0   │
@@ -50,3 +54,17 @@ def test_a_measured_timeline_begins_at_zero() -> None:
     measured = Timeline.measured([(1, "1F0", 7.0, 9.0), (0, "0F0", 5.0, 6.5)], 3)
     assert measured.spans == (Span(1, COMPUTE, "1F0", 2.0, 4.0), Span(0, COMPUTE, "0F0", 0.0, 1.5))
     assert measured.spans_of_devices == (1.5, 2.0, 0.0)
+
+
+def test_a_timeline_is_saved_as_a_trace_and_drawn(tmp_path: Path) -> None:
+    timeline = pc.simulate(pc.build_schedule("1f1b", 2, 3))
+    timeline.save(tmp_path / "step.json")
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 12
+    figure = timeline.plot(seconds=False)
+    figure.savefig(tmp_path / "step.png")
+    assert (tmp_path / "step.png").stat().st_size
+    with pytest.raises(pc.InputError, match=r"(?s)step\.json.*savefig"):
+        timeline.save(tmp_path / "step.svg")
+    with pytest.raises(pc.InputError, match="cannot be written"):
+        timeline.save(tmp_path / "step.json" / "step.json")

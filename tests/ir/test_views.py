@@ -1,4 +1,4 @@
-"""Formatters for notebooks are registered by type; data without a formatter have no HTML form."""
+"""Views are registered by type or name; data without a formatter have no HTML form."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from pipecompile.ir import notebook_html
-from pipecompile.ir.notebook_html import html_of, register_html
+from pipecompile.errors import InputError
+from pipecompile.ir import views
+from pipecompile.ir.views import html_of, register_html, register_writer, writer_of
 
 
 class Thing:
@@ -21,7 +22,8 @@ class Special(Thing):
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebook_html, "_FORMATTERS", {})
+    monkeypatch.setattr(views, "_FORMATTERS", {})
+    monkeypatch.setattr(views, "_WRITERS", {})
 
 
 def test_a_type_without_a_formatter_has_no_html() -> None:
@@ -33,6 +35,13 @@ def test_the_last_formatter_of_a_type_counts_and_holds_for_that_type_alone() -> 
     register_html(Thing, lambda _: "<b>")
     assert html_of(Thing()) == "<b>"
     assert html_of(Special()) is None
+
+
+def test_a_view_that_is_not_registered_says_what_to_import() -> None:
+    with pytest.raises(InputError, match=r"(?s)no trace.*import pipecompile\.show"):
+        writer_of("trace")
+    register_writer("trace", str)
+    assert writer_of("trace")(1) == "1"
 
 
 @pytest.mark.parametrize(
