@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 
 from torch import nn
@@ -36,7 +37,10 @@ def _with_article(noun: str) -> str:
 
 
 def validate_model(model: object) -> nn.Module:
-    """Return the model. Raise InputError if it is no `nn.Module`, wrapped or compiled already, or has lazy layers without shapes."""
+    """Return the model. Raise InputError if it is no `nn.Module`, wrapped or compiled already, or has lazy layers without shapes.
+
+    InputError, too, if its forward is a coroutine or a generator.
+    """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"the model is {_with_article(type(model).__name__)}, not an nn.Module",
@@ -50,6 +54,7 @@ def validate_model(model: object) -> nn.Module:
                          hint="compile(pipe.model, ...); or pipe.reschedule(...) for another schedule")  # fmt: skip
     if isinstance(model, nn.ModuleList):
         raise InputError("the model is a ModuleList, which has no forward", hint="compile(nn.Sequential(*layers), ...)")
+    _validate_forward(model)
     if lazy := [
         name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if isinstance(tensor, _SHAPELESS)
     ]:
@@ -57,3 +62,17 @@ def validate_model(model: object) -> nn.Module:
                          why="lazy layers get their shapes in the first call",
                          hint="call model(*example_args) once before compile")  # fmt: skip
     return model
+
+
+def _validate_forward(model: nn.Module) -> None:
+    """Raise InputError for a forward whose call runs nothing yet: `async def`, or one with `yield`."""
+    forward = model.forward
+    if inspect.iscoroutinefunction(forward) or inspect.isasyncgenfunction(forward):
+        what, hint = "is `async def`", "def forward; what has to be awaited belongs before the call"
+    elif inspect.isgeneratorfunction(forward):
+        what, hint = "is a generator", "a forward that returns a list or tuple of what it yields"
+    else:
+        return
+    code = getattr(forward, "__code__", None)
+    raise InputError(f"the forward of {type(model).__name__} {what}", where=f"{code.co_filename}:{code.co_firstlineno}" if code else "",
+                     why="its call computes nothing yet", hint=hint)  # fmt: skip

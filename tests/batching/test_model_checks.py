@@ -37,3 +37,19 @@ def test_a_wrapped_model_and_a_pipeline_are_refused() -> None:
         validate_model(nn.DataParallel(nn.Linear(2, 2)))
     with pytest.raises(InputError, match=r"(?s)is a Pipeline already.*pipe\.model"):
         pc.compile(pc.compile(nn.Linear(2, 2), 1), 1)
+
+
+class Waits(nn.Linear):
+    async def forward(self, x):
+        return super().forward(x)
+
+
+class Yields(nn.Linear):
+    def forward(self, x):
+        yield super().forward(x)
+
+
+@pytest.mark.parametrize(("model", "words"), [(Waits, "`async def`"), (Yields, "a generator")])
+def test_a_forward_that_computes_nothing_when_it_is_called_is_refused(model: type[nn.Module], words: str) -> None:
+    with pytest.raises(InputError, match=rf"(?s)forward of {model.__name__} is {words}.*test_model_checks.py:\d+"):
+        pc.compile(model(2, 2), 1, example_args=(torch.ones(4, 2),))
