@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from pipecompile.errors import TraceError
+from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import DataDependentOutputException, FakeTensorMode, set_grad_enabled
 from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.torch_private.storages import version_of
@@ -31,6 +32,7 @@ from pipecompile.tracing.emit.call_description import (
     is_metadata_query,
     node_call,
     reads_layout,
+    state_name,
     undeclared_writes,
 )
 from pipecompile.tracing.emit.node_writer import NodeWriter, Regions
@@ -42,7 +44,7 @@ from pipecompile.tracing.fakes.lifted_numbers import examples
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.interception.assertions import asserted_truth, holds
 from pipecompile.tracing.interception.dispatcher import DispatchRecorder, is_transformed
-from pipecompile.tracing.interception.randomness import RandomDrawCounter, rng_function
+from pipecompile.tracing.interception.randomness import KnownGenerators, RandomDrawCounter, rng_function
 from pipecompile.tracing.leaf_modules import cheap_forward, is_leaf
 from pipecompile.tracing.model_pieces import Piece, add_candidate
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
@@ -60,6 +62,7 @@ class CallRecorder(TorchFunctionMode):
     module_snapshots: ModuleSnapshots
     leftovers: RecordingLeftovers
     reads: AttributeReads
+    generators: KnownGenerators
 
     def __init__(
         self, model: nn.Module, symbol: BatchSymbol, device: torch.device, opaque_calls: OpaqueCalls, *, grad: bool
@@ -99,6 +102,8 @@ class CallRecorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if accesses_gradient(func):
             self.refuse_gradient_read(is_of_state=not args[0].requires_grad)
+        if state := state_name(func):
+            raise TraceError(code="PC104", where=caller(), why=f"`{state}` of a tensor is state that no recording has")
         if func is torch.Tensor.__iter__:
             with self:
                 return iter(torch.unbind(args[0]))
@@ -110,6 +115,7 @@ class CallRecorder(TorchFunctionMode):
 
     def _function_call(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
         """Make and record a call of torch's; `frame` makes it."""
+        self.generators.check((*args, *kwargs.values()))
         try:
             return self.call(func, args, kwargs, lambda faked: node_call(func, faked))
         except DataDependentOutputException:
@@ -215,6 +221,7 @@ class CallRecorder(TorchFunctionMode):
             return run(*args, **kwargs)
         args, kwargs = self.values.with_fakes((args, kwargs))
         with self.paused(), self.symbol.lenient():
+            self.generators.check_piece(pytree.tree_leaves((args, kwargs)))
             call = self.opaque_calls.call(piece, run, (args, kwargs), self.twins.of)
         self.values.roots[call.target] = call.module
         self.writer.write(

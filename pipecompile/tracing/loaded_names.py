@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dis import opmap
 from types import CodeType, FunctionType, ModuleType
 
-__all__ = ["imported_modules", "loaded_globals", "names_in"]
+__all__ = ["attribute_names", "imported_modules", "loaded_globals", "names_in"]
 
 _LOAD_GLOBAL, _LOAD_NAME, _IMPORT_NAME = opmap["LOAD_GLOBAL"], opmap["LOAD_NAME"], opmap["IMPORT_NAME"]
 _EXTENDED = opmap["EXTENDED_ARG"]
@@ -26,6 +26,13 @@ def names_in(code: CodeType) -> frozenset[str]:
         inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
         _known[id(code)] = code, frozenset(code.co_names).union(*inner)
     return _known[id(code)][1]
+
+
+def attribute_names(code: CodeType) -> frozenset[str]:
+    """Return the names by which code may reach an attribute: `names_in`, and its texts, as in getattr(x, "scale", 1)."""
+    inner = [attribute_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    texts = [constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()]
+    return frozenset((*code.co_names, *texts)).union(*inner)
 
 
 def loaded_globals(code: CodeType) -> frozenset[str]:

@@ -45,7 +45,7 @@ from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.interception.module_calls import intercepted
 from pipecompile.tracing.interception.python_builtins import builtin_substitutes
-from pipecompile.tracing.interception.randomness import draw_refused, draws_located, python_draws
+from pipecompile.tracing.interception.randomness import KnownGenerators, draw_refused, draws_located, python_draws
 from pipecompile.tracing.interception.user_functions import builtin_calls_redirected, caches_bypassed, caches_purged
 from pipecompile.tracing.model_pieces import piece_calls_intercepted
 from pipecompile.tracing.node_facts import NodeFacts, set_facts
@@ -54,8 +54,9 @@ from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.state.function_state import globals_restored
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
-from pipecompile.tracing.state.second_call import record_state_changes
-from pipecompile.tracing.state.snapshot import model_restored
+from pipecompile.tracing.state.second_call import CarriedStateError, record_state_changes
+from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
+from pipecompile.tracing.state.tensor_attributes import attribute_changes, warn_of_inputs
 from pipecompile.tracing.trace_errors import as_trace_error, needs_values
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -224,6 +225,8 @@ class Recorder(CallRecorder):
         """Run the model on fake inputs and return the graph of the run. Raise TraceError."""
         check_keywords(inputs.kwargs, "PC109")
         self.values.replace_by_fakes(self.model)
+        warn_of_inputs(inputs, self.reach.functions)
+        self.generators = KnownGenerators((*held_values(places_of(self.model)), *self.reach.objects, *inputs.leaves))
         self.module_snapshots = ModuleSnapshots(self.model)
         self.leftovers = RecordingLeftovers(self.model, self.values.is_fake_of)
         given = tuple(one for one in zip(inputs.names, inputs.leaves, strict=True) if can_be_watched(type(one[1])))
@@ -236,16 +239,22 @@ class Recorder(CallRecorder):
                 for context in self._contexts():
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
-                if self.values.closed_over.noted:
-                    self.values.closed_over.check()
-                if changes := self.leftovers.changes():
-                    record_state_changes(self, inputs, changes)
+                self._record_leftovers(inputs)
             graph = assemble_graph(self, inputs, output)
             reads = RecordedReads(self.model, self.reads, self.leftovers.written, others=given, asked=self.asked)
             graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at)
             return graph
         except Exception as error:
             raise as_trace_error(error, self.model) from error
+
+    def _record_leftovers(self, inputs: FlatInputs) -> None:
+        """Record what the call has left on the model. Raise TraceError for what no node can leave there."""
+        if self.values.closed_over.noted:
+            self.values.closed_over.check()
+        if written := attribute_changes(self.model, self.twins, self.reach.functions):
+            raise CarriedStateError(written, self.model)
+        if changes := self.leftovers.changes():
+            record_state_changes(self, inputs, changes)
 
     def _contexts(self) -> tuple[Any, ...]:
         """Return the modes and patches of a recording, the outermost first."""

@@ -44,6 +44,7 @@ __all__ = [
     "node_call",
     "printable",
     "reads_layout",
+    "state_name",
     "undeclared_writes",
 ]
 
@@ -194,6 +195,10 @@ _OF_GRADIENTS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("requ
 
 _LEAVES_GRADIENTS = frozenset([getattr(torch.Tensor, "grad").__get__, torch.Tensor.backward])  # noqa: B009
 
+_STATE_ATTRIBUTES = "_version retains_grad output_nr _backward_hooks _post_accumulate_grad_hooks"
+_OF_STATE = {getattr(torch.Tensor, name).__get__: name for name in _STATE_ATTRIBUTES.split()}
+_OF_STATE |= {torch.Tensor.is_shared: "is_shared", torch.Tensor.is_pinned: "is_pinned"}
+
 _ON_THE_TENSOR = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 
 _STATISTICS: dict[Any, tuple[int, str, bool]] = {
@@ -236,6 +241,12 @@ def depends_on_grad_mode(func: Any, args: Any) -> bool:
 def accesses_gradient(func: Any) -> bool:
     """Return whether the user's code reads `.grad` or runs a backward."""
     return func in _LEAVES_GRADIENTS and not is_foreign(sys._getframe(2))
+
+
+def state_name(func: Any) -> str:
+    """Return the name of what the user's code reads and neither the values nor the type of a tensor say, as its version; or ""."""
+    name = _OF_STATE.get(func, "")
+    return "" if name and is_foreign(sys._getframe(2)) else name
 
 
 def undeclared_writes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

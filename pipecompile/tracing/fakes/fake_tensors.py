@@ -10,6 +10,7 @@ The result's shape and dtype do not depend on the numbers, so zeros stand for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -20,7 +21,12 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensorMode, disable_current_modes, unset_fake_temporarily
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 
-__all__ = ["Twins", "recording_device", "with_unknown_data"]
+__all__ = ["Twins", "recording_device", "user_attributes", "with_unknown_data"]
+
+
+def user_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return the attributes that code has set on a tensor, such as `weight.scale = 2.0`; none of a class of its own."""
+    return vars(tensor) if type(tensor) in (torch.Tensor, nn.Parameter) else {}
 
 
 def recording_device(model: nn.Module, leaves: Iterable[Any]) -> torch.device:
@@ -48,9 +54,19 @@ class Twins:
             is_here = tensor.device == self.device
             with disable_current_modes():
                 twin = self.fake.from_tensor(tensor, static_shapes=True) if is_here else self._moved(tensor)
+            vars(twin).update(user_attributes(tensor))
             self._twins[id(tensor)] = tensor, twin  # keeps the tensor alive, so that its id is not used again
             self._classes[id(twin)] = type(tensor)
         return self._twins[id(tensor)][1]
+
+    def written_attributes(self, names: AbstractSet[str]) -> list[tuple[torch.Tensor, torch.Tensor, str]]:
+        """Return (tensor, twin, name) of the attributes of these names that differ between a tensor and its twin."""
+        return [
+            (tensor, twin, name)
+            for tensor, twin in self._twins.values()
+            for name in names & (user_attributes(tensor).keys() | vars(twin).keys())
+            if user_attributes(tensor).get(name) is not vars(twin).get(name)
+        ]
 
     def tensor_class(self, twin: torch.Tensor) -> type:
         """Return the class of the tensor that `twin` stands for."""

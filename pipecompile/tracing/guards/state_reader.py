@@ -28,6 +28,7 @@ from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
 from pipecompile.tracing.container_items import CONTAINERS
+from pipecompile.tracing.fakes.fake_tensors import user_attributes
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.container_state import ATOMS, add_container
 from pipecompile.tracing.guards.library_state import add_library_object
@@ -35,7 +36,7 @@ from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.object_state import add_object, class_attribute
 from pipecompile.tracing.guards.process_state import add_flags, add_result, returns_state
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
-from pipecompile.tracing.loaded_names import imported_modules, loaded_globals, names_in
+from pipecompile.tracing.loaded_names import attribute_names, imported_modules, loaded_globals, names_in
 
 __all__ = ["StateReader"]
 
@@ -75,6 +76,7 @@ class StateReader:
         self._seen: dict[int, tuple[str, Any]] = {}
         self._names: set[str] = set()
         self._classes: dict[type, Place] = {}
+        self._attributes: dict[int, tuple[dict[str, Any], str, Place]] = {}
         self._named: set[tuple[int, str]] = set()
 
     def read(self, known: dict[str, Reads] | None = None) -> ReadState:
@@ -124,6 +126,8 @@ class StateReader:
         if isinstance(value, torch.Tensor):
             add(label, value, place)
             self.state.tensors.append((label, value))
+            if own := user_attributes(value):
+                self._attributes[id(own)] = own, label, place
         elif isinstance(value, CONTAINERS):
             self._container(value, label, place)
         elif isinstance(value, (FunctionType, MethodType, staticmethod, classmethod, property, functools.partial)):
@@ -187,7 +191,7 @@ class StateReader:
                     self.state.add_row(_content_of_cell, cell)
                 self.later(cell.cell_contents, path, (code, variable), Holder(cell, "cell_contents"))
         names = names_in(code)
-        self._names |= names
+        self._names |= attribute_names(code)
         self._add_globals(function, names)
 
     def _add_globals(self, function: FunctionType, names: frozenset[str]) -> None:
@@ -248,8 +252,17 @@ class StateReader:
             self._add_names(vars(cls), {name: path})
             self.later(vars(cls)[name], path, place, Holder(cls, name))
 
+    def _add_tensor_attributes(self) -> None:
+        """Note what was set on tensors under names that the functions name."""
+        for own, label, place in list(self._attributes.values()):
+            paths = {name: f"{label}.{name}" for name in self._names & own.keys() if self._is_new(own, name)}
+            self._add_names(own, paths)
+            for name, path in paths.items():
+                self.later(own[name], path, place, Holder(own, name))
+
     def _add_class_attributes(self) -> bool:
         """Note attributes of the classes that the functions name. Return whether there were new ones."""
+        self._add_tensor_attributes()
         for cls, place in list(self._classes.items()):
             for name in self._names & vars(cls).keys():
                 if class_attribute(cls, name) is not None:

@@ -2,6 +2,8 @@
 
     torch.manual_seed(3)                ──►   manual_seed(3)      one node, which counts as writing the state
     h + torch.rand(4)                         rand(4)             a draw; stays in the stage of its seed
+    torch.rand(4, generator=self.generator)   rand(4, ...)        a draw; the node has the generator
+    torch.rand(4, generator=Generator())      PC116               a node would go on drawing from the one of the recording
     if random.random() > 0.2: ...             PC116               at this line; the piece around it becomes an opaque node
 
 Draws of torch without a seed in the model only keep their order, so that a pipeline draws what the plain loop draws. A draw of
@@ -12,7 +14,7 @@ notices that the state of a generator is another at its end. Only then it runs a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from types import FrameType
@@ -21,13 +23,14 @@ from typing import Any
 import torch
 
 from pipecompile.errors import TraceError
-from pipecompile.torch_private.modes import TorchDispatchMode, active_fake_mode
+from pipecompile.torch_private.modes import TorchDispatchMode, active_fake_mode, disable_current_modes
 from pipecompile.torch_private.operators import schema_of
-from pipecompile.tracing.state.random_states import RandomStates
-from pipecompile.tracing.user_source import is_users, place_of
+from pipecompile.tracing.state.random_states import RandomStates, generator_sources, generators_among
+from pipecompile.tracing.user_source import caller, is_users, place_of
 
 __all__ = [
     "RNG_FUNCTIONS",
+    "KnownGenerators",
     "RandomDrawCounter",
     "draw_refused",
     "draws_random",
@@ -55,6 +58,40 @@ class RandomDrawCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += draws_random(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+class KnownGenerators:
+    """The generators of torch that outlive a call, among these values, and their states when the recording begins."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        found = [one for one in generators_among(values) if isinstance(one, torch.Generator)]
+        self._states = {id(one): (one, RandomStates(generator_sources([one]))) for one in found}
+
+    def check(self, arguments: Iterable[Any]) -> None:
+        """Raise TraceError PC116 for a generator among the arguments that the forward has made or seeded."""
+        for one in arguments:
+            if isinstance(one, torch.Generator) and one is not torch.default_generator:
+                if id(one) not in self._states:
+                    raise _from_forward("made")
+                self._check_state(*self._states[id(one)])
+
+    def check_piece(self, arguments: Iterable[Any]) -> None:
+        """Raise TraceError PC116 before a piece is called that may draw from a generator that the forward has made or seeded."""
+        self.check(arguments)
+        for known in self._states.values():
+            self._check_state(*known)
+
+    def _check_state(self, _: torch.Generator, state: RandomStates) -> None:
+        with disable_current_modes():
+            is_seeded = bool(state.changed())
+        if is_seeded:
+            raise _from_forward("seeded")
+
+
+def _from_forward(made: str) -> TraceError:
+    return TraceError(
+        code="PC116", where=caller(), why=f"the generator is {made} in the forward, which a recording runs once"
+    )
 
 
 def draws_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ position biases of an attention that are looked up once.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -129,10 +129,7 @@ class StateWatch:
         """
         places = [(place, then) for place, then in self._then if id(place.container) not in self._tables]
         changes = [change for place, then in places for change in _differences(place, then)]
-        changes = [change for change in changes if not (change.is_buffer and self._is_written_back(change))]
-        return [
-            change for change in changes if change.key == "training" or id(change.place.container) not in self._layers
-        ]
+        return [change for change in changes if not (change.is_buffer and self._is_written_back(change))]
 
     def _is_written_back(self, change: StateChange) -> bool:
         kept = (id(change.place.container), change.key) in self._kept
@@ -176,11 +173,21 @@ def _differences(place: Place, then: Sequence[Any]) -> Iterator[StateChange]:
             yield StateChange(place, None, None, [_UNWRITABLE])
     else:
         before = dict(then)
+        if _lost_or_moved(place.container, then, now):
+            yield StateChange(place, None, None, [_UNWRITABLE])
         yield from (
             StateChange(place, key, before.get(key), value)
             for key, value in now
             if not (key in before and _unchanged(before[key], value))
         )
+
+
+def _lost_or_moved(container: Any, then: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Return whether a mapping has lost a key, or an OrderedDict has another order."""
+    before, after = dict(then), dict(now)
+    if not before.keys() <= after.keys():
+        return True
+    return isinstance(container, OrderedDict) and [key for key, _ in now if key in before] != [*before]
 
 
 _UNWRITABLE = object()

@@ -220,3 +220,49 @@ def test_a_draw_around_the_forward_is_refused_at_the_forward() -> None:
     assert caught.value.code == "PC116"
     assert caught.value.function == "Linear.forward"
     assert "around this function" in str(caught.value)
+
+
+TORCH_RNG = torch.Generator()
+
+
+class Noisy(nn.Module):
+    def __init__(self, body: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+def made(x: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.rand(x.shape[1:], generator=generator)
+    return x * noise
+
+
+def seeded(x: torch.Tensor) -> torch.Tensor:
+    TORCH_RNG.manual_seed(3)
+    noise = torch.rand(x.shape[1:], generator=TORCH_RNG)
+    return x * noise
+
+
+@pytest.mark.parametrize("body", [made, seeded])
+def test_a_generator_that_the_forward_makes_or_seeds_draws_the_same_in_every_run(body: Any) -> None:
+    """A graph went on drawing from the generator of the recording: the second micro-batch got other numbers."""
+    model = nn.Sequential(nn.Linear(4, 4), Noisy(body))
+    graph = pc.trace(model, torch.ones(2, 4))
+    assert [reason.piece.name for reason in graph.facts.kept] == ["1"]
+    for _ in range(3):
+        assert torch.equal(graph(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    with pytest.raises(TraceError, match=r"PC116(?s:.*)the generator is (made|seeded) in the forward"):
+        pc.trace(Root(lambda _, x: body(x)), torch.ones(2, 4))
+
+
+def test_draws_from_a_generator_that_outlives_the_call_are_nodes() -> None:
+    model = Root(lambda m, x: m.b(m.a(x) * torch.rand(4, generator=TORCH_RNG)))
+    graph = pc.trace(model, torch.ones(2, 4))
+    assert not graph.facts.kept
+    state = TORCH_RNG.get_state()
+    expected = [model(torch.ones(2, 4)) for _ in range(2)]
+    TORCH_RNG.set_state(state)
+    assert all(map(torch.equal, expected, [graph(torch.ones(2, 4)) for _ in range(2)]))

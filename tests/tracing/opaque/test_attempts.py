@@ -505,3 +505,20 @@ def test_a_later_recording_begins_with_the_modules_of_the_first(monkeypatch):
     assert len(runs) * 3 <= alone
     model[0] = nn.Linear(6, 3)  # one of them is gone: the recording begins without any
     assert names(record(model, inputs, kept=first.facts.kept)) == ["2.part", "4.part"]
+
+
+def test_a_part_that_reads_the_version_of_a_weight_is_kept_whole():
+    """The version of the recording was a constant in every step."""
+
+    class Versioned(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (1 + 0.01 * self.weight._version)
+
+    torch.manual_seed(0)
+    model, x = Around(Versioned(6, 6)), torch.randn(8, 6)
+    pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=2, cost="analytic", devices=["cpu"] * 2).eval()
+    assert [reason.piece.name for reason in pipe.graph.facts.kept] == ["part"]
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(pipe(x), model(x))
+            model.part.weight.mul_(0.5)
