@@ -42,6 +42,7 @@ from pipecompile.tracing.fakes.fake_tensors import Twins, with_unknown_data
 from pipecompile.tracing.fakes.lifted_calls import check_shapes
 from pipecompile.tracing.fakes.lifted_numbers import examples
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
+from pipecompile.tracing.guards.executed_code import ExecutedCode
 from pipecompile.tracing.interception.assertions import asserted_truth, holds
 from pipecompile.tracing.interception.dispatcher import DispatchRecorder, is_transformed
 from pipecompile.tracing.interception.randomness import KnownGenerators, RandomDrawCounter, rng_function
@@ -76,7 +77,7 @@ class CallRecorder(TorchFunctionMode):
         self.regions = Regions(self.graph, Ambient.now(grad=grad))
         self.writer = NodeWriter(self.values, self.regions)
         self.names = {id(module): name for name, module in model.named_modules()}
-        self.reach = reachable(model)
+        self.reach, self.executed = reachable(model), ExecutedCode()
         self.draws = RandomDrawCounter()
         self.is_paused = self.asked_grad_mode = self.has_lifted = False
         self.noticed_at = ""
@@ -93,25 +94,26 @@ class CallRecorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is set_grad_enabled:
-            self.is_grad_enabled = args[0]
-        self.asked_grad_mode |= self.is_listening and depends_on_grad_mode(func, args)
-        if self.is_listening and reads_layout(func):
-            self.note_read(LAYOUTS)
-        if not self.is_listening or is_metadata_query(func):
-            return func(*args, **kwargs)
-        if accesses_gradient(func):
-            self.refuse_gradient_read(is_of_state=not args[0].requires_grad)
-        if state := state_name(func):
-            raise TraceError(code="PC104", where=caller(), why=f"`{state}` of a tensor is state that no recording has")
-        if func is torch.Tensor.__iter__:
-            with self:
-                return iter(torch.unbind(args[0]))
-        if is_transformed(tensors_in((args, kwargs))):
-            return self._under_transform(func, args, kwargs)
-        if (piece := self._opaque_piece(func)) is not None:
-            return self._opaque_call(piece, func, args, kwargs)
-        return self._function_call(func, args, kwargs, sys._getframe(1))
+        with self.executed.off:
+            if func is set_grad_enabled:
+                self.is_grad_enabled = args[0]
+            self.asked_grad_mode |= self.is_listening and depends_on_grad_mode(func, args)
+            if self.is_listening and reads_layout(func):
+                self.note_read(LAYOUTS)
+            if not self.is_listening or is_metadata_query(func):
+                return func(*args, **kwargs)
+            if accesses_gradient(func):
+                self.refuse_gradient_read(is_of_state=not args[0].requires_grad)
+            if state := state_name(func):
+                raise TraceError(code="PC104", where=caller(), why=f"no recording has the `{state}` of a tensor")
+            if func is torch.Tensor.__iter__:
+                with self:
+                    return iter(torch.unbind(args[0]))
+            if is_transformed(tensors_in((args, kwargs))):
+                return self._under_transform(func, args, kwargs)
+            if (piece := self._opaque_piece(func)) is not None:
+                return self._opaque_call(piece, func, args, kwargs)
+            return self._function_call(func, args, kwargs, sys._getframe(1))
 
     def _function_call(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
         """Make and record a call of torch's; `frame` makes it."""
@@ -242,13 +244,12 @@ class CallRecorder(TorchFunctionMode):
         def call(*args: Any, **kwargs: Any) -> Any:
             return original(module, *args, **kwargs)
 
+        run = cheap_forward(module, call)
         written = list(module.buffers()) if module.training else []
         held = [*module.parameters(), *module.buffers()]
-        is_layer = type(module).__module__.startswith("torch.nn.")
-        with self.leftovers.leaf_call(module), self.reads.of_layer(module) if is_layer else nullcontext():
-            result = self.call(
-                cheap_forward(module, call), args, kwargs, lambda faked: ("call_module", target, faked), written, held
-            )
+        noted = self.reads.of_layer(module) if type(module).__module__.startswith("torch.nn.") else nullcontext()
+        with self.executed.off, self.leftovers.leaf_call(module), noted:
+            result = self.call(run, args, kwargs, lambda faked: ("call_module", target, faked), written, held)
         self.module_snapshots.update(module)
         return result
 

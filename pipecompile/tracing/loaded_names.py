@@ -31,8 +31,7 @@ def names_in(code: CodeType) -> frozenset[str]:
 def attribute_names(code: CodeType) -> frozenset[str]:
     """Return the names by which code may reach an attribute: `names_in`, and its texts, as in getattr(x, "scale", 1)."""
     inner = [attribute_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    texts = [constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()]
-    return frozenset((*code.co_names, *texts)).union(*inner)
+    return frozenset((*code.co_names, *_texts(code))).union(*inner)
 
 
 def loaded_globals(code: CodeType) -> frozenset[str]:
@@ -42,8 +41,9 @@ def loaded_globals(code: CodeType) -> frozenset[str]:
 
 def imported_modules(function: FunctionType) -> list[ModuleType]:
     """Return the modules that a function imports when it runs, and the packages around them, as far as they are loaded."""
-    package = function.__globals__.get("__package__") or ""
-    names = {inner for name in _loads_of(function.__code__)[1] for inner in _packages(_absolute(name, package))}
+    package, own = function.__globals__.get("__package__") or "", str(function.__globals__.get("__name__"))
+    loads = [own if name == "__name__" else name for name in _loads_of(function.__code__)[1]]
+    names = {inner for name in loads for inner in _packages(_absolute(name, package))}
     return [module for name in sorted(names) if isinstance(module := sys.modules.get(name), ModuleType)]
 
 
@@ -68,7 +68,7 @@ def _loads(code: CodeType) -> list[str]:
             names.append(code.co_names[argument >> 1])
         elif operation == _LOAD_NAME:
             names.append(code.co_names[argument])
-    return names
+    return names + (_texts(code) if "globals" in code.co_names else [])  # globals()["gain"]
 
 
 def _imports(code: CodeType) -> list[str]:
@@ -78,7 +78,19 @@ def _imports(code: CodeType) -> list[str]:
         if operation == _IMPORT_NAME:
             level = _loaded_number(code, *operations[position - 2]) if position >= 2 else 0
             names.append("." * level + code.co_names[argument])
+    if _BY_TEXT & {*code.co_names}:  # import_module("settings"), sys.modules[__name__]
+        names += [*_texts(code), *(["__name__"] if "__name__" in code.co_names else [])]
     return names
+
+
+_BY_TEXT = {"import_module", "__import__", "modules"}
+"""Names of what finds a module by its name."""
+
+
+def _texts(code: CodeType) -> list[str]:
+    """Return the texts of one code object that may be names of variables or modules."""
+    texts = [constant for constant in code.co_consts if isinstance(constant, str)]
+    return [text for text in texts if all(part.isidentifier() for part in text.split("."))]
 
 
 def _loaded_number(code: CodeType, operation: int, argument: int) -> int:

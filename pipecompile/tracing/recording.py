@@ -231,6 +231,7 @@ class Recorder(CallRecorder):
         self.leftovers = RecordingLeftovers(self.model, self.values.is_fake_of)
         given = tuple(one for one in zip(inputs.names, inputs.leaves, strict=True) if can_be_watched(type(one[1])))
         self.reads = AttributeReads((*self.reach.objects, *(leaf for _, leaf in given)))
+        self.reads.executed = self.executed.scopes
         leaves = [self._placeholder(*one) for one in zip(inputs.names, inputs.leaves, inputs.dims, strict=True)]
         self.symbol.open(self.graph, list(self.graph.nodes), inputs.dims)
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
@@ -263,7 +264,7 @@ class Recorder(CallRecorder):
         builtins = builtin_calls_redirected(builtin_substitutes(self), self.reach.functions)
         return (
             self.reads, self.fake, self.draws, self.dispatcher, *self.twins.device_contexts, enable_python_dispatcher(),
-            intercepted(self), pieces, builtins, caches_bypassed(self.reach.caches), self,
+            intercepted(self), pieces, builtins, caches_bypassed(self.reach.caches), self, self.executed,
         )  # fmt: skip
 
     def _placeholder(self, name: str, leaf: Any, dim: Any) -> Any:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import get_ident
-from types import FrameType, FunctionType, MethodType, ModuleType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -42,10 +42,14 @@ _ITEMS = 10_000
 
 
 class AttributeReads:
-    """A context in which reads of this thread are noted. `watched` are the classes whose reads are noted."""
+    """A context in which reads of this thread are noted. `watched` are the classes whose reads are noted.
+
+    `executed` has the user's code that ran and its globals, by the id of the code (`ExecutedCode`).
+    """
 
     def __init__(self, roots: Iterable[Any] = ()) -> None:
         self.noted: dict[int, tuple[Any, Reads]] = {}
+        self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
         self.watched: set[type] = set()
         self._originals: list[tuple[type, Any]] = []
         self._sealed: set[type] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from types import MemberDescriptorType
+from types import FunctionType, MemberDescriptorType
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,16 @@ _PROBABILITIES = ("p", "dropout")
 """Floats of these layers that say how often they draw: of nn.Dropout and nn.MultiheadAttention."""
 
 
+class ClassNotes(Protocol):
+    """The attributes of classes that a walk notes."""
+
+    def note_class(self, cls: type, place: Place) -> None:
+        """Note a class of the user's and its bases."""
+
+    def add(self, cls: type, name: str, place: Place) -> None:
+        """Note the value of an attribute of a class."""
+
+
 class Walk(Protocol):
     """The walk along the state, as far as one object needs it."""
 
@@ -43,23 +53,21 @@ class Walk(Protocol):
     def reads_of(self, value: Any, label: str) -> Reads | None:
         """Return the names read on an object; None if any may have been read."""
 
-    def note_class(self, cls: type, place: Place) -> None:
-        """Note a class of the user's and its bases."""
-
-    def add_class_attribute(self, cls: type, name: str, place: Place) -> None:
-        """Note the value of an attribute of a class."""
+    @property
+    def named(self) -> ClassNotes:
+        """Attributes of classes."""
 
 
 def add_object(walk: Walk, value: Any, label: str, place: Place) -> None:
     """Note the class of an object and every attribute that was read on it."""
-    own: Mapping[str, Any] = getattr(value, "__dict__", {})
+    own = _own_attributes(value)
     reads = walk.reads_of(value, label)
-    is_whole = reads is None or "__dict__" in reads
+    is_whole = reads is None or "__dict__" in reads or _reads_itself(type(value))
     names = dict(reads or {})
     if is_whole:
         names |= {name: names.get(name, "") for name in (*own, *_slots(type(value))) if isinstance(name, str)}
     walk.state.typed.append(value)
-    walk.note_class(type(value), place)
+    walk.named.note_class(type(value), place)
     tables = [own] + ([own[table] for table in STATE_TABLES if table in own] if isinstance(value, nn.Module) else [])
     if own or names:
         walk.state.sized.append(own)
@@ -79,6 +87,21 @@ def add_object(walk: Walk, value: Any, label: str, place: Place) -> None:
         walk.state.add_names(table, [name for name in found if not walk.is_lifted(f"{label}.{name}", table[name])])
 
 
+def _own_attributes(value: Any) -> Mapping[str, Any]:
+    """Return the attributes of an object, also of one that shows those of another."""
+    read = object.__getattribute__ if _reads_itself(type(value)) else getattr
+    try:
+        own: Mapping[str, Any] = read(value, "__dict__")
+    except AttributeError:  # slots
+        return {}
+    return own
+
+
+def _reads_itself(cls: type) -> bool:
+    """Return whether a class of the user's finds attributes by a `__getattribute__` of its own, as a proxy does."""
+    return isinstance(_static(cls, "__getattribute__"), FunctionType)
+
+
 def _find(walk: Walk, value: Any, tables: Iterable[Any], name: str, place: Place) -> int | None:
     """Return the table that has an attribute, as Python would find it; note an attribute of the class."""
     cls = _holder(type(value), name)
@@ -86,7 +109,7 @@ def _find(walk: Walk, value: Any, tables: Iterable[Any], name: str, place: Place
     is_data = hasattr(type(attribute), "__set__")
     found = next((i for i, table in enumerate(tables) if name in table and (id(table), name) not in walk.written), None)
     if cls is not None and (is_data or found != 0):
-        walk.add_class_attribute(cls, name, place)
+        walk.named.add(cls, name, place)
         return None if is_data or found is None else found
     return found
 

@@ -14,7 +14,7 @@ import torch
 from pipecompile.tracing.guards.attribute_reads import Reads
 from pipecompile.tracing.guards.lifted_state import Holder
 
-__all__ = ["ABSENT", "Place", "ReadState", "line_of_read"]
+__all__ = ["ABSENT", "Place", "ReadState", "codes_in", "line_of_read"]
 
 
 class _Absent:
@@ -77,15 +77,16 @@ def line_of_read(place: Place) -> str:
     if isinstance(place, str):
         return place
     code, name = place
-    lines = [line for inner in _codes(code) for line in _lines_of(inner, name)]
+    lines = [line for inner in codes_in(code) for line in _lines_of(inner, name)]
     return f"{code.co_filename}:{lines[0] if lines else code.co_firstlineno} in {code.co_qualname}"
 
 
-def _codes(code: CodeType) -> Iterable[CodeType]:
+def codes_in(code: CodeType) -> Iterable[CodeType]:
+    """Yield a code and those of the functions that it makes."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
 def _lines_of(code: CodeType, name: str) -> Iterable[int]:

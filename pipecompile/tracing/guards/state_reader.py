@@ -10,7 +10,6 @@ tensor               its identity and metadata; its contents are read by the gra
 from __future__ import annotations
 
 import argparse
-import enum
 import functools
 import os
 import queue
@@ -20,7 +19,7 @@ from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Container, Iterable, Mapping
 from contextvars import ContextVar
 from operator import attrgetter
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,20 +27,19 @@ from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
 from pipecompile.tracing.container_items import CONTAINERS
-from pipecompile.tracing.fakes.fake_tensors import user_attributes
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.container_state import ATOMS, add_container
+from pipecompile.tracing.guards.executed_code import functions_of
 from pipecompile.tracing.guards.library_state import add_library_object
 from pipecompile.tracing.guards.lifted_state import Holder
-from pipecompile.tracing.guards.object_state import add_object, class_attribute
+from pipecompile.tracing.guards.named_attributes import FOREIGN, WITH_TORCH, NamedAttributes, package_of
+from pipecompile.tracing.guards.object_state import add_object
 from pipecompile.tracing.guards.process_state import add_flags, add_result, returns_state
-from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
-from pipecompile.tracing.loaded_names import attribute_names, imported_modules, loaded_globals, names_in
+from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState, codes_in
+from pipecompile.tracing.loaded_names import attribute_names, imported_modules, loaded_globals
 
 __all__ = ["StateReader"]
 
-_FOREIGN = frozenset(sys.stdlib_module_names) | {"sympy", "numpy", "pipecompile"}
-_TORCH = _FOREIGN | {"torch"}
 _WHOLE = (
     SimpleNamespace,
     functools.partial,
@@ -74,9 +72,9 @@ class StateReader:
         self._known_reads: dict[str, Reads] | None = None
         self._pending: deque[tuple[Any, str, Place, Holder | None]] = deque()
         self._seen: dict[int, tuple[str, Any]] = {}
-        self._names: set[str] = set()
-        self._classes: dict[type, Place] = {}
-        self._attributes: dict[int, tuple[dict[str, Any], str, Place]] = {}
+        self.named = NamedAttributes(self)
+        self._codes: dict[int, CodeType] = {}
+        self._titles: dict[str, list[Any]] = {}
         self._named: set[tuple[int, str]] = set()
 
     def read(self, known: dict[str, Reads] | None = None) -> ReadState:
@@ -86,9 +84,16 @@ class StateReader:
         self.later(self.model, "model", "")
         for table in GLOBAL_FORWARD_HOOKS:
             self.later(table, "hooks of all modules", "")
-        while self._pending or self._add_class_attributes():
-            self._visit(*self._pending.popleft())
+        self._visit_all()
+        self._add_executed()
+        self._visit_all()
         return self.state
+
+    def _visit_all(self) -> None:
+        while self._pending:
+            self._visit(*self._pending.popleft())
+            if not self._pending:
+                self.named.add_named()
 
     def later(self, value: Any, label: str, place: Place, holder: Holder | None = None) -> None:
         """Visit a value in its turn. `holder` is where it is found."""
@@ -97,6 +102,18 @@ class StateReader:
     def is_lifted(self, label: str, value: Any) -> bool:
         """Return whether the recording reads the value at every run."""
         return label in self.lifted and type(value) in (int, float)
+
+    def has_run(self, function: Any) -> bool:
+        """Return whether the recording has run a function."""
+        return id(getattr(function, "__code__", None)) in self.notes.executed
+
+    def title(self, subject: Any, name: str) -> str:
+        """Return a name for labels that no other subject has: functions of one factory all have the same."""
+        known = self._titles.setdefault(name, [])
+        if not any(subject is one for one in known):
+            known.append(subject)
+        place = next(place for place, one in enumerate(known) if one is subject)
+        return f"{name} ({place + 1})" if place else name
 
     def reads_of(self, value: Any, label: str) -> Reads | None:
         """Return the names read on an object; None if its reads were not noted, so that any may have happened."""
@@ -126,8 +143,7 @@ class StateReader:
         if isinstance(value, torch.Tensor):
             add(label, value, place)
             self.state.tensors.append((label, value))
-            if own := user_attributes(value):
-                self._attributes[id(own)] = own, label, place
+            self.named.note_tensor(value, label, place)
         elif isinstance(value, CONTAINERS):
             self._container(value, label, place)
         elif isinstance(value, (FunctionType, MethodType, staticmethod, classmethod, property, functools.partial)):
@@ -138,11 +154,11 @@ class StateReader:
         elif isinstance(value, (type, ModuleType)):
             add(label, value, place)
             if isinstance(value, type):
-                self.note_class(value, place)
+                self.named.note_class(value, place)
         elif wrapped := getattr(type(value), "__wrapped__", None) or (_is_cache(value) and value.__wrapped__):
             add(label, value, place)
             self.later(wrapped, label, place)
-        elif _package(type(value)) in _FOREIGN and not isinstance(value, _WHOLE):
+        elif package_of(type(value)) in FOREIGN and not isinstance(value, _WHOLE):
             add_library_object(self, value, label, place)
         else:
             add(label, value if isinstance(value, nn.Module) else type(value), place)
@@ -152,7 +168,7 @@ class StateReader:
         if id(value) in self.written_containers or value is sys.modules:
             return  # every import changes sys.modules; modules that the code names are read one by one
         add_container(self, value, label, place)
-        if _package(type(value)) not in _TORCH and hasattr(value, "__dict__"):
+        if package_of(type(value)) not in WITH_TORCH and hasattr(value, "__dict__"):
             add_object(self, value, f"{label}, as an object", place)
 
     # -- functions --------------------------------------------------------------------------------------------------
@@ -173,15 +189,16 @@ class StateReader:
 
     def _function(self, function: FunctionType, label: str, place: Place) -> None:
         """Note the code of a function of the user's, and what it holds and loads. Of others, the function itself."""
-        if _package(function) in _TORCH:
+        if package_of(function) in WITH_TORCH:
             self.state.add(label, function, place)
             if returns_state(function):
                 add_result(self.state, function, label, place)
             return
         code = function.__code__
+        self._codes |= {id(inner): inner for inner in codes_in(code)}
         self.state.add(label, code, place)
         self.state.add_row(_parts_of_function, function)
-        name = code.co_qualname
+        name = self.title(function, code.co_qualname)
         self.later(function.__defaults__, f"defaults of {name}", place)
         self.later(function.__kwdefaults__, f"keyword defaults of {name}", place)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -190,16 +207,27 @@ class StateReader:
                 if not self.is_lifted(path, cell.cell_contents):
                     self.state.add_row(_content_of_cell, cell)
                 self.later(cell.cell_contents, path, (code, variable), Holder(cell, "cell_contents"))
-        names = names_in(code)
-        self._names |= attribute_names(code)
-        self._add_globals(function, names)
+        self.named.note_code(code)
+        self.named.note_set(vars(function), name, place)
+        self._add_globals(function, attribute_names(code))
+
+    def _add_executed(self) -> None:
+        """Note the code that ran and to which nothing has led so far, with the functions that have it."""
+        left = {key: pair for key, pair in self.notes.executed.items() if key not in self._codes}
+        for function in functions_of(code for code, _ in left.values()):
+            self.later(function, f"{function.__qualname__}, which ran", "")
+        self._visit_all()
+        for key, (code, scope) in left.items():
+            if key not in self._codes:  # code without a function
+                self.named.note_code(code)
+                self._add_globals(FunctionType(_without_variables(code), scope), attribute_names(code))
 
     def _add_globals(self, function: FunctionType, names: frozenset[str]) -> None:
         code, scope = function.__code__, function.__globals__
         module = scope.get("__name__", "")
-        loads = [name for name in loaded_globals(code) if name in scope and self._is_new(scope, name)]
+        loads = [name for name in loaded_globals(code) if name in scope and self.is_new(scope, name)]
         paths = {name: f"{name} (global of {module})" for name in loads}
-        self._add_names(scope, paths)
+        self.add_names(scope, paths)
         for name, path in paths.items():
             self.later(scope[name], path, (code, name), Holder(scope, name))
         for name in loaded_globals(code) & scope.keys():
@@ -211,8 +239,8 @@ class StateReader:
     def _add_module(self, module: ModuleType, names: frozenset[str], place: Place) -> None:
         """Note the attributes of a module that a function names; of a library's module, also of its submodules."""
         scope = vars(module)
-        named = [name for name in names if name in scope and self._is_new(scope, name)]
-        self._add_names(scope, {name: f"{module.__name__}.{name}" for name in named})
+        named = [name for name in names if name in scope and self.is_new(scope, name)]
+        self.add_names(scope, {name: f"{module.__name__}.{name}" for name in named})
         for name in named:
             code = place[0] if isinstance(place, tuple) else place
             where: Place = (code, name) if not isinstance(code, str) else code
@@ -226,48 +254,15 @@ class StateReader:
             self.state.add_row(_variables, os.environ)
             self.state.add("the environment variables", *_variables(os.environ), place)
 
-    def _add_names(self, scope: Mapping[str, Any], paths: Mapping[str, str]) -> None:
+    def add_names(self, scope: Mapping[str, Any], paths: Mapping[str, str]) -> None:
         """Note the values of a mapping as a row, without those that are read at every run. `paths` has labels by name."""
         self.state.add_names(scope, [name for name, path in paths.items() if not self.is_lifted(path, scope[name])])
 
-    def _is_new(self, scope: Any, name: str) -> bool:
+    def is_new(self, scope: Any, name: str) -> bool:
         key = id(scope), name
         is_new = key not in self._named and key not in self.written
         self._named.add(key)
         return is_new
-
-    # -- classes ----------------------------------------------------------------------------------------------------
-
-    def note_class(self, cls: type, place: Place) -> None:
-        """Note a class of the user's and its bases: attributes that the functions name are read."""
-        for base in cls.__mro__:
-            if _package(base) not in _TORCH and not issubclass(base, enum.Enum) and base not in self._classes:
-                self._classes[base] = place
-                self.state.sized.append(vars(base))
-
-    def add_class_attribute(self, cls: type, name: str, place: Place) -> None:
-        """Note the value of an attribute of a class."""
-        if self._is_new(cls, name):
-            path = f"{cls.__qualname__}.{name}"
-            self._add_names(vars(cls), {name: path})
-            self.later(vars(cls)[name], path, place, Holder(cls, name))
-
-    def _add_tensor_attributes(self) -> None:
-        """Note what was set on tensors under names that the functions name."""
-        for own, label, place in list(self._attributes.values()):
-            paths = {name: f"{label}.{name}" for name in self._names & own.keys() if self._is_new(own, name)}
-            self._add_names(own, paths)
-            for name, path in paths.items():
-                self.later(own[name], path, place, Holder(own, name))
-
-    def _add_class_attributes(self) -> bool:
-        """Note attributes of the classes that the functions name. Return whether there were new ones."""
-        self._add_tensor_attributes()
-        for cls, place in list(self._classes.items()):
-            for name in self._names & vars(cls).keys():
-                if class_attribute(cls, name) is not None:
-                    self.add_class_attribute(cls, name, place)
-        return bool(self._pending)
 
 
 def _content_of_variable(variable: ContextVar[Any]) -> tuple[Any]:
@@ -280,8 +275,9 @@ def _variables(environment: Mapping[str, str]) -> tuple[frozenset[tuple[str, str
     return (frozenset(environment.items()),)
 
 
-def _package(value: Any) -> str:
-    return str(getattr(value, "__module__", "")).partition(".")[0]
+def _without_variables(code: CodeType) -> CodeType:
+    """Return code that makes a function without a closure; it is never run."""
+    return code.replace(co_freevars=()) if code.co_freevars else code
 
 
 def _is_cache(value: Any) -> bool:

@@ -125,11 +125,16 @@ class StateWatch:
 
     def changes(self) -> list[StateChange]:
         """Return what differs now. Parameters, children and buffers of the same shape and dtype are left out: such buffers are written
-        back. Of layers of torch, only the mode counts: their nodes do the rest.
+        back.
         """
         places = [(place, then) for place, then in self._then if id(place.container) not in self._tables]
         changes = [change for place, then in places for change in _differences(place, then)]
-        return [change for change in changes if not (change.is_buffer and self._is_written_back(change))]
+        changes = [change for change in changes if not (change.is_buffer and self._is_written_back(change))]
+        return [change for change in changes if not self._is_layers_own(change)]
+
+    def _is_layers_own(self, change: StateChange) -> bool:
+        """Return whether a layer of torch has changed an attribute of its own, as LSTM the list of its weights: its node does so too."""
+        return id(change.place.container) in self._layers and str(change.key).startswith("_")
 
     def _is_written_back(self, change: StateChange) -> bool:
         kept = (id(change.place.container), change.key) in self._kept

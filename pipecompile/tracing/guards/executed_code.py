@@ -1,0 +1,89 @@
+"""The user's code that runs while a model is recorded, also where no name leads to it.
+
+    handlers[kind](h)     a function in a table that another module fills
+    Mode.TRAIN.scale()    a method of an enumeration
+    eval("gain * 2")      code that has no function
+
+Python calls the profile function of the thread for every call. It is off inside calls of torch, where nearly all calls are made, so
+that a recording takes as long as before. Under another profiler nothing is noted.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any, Self
+
+from pipecompile.tracing.guards.named_attributes import WITH_TORCH
+
+__all__ = ["ExecutedCode", "functions_of"]
+
+
+_MESSENGERS = {id(code) for code in (logging.Logger.handle.__code__, logging.Logger.makeRecord.__code__)}
+"""Ids of code that calls handlers of messages, which compute nothing of the model."""
+
+
+class ExecutedCode:
+    """A context in which calls of this thread are noted: `scopes` has (code, globals) by the id of the code."""
+
+    def __init__(self) -> None:
+        self.scopes: dict[int, tuple[CodeType, dict[str, Any]]] = {}
+        self.off = _Off(self._note)
+        self._known: set[int] = set()
+        self._messenger: FrameType | None = None
+
+    def __enter__(self) -> Self:
+        self.off.is_free = sys.getprofile() is None
+        if self.off.is_free:
+            sys.setprofile(self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.off.is_free:
+            sys.setprofile(None)
+            self.off.is_free = False
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        if self._messenger is not None:
+            if event == "return" and frame is self._messenger:
+                self._messenger = None
+            return
+        code = frame.f_code
+        if event != "call" or id(code) in self._known:
+            return
+        if id(code) in _MESSENGERS:
+            self._messenger = frame
+            return
+        self._known.add(id(code))
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in WITH_TORCH:
+            self.scopes[id(code)] = code, frame.f_globals
+
+
+class _Off:
+    """A context that may be entered again inside itself, and in which nothing is noted."""
+
+    def __init__(self, note: Any) -> None:
+        self._note, self._depth, self.is_free = note, 0, False
+
+    def __enter__(self) -> None:
+        if self.is_free and not self._depth:
+            sys.setprofile(None)
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self.is_free and not self._depth:
+            sys.setprofile(self._note)
+
+
+def functions_of(codes: Iterable[CodeType]) -> Iterator[FunctionType]:
+    """Yield the functions that have one of these codes and still exist."""
+    wanted = list(codes)
+    for one in gc.get_referrers(*wanted) if wanted else ():
+        if isinstance(one, FunctionType) and any(one.__code__ is code for code in wanted):
+            yield one

@@ -1,0 +1,128 @@
+"""Attributes that count because the code of a function names them, or because Python itself calls them.
+
+of a class       what the functions name, and special methods: `x * h` and `x[0]` name neither `__mul__` nor `__getitem__`
+of a tensor      what was set on it, as `weight.scale = 2.0`, under a name or text that the functions have
+of a function    the same: `forward.calls`
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any, Protocol
+
+import torch
+
+from pipecompile.tracing.fakes.fake_tensors import user_attributes
+from pipecompile.tracing.guards.lifted_state import Holder
+from pipecompile.tracing.guards.object_state import class_attribute
+from pipecompile.tracing.guards.read_state import Place, ReadState
+from pipecompile.tracing.loaded_names import attribute_names
+
+__all__ = ["FOREIGN", "NamedAttributes", "WITH_TORCH", "package_of"]
+
+FOREIGN = frozenset(sys.stdlib_module_names) | {"sympy", "numpy", "pipecompile"}
+"""Packages whose objects a walk does not enter."""
+
+WITH_TORCH = FOREIGN | {"torch"}
+"""Packages whose functions and classes hold no state of the user's."""
+
+_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
+_UNCALLED = frozenset(
+    f"__{name}__"
+    for name in (
+        "repr str format del reduce reduce_ex getstate setstate getnewargs getnewargs_ex deepcopy copy sizeof dir"
+        " getattribute init_subclass class_getitem subclasshook set_name"
+    ).split()
+)
+"""Special methods that no computation calls, and `__getattribute__`, which a recording itself sets."""
+
+
+class NamingWalk(Protocol):
+    """The walk along the state, as far as named attributes need it."""
+
+    state: ReadState
+
+    def later(self, value: Any, label: str, place: Place, holder: Holder | None = None) -> None:
+        """Visit a value in its turn. `holder` is where it is found."""
+
+    def add_names(self, scope: Mapping[str, Any], paths: Mapping[str, str]) -> None:
+        """Note the values of a mapping. `paths` has labels by name."""
+
+    def is_new(self, scope: Any, name: str) -> bool:
+        """Return whether a name of a scope is met for the first time."""
+
+    def has_run(self, function: Any) -> bool:
+        """Return whether the recording has run a function."""
+
+    def title(self, subject: Any, name: str) -> str:
+        """Return the name of a subject in labels, which no other subject has."""
+
+
+class NamedAttributes:
+    """The classes and tensors that a walk has met, and the names in the code that it has met."""
+
+    def __init__(self, walk: NamingWalk) -> None:
+        self._walk = walk
+        self._names: set[str] = set()
+        self._classes: dict[type, Place] = {}
+        self._set: dict[int, tuple[dict[str, Any], str, Place]] = {}
+
+    def note_code(self, code: CodeType) -> None:
+        """Note the names that the code of a function has."""
+        self._names |= attribute_names(code)
+
+    def note_tensor(self, tensor: torch.Tensor, label: str, place: Place) -> None:
+        """Note a tensor if anything was set on it."""
+        self.note_set(user_attributes(tensor), label, place)
+
+    def note_set(self, own: dict[str, Any], label: str, place: Place) -> None:
+        """Note the attributes that were set on a tensor or function."""
+        if own:
+            self._set[id(own)] = own, label, place
+
+    def note_class(self, cls: type, place: Place) -> None:
+        """Note a class of the user's and its bases."""
+        for base in cls.__mro__:
+            if is_users_class(base) and base not in self._classes:
+                self._classes[base] = place
+                self._walk.state.sized.append(vars(base))
+
+    def add(self, cls: type, name: str, place: Place) -> None:
+        """Note the value of an attribute of a class."""
+        if self._walk.is_new(cls, name):
+            path = f"{self._walk.title(cls, cls.__qualname__)}.{name}"
+            self._walk.add_names(vars(cls), {name: path})
+            self._walk.later(vars(cls)[name], path, place, Holder(cls, name))
+
+    def add_named(self) -> None:
+        """Note all attributes that code names, or Python calls, as far as the walk has come."""
+        for own, label, place in list(self._set.values()):
+            paths = {name: f"{label}.{name}" for name in self._names & own.keys() if self._walk.is_new(own, name)}
+            self._walk.add_names(own, paths)
+            for name, path in paths.items():
+                self._walk.later(own[name], path, place, Holder(own, name))
+        for cls, place in list(self._classes.items()):
+            for name in (*(self._names & vars(cls).keys()), *self._special(cls)):
+                if class_attribute(cls, name) is not None:
+                    self.add(cls, name, place)
+
+    def _special(self, cls: type) -> Iterator[str]:
+        """Yield the special methods of a class that a forward may call without their names."""
+        for name, value in vars(cls).items():
+            if not (isinstance(value, (FunctionType, classmethod, staticmethod)) and name[:2] == name[-2:] == "__"):
+                continue
+            if name not in _UNCALLED and (name not in _CONSTRUCTORS or self._walk.has_run(value)):
+                yield name
+
+
+def is_users_class(cls: type) -> bool:
+    """Return whether a class may be the user's own: not of Python, torch or this package, and no enumeration."""
+    return package_of(cls) not in WITH_TORCH and not issubclass(cls, enum.Enum)
+
+
+def package_of(value: Any) -> str:
+    """Return the name of the package of a class or function."""
+    return str(getattr(value, "__module__", "")).partition(".")[0]

@@ -1,0 +1,102 @@
+"""Special methods of the user's classes, which Python calls without their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+
+GAIN = 1.0
+
+
+class Gain:
+    def __call__(self, h: torch.Tensor) -> torch.Tensor:
+        return h * GAIN
+
+    def __getitem__(self, _: int) -> float:
+        return GAIN
+
+    def __len__(self) -> int:
+        return int(GAIN)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter([GAIN])
+
+    def __bool__(self) -> bool:
+        return GAIN > 1.5
+
+    def __mul__(self, other: float) -> float:
+        return GAIN * other
+
+    def __enter__(self) -> float:
+        return GAIN
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> float:
+        if name == "gain":
+            return GAIN
+        raise AttributeError(name)
+
+
+class Descriptor:
+    def __get__(self, holder: object, kind: object = None) -> float:
+        return GAIN
+
+
+class Described:
+    gain = Descriptor()
+
+
+class Made:
+    def __init__(self) -> None:
+        self.gain = GAIN
+
+
+def entered(gain: Any) -> float:
+    with gain as value:
+        return value
+
+
+USES = {
+    "call": lambda gain, h: gain(h),
+    "getitem": lambda gain, h: h * gain[0],
+    "len": lambda gain, h: h * len(gain),
+    "iter": lambda gain, h: h * sum(one for one in gain),
+    "bool": lambda gain, h: h * 2 if gain else h,
+    "mul": lambda gain, h: h * (gain * 2),
+    "with": lambda gain, h: h * entered(gain),
+    "getattr": lambda gain, h: h * gain.gain,
+    "descriptor": lambda _, h: h * Described().gain,
+    "construction": lambda _, h: h * Made().gain,
+}
+
+
+class UsesGain(nn.Module):
+    def __init__(self, use: Any) -> None:
+        super().__init__()
+        self.first, self.last, self.gain, self.use = nn.Linear(4, 4), nn.Linear(4, 4), Gain(), use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.use(self.gain, self.first(x)))
+
+
+@pytest.mark.parametrize("kind", USES)
+def test_special_methods_are_guarded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they read, and whether they are still the same, was not looked at."""
+    torch.manual_seed(0)
+    model, x = UsesGain(USES[kind]), torch.randn(4, 4)
+    pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=2, cost="analytic", devices=["cpu"] * 2).eval()
+    with torch.no_grad():
+        for gain in (1.0, 2.0, 3.0):
+            monkeypatch.setitem(globals(), "GAIN", gain)
+            assert torch.equal(pipe(x), torch.cat([model(part) for part in x.chunk(2)]))
+        monkeypatch.setattr(Gain, "__call__", lambda _, h: h * 5)
+        monkeypatch.setattr(Gain, "__getitem__", lambda *_: 5)
+        assert torch.equal(pipe(x), torch.cat([model(part) for part in x.chunk(2)]))
