@@ -20,6 +20,7 @@ from torch import fx, nn
 
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.specialization import Specialization
+from pipecompile.errors import RecordingWarning
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.ir import TARGET
 from pipecompile.options import Options
@@ -28,9 +29,11 @@ from pipecompile.runtime.results import own_loss
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import codegen_of
 from pipecompile.torch_private.storages import is_traceable_wrapper_subclass
+from pipecompile.tracing.guards.state_guards import StateGuards
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.reachable_code import searches_kept
 from pipecompile.tracing.traced_graph import TracedGraph
+from pipecompile.tracing.user_source import warn
 from pipecompile.verifiers.eager_run import CheckedCall
 from pipecompile.verifiers.recording import Verdict, verify_recording
 
@@ -86,9 +89,28 @@ class RecordingChecks:
             verdict = Verdict(obstacle="the model and the recording do not fit into memory one after the other")
         if verdict.doubt:
             self.warn_of(verdict.doubt)
+        self._warn_of_writes(specialization.guards)
         specialization.checked = f"no: {verdict.obstacle}" if verdict.obstacle else f"{perf_counter() - start:.2f} s"
         due = specialization.calls + options.check_period
         specialization.check_at = due, (due if call.with_grad else specialization.check_at[1])
+
+    def _warn_of_writes(self, guards: StateGuards | None) -> None:
+        """Warn if the model itself, when it ran for the check, has changed what guards see: no node of the recording does so.
+
+        Numbers get their values from before the check back.
+        """
+        if guards is None or guards.hold():
+            return
+        changes, holders = guards.changes(), guards.holders()
+        for change in changes:
+            if (holder := holders.get(change.label)) is not None and isinstance(change.before, (int, float)):
+                holder.put(change.before)
+        names = ", ".join(change.label for change in changes)
+        warn(
+            f"{type(self.model).__name__}.forward changes {names}, which no recording can: a pipeline leaves it as it is. Try an attribute or"
+            " a buffer of the model instead",
+            RecordingWarning,
+        )
 
 
 def _loss(options: Options, output: Any, targets: tuple[Any, ...]) -> torch.Tensor | None:

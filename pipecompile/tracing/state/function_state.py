@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from pipecompile.errors import RecordingWarning
@@ -56,20 +57,21 @@ def _is_users(value: Any) -> bool:
 
 @contextmanager
 def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[None]:
-    """Restore, when the block ends, modules and containers that the functions of a model name as globals or close over.
+    """Restore, when the block ends, modules, tensors and containers that the functions of a model name as globals or close over.
 
     Without `tensors`, contents are left as they are: for a block that records on fake tensors. What it changes is lost, with a warning.
     """
     own, code = {id(module) for module in model.modules()}, reachable(model)
     roots = [one for one in code.objects if _may_be_state(one) and id(one) not in own]
-    if not roots or not _is_users(
+    alone = [one for one in code.objects if isinstance(one, torch.Tensor)]
+    if not (roots or alone) or not _is_users(
         model
     ):  # the call of a loss is a model of the recorder's: `function_restored` is around it
         yield
         return
     places = places_of(*roots, most=_MOST)
     before = [(place.container, content_of(place.container)) for place in places]
-    with contents_restored(places), tensors_restored(*roots, most=_MOST) if tensors else nullcontext():
+    with contents_restored(places), tensors_restored(*roots, alone, most=_MOST) if tensors else nullcontext():
         yield
         changed = [] if tensors else [one for one, content in before if not _is_same(content_of(one), content)]
     if changed:

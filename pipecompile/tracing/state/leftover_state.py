@@ -178,8 +178,8 @@ def _differences(place: Place, then: Sequence[Any]) -> Iterator[StateChange]:
             yield StateChange(place, None, None, [_UNWRITABLE])
     else:
         before = dict(then)
-        if _lost_or_moved(place.container, then, now):
-            yield StateChange(place, None, None, [_UNWRITABLE])
+        if key := _lost_or_moved(place.container, then, now):
+            yield StateChange(place, key[0], None, _UNWRITABLE)
         yield from (
             StateChange(place, key, before.get(key), value)
             for key, value in now
@@ -187,12 +187,12 @@ def _differences(place: Place, then: Sequence[Any]) -> Iterator[StateChange]:
         )
 
 
-def _lost_or_moved(container: Any, then: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Return whether a mapping has lost a key, or an OrderedDict has another order."""
+def _lost_or_moved(container: Any, then: Sequence[Any], now: Sequence[Any]) -> list[Any]:
+    """Return keys that a mapping has lost, or if an OrderedDict has another order, its keys."""
     before, after = dict(then), dict(now)
-    if not before.keys() <= after.keys():
-        return True
-    return isinstance(container, OrderedDict) and [key for key, _ in now if key in before] != [*before]
+    lost = [key for key in before if key not in after]
+    is_moved = isinstance(container, OrderedDict) and [key for key, _ in now if key in before] != [*before]
+    return lost or ([*before] if is_moved else [])
 
 
 _UNWRITABLE = object()
@@ -235,7 +235,7 @@ def effect_function(change: StateChange, later: Any) -> Any:
         if later - change.value != step:
             return None
         return _effect("advance", lambda: put_value(container, key, _at(container, key) + step))
-    if not change.is_plain:
+    if not change.is_plain or (later is not None and not change.tensors and key is not None and later != change.value):
         return None
     if key is None:
         return _effect("extend", container.extend)

@@ -209,6 +209,7 @@ def _record_changes(
     """
     effects = [(change, _effect(change, later, recording.values, constants)) for change in changes]
     lost = [change for change, effect in effects if effect is None]
+    lost += [one for one in later if not one.tensors and not any(map(one.is_at, changes))]
     for change, effect in effects:
         if effect is None or effect is _MADE_ANYWAY:
             continue
