@@ -111,9 +111,13 @@ def run_trial(
             stack.enter_context(context)
         if reseed:
             torch.manual_seed(torch.initial_seed() + reseed)
-            RandomStates(kernels.sources).advance(reseed)
+            RandomStates(kernels.sources).advance(_STRIDE * reseed)
         model(*args, **kwargs)
     return calls
+
+
+_STRIDE = 97
+"""Draws between trial runs. After a single one, a loop that draws per layer would drop the same layers, shifted by one."""
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
