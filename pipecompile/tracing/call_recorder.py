@@ -257,7 +257,8 @@ class CallRecorder(TorchFunctionMode):
         self, shape_function: Callable[..., Any], target: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """Record a custom autograd function or a scripted function as one node; `shape_function` computes its fake result."""
-        return self.call(shape_function, args, kwargs, lambda faked: ("call_function", target, faked))
+        with self.executed.off:  # the node runs the function anew
+            return self.call(shape_function, args, kwargs, lambda faked: ("call_function", target, faked))
 
     def record_rng_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record a node that reads or sets the state of the random number generator, and return what the call returns."""

@@ -18,10 +18,16 @@ from torch import nn
 
 from pipecompile.batching.input_layouts import layout_of, strides_of
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.modes import FakeTensorMode, disable_current_modes, unset_fake_temporarily
+from pipecompile.torch_private.modes import FakeTensor, FakeTensorMode, disable_current_modes, unset_fake_temporarily
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 
 __all__ = ["Twins", "recording_device", "user_attributes", "with_unknown_data"]
+
+
+_OF_FAKES = frozenset(
+    ("fake_device", "fake_mode", "constant", "real_tensor", *vars(FakeTensor), *FakeTensor.__annotations__)
+)
+"""Attributes that fake tensors have of themselves."""
 
 
 def user_attributes(tensor: torch.Tensor) -> dict[str, Any]:
@@ -65,7 +71,7 @@ class Twins:
             (tensor, twin, name)
             for tensor, twin in self._twins.values()
             for name in names & (user_attributes(tensor).keys() | vars(twin).keys())
-            if user_attributes(tensor).get(name) is not vars(twin).get(name)
+            if name not in _OF_FAKES and user_attributes(tensor).get(name) is not vars(twin).get(name)
         ]
 
     def tensor_class(self, twin: torch.Tensor) -> type:

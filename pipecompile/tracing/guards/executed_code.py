@@ -34,10 +34,13 @@ class ExecutedCode:
         self.off = _Off(self._note)
         self._known: set[int] = set()
         self._messenger: FrameType | None = None
+        self._collects = False
 
     def __enter__(self) -> Self:
         self.off.is_free = sys.getprofile() is None
         if self.off.is_free:
+            self._collects = gc.isenabled()
+            gc.disable()  # a collection runs finalizers and callbacks, which are no code of the model
             sys.setprofile(self._note)
         return self
 
@@ -47,6 +50,8 @@ class ExecutedCode:
         if self.off.is_free:
             sys.setprofile(None)
             self.off.is_free = False
+            if self._collects:
+                gc.enable()
 
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         if self._messenger is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import gc
 import importlib
 import operator
 import sys
@@ -163,3 +164,53 @@ def test_another_profiler_is_left_in_place() -> None:
     finally:
         sys.setprofile(before)
     assert not code.scopes
+
+
+CALLS = [0]
+
+
+class Counted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        CALLS[0] += 1
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Finalized:
+    """An object in a cycle: only a collection frees it, at any time."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        CALLS[0] += 1
+
+
+class Collects(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(50):
+            Finalized()
+        return Counted.apply(self.layer(x))
+
+
+def test_code_that_runs_again_in_each_run_or_by_chance_is_not_noted() -> None:
+    """Counters of an autograd function, and of objects that the collector frees, had the model recorded at each step."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(10, 1, 1)
+    try:
+        pipe = pc.compile(Collects(), 1, n_microbatches=2, cost="analytic", devices=["cpu"],
+                          loss_fn=lambda y: y.square().mean())  # fmt: skip
+        for _ in range(4):
+            pipe.step(torch.randn(4, 4))
+    finally:
+        gc.set_threshold(*thresholds)
+    assert pipe.explain().traces == 1
+    assert gc.isenabled()
