@@ -145,7 +145,8 @@ def elsewhere() -> list[str]:
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    "losses on sharded weights": lambda: {name: equal(name) for name in EQUAL},
+    "losses on sharded weights": lambda: {name: equal(name) for name in ("frozen", "counting")},
+    "further losses on sharded weights": lambda: {name: equal(name) for name in ("all", "without grad", "layer")},
     "weights beside the loss": auxiliary,
     "weights of other ranks": elsewhere,
 } | {f"refused: {name}": (lambda name=name: refused(name)) for name in REFUSED}

@@ -210,10 +210,15 @@ def test_stages_are_freed_as_rarely_as_the_memory_limit_allows(run: RankRun) -> 
         assert "InfeasibleError" in nothing_fits
 
 
-def test_a_loss_may_use_weights_of_stages_that_are_freed(run: RankRun) -> None:
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [("losses on sharded weights", ["counting", "frozen"]),
+     ("further losses on sharded weights", ["all", "layer", "without grad"])],
+)  # fmt: skip
+def test_a_loss_may_use_weights_of_stages_that_are_freed(run: RankRun, case: str, names: list[str]) -> None:
     """Frozen, trained, read without gradients, by a layer, and by a loss whose shares are measured: all equal eager."""
-    for each in run.of("losses on sharded weights"):
-        assert sorted(each) == ["all", "counting", "frozen", "layer", "without grad"]
+    for each in run.of(case):
+        assert sorted(each) == names
         for result in each.values():
             assert max(map(abs, result["off"])) < 1e-12
 

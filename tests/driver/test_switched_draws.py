@@ -58,6 +58,7 @@ def switch(model: nn.Module, probability: float) -> None:
             layer.dropout = probability
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("last", [lambda: nn.Linear(8, 8), Attention])
 @pytest.mark.parametrize("n_stages", [2, 4])
 @pytest.mark.parametrize("probabilities", [(0.0, 0.5, 0.3, 0.0), (1.0, 0.5, 1.0)])

@@ -175,6 +175,7 @@ def test_a_device_count_that_is_none_is_refused(n_devices: int) -> None:
 # -- DAGs of stages ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_schedule_of_a_dag_of_stages_is_legal_and_holds_no_more_than_that_of_a_chain(name: str) -> None:
     """Lowering verifies the program in all models of communication."""
@@ -187,6 +188,7 @@ def test_every_schedule_of_a_dag_of_stages_is_legal_and_holds_no_more_than_that_
         assert all(own <= other for own, other in zip(held, most, strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_routes_of_a_chain_change_nothing(name: str) -> None:
     for n_stages, n_devices, m in _sample(name, 8):

@@ -78,6 +78,7 @@ def trained(schedule: str, chunks: int, **options: Any) -> tuple[pc.Pipeline, nn
     return pipe, model, reference
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 def test_values_and_gradients_cross_once_per_device(schedule: str, chunks: int, dispatch: str) -> None:

@@ -90,6 +90,7 @@ def test_an_edited_program_has_the_gradients_of_eager(make: Callable[[], Example
     assert pipe.program == parse_program((tmp_path / "mine.txt").read_text())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", MODELS)
 def test_passes_of_the_user_have_the_gradients_of_eager(
     make: Callable[[], Example], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -110,6 +111,7 @@ def test_passes_of_the_user_have_the_gradients_of_eager(
     assert "another program" not in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["program", "passes"])
 @pytest.mark.parametrize("make", MODELS)
 def test_on_emulated_devices_they_give_what_one_thread_gives(
