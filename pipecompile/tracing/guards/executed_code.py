@@ -32,7 +32,7 @@ class ExecutedCode:
     def __init__(self) -> None:
         self.scopes: dict[int, tuple[CodeType, dict[str, Any]]] = {}
         self.off = _Off(self._note)
-        self._known: set[int] = set()
+        self._known: dict[int, CodeType] = {}  # keeps code alive, so that its id is not used again
         self._messenger: FrameType | None = None
         self._collects = False
 
@@ -64,7 +64,7 @@ class ExecutedCode:
         if id(code) in _MESSENGERS:
             self._messenger = frame
             return
-        self._known.add(id(code))
+        self._known[id(code)] = code
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in WITH_TORCH:
             self.scopes[id(code)] = code, frame.f_globals
 

@@ -235,11 +235,18 @@ def effect_function(change: StateChange, later: Any) -> Any:
         if later - change.value != step:
             return None
         return _effect("advance", lambda: put_value(container, key, _at(container, key) + step))
-    if not change.is_plain or (later is not None and not change.tensors and key is not None and later != change.value):
+    is_other = later is not None and key is not None and not change.tensors and not _is_equal(later, change.value)
+    if not change.is_plain or is_other:
         return None
     if key is None:
         return _effect("extend", container.extend)
     return _effect("keep", lambda value: put_value(container, key, value))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; a tensor equals nothing else."""
+    has_tensor = any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(one))
+    return not has_tensor and type(one) is type(other) and bool(one == other)
 
 
 def _at(container: Any, key: Any) -> Any:

@@ -108,3 +108,14 @@ def test_a_count_is_advanced_when_every_call_advances_it_alike(later: int, writt
         with effects_muted():
             advance()
         assert model.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("later", "is_made"), [(None, True), ("x", True), ("xx", False), (("x",), False), (torch.ones(2), False)]
+)
+def test_a_plain_value_is_kept_only_if_each_call_leaves_the_same(later: object, is_made: bool) -> None:
+    model = Notes()
+    watch = StateWatch(model)
+    model.latest = "x"
+    (change,) = watch.changes()
+    assert (effect_function(change, later) is not None) == is_made
