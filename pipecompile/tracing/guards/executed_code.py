@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from pipecompile.tracing.guards.named_attributes import WITH_TORCH
 
-__all__ = ["ExecutedCode", "functions_of"]
+__all__ = ["ExecutedCode", "functions_of", "source_of", "without_variables"]
 
 
 _MESSENGERS = {id(code) for code in (logging.Logger.handle.__code__, logging.Logger.makeRecord.__code__)}
@@ -92,3 +92,13 @@ def functions_of(codes: Iterable[CodeType]) -> Iterator[FunctionType]:
     for one in gc.get_referrers(*wanted) if wanted else ():
         if isinstance(one, FunctionType) and any(one.__code__ is code for code in wanted):
             yield one
+
+
+def source_of(code: CodeType) -> tuple[str, int, str]:
+    """Return where code is written. A recording runs code of its own in place of some functions', written at the same place."""
+    return code.co_filename, code.co_firstlineno, code.co_qualname
+
+
+def without_variables(code: CodeType) -> CodeType:
+    """Return code that makes a function without a closure; it is never run."""
+    return code.replace(co_freevars=()) if code.co_freevars else code

@@ -1,6 +1,6 @@
 """Attributes that count because the code of a function names them, or because Python itself calls them.
 
-of a class       what the functions name, and special methods: `x * h` and `x[0]` name neither `__mul__` nor `__getitem__`
+of a class       what the functions name, and special methods that ran: `x * h` and `x[0]` name neither `__mul__` nor `__getitem__`
 of a tensor      what was set on it, as `weight.scale = 2.0`, under a name or text that the functions have
 of a function    the same: `forward.calls`
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
@@ -28,16 +28,6 @@ FOREIGN = frozenset(sys.stdlib_module_names) | {"sympy", "numpy", "pipecompile"}
 
 WITH_TORCH = FOREIGN | {"torch"}
 """Packages whose functions and classes hold no state of the user's."""
-
-_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
-_UNCALLED = frozenset(
-    f"__{name}__"
-    for name in (
-        "repr str format del reduce reduce_ex getstate setstate getnewargs getnewargs_ex deepcopy copy sizeof dir"
-        " getattribute init_subclass class_getitem subclasshook set_name"
-    ).split()
-)
-"""Special methods that no computation calls, and `__getattribute__`, which a recording itself sets."""
 
 
 class NamingWalk(Protocol):
@@ -68,6 +58,7 @@ class NamedAttributes:
         self._walk = walk
         self._names: set[str] = set()
         self._classes: dict[type, Place] = {}
+        self._special: dict[type, frozenset[str]] = {}
         self._set: dict[int, tuple[dict[str, Any], str, Place]] = {}
 
     def note_code(self, code: CodeType) -> None:
@@ -87,8 +78,10 @@ class NamedAttributes:
         """Note a class of the user's and its bases."""
         for base in cls.__mro__:
             if is_users_class(base) and base not in self._classes:
-                self._classes[base] = place
+                self._classes[base], self._special[base] = place, _special_methods(base)
                 self._walk.state.sized.append(vars(base))
+                names = ", ".join(sorted(self._special[base]))
+                self._walk.state.add(f"special methods of {self._walk.title(base, base.__qualname__)}", names, place)
 
     def add(self, cls: type, name: str, place: Place) -> None:
         """Note the value of an attribute of a class."""
@@ -105,17 +98,17 @@ class NamedAttributes:
             for name, path in paths.items():
                 self._walk.later(own[name], path, place, Holder(own, name))
         for cls, place in list(self._classes.items()):
-            for name in (*(self._names & vars(cls).keys()), *self._special(cls)):
-                if class_attribute(cls, name) is not None:
+            for name in (self._names & vars(cls).keys()) | self._special[cls]:
+                is_unused = name in self._special[cls] and not self._walk.has_run(vars(cls)[name])
+                if not is_unused and class_attribute(cls, name) is not None:
                     self.add(cls, name, place)
 
-    def _special(self, cls: type) -> Iterator[str]:
-        """Yield the special methods of a class that a forward may call without their names."""
-        for name, value in vars(cls).items():
-            if not (isinstance(value, (FunctionType, classmethod, staticmethod)) and name[:2] == name[-2:] == "__"):
-                continue
-            if name not in _UNCALLED and (name not in _CONSTRUCTORS or self._walk.has_run(value)):
-                yield name
+
+def _special_methods(cls: type) -> frozenset[str]:
+    """Return the names of the methods of a class that Python calls by itself; `__getattribute__` is one of the recording itself."""
+    kinds = (FunctionType, classmethod, staticmethod)
+    found = [name for name, value in vars(cls).items() if isinstance(value, kinds) and name[:2] == name[-2:] == "__"]
+    return frozenset(found) - {"__getattribute__"}
 
 
 def is_users_class(cls: type) -> bool:

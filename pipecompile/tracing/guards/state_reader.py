@@ -29,7 +29,7 @@ from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
 from pipecompile.tracing.container_items import CONTAINERS
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.container_state import ATOMS, add_container
-from pipecompile.tracing.guards.executed_code import functions_of
+from pipecompile.tracing.guards.executed_code import functions_of, source_of, without_variables
 from pipecompile.tracing.guards.library_state import add_library_object
 from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.named_attributes import FOREIGN, WITH_TORCH, NamedAttributes, package_of
@@ -74,6 +74,7 @@ class StateReader:
         self._seen: dict[int, tuple[str, Any]] = {}
         self.named = NamedAttributes(self)
         self._codes: dict[int, CodeType] = {}
+        self._ran = {source_of(code) for code, _ in notes.executed.values()}
         self._titles: dict[str, list[Any]] = {}
         self._named: set[tuple[int, str]] = set()
 
@@ -105,7 +106,8 @@ class StateReader:
 
     def has_run(self, function: Any) -> bool:
         """Return whether the recording has run a function."""
-        return id(getattr(function, "__code__", None)) in self.notes.executed
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        return code is not None and source_of(code) in self._ran
 
     def title(self, subject: Any, name: str) -> str:
         """Return a name for labels that no other subject has: functions of one factory all have the same."""
@@ -220,7 +222,7 @@ class StateReader:
         for key, (code, scope) in left.items():
             if key not in self._codes:  # code without a function
                 self.named.note_code(code)
-                self._add_globals(FunctionType(_without_variables(code), scope), attribute_names(code))
+                self._add_globals(FunctionType(without_variables(code), scope), attribute_names(code))
 
     def _add_globals(self, function: FunctionType, names: frozenset[str]) -> None:
         code, scope = function.__code__, function.__globals__
@@ -273,11 +275,6 @@ def _content_of_variable(variable: ContextVar[Any]) -> tuple[Any]:
 def _variables(environment: Mapping[str, str]) -> tuple[frozenset[tuple[str, str]]]:
     """Return the variables of the environment as one value."""
     return (frozenset(environment.items()),)
-
-
-def _without_variables(code: CodeType) -> CodeType:
-    """Return code that makes a function without a closure; it is never run."""
-    return code.replace(co_freevars=()) if code.co_freevars else code
 
 
 def _is_cache(value: Any) -> bool:
