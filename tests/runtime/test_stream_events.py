@@ -84,7 +84,7 @@ def piped(model: nn.Module, x: torch.Tensor, **options: Any) -> pc.Pipeline:
     )  # fmt: skip
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("checkpoint", ["never", "always"])
 @pytest.mark.parametrize(
     ("schedule", "n_devices"), [("gpipe", 4), ("1f1b", 4), ("zb-h2", 4), ("interleaved", 2), ("zbv", 2)]

@@ -65,7 +65,7 @@ class KnownGenerators:
 
     def __init__(self, values: Iterable[Any]) -> None:
         found = [one for one in generators_among(values) if isinstance(one, torch.Generator)]
-        self._states = {id(one): (one, RandomStates(generator_sources([one]))) for one in found}
+        self._states = {id(one): RandomStates(generator_sources([one])) for one in found}  # keep their generators alive
 
     def check(self, arguments: Iterable[Any]) -> None:
         """Raise TraceError PC116 for a generator among the arguments that the forward has made or seeded."""
@@ -73,19 +73,21 @@ class KnownGenerators:
             if isinstance(one, torch.Generator) and one is not torch.default_generator:
                 if id(one) not in self._states:
                     raise _from_forward("made")
-                self._check_state(*self._states[id(one)])
+                _check_state(self._states[id(one)])
 
     def check_piece(self, arguments: Iterable[Any]) -> None:
         """Raise TraceError PC116 before a piece is called that may draw from a generator that the forward has made or seeded."""
         self.check(arguments)
-        for known in self._states.values():
-            self._check_state(*known)
+        for state in self._states.values():
+            _check_state(state)
 
-    def _check_state(self, _: torch.Generator, state: RandomStates) -> None:
-        with disable_current_modes():
-            is_seeded = bool(state.changed())
-        if is_seeded:
-            raise _from_forward("seeded")
+
+def _check_state(state: RandomStates) -> None:
+    """Raise TraceError PC116 if a generator has another state than when the recording began."""
+    with disable_current_modes():
+        is_seeded = bool(state.changed())
+    if is_seeded:
+        raise _from_forward("seeded")
 
 
 def _from_forward(made: str) -> TraceError:
