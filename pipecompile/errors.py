@@ -129,7 +129,11 @@ class ScheduleError(PipecompileError):
 
 
 class VerifyError(PipecompileError):
-    """Illegal data at one level. `faults` lists all faults, `picture` draws where they are."""
+    """Illegal data at one level. `faults` lists all faults, `picture` draws where they are. `file` is the file that a user named for
+    it, if it is known.
+    """
+
+    file = ""
 
     def __init__(self, subject: str, faults: Sequence[str], picture: str = "") -> None:
         self.subject, self.faults = subject, tuple(faults)

@@ -19,7 +19,7 @@ from pipecompile.cli.command_report import (
     simulate_report,
 )
 from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoint_of, schedule_of, with_classes
-from pipecompile.cli.exit_codes import conclude
+from pipecompile.cli.exit_codes import conclude, faults_of_file
 from pipecompile.cli.load_model import ModelSource
 from pipecompile.cli.shared_options import spread
 from pipecompile.cli.show_file import show_report
@@ -148,8 +148,9 @@ def schedule(
     def work() -> CommandReport:
         import pipecompile
 
-        built = _schedule(name, stages, microbatches, devices, checkpoint_of(checkpoint))
-        return schedule_report(built, pipecompile.simulate(built), out)
+        with faults_of_file(name):
+            built = _schedule(name, stages, microbatches, devices, checkpoint_of(checkpoint))
+            return schedule_report(built, pipecompile.simulate(built), out)
 
     conclude(as_json, work)
 
@@ -245,7 +246,8 @@ def _compile(source: ModelSource, options: CompileOptions, *, with_twin: bool = 
         model, args = source.load()
         twin = copy.deepcopy(model) if with_twin else None
         keywords["keep_together"] = with_classes(model, keywords["keep_together"])
-        pipe = pipecompile.compile(model, example_args=args, loss_fn=synthetic_loss, **keywords)
+        with faults_of_file(options.schedule):
+            pipe = pipecompile.compile(model, example_args=args, loss_fn=synthetic_loss, **keywords)
     return _Compiled(pipe, model, twin, args)
 
 

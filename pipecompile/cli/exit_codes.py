@@ -24,12 +24,9 @@ from pipecompile.errors import (
 )
 from pipecompile.show.table import render
 
-__all__ = ["conclude", "exit_code"]
+__all__ = ["conclude", "exit_code", "faults_of_file"]
 
 _EXIT_CODES = ((TraceError, 3), (PartitionError, 4), (InputError, 2), (ScheduleError, 2), (PlanError, 2))
-
-_OF_A_FILE = ("schedule", "program in")
-"""Beginnings of what is not legal if a user wrote it; a program of ours that is not legal is a failure, code 1."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -83,9 +80,20 @@ def _warnings_as_lines() -> Iterator[None]:
         warnings.showwarning = show
 
 
+@contextmanager
+def faults_of_file(path: object) -> Iterator[None]:
+    """Mark a VerifyError as one of what the file holds if it is a schedule or a program. A program of ours with a fault is a failure."""
+    try:
+        yield
+    except VerifyError as error:
+        if str(path).endswith((".csv", ".txt")):
+            error.file = str(path)
+        raise
+
+
 def exit_code(error: PipecompileError) -> int:
     """Return 2 for wrong usage, 3 for a model that cannot be traced, 4 if no cut fits, 5 for a pipeline in a file with a fault, else 1."""
-    if isinstance(error, VerifyError) and error.subject.startswith(_OF_A_FILE):
+    if isinstance(error, VerifyError) and error.file:
         return 5
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from pipecompile.cli.command_report import CommandReport, schedule_report
+from pipecompile.cli.exit_codes import faults_of_file
 from pipecompile.errors import InputError, ScheduleError, VerifyError
 
 __all__ = ["show_report"]
@@ -33,7 +34,8 @@ def show_report(path: Path) -> CommandReport:
         import pipecompile
 
         schedule = pipecompile.Schedule.load(path)
-        return schedule_report(schedule, pipecompile.simulate(schedule), None)
+        with faults_of_file(path):
+            return schedule_report(schedule, pipecompile.simulate(schedule), None)
     raise InputError(f"{path} is no plan, schedule or program", hint="plan.json, schedule.csv or program.txt")
 
 
@@ -56,10 +58,11 @@ def _program_report(path: Path) -> CommandReport:
         program = parse_program(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ScheduleError("the program cannot be read", where=str(path), why=str(error)) from None
-    try:
-        pipecompile.verify(program)
-    except VerifyError as error:
-        raise VerifyError(f"program in {path}", error.faults) from None
+    with faults_of_file(path):
+        try:
+            pipecompile.verify(program)
+        except VerifyError as error:
+            raise VerifyError(f"program in {path}", error.faults) from None
     counts = [Counter(instruction.op.value for instruction in row) for row in program.rows]
     lines = [f"{program.n_stages} stages on {program.n_devices} devices, {program.n_microbatches} micro-batches; legal"]
     for device, count in enumerate(counts):

@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 from typer.main import get_command
 
+import pipecompile as pc
 from pipecompile import compiling
 from pipecompile.cli import app
 from pipecompile.errors import (
@@ -22,6 +23,7 @@ from pipecompile.errors import (
     TraceError,
     VerifyError,
 )
+from pipecompile.passes import lower
 
 SMALL = ("mymodels:small", "--input", "12x8")
 
@@ -262,8 +264,7 @@ def test_an_unknown_schedule_is_a_usage_error_that_lists_the_known(cli):
         (TraceError("cannot record", where="model.py:3"), 3),
         (InfeasibleError("nothing fits"), 4),
         (VerifyError("program", ["a fault"]), 1),
-        (VerifyError("program in mine.txt", ["a fault"]), 5),
-        (VerifyError("schedule 'mine'", ["a fault"]), 5),
+        (VerifyError("schedule 'mine'", ["a fault"]), 1),
         (RunError("stage failed", stage=1, microbatch=0), 1),
     ],
 )
@@ -275,6 +276,15 @@ def test_errors_have_an_exit_code_and_no_traceback(cli, compiler, error, code):
     assert f"{type(error).__name__}: {error}" in outcome.err
     assert "Traceback" not in outcome.err
     assert outcome.out == ""
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.txt"])
+@pytest.mark.usefixtures("models")
+def test_a_fault_in_the_file_of_a_schedule_is_exit_code_5(cli, compiler, tmp_path, name):
+    (tmp_path / "mine.csv").write_text(pc.build_schedule("1f1b", 2, 4).to_csv())
+    (tmp_path / "mine.txt").write_text(str(lower(pc.build_schedule("1f1b", 2, 4))))
+    compiler.error = VerifyError("what it holds", ["a fault"])
+    assert cli("plan", *SMALL, "--schedule", str(tmp_path / name)).code == 5
 
 
 @pytest.mark.usefixtures("models")
