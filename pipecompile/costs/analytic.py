@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipecompile.costs.device_specs import DeviceSpec, spec_for
+from pipecompile.costs.fake_kernels import FakeKernels
 from pipecompile.costs.graph_walk import FakeTwins, OneDevice, Visit, walk
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
@@ -81,18 +82,11 @@ def _cost(visit: Visit[NodeKernels], spec: DeviceSpec) -> NodeCost:
 def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[NodeKernels]]:
     """Return the kernels of every compute node, for any device, by one walk on fake tensors."""
     device = _common_device([*state_tensors(graph), *tensors_in(tuple(inputs))])
-    with untouched(graph), _plain_kernels(), FakeTensorMode(), _PassedChecks():  # type: ignore[no-untyped-call]
+    with untouched(graph), _plain_kernels(), FakeTensorMode(), FakeKernels(device):  # type: ignore[no-untyped-call]
         _set_missing_momenta(graph)
         twins = FakeTwins(device)
         twins.replace_in(graph)
         return walk(graph, [map_tensors(twins.of, value) for value in inputs], _Tally(device))
-
-
-class _PassedChecks(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets `istft` go on, which compares values inside: whether "the window's sum is zero somewhere" equals true."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        return False if func is _aten.equal.default else func(*args, **(kwargs or {}))
 
 
 class _Tally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,7 +29,6 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # 2.11; sees each operator call
 
 __all__ = [
-    "FAKE_TENSOR_LOGGER",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
@@ -42,6 +43,7 @@ __all__ = [
     "enable_python_dispatcher",
     "enter_autocast",
     "exit_autocast",
+    "fake_tensor_log_disabled",
     "has_thread_modes",
     "is_any_autocast_enabled",
     "is_mkldnn_enabled",
@@ -52,9 +54,6 @@ __all__ = [
     "unset_fake_temporarily",
 ]
 
-FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
-"""Name of the logger that reports operators that fail on fake tensors. 2.11."""
-
 disable_current_modes = _disable_current_modes
 """Context manager that takes all function, dispatch and fake modes off the stack. 2.11."""
 
@@ -63,6 +62,17 @@ enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
 
 dual_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level")
 """Return the innermost level of forward-mode differentiation, -1 outside of all. 2.11."""
+
+
+@contextmanager
+def fake_tensor_log_disabled() -> Iterator[None]:
+    """Silence torch's log of operators that fail on fake tensors: the exception says the same. 2.11."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 def has_thread_modes() -> bool:

@@ -8,9 +8,8 @@ record ──► fails ──► the smallest piece that the exception passed th
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from torch import nn
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.modes import FAKE_TENSOR_LOGGER, FakeTensor
+from pipecompile.torch_private.modes import FakeTensor, fake_tensor_log_disabled
 from pipecompile.tracing.model_pieces import Piece, UnpredictableResult, candidates, same_class_pieces
 from pipecompile.tracing.opaque.result_spec import ResultSpec, are_comparable, infer_result_specs
 from pipecompile.tracing.opaque.trial_runs import DataChange, TrialCall, run_trial, vary_input
@@ -273,7 +272,7 @@ def record_with_retries(
 def _with_retries(opaque: OpaquePieces, attempt: Callable[[OpaquePieces], T]) -> T:
     for _ in range(_ATTEMPTS):
         try:
-            with _fake_tensor_log_disabled():
+            with fake_tensor_log_disabled():
                 return attempt(opaque)
         except Exception as error:
             opaque.grow(error)
@@ -283,17 +282,6 @@ def _with_retries(opaque: OpaquePieces, attempt: Callable[[OpaquePieces], T]) ->
 def _third_size(size: int | None, other: int | None) -> int:
     """Return a batch size in samples that is neither of the two."""
     return next(third for third in (2, 3, 1) if third not in (size, other))
-
-
-@contextmanager
-def _fake_tensor_log_disabled() -> Iterator[None]:
-    """Silence torch's log of operators that fail on fake tensors: the exception says the same."""
-    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = disabled
 
 
 def _reason_text(fault: TraceError) -> str:
