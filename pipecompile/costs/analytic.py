@@ -3,7 +3,7 @@
 Forward and, in grad mode, backward run on tensors without memory. A model with 70 billion parameters therefore needs no
 memory, and the device need not be present. Time = max(FLOPs / peak, bytes / bandwidth) + launch overhead, per kernel.
 
-FLOPs follow the formulas of `torch.utils.flop_counter`. Bytes are those that a kernel reads and writes if it reads each
+FLOPs follow `flop_formulas.py`. Bytes are those that a kernel reads and writes if it reads each
 operand once. Views launch nothing; a gather reads only the selected rows; a write-only kernel does not read its target.
 """
 
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.utils.flop_counter import FlopCounterMode
 
 from pipecompile.costs.device_specs import DeviceSpec, spec_for
 from pipecompile.costs.fake_kernels import FakeKernels
+from pipecompile.costs.flop_formulas import flops_of
 from pipecompile.costs.graph_walk import FakeTwins, OneDevice, Visit, walk
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
@@ -178,31 +178,11 @@ class Kernel:
         return spec.seconds(self.flops, self.moved, self.dtype, tf32=settings.fp32_precision == "tf32")
 
 
-_aten = torch.ops.aten
-
-
-def _convolution_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, _bias: object, *geometry: Any, **_result: object
-) -> float:
-    """Return as many FLOPs as the forward for each requested gradient.
-
-    torch's formula counts the weight gradient of a grouped convolution as if it were dense; in a depthwise convolution
-    that is hundreds of times too many (seen in 2.15).
-    """
-    *shape, requested = geometry
-    forward = FlopCounterMode(display=False).flop_registry[_aten.convolution]
-    return float(forward(x, weight, None, *shape, out_val=gradient) * sum(requested[:2]))
-
-
 class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that records every kernel."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._formulas = {
-            **FlopCounterMode(display=False).flop_registry,
-            _aten.convolution_backward: _convolution_backward,
-        }
         self._kernels: list[Kernel] = []
 
     def take(self) -> tuple[Kernel, ...]:
@@ -219,8 +199,7 @@ class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         read, results = _tensors((args, kwargs)), _tensors(result)
         if _launches(func, read, results):
-            formula = self._formulas.get(func.overloadpacket)
-            flops = float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
+            flops = flops_of(func, args, kwargs, result)
             convolves = "conv" in func.overloadpacket.__name__
             self._kernels.append(Kernel(flops, _moved(func, args, read, results), _dtype(read, results), convolves))
         return result
@@ -228,7 +207,19 @@ class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _GATHERS = frozenset({"embedding", "index", "index_select", "gather", "take"})
-_SCATTERS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"})
+_BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+_SCATTERS = frozenset(
+    {
+        "index_put_",
+        "_index_put_impl_",
+        "index_add_",
+        "index_copy_",
+        "index_reduce_",
+        "scatter_",
+        "scatter_add_",
+        "scatter_reduce_",
+    }
+)
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_"})
 
 
@@ -245,6 +236,9 @@ def _moved(func: Any, args: tuple[Any, ...], read: list[Tensor], results: list[T
     written = sum(map(_bytes, results))
     if name in _GATHERS:
         return 2 * written + sum(_bytes(tensor) for tensor in read[1:])
+    if name in _BAGS:
+        table, rows = args[0], args[1]
+        return written + _bytes(rows) + rows.numel() * table.shape[1] * table.element_size()
     if name in _SCATTERS:
         return 2 * sum(_bytes(tensor) for tensor in read[1:])
     skipped = args[0] if name in _OVERWRITES else None
