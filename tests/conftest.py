@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -28,18 +29,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep one of N cases of a test that is marked `sampled(N)`, unless all are asked for with `--full`."""
     if config.getoption("--full"):
         return
-    seen: Counter[str] = Counter()
-    left_out = []
+    tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        marker = item.get_closest_marker("sampled")
-        if marker is None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        if seen[test] % marker.args[0]:
-            left_out.append(item)
-        seen[test] += 1
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+        if item.get_closest_marker("sampled"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    left_out = {item for cases in tests.values() for item in _left_out(cases)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _left_out(cases: Sequence[Any]) -> set[pytest.Item]:
+    from sampling import sample  # after the path is set
+
+    one_of = cases[0].get_closest_marker("sampled").args[0]
+    taken = sample([case.callspec.indices for case in cases], one_of)
+    return {case for number, case in enumerate(cases) if number not in taken}
 
 
 @pytest.fixture
