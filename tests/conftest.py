@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,6 +44,17 @@ def _left_out(cases: Sequence[Any]) -> set[pytest.Item]:
     one_of = cases[0].get_closest_marker("sampled").args[0]
     taken = sample([case.callspec.indices for case in cases], one_of)
     return {case for number, case in enumerate(cases) if number not in taken}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_sweep() -> Iterator[None]:
+    """Measure costs by one sweep over the nodes: few tests need times that are stable, and many compile a model."""
+    from pipecompile.costs.model_choice import node_costs
+    from pipecompile.costs.profile import Repeats
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(node_costs.__kwdefaults__, "repeats", Repeats(least=1, most=1))
+        yield
 
 
 @pytest.fixture
