@@ -25,7 +25,7 @@ from tests.support.eager import looped, off
 from tests.support.emulated import EmulatedExecutable
 
 COUNT = 4
-MODELS = [resnet18, unet, gpt2]
+MODELS = [unet, resnet18, gpt2]
 
 
 def frees_last(program: Program) -> Program:
@@ -80,6 +80,7 @@ def program_of(
     return {"schedule": edited(program, path / "mine.txt"), "plan": path / "plan.json"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", MODELS)
 def test_an_edited_program_has_the_gradients_of_eager(make: Callable[[], Example], tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -107,7 +107,7 @@ def equal(mine: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:the schedule splits backwards")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("options", SCHEDULES, ids=str)
 @pytest.mark.parametrize("case", [net, dropped, resnet, unet, gpt2])
 def test_the_numbers_of_stages_as_they_are(
@@ -150,6 +150,7 @@ def test_stages_are_captured_on_aliases_of_their_weights(captures: EmulatedCaptu
     assert all(weights.issuperset(map(id, stage.weights)) for stage in stages)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(captures: EmulatedCaptures, dtype: torch.dtype) -> None:
     graphs, plain, made = both(gpt2, checkpoint="except_last")
