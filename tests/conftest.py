@@ -48,12 +48,10 @@ def _left_out(cases: Sequence[Any]) -> set[pytest.Item]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_sweep() -> Iterator[None]:
-    """Measure costs by one sweep over the nodes: few tests need times that are stable, and many compile a model."""
-    from pipecompile.costs.model_choice import node_costs
-    from pipecompile.costs.profile import Repeats
+    from one_sweep import measure_once  # after the path is set
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(node_costs.__kwdefaults__, "repeats", Repeats(least=1, most=1))
+        measure_once(patch)
         yield
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -34,6 +35,7 @@ from tests.distributed import (  # noqa: E402
     sharded_losses,
 )
 from tests.distributed.full_only import FULL_ONLY  # noqa: E402
+from tests.support.one_sweep import measure_once  # noqa: E402
 
 TIMEOUT = 120.0
 
@@ -41,6 +43,7 @@ TIMEOUT = 120.0
 def main() -> None:
     rank, world, port, file = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
+    measure_once(pytest.MonkeyPatch())
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
     with file.open("w") as out:
