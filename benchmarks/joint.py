@@ -27,7 +27,8 @@ from transformers import AutoModelForCausalLM
 import pipecompile as pc
 from pipecompile.costs import DEVICES, analytic_costs
 from pipecompile.costs.node_cost import NodeCost
-from pipecompile.parameters.placement import Homes
+from pipecompile.driver.backend import ProcessBackend
+from pipecompile.parameters.tied_mirrors import Mirrors
 
 H100 = DEVICES["h100"]
 LENGTH = 4096
@@ -109,7 +110,7 @@ class Costs:
 def compiled(case: Case, model: nn.Module, costs: Costs, n_stages: int, **options: Any) -> pc.Pipeline:
     """Return a pipeline that is only planned: its parameters stay without memory."""
     ids = torch.zeros(case.count, LENGTH, dtype=torch.long, device="meta")
-    with patch.object(Homes, "move", lambda *_, **__: None):
+    with patch.object(ProcessBackend, "place", lambda *_: Mirrors(())):
         return pc.compile(
             model, n_stages, example_args=(ids,), n_microbatches=case.count, loss_fn=torch.Tensor.mean, check=False,
             devices=["cpu"] * case.n_devices, bandwidth=H100.link_bandwidth, costs=costs, **options,
@@ -127,7 +128,7 @@ def row(case: Case) -> list[str]:
     bounds = []
     for chunks in CHUNKS:
         if chunks * case.n_devices <= case.n_layers:
-            options = {"schedule": "interleaved-1f1b", "split_before": equal_layers(case, chunks)}
+            options = {"schedule": "interleaved", "split_before": equal_layers(case, chunks)}
             pipe = compiled(case, model, costs, chunks * case.n_devices, **options)
             seconds[f"interleaved, {chunks}"] = pipe.simulate().makespan
     baseline = min(seconds, key=seconds.__getitem__)
@@ -178,8 +179,8 @@ def main() -> None:
         if options.only in case.name and options.devices in (0, case.n_devices):
             rows.append(row(case))
             print(" | ".join(rows[-1]), flush=True)
-    if options.markdown:
-        options.markdown.write_text(markdown(rows))
+            if options.markdown:
+                options.markdown.write_text(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """FLOPs of one kernel: the formulas of `torch.utils.flop_counter`, and our own for operators that it lacks or counts wrongly.
 
-    attention            a causal mask leaves about half of the pairs of query and key, which fused kernels skip; fake tensors on the CPU
-                         run an operator of their own
+    attention            fake tensors on the CPU run an operator of their own. A causal mask counts as none, as in torch: kernels skip half
+                         of the pairs of query and key, and reach about half the rate of plain products on the others
     grouped products     the experts of a mixture
     distances, FFTs      `torch.cdist`, `torch.fft`
     decompositions       LU, Cholesky, QR, SVD, eigenvalues: Golub and Van Loan, "Matrix Computations", 4th edition
@@ -44,13 +44,8 @@ def _formulas_of_torch() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _pairs(named: Named) -> float:
-    """Return the pairs of a query and a key, over all heads. A causal mask lets query i see keys 0 to i."""
-    *heads, queries, _ = named["query"].shape
-    keys = named["key"].shape[-2]
-    if not named.get("is_causal"):
-        return float(prod(heads) * queries * keys)
-    below = min(queries, keys)
-    return prod(heads) * (below * (below + 1) / 2 + (queries - below) * keys)
+    """Return the pairs of a query and a key, over all heads."""
+    return float(prod(named["query"].shape[:-1]) * named["key"].shape[-2])
 
 
 def _attention(named: Named, _: Any) -> float:
