@@ -1,4 +1,4 @@
-"""Cases of the ranks that run with `--full` alone: the same as others, with another model. This module imports nothing, as pytest imports it."""
+"""Cases of the ranks that run with `--full` alone: the same as others, with another model or mesh. This module imports nothing, as pytest imports it."""
 
 FULL_ONLY = (
     "deep looped",
@@ -8,17 +8,22 @@ FULL_ONLY = (
     "direct listed",
     "direct looped",
     "direct mixed",
+    "direct recomputed",
     "direct scaler",
     "direct tied on four",
     "direct vee",
     "further losses on sharded weights",
+    "hsdp x pp",
     "hsdp, by stage",
     "initialised llama",
     "overlapped, hsdp",
+    "overlapped, loss",
     "overlapped, parts",
     "resharded under limits",
     "resumed unet",
     "scaler of parts",
     "sums on four",
+    "synchronised, divided",
     "tied, by stage",
+    "zero x pp",
 )

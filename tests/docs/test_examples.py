@@ -206,7 +206,7 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_not_interrupted_and_l
     assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 100
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", ["densenet", "attention-residuals", "unet++", "hyper-connections"])
 def test_values_and_gradients_of_every_layer_skips_cross_once_per_device(model: str, run: Run) -> None:
     """Printed are the pairs of a value and a device that reads it, and what is sent forth and back.
