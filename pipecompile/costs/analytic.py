@@ -82,7 +82,7 @@ def _cost(visit: Visit[NodeKernels], spec: DeviceSpec) -> NodeCost:
 def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[NodeKernels]]:
     """Return the kernels of every compute node, for any device, by one walk on fake tensors."""
     device = _common_device([*state_tensors(graph), *tensors_in(tuple(inputs))])
-    with untouched(graph), _plain_kernels(), FakeTensorMode(), FakeKernels(device):  # type: ignore[no-untyped-call]
+    with untouched(graph), _plain_kernels(), FakeTensorMode(), FakeKernels(device):
         _set_missing_momenta(graph)
         twins = FakeTwins(device)
         twins.replace_in(graph)
@@ -238,7 +238,7 @@ def _moved(func: Any, args: tuple[Any, ...], read: list[Tensor], results: list[T
         return 2 * written + sum(_bytes(tensor) for tensor in read[1:])
     if name in _BAGS:
         table, rows = args[0], args[1]
-        return written + _bytes(rows) + rows.numel() * table.shape[1] * table.element_size()
+        return written + _bytes(rows) + float(rows.numel() * table.shape[1] * table.element_size())
     if name in _SCATTERS:
         return 2 * sum(_bytes(tensor) for tensor in read[1:])
     skipped = args[0] if name in _OVERWRITES else None

@@ -28,6 +28,9 @@ __all__ = ["flops_of"]
 Named = Mapping[str, Any]
 """The arguments of an operator, by the names of its schema."""
 
+Formula = Callable[[Named, Any], Any]
+"""The FLOPs of a call, of its arguments and its result."""
+
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> float:
     """Return the FLOPs of a call of an operator; 0 for one that only moves memory, such as an elementwise one."""
@@ -43,39 +46,39 @@ def _formulas_of_torch() -> Mapping[Any, Callable[..., Any]]:
     return FlopCounterMode(display=False).flop_registry
 
 
-def _pairs(named: Named) -> float:
+def _pairs(named: Named) -> Any:
     """Return the pairs of a query and a key, over all heads."""
     return float(prod(named["query"].shape[:-1]) * named["key"].shape[-2])
 
 
-def _attention(named: Named, _: Any) -> float:
+def _attention(named: Named, _: Any) -> Any:
     return 2 * _pairs(named) * (named["query"].shape[-1] + named["value"].shape[-1])
 
 
-def _attention_backward(named: Named, _: Any) -> float:
+def _attention_backward(named: Named, _: Any) -> Any:
     """Return the FLOPs of five products: scores again, and gradients of scores, values, keys and queries."""
     return 2 * _pairs(named) * (3 * named["query"].shape[-1] + 2 * named["value"].shape[-1])
 
 
-def _grouped_product(named: Named, _: Any) -> float:
+def _grouped_product(named: Named, _: Any) -> Any:
     """Return the FLOPs of a product of groups: a two-dimensional operand holds the rows or columns of all groups."""
     a, b = named["self"].shape, named["mat2"].shape
     groups = a[0] if len(a) == len(b) == 3 else 1
     return 2.0 * groups * a[-2] * a[-1] * b[-1]
 
 
-def _distances(named: Named, result: Any) -> float:
+def _distances(named: Named, result: Any) -> Any:
     return 2.0 * named.get("cdist", result).numel() * named["x1"].shape[-1]
 
 
-def _transform(named: Named, result: Any, *, real: bool) -> float:
+def _transform(named: Named, result: Any, *, real: bool) -> Any:
     """Return 5 n log2(n) per transform of n points, half of it for real ones."""
     values = max(named["self"], result, key=Tensor.numel) if real else named["self"]
     points = prod(values.shape[d] for d in named["dim"])
     return (2.5 if real else 5.0) * values.numel() * log2(max(points, 2))
 
 
-def _trilinear(named: Named, _: Any) -> float:
+def _trilinear(named: Named, _: Any) -> Any:
     sizes = [list(named[f"i{number}"].shape) for number in (1, 2, 3)]
     for shape, number in zip(sizes, (1, 2, 3), strict=True):
         for place in sorted(named[f"expand{number}"]):
@@ -95,20 +98,20 @@ def _convolution_backward(named: Named, _: Any) -> float:
     return float(flops * sum(named["output_mask"][:2]))
 
 
-def _decomposition(flops: Callable[[int, int], float]) -> Callable[[Named, Any], float]:
+def _decomposition(flops: Callable[[int, int], float]) -> Formula:
     """Return the formula of a decomposition of matrices with m rows and n <= m columns, or the other way round."""
 
-    def formula(named: Named, _: Any) -> float:
+    def formula(named: Named, _: Any) -> Any:
         *batch, m, n = named.get("A", named.get("self")).shape
         return prod(batch) * flops(max(m, n), min(m, n))
 
     return formula
 
 
-def _solution(matrix: str, right: str, per_column: float, factor: float = 0.0) -> Callable[[Named, Any], float]:
+def _solution(matrix: str, right: str, per_column: float, factor: float = 0.0) -> Formula:
     """Return the formula of `per_column` n^2 for each column of the right side, and `factor` n^3 for the decomposition."""
 
-    def formula(named: Named, _: Any) -> float:
+    def formula(named: Named, _: Any) -> Any:
         n, columns = named[matrix].shape[-1], named[right].numel() / max(named[matrix].shape[-1], 1)
         batch = prod(named[matrix].shape[:-2])
         return per_column * n * n * columns + batch * factor * n**3
@@ -126,7 +129,7 @@ _ATTENTION = (
 
 _LU = _decomposition(lambda m, n: m * n**2 - n**3 / 3)
 
-_FORMULAS: dict[str, Callable[[Named, Any], float]] = {
+_FORMULAS: dict[str, Formula] = {
     **{f"_scaled_dot_product_{kind}": _attention for kind in _ATTENTION},
     **{f"_scaled_dot_product_{kind}_backward": _attention_backward for kind in _ATTENTION},
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_int_mm"), _grouped_product),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
+from itertools import chain
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
 from pipecompile.distributed.direct_values import DirectValues
 from pipecompile.distributed.lockstep import Lockstep
+from pipecompile.distributed.old_values import OldValues
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.distributed.step_agreement import shared_from
@@ -62,6 +64,7 @@ class RankBackend:
         self.has_copies = group is not None
         self.model: nn.Module | None = None  # set by the pipeline
         self.is_here: Callable[[torch.Tensor], bool] = lambda _: True  # set by the pipeline
+        self.old_values = OldValues(self._elsewhere)
 
     @property
     def is_planner(self) -> bool:
@@ -154,13 +157,15 @@ class RankBackend:
             values=self.values,
             placement=plan.placement,
             replicas=self.replicas,
-            elsewhere=self.elsewhere,
+            old_values=self.old_values,
         )
 
-    def elsewhere(self) -> dict[str, nn.Parameter]:
-        """Return the parameters, by name, that live on other ranks of the pipeline."""
-        named = () if self.model is None or self.communicator.ranks.size == 1 else self.model.named_parameters()
-        return {name: parameter for name, parameter in named if not self.is_here(parameter)}
+    def _elsewhere(self) -> dict[str, torch.Tensor]:
+        """Return the parameters and buffers, by name, that live on other ranks of the pipeline."""
+        if self.model is None or self.communicator.ranks.size == 1:
+            return {}
+        named = chain(self.model.named_parameters(), self.model.named_buffers())
+        return {name: tensor for name, tensor in named if not self.is_here(tensor)}
 
     def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
         self.replicas.weigh(count, unit, floor)

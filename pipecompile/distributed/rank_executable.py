@@ -5,20 +5,20 @@ device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   receive v#0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, cast
+from functools import cached_property
+from typing import Any
 
 import torch
-from torch import nn
 
 from pipecompile.distributed.collectives import COLLECTIVE_PART
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas
 from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.gradient_ready import completed
+from pipecompile.distributed.old_values import OldValues
 from pipecompile.distributed.rank_code import RankCodeBuilder, fixed_names
 from pipecompile.distributed.row_messages import (
     Departure,
@@ -31,7 +31,7 @@ from pipecompile.distributed.row_messages import (
 from pipecompile.distributed.sharded_row import ShardedRow
 from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.distributed.value_transport import StepState, ValueTransport
-from pipecompile.errors import InputError, ScheduleError
+from pipecompile.errors import ScheduleError
 from pipecompile.ir import LOSS, UNTRAINED, Kind
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.dispatch import run_inline
@@ -41,10 +41,9 @@ from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.results import require_gradient
 from pipecompile.runtime.run_errors import InstructionFailure
 from pipecompile.runtime.worker_threads import WorkerThreads
-from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.tracing.ambient_modes import contained
 
-__all__ = ["RankExecutable", "old_values"]
+__all__ = ["RankExecutable"]
 
 
 class RankExecutable(Executable):
@@ -62,9 +61,9 @@ class RankExecutable(Executable):
         values: ValueTransport,
         placement: tuple[int, ...],
         replicas: Replicas,
-        elsewhere: Callable[[], Mapping[str, nn.Parameter]] = dict,
+        old_values: OldValues | None = None,
     ) -> None:
-        """`elsewhere` returns the parameters, by name, that live on other ranks."""
+        """`old_values` knows the tensors that live on other ranks."""
         if binding.program.placement != placement:
             raise ScheduleError(
                 f"the schedule puts stages on ranks {binding.program.placement}",
@@ -73,7 +72,13 @@ class RankExecutable(Executable):
             )
         super().__init__(binding)
         self.communicator, self.device, self._is_agreed = communicator, communicator.ranks.index, False
-        self.values, self.replicas, self._elsewhere = values, replicas, elsewhere
+        self.values, self.replicas, self._old = values, replicas, old_values or OldValues(dict)
+        self._old.note_written(
+            buffer
+            for stage, cell in enumerate(self.cells)
+            for effects in (cell.all_effects if placement[stage] != self.device else ())
+            for buffer in effects.written_buffers
+        )
         self._connected: Mirrors | None = None
 
     @property
@@ -111,8 +116,7 @@ class RankExecutable(Executable):
         """Run the row, then share the departures. Raises RunError for a failure of this rank, RankLost for another rank's."""
         assert workers is None
         error: BaseException | None = None
-        trained = [parameter for parameter in self._absent if parameter.requires_grad]
-        with self._blaming(), hidden(trained, partial(old_values, names=self._absent)):
+        with self._blaming(), self._old.hidden(self._absent):
             try:
                 if code.streams is not None:
                     code.streams.fork(frame)
@@ -130,11 +134,13 @@ class RankExecutable(Executable):
             self.values.finish()
 
     @cached_property
-    def _absent(self) -> dict[nn.Parameter, str]:
-        """The parameters of which this rank has no current values, with their names."""
-        own = [cell.parameters for stage, cell in enumerate(self.cells) if self.program.placement[stage] == self.device]
-        here = frozenset[int]().union(*own)
-        return {parameter: name for name, parameter in self._elsewhere().items() if id(parameter) not in here}
+    def _absent(self) -> dict[torch.Tensor, str]:
+        """The tensors of the model that live on other ranks and that no stage of this rank uses, with their names."""
+        own = (cell for stage, cell in enumerate(self.cells) if self.program.placement[stage] == self.device)
+        modules = [module for cell in own for module in cell.modules]
+        return self._old.elsewhere(
+            {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+        )
 
     def _abandon(self, code: Code, frame: Frame) -> None:
         """Let go of what a failed run holds. Messages that no peer will meet end first: streams wait for them."""
@@ -247,13 +253,3 @@ class RankExecutable(Executable):
     @cached_property
     def _incoming(self) -> dict[int, tuple[str, ...]]:
         return incoming(self.program, self.device)
-
-
-def old_values(weight: torch.Tensor, *, names: Mapping[nn.Parameter, str]) -> InputError:
-    """Return the error for a parameter of another rank whose values are read on this one."""
-    name = names.get(cast(nn.Parameter, weight), f"a parameter {list(weight.shape)}")
-    return InputError(
-        f"the values of {name} are read on a rank that does not train it",
-        why="another rank has the parameter, so its values here are old and its gradient would be lost; the loss, or a hook, reads it",
-        hint="this part of the loss computed in the model's forward, whose stages run where their parameters are",
-    )

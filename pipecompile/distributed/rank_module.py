@@ -171,6 +171,7 @@ class RankModule(Pipeline):
             state_dict = fitted(state_dict, self.model.state_dict(keep_vars=True))
         with self._shards.whole():
             result = self._state.load(state_dict, strict=strict, assign=assign)
+        self._backend.old_values.note_loaded(state_dict.keys(), self.model.state_dict(keep_vars=True).keys())
         if assign:
             self._forget()
         return result

@@ -20,7 +20,6 @@ from pipecompile.distributed.copies import sum_of_totals, summed
 from pipecompile.distributed.data_parallel import check_unwrapped
 from pipecompile.distributed.gradient_norm import scale_to_norm, spread_infinities, total_norm
 from pipecompile.distributed.protocol import TIMELINES
-from pipecompile.distributed.rank_executable import old_values
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_module import RankModule
 from pipecompile.distributed.row_messages import leaves_read
@@ -36,7 +35,6 @@ from pipecompile.options import Options
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.registers import Frame
-from pipecompile.torch_private.hidden_values import hidden
 
 __all__ = ["RankPipeline"]
 
@@ -195,10 +193,9 @@ class RankPipeline(RankModule):
 
     @contextmanager
     def _own_values(self) -> Iterator[None]:
-        """Run a loss outside of a program in this context. Where its result counts, it cannot read parameters that other ranks train."""
-        names = {weight: name for name, weight in self._backend.elsewhere().items() if weight.requires_grad}
-        refusal = partial(old_values, names=names)
-        with self._communicator.guarded(), hidden(names if self.needs_targets else (), refusal):
+        """Run a loss outside of a program in this context. Where its result counts, it cannot read values that other ranks change."""
+        old = self._backend.old_values
+        with self._communicator.guarded(), old.hidden(old.elsewhere() if self.needs_targets else {}):
             yield
 
     @contextmanager

@@ -66,7 +66,8 @@ class RankState:
         return state
 
     def load(self, state: Mapping[str, Any], *, strict: bool, assign: bool) -> Any:
-        """Load the entries that live on this rank and return the result of `load_state_dict`.
+        """Load the entries that live on this rank and return the result of `load_state_dict`. A tensor of another rank that is not trained
+        gets the values of its entry, too: the loss may read it.
 
         Raises RuntimeError, if `strict`, for a key of this rank that is missing and for a key that the model does not have.
         """
@@ -75,8 +76,19 @@ class RankState:
         entries = OrderedDict((key, value) for key, value in state.items() if key not in elsewhere)
         copy_metadata(state, entries)
         result = self.model.load_state_dict(entries, strict=False, assign=assign)
+        self._load_untrained({key: state[key] for key in elsewhere & state.keys()})
         missing = [key for key in result.missing_keys if key in own]
         if strict and (missing or result.unexpected_keys):
             rank = self.communicator.rank
             raise RuntimeError(f"state_dict of rank {rank}: missing {missing}, unexpected {result.unexpected_keys}")
         return result
+
+    @torch.no_grad()
+    def _load_untrained(self, state: Mapping[str, Any]) -> None:
+        tensors = self.model.state_dict(keep_vars=True)
+        for key, value in state.items():
+            tensor = tensors[key]
+            if not isinstance(tensor, torch.Tensor) or tensor.requires_grad or tensor.is_meta:
+                continue
+            if isinstance(value, torch.Tensor) and value.shape == tensor.shape:  # else its own rank says so
+                tensor.copy_(value)

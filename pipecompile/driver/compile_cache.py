@@ -172,7 +172,7 @@ class CompileCache:
         key = target_kind(target)
         has_copies, is_mean = self.context.backend.has_copies, self.options.loss_reduction == "mean"
         is_known = specialization.is_current(specialization.losses.get(key))
-        if is_mean and (has_copies or len(batch.sizes) > 1) and not is_known:
+        if (has_copies or len(batch.sizes) > 1) and not is_known:
             specialization.losses[key] = self._loss(specialization, batch, target, arrivals)
         known = specialization.losses.get(key)
         self.context.backend.loss_uses(frozenset() if known is None else known.weights)

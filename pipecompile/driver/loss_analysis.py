@@ -33,7 +33,7 @@ class LossAnalysis:
     line       the user's line at which samples meet, "" if none is known
     guards     on what the loss function read while it was recorded; None if nothing can change the result
     changes    how often the loss was analysed before
-    weights    ids of the parameters that the loss function uses, as far as is known
+    weights    ids of the parameters and buffers that the loss function uses, as far as is known
     """
 
     divisor: LossDivisor | MeasuredShares | None

@@ -9,8 +9,10 @@ A loss function is recorded once per kind of call, on outputs of the recorded si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from pipecompile.batching.microbatches import LossDivisor, MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_analysis import LossAnalysis, no_count
+from pipecompile.driver.loss_reads import refuse_written, written_before_last
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.driver.warnings_once import WarningsOnce
@@ -47,6 +50,9 @@ Arrivals = Mapping[tuple[str, bool], Any]
 _MEAN, _UNKNOWN = MergeRule(MergeKind.AVERAGED), MergeRule(MergeKind.COMPUTED)
 
 
+_ADDED = LossAnalysis(None, MergeRule(MergeKind.ADDED))
+"""The analysis of a loss that was declared a sum."""
+
 _ANALYSED_AT_MOST = 3
 """Analyses of a loss function that changes; from then on its shares are measured in every step."""
 
@@ -63,24 +69,30 @@ def find_loss(
     fixed_rules: Callable[[], Sequence[MergeRule]],
     backend: Backend,
 ) -> LossAnalysis:
-    """Return the analysis of the loss of a step, without a divisor if shares are those of samples. Warn if neither is right.
+    """Return the analysis of the loss of a step, without a divisor if shares are those of samples. Warn if neither is right. Raise InputError
+    if the loss reads a buffer that a stage before the last writes.
 
     `target` is that of the mini-batch; `arrivals` have the micro-batches of the inputs and of the target. `fixed_rules` gives
     the rules of the outputs of a recording for one batch size. `backend` has the values that the loss reads.
     """
-    key = target_kind(target)
-    options, before = specialization.options, specialization.losses.get(key)
+    options, key = specialization.options, target_kind(target)
+    is_mean, before = options.loss_reduction == "mean", specialization.losses.get(key)
+    if not is_mean and not written_before_last(specialization):
+        return _ADDED
     forget = partial(specialization.losses.pop, key, None)
     changes = max(len(specialization.losses), 0 if before is None else before.changes + 1)
     if len(specialization.losses) >= _KEPT:
         del specialization.losses[next(iter(specialization.losses))]
     analysis, outputs = _analysed(specialization, batch, arrivals, warnings, fixed_rules)
+    if options.loss_fn is not None:
+        refuse_written(specialization, analysis.weights, batch.sizes[0], arrivals.get((TARGET, False), (None,))[0])
+    if not is_mean:
+        return _ADDED
     analysis = replace(analysis, changes=changes)
     is_unknown = analysis.divisor is None and analysis.rule.kind is MergeKind.COMPUTED
     if outputs is not None and (is_unknown or changes >= _ANALYSED_AT_MOST):
-        device, warn = specialization.stage_devices[-1], partial(warnings.undivided_loss, forget)
         values = partial(backend.loss_values, analysis.weights)
-        measured = MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warn, values)  # type: ignore[arg-type]
+        measured = _measured(specialization, outputs, partial(warnings.undivided_loss, forget), values)
         if measured.is_defined(*specialization.step_values(batch, target, arrivals), batch.sizes):
             return replace(analysis, divisor=measured, guards=None)
     if analysis.rule.kind is MergeKind.ADDED:
@@ -88,6 +100,16 @@ def find_loss(
     elif is_unknown:
         warnings.undivided_loss(forget, analysis.line)
     return analysis
+
+
+def _measured(
+    specialization: Specialization,
+    outputs: LossOutputs,
+    warn: Callable[[], None],
+    values: Callable[[], AbstractContextManager[None]],
+) -> MeasuredShares:
+    options, device = specialization.options, specialization.stage_devices[-1]
+    return MeasuredShares(options.loss_fn, options.has_aux, outputs, device, warn, values)  # type: ignore[arg-type]
 
 
 COUNTED = "what the loss counts"
@@ -139,12 +161,13 @@ def _analysed(
     is_fixed = specialization.facts.batch_size is not None
     rules = fixed_rules() if is_fixed else join_rules(specialization.flow)
     outputs = LossOutputs.of(specialization.graph, rules)
+    targets = arrivals.get((TARGET, False), (None,))
+    found = _of_function(options, outputs, targets[0], batch.sizes[0])
     if not is_fixed and (line := _line_before_outputs(specialization.flow, rules)):
         if options.across_batch is None:
             warnings.mixed([line])
-        return LossAnalysis(None, _MEAN), None
-    targets = arrivals.get((TARGET, False), (None,))
-    return _of_function(options, outputs, targets[0], batch.sizes[0]), outputs
+        return LossAnalysis(None, _MEAN, weights=found.weights), None
+    return found, outputs
 
 
 def _line_before_outputs(flow: BatchFlow, rules: Sequence[MergeRule]) -> str:
@@ -230,7 +253,7 @@ def _of_function(options: Options, outputs: LossOutputs, target: Any, samples: i
     rule = own.rule if is_known else _UNKNOWN
     reads = graph.facts.reads
     guards = replace(reads, others=(("loss_fn", options.loss_fn),)).guards() if reads else None
-    weights = frozenset(map(id, graph.parameters()))
+    weights = frozenset(map(id, chain(graph.parameters(), graph.buffers())))
     return LossAnalysis(found, rule, lambda: _fed(own.count(), outputs, places), own.line, guards, weights=weights)
 
 

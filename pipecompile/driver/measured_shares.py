@@ -8,7 +8,7 @@ holds for a mean over what counts, whatever the outputs are. A loss for which it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,10 @@ import torch
 
 from pipecompile.batching.merging import MergeKind, gather, ungather
 from pipecompile.batching.microbatches import Weights, loss_weights
+from pipecompile.driver.loss_trial import loss_undone
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.ir import TARGET
-from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.device_functions import to_device
-from pipecompile.tracing.state.function_state import function_restored
-from pipecompile.tracing.state.random_states import python_sources, random_states_restored
 
 __all__ = ["MeasuredShares"]
 
@@ -96,18 +94,9 @@ class MeasuredShares:
         for is_normal in (True, False):
             source = torch.Generator().manual_seed(draw)
             # the user's loss may refuse random outputs, as a loss of probabilities does
-            with suppress(Exception), ExitStack() as stack:
-                self._preserve(stack)
+            with suppress(Exception), loss_undone(self.loss_fn, self.device):
                 return self._shares_at(_Draw(whole, parts, sizes, source, is_normal))
         return None
-
-    def _preserve(self, stack: ExitStack) -> None:
-        """Restore what the loss function writes, and turn gradients on."""
-        stack.enter_context(random_states_restored(python_sources()))
-        stack.enter_context(forked_generators([self.device]))
-        stack.enter_context(function_restored(self.loss_fn))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
 
     def _shares_at(self, draw: _Draw) -> list[float] | None:
         sizes, (wholes, pieces) = draw.sizes, self._drawn(draw)
@@ -121,6 +110,8 @@ class MeasuredShares:
             for gradient, (i, place) in zip(gradients, trained, strict=True)
         ]
         largest = max(float(gradient.abs().max()) for gradient in gradients if gradient.numel())
+        if not largest:  # a loss that is switched off, or of nothing that counts: any shares are right
+            return [n / sum(sizes) for n in sizes]
         shares = []
         for m, (_, own) in enumerate(results):
             share = _ratio([one[m] for one in divided], own, largest)

@@ -1,4 +1,4 @@
-"""Parameters whose values are not here for a while: what reads them raises an error, instead of going on with other numbers.
+"""Parameters and buffers whose values are not here for a while: what reads them raises an error, instead of going on with other numbers.
 
     loss_fn = lambda y, t: mse_loss(y, t) + model[0].weight.norm()        norm of a parameter that is hidden: the given error
 
@@ -36,14 +36,14 @@ _METHODS = (
 )  # fmt: skip
 
 
-def hide(parameter: nn.Parameter, refusal: Refusal) -> None:
+def hide(parameter: torch.Tensor, refusal: Refusal) -> None:
     """Let all that reads the values of a parameter raise an error until `show`. 2.11; `nn.Parameter` has no function of its own."""
     if not is_hidden(parameter):
         vars(parameter)[_REFUSAL] = refusal
         parameter.__class__ = _hidden_class(type(parameter))
 
 
-def show(parameter: nn.Parameter) -> None:
+def show(parameter: torch.Tensor) -> None:
     """Let the values of a parameter be read again. A parameter that is not hidden stays as it is."""
     if is_hidden(parameter):
         parameter.__class__ = type(parameter).__bases__[1]
@@ -56,7 +56,7 @@ def is_hidden(parameter: torch.Tensor) -> bool:
 
 
 @contextmanager
-def hidden(parameters: Iterable[nn.Parameter], refusal: Refusal) -> Iterator[None]:
+def hidden(parameters: Iterable[torch.Tensor], refusal: Refusal) -> Iterator[None]:
     """Hide parameters in this context."""
     own = [parameter for parameter in parameters if not is_hidden(parameter)]
     try:

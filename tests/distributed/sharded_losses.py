@@ -144,9 +144,63 @@ def elsewhere() -> list[str]:
     return errors
 
 
+class Centred(nn.Module):
+    """A model with a buffer that its first stage writes, and a frozen weight and a buffer that it does not write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.center, self.scale = nn.Buffer(torch.zeros(4)), nn.Buffer(torch.ones(3))
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x) * self.frozen
+        self.center.mul_(0.5).add_(h.detach().mean(0))
+        return self.last(h)
+
+
+def _centred(model: Centred, loss: Loss) -> tuple[pc.Pipeline, torch.Tensor, torch.Tensor]:
+    x, y, mesh = torch.randn(8, 6).double(), torch.randn(8, 3).double(), mesh_of((2, 2), "dp", "pp")
+    options = {"loss_fn": loss, "cost": "analytic", "split_before": ["last"]}
+    return pc.compile(model, 2, mesh=mesh, n_microbatches=2, example_args=(x,), **options), x, y  # type: ignore[arg-type]
+
+
+def loaded() -> dict[str, Any]:
+    """Return how far the losses are from eager's after a state was loaded with other values of what another rank has, the error after a
+    part of the state was loaded, and that of a loss that reads what another rank writes.
+    """
+    torch.manual_seed(3)
+    model, off = Centred().double(), []
+    eager = copy.deepcopy(model)
+
+    def loss_of(model: Centred) -> Loss:
+        return lambda y, t: ((y - t).square() * model.scale).mean() + y.mean() * model.frozen.norm()
+
+    pipe, x, y = _centred(model, loss_of(model))
+    for factor in (1.0, 1.5):
+        state = {key: factor * value for key, value in pipe.full_state_dict().items()}
+        pipe.load_state_dict(state)
+        eager.load_state_dict(state)
+        with torch.no_grad():
+            off.append(float(pipe.step(x, target=y) - loss_of(eager)(eager(x), y)))
+    pipe.load_state_dict(pipe.state_dict())
+    errors = [_error(pipe, x, y)]
+    model = Centred().double()
+    pipe, x, y = _centred(model, lambda y, t: (y - t).square().mean() * model.center.norm())
+    return {"off": off, "errors": [*errors, _error(pipe, x, y)]}
+
+
+def _error(pipe: pc.Pipeline, x: torch.Tensor, y: torch.Tensor) -> str:
+    try:
+        return f"loss {pipe.step(x, target=y)}"
+    except (pc.InputError, pc.RunError) as error:
+        return str(error)
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "losses on sharded weights": lambda: {name: equal(name) for name in ("frozen", "counting")},
     "further losses on sharded weights": lambda: {name: equal(name) for name in ("all", "without grad", "layer")},
     "weights beside the loss": auxiliary,
     "weights of other ranks": elsewhere,
+    "values of other ranks": loaded,
 } | {f"refused: {name}": (lambda name=name: refused(name)) for name in REFUSED}

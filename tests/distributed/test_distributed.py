@@ -241,6 +241,16 @@ def test_a_loss_that_reads_trained_weights_of_another_rank_is_refused(run: RankR
             assert "are read on a rank that does not train it" in error
 
 
+def test_a_loss_reads_what_another_rank_has_if_its_values_are_of_today(run: RankRun) -> None:
+    """A state that was loaded left the frozen weights and buffers of other ranks as they were, and losses read these, before."""
+    for each in run.of("values of other ranks"):
+        assert max(map(abs, each["off"])) < 1e-15
+        left_out, written = each["errors"]
+        assert "which lives on another rank" in left_out
+        assert "pipe.load_state_dict of the whole state on every rank" in left_out
+        assert "the loss reads the buffer 'center', which stage 0 writes" in written
+
+
 @pytest.mark.parametrize("case", ["changed", "changed parts"])
 def test_a_change_on_one_rank_is_recorded_by_all(run: RankRun, case: str) -> None:
     for each in run.of(case):

@@ -50,6 +50,11 @@ class Cell:
         """The side effects of the stage, as those of a stage with several recordings."""
         return (self.effects,)
 
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The module of the stage, as those of a stage with several recordings."""
+        return (self.module,)
+
 
 def unshared_places(cell: Any) -> tuple[int, ...]:
     """Return the places of the unshared inputs of a cell, or of one with several recordings."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from pipecompile.ir import Route
 from pipecompile.runtime.cells.forward_backward import Function
@@ -44,6 +44,11 @@ class VariantCell:
     def all_effects(self) -> tuple[SideEffects, ...]:
         """The side effects of the stage in each recording."""
         return tuple(cell.effects for cell in self.variants.values())
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The module of the stage in each recording."""
+        return tuple(cell.module for cell in self.variants.values())
 
     def refresh(self) -> None:
         """Refresh the code of the selected recordings."""

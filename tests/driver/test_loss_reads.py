@@ -1,0 +1,110 @@
+"""A loss may not read what a stage before the last writes: that stage may be micro-batches ahead."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipecompile as pc
+
+
+class Centre(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.center = nn.Buffer(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.center.mul_(0.9).add_(x.detach().mean(0))
+        return x - self.center
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        self.centre, self.scale, self.tail = Centre(), nn.Buffer(torch.ones(2)), nn.Buffer(torch.ones(()))
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.centre(self.norm(self.first(x)))
+        self.count += 1
+        y = self.last(h)
+        self.tail.mul_(0.9).add_(y.detach().mean())
+        return y
+
+
+def error(y: Tensor, t: Tensor) -> Tensor:
+    return (y - t).square().mean()
+
+
+def part_of_loss(loss, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    part = loss(model(x), y) / 4
+    part.backward()
+    return part.detach()
+
+
+READS = {
+    "centre.center": lambda model: lambda y, t: error(y, t) * model.centre.center.norm(),
+    "norm.running_mean": lambda model: lambda y, t: error(y, t) + y.mean() * model.norm.running_mean.norm(),
+    "norm.num_batches_tracked": lambda model: lambda y, t: error(y, t) * model.norm.num_batches_tracked,
+}
+
+
+def piped(model: nn.Module, x: Tensor, loss, **options) -> pc.Pipeline:
+    usual = {
+        "n_microbatches": 4,
+        "batch_norm": "each",
+        "cost": "analytic",
+        "split_before": ["last"],
+        "pin": {"centre": 0},
+    } | options
+    return pc.compile(model, 2, example_args=(x,), loss_fn=loss, devices=["cpu"] * 2, **usual)
+
+
+@pytest.mark.parametrize("loss_reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", READS)
+def test_a_buffer_that_an_earlier_stage_writes_is_refused_before_anything_runs(name, loss_reduction):
+    model, x, y = Counting(), torch.randn(8, 4), torch.randn(8, 2)
+    pipe = piped(model, x, READS[name](model), loss_reduction=loss_reduction)
+    with pytest.raises(
+        pc.InputError, match=rf"(?s)loss reads the buffer '{name}', which stage 0 writes.*test_loss_reads.py:\d+ in"
+    ):
+        pipe.step(x, target=y)
+    assert not model.centre.center.any()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", READS)
+def test_one_micro_batch_reads_what_it_wrote(name):
+    model, x, y = Counting(), torch.randn(8, 4), torch.randn(8, 2)
+    eager = copy.deepcopy(model)
+    pipe = piped(model, x, READS[name](model), n_microbatches=1)
+    assert torch.equal(pipe.step(x, target=y), READS[name](eager)(eager(x), y))
+
+
+def test_buffers_that_no_earlier_stage_writes_are_read():
+    """The last stage writes one of them, and the forward counts in Python, in the order of the losses."""
+    model, x, y = Counting(), torch.randn(8, 4), torch.randn(8, 2)
+    eager = copy.deepcopy(model)
+
+    def loss_of(model: Counting):
+        return lambda y, t: ((y - t).square() * model.scale).mean() * model.tail * model.count
+
+    pipe = piped(model, x, loss_of(model))
+    for _ in range(3):
+        loss = pipe.step(x, target=y)
+        parts = [part_of_loss(loss_of(eager), eager, a, b) for a, b in zip(x.chunk(4), y.chunk(4), strict=True)]
+        torch.testing.assert_close(loss, sum(parts))
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, eager.get_parameter(name).grad)
+
+
+def test_a_loss_that_is_zero_before_the_first_step_trains_in_it():
+    """The shares of micro-batches were all 0, since the loss was when they were measured: the step had no loss and no gradients."""
+    model, x, y = Counting(), torch.randn(8, 4), torch.randn(8, 2)
+    pipe = piped(model, x, lambda y, t: error(y, t) * model.count)
+    assert pipe.step(x, target=y) > 0
+    assert model.last.weight.grad.any()
