@@ -20,6 +20,7 @@ from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.joined_outputs import joined_output, joined_rules
 from pipecompile.driver.listed_programs import ListedProgram
 from pipecompile.driver.listed_weights import listed_weights
+from pipecompile.driver.loss_reads import refuse_in_list
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
 from pipecompile.ir import AUX, LOSS, TARGET
@@ -124,6 +125,7 @@ class ListedSteps:
         self.cache.context.warnings.drop_delayed()
         for one in recordings:
             one.require_loss(listed.has_targets)
+        refuse_in_list(recordings, listed.sizes, listed.targets)
         is_whole = trains == self.cache.options.has_backward
         kind = "step" if is_whole else "loss"
         program = self.cache.listed.step(recordings, with_target=listed.has_targets, kind=kind)

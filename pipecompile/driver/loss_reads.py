@@ -7,7 +7,7 @@ stage 1                 F0, loss reads center: of micro-batch 0 or 1, as it happ
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,7 @@ from pipecompile.runtime.cells.recompute import SideEffects
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 
-__all__ = ["refuse_written", "written_before_last"]
+__all__ = ["refuse_in_list", "refuse_written", "written_before_last"]
 
 
 def written_before_last(specialization: Specialization) -> dict[torch.Tensor, int]:
@@ -49,6 +49,14 @@ def refuse_written(specialization: Specialization, read: Collection[int], sample
             _call_on_zeros(specialization, samples, target)
     if found:
         raise _refused(specialization, found[0], written[found[0]])
+
+
+def refuse_in_list(recordings: Sequence[Specialization], sizes: Sequence[int], targets: Sequence[Any]) -> None:
+    """Raise InputError if the loss reads such a buffer in a step over a list of micro-batches. Each recording is tried once."""
+    for one, samples, target in zip(recordings, sizes, targets, strict=True):
+        if len(sizes) > 1 and not one.is_loss_tried and one.options.loss_fn is not None:
+            refuse_written(one, (), samples, target)
+            one.is_loss_tried = True
 
 
 def _call_on_zeros(specialization: Specialization, samples: int, target: Any) -> None:

@@ -51,7 +51,8 @@ class Specialization:
     mini-batches that were run, and `is_divided` says that one came in several micro-batches. Once `calls` is `check_at[grad mode]`,
     the recording is checked against the model; `checked` is the outcome. `merging` is the specialization that runs
     calls in several micro-batches, once there was one (output_merge.py). `losses` has the analysis of the loss for each kind of target,
-    `counts` that of the loss of a micro-batch that is not cut (listed_weights.py).
+    `counts` that of the loss of a micro-batch that is not cut (listed_weights.py). `is_loss_tried` says that a step over a list has looked
+    for what the loss reads (loss_reads.py).
     """
 
     graph: TracedGraph
@@ -72,6 +73,7 @@ class Specialization:
     check_at: tuple[float, float] = (0, 0)
     checked: str = ""
     is_divided: bool = False
+    is_loss_tried: bool = False
     executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     schedules: dict[int, Schedule] = field(default_factory=dict)
     merging: Specialization | None = None

@@ -77,6 +77,15 @@ def test_a_buffer_that_an_earlier_stage_writes_is_refused_before_anything_runs(n
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_list_of_micro_batches_is_refused_as_well():
+    model, x, y = Counting(), torch.randn(8, 4), torch.randn(8, 2)
+    pipe = piped(model, x, READS["centre.center"](model))
+    parts = [pc.Microbatch(a, target=b) for a, b in zip(x.chunk(4), y.chunk(4), strict=True)]
+    with pytest.raises(pc.InputError, match=r"reads the buffer 'centre\.center'"):
+        pipe.step(microbatches=parts)
+    assert not model.centre.center.any()
+
+
 @pytest.mark.parametrize("name", READS)
 def test_one_micro_batch_reads_what_it_wrote(name):
     model, x, y = Counting(), torch.randn(8, 4), torch.randn(8, 2)
