@@ -42,6 +42,7 @@ from pipecompile.runtime.results import require_gradient
 from pipecompile.runtime.run_errors import InstructionFailure
 from pipecompile.runtime.worker_threads import WorkerThreads
 from pipecompile.tracing.ambient_modes import contained
+from pipecompile.tracing.state.preserved_run import state_tensors
 
 __all__ = ["RankExecutable"]
 
@@ -137,10 +138,8 @@ class RankExecutable(Executable):
     def _absent(self) -> dict[torch.Tensor, str]:
         """The tensors of the model that live on other ranks and that no stage of this rank uses, with their names."""
         own = (cell for stage, cell in enumerate(self.cells) if self.program.placement[stage] == self.device)
-        modules = [module for cell in own for module in cell.modules]
-        return self._old.elsewhere(
-            {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
-        )
+        modules = (module for cell in own for module in cell.modules)
+        return self._old.elsewhere({id(tensor) for module in modules for tensor in state_tensors(module)})
 
     def _abandon(self, code: Code, frame: Frame) -> None:
         """Let go of what a failed run holds. Messages that no peer will meet end first: streams wait for them."""
