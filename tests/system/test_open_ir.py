@@ -112,6 +112,7 @@ def test_passes_of_the_user_have_the_gradients_of_eager(
     assert "another program" not in text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", ["program", "passes"])
 @pytest.mark.parametrize("make", MODELS)
 def test_on_emulated_devices_they_give_what_one_thread_gives(
