@@ -248,7 +248,7 @@ def test_a_loss_reads_what_another_rank_has_if_its_values_are_of_today(run: Rank
         left_out, written = each["errors"]
         assert "which lives on another rank" in left_out
         assert "pipe.load_state_dict of the whole state on every rank" in left_out
-        assert "the loss reads the buffer 'center', which stage 0 writes" in written
+        assert "the loss reads the buffer 'centre.center', which stage 0 writes" in written
 
 
 @pytest.mark.parametrize("case", ["changed", "changed parts"])
