@@ -18,7 +18,7 @@ def test_a_sample_has_each_value_as_often_as_any_other(sizes, one_of):
     for name, size in zip("abc", sizes, strict=False):
         times = Counter(cases[number][name] for number in taken)
         assert len(times) == min(size, len(taken))
-        assert max(times.values()) - min(times.values()) <= 1 + (len(sizes) > 1)
+        assert max(times.values()) - min(times.values()) <= 1
 
 
 def test_a_sample_of_one_parameter_is_spread_over_its_values():

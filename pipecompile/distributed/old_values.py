@@ -46,7 +46,8 @@ class OldValues:
 
     def hidden(self, tensors: Named) -> AbstractContextManager[None]:
         """Return a context in which reading an old one of these tensors raises InputError."""
-        old = [tensor for tensor in tensors if tensor.requires_grad or id(tensor) in self._written | self._left_out]
+        changed = self._written | self._left_out
+        old = [tensor for tensor in tensors if tensor.requires_grad or id(tensor) in changed]
         return hidden(old, partial(self._refusal, names=tensors))
 
     def _refusal(self, tensor: torch.Tensor, *, names: Named) -> InputError:

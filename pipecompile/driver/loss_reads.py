@@ -22,10 +22,10 @@ from pipecompile.runtime.cells.recompute import SideEffects
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 
-__all__ = ["refuse_in_list", "refuse_written", "written_before_last"]
+__all__ = ["refuse_in_list", "refuse_written"]
 
 
-def written_before_last(specialization: Specialization) -> dict[torch.Tensor, int]:
+def _written_before_last(specialization: Specialization) -> dict[torch.Tensor, int]:
     """Return the buffers that stages before the last write, with the number of the stage."""
     stages = specialization.stages[:-1]
     return {buffer: stage.index for stage in stages for buffer in SideEffects.of(stage).written_buffers}
@@ -36,7 +36,7 @@ def refuse_written(specialization: Specialization, read: Collection[int], sample
 
     The loss is called on zeros for `samples` samples and the target of a micro-batch, and what it writes is undone.
     """
-    written = written_before_last(specialization)
+    written = _written_before_last(specialization)
     found = [buffer for buffer in written if id(buffer) in read]
 
     def note(buffer: torch.Tensor) -> Exception:

@@ -25,7 +25,7 @@ from pipecompile.batching.microbatches import LossDivisor, MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_analysis import LossAnalysis, no_count
-from pipecompile.driver.loss_reads import refuse_written, written_before_last
+from pipecompile.driver.loss_reads import refuse_written
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.driver.warnings_once import WarningsOnce
@@ -76,18 +76,16 @@ def find_loss(
     the rules of the outputs of a recording for one batch size. `backend` has the values that the loss reads.
     """
     options, key = specialization.options, target_kind(target)
-    is_mean, before = options.loss_reduction == "mean", specialization.losses.get(key)
-    if not is_mean and not written_before_last(specialization):
-        return _ADDED
-    forget = partial(specialization.losses.pop, key, None)
+    before, forget = specialization.losses.get(key), partial(specialization.losses.pop, key, None)
     changes = max(len(specialization.losses), 0 if before is None else before.changes + 1)
     if len(specialization.losses) >= _KEPT:
         del specialization.losses[next(iter(specialization.losses))]
-    analysis, outputs = _analysed(specialization, batch, arrivals, warnings, fixed_rules)
+    is_mean, part = options.loss_reduction == "mean", arrivals.get((TARGET, False), (None,))[0]
+    analysis, outputs = _analysed(specialization, batch, arrivals, warnings, fixed_rules) if is_mean else (_ADDED, None)
     if options.loss_fn is not None:
-        refuse_written(specialization, analysis.weights, batch.sizes[0], arrivals.get((TARGET, False), (None,))[0])
+        refuse_written(specialization, analysis.weights, batch.sizes[0], part)
     if not is_mean:
-        return _ADDED
+        return analysis
     analysis = replace(analysis, changes=changes)
     is_unknown = analysis.divisor is None and analysis.rule.kind is MergeKind.COMPUTED
     if outputs is not None and (is_unknown or changes >= _ANALYSED_AT_MOST):
