@@ -19,6 +19,7 @@ from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.container_items import size_of, values_in
 from pipecompile.tracing.loaded_names import names_in
 from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.shared_objects import is_shared
 from pipecompile.tracing.state.snapshot import can_hold, content_of, contents_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 from pipecompile.tracing.user_source import warn
@@ -121,13 +122,15 @@ class _Holder(nn.Module):
 
 
 def _reached(function: Any) -> tuple[list[Any], list[FunctionType]]:
-    """Return the objects that a function and the functions it calls name or close over, itself included, and those functions."""
+    """Return the objects that a function and the functions it calls name or close over, itself included, and those functions. Objects that
+    other threads may change are left out.
+    """
     roots: dict[int, Any] = {}
     functions: list[FunctionType] = []
     pending = [function]
     while pending and len(roots) < _MOST_ROOTS:
         value = pending.pop(0)
-        if id(value) in roots or not (value is function or _is_users(value)):
+        if id(value) in roots or not (value is function or (_is_users(value) and not is_shared(value))):
             continue
         roots[id(value)] = value
         code = reachable(value if isinstance(value, nn.Module) else _Holder(value), most=_MOST_ROOTS)

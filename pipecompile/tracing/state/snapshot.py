@@ -29,6 +29,7 @@ from pipecompile.tracing.state.random_states import (
     random_sources,
     random_states_restored,
 )
+from pipecompile.tracing.state.shared_objects import is_shared
 
 __all__ = [
     "Place",
@@ -97,11 +98,12 @@ class Place:
 def places_of(*roots: Any, most: int | None = None) -> list[Place]:
     """Return every container reachable from the roots, each once; of a model, also from the hooks of all modules.
 
-    Functions are followed only if they are roots or hooks. With `most`, return so many containers, the nearest first, and none with
-    more than so many items.
+    Functions are followed only if they are roots or hooks. An object that other threads may change is left out, unless it is a root.
+    With `most`, return so many containers, the nearest first, and none with more than so many items.
     """
     places, named, paths = dict[int, Place](), dict[int, Place](), dict[int, str]()
-    followed = {id(root) for root in roots}
+    root_ids = {id(root) for root in roots}
+    followed = set(root_ids)
     pending = [(root, "", "") for root in roots]
     for root in roots:
         if isinstance(root, nn.Module):
@@ -116,6 +118,8 @@ def places_of(*roots: Any, most: int | None = None) -> list[Place]:
                 followed |= {id(item) for item in _closed_over(holder)}
                 pending += [(item, owner, name) for item in _closed_over(holder)]
                 named |= {id(item): Place(item, owner) for item in _named(holder)}
+            continue
+        if id(holder) not in root_ids and is_shared(holder):
             continue
         container = holder if isinstance(holder, _CONTAINERS) else getattr(holder, "__dict__", {})
         if id(container) not in places and (
